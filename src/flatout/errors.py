@@ -1,0 +1,71 @@
+"""What can go wrong, said in three parts: what happened, why, and what to do next.
+
+    FlatoutError
+    ├── UsageError        the command line or a file given on it is wrong           exit code 2
+    ├── ScriptError       the user's script failed, or never trained                exit code 3
+    ├── RecordError       a trace, plan or ceilings file is missing, torn or newer  exit code 4
+    ├── MachineError      the machine refuses something that is needed              exit code 5
+    └── Inconclusive      there was not enough to judge by                          exit code 6
+
+In: plain strings. Out: an exception that prints itself as `error:`, `cause:`, `hint:`.
+"""
+
+from __future__ import annotations
+
+
+class FlatoutError(Exception):
+    """An error that a user can act on.
+
+    Args:
+        error: What happened, lower case, literals in backticks, no final stop.
+        cause: Why it happened.
+        hint: What to type or change next.
+    """
+
+    exit_code = 1
+
+    def __init__(self, error: str, *, cause: str, hint: str) -> None:
+        super().__init__(error)
+        self.error = error
+        self.cause = cause
+        self.hint = hint
+
+    def __str__(self) -> str:
+        """The three lines as they are printed.
+
+        >>> print(UsageError("no such script `train.py`", cause="the file does not exist", hint="check the path"))
+        error: no such script `train.py`
+        cause: the file does not exist
+        hint:  check the path
+        """
+        return f"error: {self.error}\ncause: {self.cause}\nhint:  {self.hint}"
+
+
+class UsageError(FlatoutError):
+    """The command line, or a file named on it, is wrong."""
+
+    exit_code = 2
+
+
+class ScriptError(FlatoutError):
+    """The user's script failed, was killed, or never trained."""
+
+    exit_code = 3
+
+
+class RecordError(FlatoutError):
+    """A file that flatout wrote is missing, torn, from a newer version, or not for here."""
+
+    exit_code = 4
+
+
+class MachineError(FlatoutError):
+    """The machine refuses something that is needed: no namespaces, a full disk, an unwritable folder."""
+
+    exit_code = 5
+
+
+class Inconclusive(FlatoutError):
+    """There was not enough to judge by."""
+
+    exit_code = 6
