@@ -1,0 +1,102 @@
+"""Where did each step's time go? A closed account: the phases sum to the wall time of the step.
+
+In: the `phases` windows of a trace. Out: an `Anatomy`, with `unattributed` as a row of its own, and with phases that
+could not be seen named as such instead of being 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flatout import stats
+from flatout.errors import Inconclusive
+from flatout.trace import OUTSIDE, PHASES, Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anatomy:
+    """The mean step, taken apart.
+
+    Attributes:
+        step_s: Mean wall seconds of a training step (without `outside_s`).
+        phases_s: Seconds by phase within the step, largest first; they and nothing else sum to `step_s`.
+        spread_fraction: By phase, half the interquartile range between windows over the step time.
+        outside_s: Seconds per step of what lies between steps (evaluation, checkpoints).
+        not_observed: Phases that could not be seen in this run; none of them is known to be 0.
+        device_s: Seconds by phase on the device's own clock; empty on a CPU.
+        num_steps: Steps behind the means.
+        num_windows: Windows behind the spread.
+    """
+
+    step_s: float
+    phases_s: Mapping[str, float]
+    spread_fraction: Mapping[str, float]
+    outside_s: Mapping[str, float]
+    not_observed: tuple[str, ...]
+    device_s: Mapping[str, float]
+    num_steps: int
+    num_windows: int
+
+    def share(self, phase: str) -> float | None:
+        """The phase's share of the step, or None where it was not observed."""
+        seconds = self.phases_s.get(phase)
+        return None if seconds is None or self.step_s <= 0 else seconds / self.step_s
+
+
+def dissect(windows: Sequence[Window]) -> Anatomy:
+    """The anatomy of the steps in those windows whose phases were observed.
+
+    Raises:
+        Inconclusive: No window with phases and at least one step.
+    """
+    seen = [w for w in windows if w.observe == "phases" and w.num_steps]
+    if not seen:
+        raise Inconclusive(
+            "no step was taken apart",
+            cause="the script ended before a window with phases was complete",
+            hint="give the script more steps, e.g. more epochs",
+        )
+    num_steps = sum(w.num_steps for w in seen)
+    inside = sorted({name for w in seen for name in w.phases if name not in OUTSIDE})
+    totals = {name: math.fsum(_total(w, name) for w in seen) for name in inside}
+    training_s = math.fsum(w.training_s for w in seen)
+    totals["unattributed"] = training_s - math.fsum(totals.values())
+    ordered = sorted(totals, key=lambda name: (name == "unattributed", -totals[name]))
+    return Anatomy(
+        step_s=training_s / num_steps,
+        phases_s={name: totals[name] / num_steps for name in ordered},
+        spread_fraction={name: _spread(seen, name) for name in inside},
+        outside_s=_outside(seen, num_steps),
+        not_observed=tuple(
+            name for name in PHASES if name not in totals and name not in OUTSIDE and name not in ("other",)
+        ),
+        device_s=_device(seen, num_steps),
+        num_steps=num_steps,
+        num_windows=len(seen),
+    )
+
+
+def _total(window: Window, name: str) -> float:
+    return math.fsum(window.phases.get(name, ()))
+
+
+def _spread(windows: Sequence[Window], name: str) -> float:
+    shares = [_total(w, name) / w.training_s for w in windows if w.training_s > 0]
+    if len(shares) < 2:
+        return float("nan")
+    ordered = sorted(shares)
+    return (stats.quantile(ordered, 0.75) - stats.quantile(ordered, 0.25)) / 2
+
+
+def _outside(windows: Sequence[Window], num_steps: int) -> dict[str, float]:
+    found = {name: math.fsum(_total(w, name) for w in windows) / num_steps for name in OUTSIDE}
+    return {name: seconds for name, seconds in found.items() if seconds > 0}
+
+
+def _device(windows: Sequence[Window], num_steps: int) -> dict[str, float]:
+    names = sorted({name for w in windows for name in w.device_phases})
+    return {
+        name: math.fsum(math.fsum(w.device_phases.get(name, ())) for w in windows) / num_steps for name in names
+    }

@@ -1,0 +1,293 @@
+"""Which limit binds, how sure is that, and what can a remedy bring at most?
+
+In: the anatomy, the census of one step, measured counterfactuals and the machine's ceilings. Out: a `Diagnosis` that
+names what binds with its evidence, and a bound for each remedy, measured before anything was tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flatout import stats
+from flatout.anatomy import Anatomy
+from flatout.ceilings import Ceilings
+from flatout.stats import Comparison
+from flatout.trace import Census, Facts, Scaling
+
+#: What can bind.
+BINDINGS = (
+    "input",
+    "compute",
+    "memory bandwidth",
+    "launch overhead",
+    "host synchronisation",
+    "thread oversubscription",
+    "optimizer",
+    "nothing",
+)
+
+WORTHWHILE = 1.1
+"""A remedy whose bound is lower than this does not name the bottleneck."""
+
+FIXED_SHARE = 0.5
+"""Share of the model's time that does not shrink with the batch, from which on starting operations is what costs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The most that a remedy can bring.
+
+    Attributes:
+        remedy: What would be free, e.g. `free data`.
+        ratio: Step time now over step time then.
+        low: Lower end of the 95 % interval, NaN where it follows from shares.
+        high: Upper end of the 95 % interval.
+        how: How it was obtained, in a few words.
+        shortens: The phases that the remedy shortens; a lever that shortens none of them cannot bring it.
+    """
+
+    remedy: str
+    ratio: float
+    low: float
+    high: float
+    how: str
+    shortens: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What holds the script back.
+
+    Attributes:
+        binding: One of `BINDINGS`.
+        sentence: The same for people, in one sentence.
+        evidence: The measurements that say so.
+        bounds: One per remedy, largest first.
+        model_flops_per_step: Multiply-adds of matrix products and convolutions times two; None where not counted.
+        achieved_flops_per_s: The same over the step time.
+        model_flops_utilization: Achieved over the measured float32 ceiling; None where either is missing.
+        notes: What the reader must know, e.g. operations that were not counted.
+    """
+
+    binding: str
+    sentence: str
+    evidence: tuple[str, ...]
+    bounds: tuple[Bound, ...]
+    model_flops_per_step: int | None = None
+    achieved_flops_per_s: float | None = None
+    model_flops_utilization: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """Everything that a diagnosis is made from."""
+
+    anatomy: Anatomy
+    facts: Facts
+    num_cores: int
+    counterfactuals: Mapping[str, Comparison]
+    """By remedy: `free_data`, `fitting_threads`, ..."""
+    census: Census | None = None
+    scaling: Scaling | None = None
+    ceilings: Ceilings | None = None
+
+
+def diagnose(found: Findings) -> Diagnosis:
+    """Name what binds."""
+    bounds = tuple(sorted(_bounds(found), key=lambda b: -b.ratio))
+    binding = _binding(found, bounds)
+    flops = found.census.flops if found.census and found.census.flops else None
+    achieved = flops / found.anatomy.step_s if flops else None
+    return Diagnosis(
+        binding=binding,
+        sentence=_sentence(binding, found),
+        evidence=tuple(_evidence(binding, found, bounds)),
+        bounds=bounds,
+        model_flops_per_step=flops,
+        achieved_flops_per_s=achieved,
+        model_flops_utilization=_utilization(found, achieved),
+        notes=tuple(_notes(found, achieved)),
+    )
+
+
+def _bounds(found: Findings) -> list[Bound]:
+    result = []
+    free_data = found.counterfactuals.get("free_data")
+    if free_data is not None and math.isfinite(free_data.ratio):
+        result.append(_measured("free data", free_data, "one cached batch replayed", ("data",)))
+    threads = found.counterfactuals.get("fitting_threads")
+    if threads is not None and math.isfinite(threads.ratio):
+        shortened = ("forward", "loss", "backward", "optimizer", "data")
+        result.append(_measured("threads that fit", threads, f"{found.num_cores} threads in turn with now", shortened))
+    fixed = _fixed_s(found)
+    if fixed is not None:
+        how = "model calls replayed at half the batch"
+        result.append(_from_seconds("free launches", fixed, found, how, ("forward", "backward", "loss")))
+    optimizer = found.anatomy.phases_s.get("optimizer")
+    if optimizer is not None:
+        result.append(_from_seconds("free optimizer", optimizer, found, "its share of the step", ("optimizer",)))
+    sync = found.anatomy.phases_s.get("sync")
+    if sync is not None:
+        result.append(_from_seconds("no host synchronisation", sync, found, "its share of the step", ("sync",)))
+    slack = _compute_slack_s(found)
+    if slack is not None:
+        how = "the step's FLOPs at the measured ceiling"
+        result.append(_from_seconds("compute at the ceiling", slack, found, how, ("forward", "backward")))
+    return result
+
+
+def _measured(remedy: str, comparison: Comparison, how: str, shortens: tuple[str, ...]) -> Bound:
+    return Bound(
+        remedy=remedy, ratio=comparison.ratio, low=comparison.low, high=comparison.high, how=how, shortens=shortens
+    )
+
+
+def _from_seconds(remedy: str, saved_s: float, found: Findings, how: str, shortens: tuple[str, ...]) -> Bound:
+    step_s = found.anatomy.step_s
+    rest_s = max(step_s - saved_s, step_s * 1e-3)
+    nan = float("nan")
+    return Bound(remedy=remedy, ratio=max(step_s / rest_s, 1.0), low=nan, high=nan, how=how, shortens=shortens)
+
+
+def _fixed_s(found: Findings) -> float | None:
+    """Seconds of a step's model calls that do not shrink with the batch: with t(b) = fixed + b c, fixed = 2 t(b/2) - t(b)."""
+    if found.scaling is None or not found.scaling.full_s or not found.scaling.half_s:
+        return None
+    full = stats.summarize(found.scaling.full_s).median
+    half = stats.summarize(found.scaling.half_s).median
+    fixed_share = min(max((2 * half - full) / full, 0.0), 1.0)
+    return fixed_share * _model_s(found)
+
+
+def _fixed_share(found: Findings) -> float | None:
+    fixed = _fixed_s(found)
+    model = _model_s(found)
+    return None if fixed is None or model <= 0 else fixed / model
+
+
+def _model_s(found: Findings) -> float:
+    return sum(found.anatomy.phases_s.get(name, 0.0) for name in ("forward", "backward"))
+
+
+def _compute_slack_s(found: Findings) -> float | None:
+    peak = found.ceilings.get("matmul_float32") if found.ceilings else None
+    if peak is None or found.census is None or not found.census.flops or _model_s(found) <= 0:
+        return None
+    return max(_model_s(found) - found.census.flops / peak.value, 0.0)
+
+
+def _binding(found: Findings, bounds: Sequence[Bound]) -> str:
+    by_remedy = {b.remedy: b.ratio for b in bounds}
+    threads = by_remedy.get("threads that fit", 1.0)
+    if found.facts.num_threads > found.num_cores and threads >= WORTHWHILE:
+        return "thread oversubscription"
+    causes = {
+        "input": by_remedy.get("free data", _data_share_bound(found)),
+        "optimizer": by_remedy.get("free optimizer", 1.0),
+        "host synchronisation": by_remedy.get("no host synchronisation", 1.0),
+        _model_cause(found): _model_bound(found),
+    }
+    name, ratio = max(causes.items(), key=lambda item: item[1])
+    return name if ratio >= WORTHWHILE else "nothing"
+
+
+def _data_share_bound(found: Findings) -> float:
+    share = found.anatomy.share("data")
+    return 1.0 if share is None else 1 / max(1 - share, 1e-3)
+
+
+def _model_bound(found: Findings) -> float:
+    """What the step would gain if the model itself cost nothing, on the same scale as the other causes."""
+    step_s = found.anatomy.step_s
+    return step_s / max(step_s - _model_s(found), step_s * 1e-3)
+
+
+def _model_cause(found: Findings) -> str:
+    share = _fixed_share(found)
+    if share is not None and share >= FIXED_SHARE:
+        return "launch overhead"
+    if share is None and _launch_share(found) >= FIXED_SHARE:
+        return "launch overhead"
+    return "memory bandwidth" if _memory_bound_share(found) > 0.5 else "compute"
+
+
+def _launch_share(found: Findings) -> float:
+    """Number of operations times the measured cost of starting one, over the time of the model."""
+    launch = found.ceilings.get("kernel_launch") if found.ceilings else None
+    if launch is None or found.census is None or _model_s(found) <= 0:
+        return 0.0
+    return found.census.num_operations * launch.value / _model_s(found)
+
+
+def _memory_bound_share(found: Findings) -> float:
+    """Share of the operations' time spent in those whose intensity lies left of the roofline's ridge."""
+    if found.census is None or found.ceilings is None:
+        return 0.0
+    peak, bandwidth = found.ceilings.get("matmul_float32"), found.ceilings.get("memory_copy")
+    total = sum(op.self_s for op in found.census.operations)
+    if peak is None or bandwidth is None or total <= 0:
+        return 0.0
+    ridge = peak.value / bandwidth.value
+    below = sum(op.self_s for op in found.census.operations if op.flops < ridge * max(op.moved_bytes, 1))
+    return below / total
+
+
+def _utilization(found: Findings, achieved: float | None) -> float | None:
+    peak = found.ceilings.get("matmul_float32") if found.ceilings else None
+    return None if peak is None or achieved is None else achieved / peak.value
+
+
+def _sentence(binding: str, found: Findings) -> str:
+    workers = max((loader.num_workers for loader in found.facts.loaders), default=0)
+    by = f"by {workers} workers that do not keep up" if workers else "item by item in the training process"
+    sentences = {
+        "input": f"input: batches are built {by} while the model waits",
+        "compute": "compute: the time goes into matrix products and convolutions",
+        "memory bandwidth": "memory bandwidth: the time goes into operations that move more than they compute",
+        "launch overhead": "launch overhead: many small operations, whose starting costs more than their work",
+        "host synchronisation": "host synchronisation: the program waits for single values from the device",
+        "thread oversubscription": f"thread oversubscription: {found.facts.num_threads} threads on "
+        f"{found.num_cores} cores",
+        "optimizer": "optimizer: the update costs more than the model",
+        "nothing": "nothing: no single cause, freed entirely, would bring 10 %",
+    }
+    return sentences[binding]
+
+
+def _evidence(binding: str, found: Findings, bounds: Sequence[Bound]) -> list[str]:
+    lines = []
+    share = {name: found.anatomy.share(name) or 0.0 for name in found.anatomy.phases_s}
+    main = {"input": "data", "optimizer": "optimizer", "host synchronisation": "sync"}.get(binding)
+    if main in share:
+        lines.append(f"{main} takes {share[main]:.0%} of the step")
+    for bound in bounds[:2]:
+        lines.append(f"{bound.remedy}: at most {bound.ratio:.2f}x ({bound.how})")
+    fixed = _fixed_share(found)
+    if fixed is not None and binding in ("launch overhead", "compute", "memory bandwidth"):
+        lines.append(f"{fixed:.0%} of the model's time does not shrink with the batch")
+    if found.census is not None:
+        lines.append(f"{found.census.num_operations:,} operations a step")
+        if found.census.num_syncs:
+            waits = "on a CPU they wait for nothing" if found.facts.device == "cpu" else "each waits for the device"
+            lines.append(f"{found.census.num_syncs:,} values read back a step (`.item()` and the like); {waits}")
+    if found.facts.num_threads > found.num_cores:
+        lines.append(f"{found.facts.num_threads} threads on {found.num_cores} cores")
+    return lines
+
+
+def _notes(found: Findings, achieved: float | None) -> list[str]:
+    lines = []
+    utilization = _utilization(found, achieved)
+    if utilization is not None and utilization > 1:
+        lines.append(
+            f"{utilization:.0%} of the measured ceiling cannot be: the ceiling was measured too low, "
+            "`flatout machine --refresh` on a quiet machine"
+        )
+    if found.census is not None and found.census.uncounted:
+        lines.append("no FLOP formula for: " + ", ".join(f"`{name}`" for name in found.census.uncounted[:6]))
+    if found.anatomy.not_observed:
+        lines.append("not observed: " + ", ".join(found.anatomy.not_observed))
+    return lines

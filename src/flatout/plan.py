@@ -1,0 +1,231 @@
+"""What can be changed about a run, what trying it brought, and what was chosen.
+
+`Lever` is the contract that every lever fulfils, `Candidate` a set of levers with settings, `Trial` what measuring it
+beside the baseline gave, `Plan` the choice with what justifies it. The plan's file is in `flatout.plan_file`.
+In: facts and measurements. Out: records.
+
+This module is imported in the user's process: it needs the standard library only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from flatout.ceilings import Machine
+from flatout.trace import PHASES, Facts, Levers, Setting
+
+#: What a lever may change, from nothing to the model's function; each class includes those before it.
+CLASSES = ("exact", "rounding", "precision", "statistical", "semantics")
+LeverClass = Literal["exact", "rounding", "precision", "statistical", "semantics"]
+
+#: When a lever can be engaged or released: between two steps, when a loader starts over, or only in a new process.
+TOGGLES = ("step", "epoch", "process")
+
+#: How the numerics of a lever are judged.
+CHECKS = ("gradients", "updates", "batches", "none")
+
+Outcome = Literal["faster", "slower", "no difference", "inconclusive", "disagrees", "failed", "ruled out"]
+
+
+def allows(accepted: str, wanted: str) -> bool:
+    """Whether `--accept accepted` admits a lever of class `wanted`.
+
+    >>> allows("precision", "rounding"), allows("exact", "rounding")
+    (True, False)
+    """
+    return CLASSES.index(wanted) <= CLASSES.index(accepted)
+
+
+class Lever(ABC):
+    """One change to how a script runs.
+
+    A lever is one file with one subclass and one line in the registry. The description (`name` to `settings`) is
+    read by the parent without a framework; `engage`, `release` and `evidence` run in the script's process, at a step
+    boundary, with a framework session (for PyTorch `flatout.frameworks.pytorch.session.Session`).
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    class_: ClassVar[LeverClass]
+    shortens: ClassVar[tuple[str, ...]]
+    """The phases that it can make shorter."""
+    toggles: ClassVar[Literal["step", "epoch", "process"]] = "step"
+    check: ClassVar[Literal["gradients", "updates", "batches", "none"]]
+    compiles: ClassVar[bool] = False
+    """Whether engaging it for the first time takes seconds to minutes."""
+    conflicts: ClassVar[tuple[str, ...]] = ()
+    """Names of levers that it cannot be combined with."""
+
+    @abstractmethod
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """None where the lever can be tried here, else why not, in a few words."""
+
+    def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
+        """The settings worth trying, most promising first."""
+        return ({},)
+
+    def environment(self, settings: Mapping[str, Setting]) -> dict[str, str]:
+        """Environment variables that must be there before the process starts (`toggles = "process"`)."""
+        return {}
+
+    def engage(self, session: Any, settings: Mapping[str, Setting]) -> None:
+        """Take effect from the next step on; the whole state moves along."""
+
+    def release(self, session: Any) -> None:
+        """Undo `engage`, so that engage then release is the identity."""
+
+    def evidence(self, session: Any) -> str | None:
+        """Proof that it took effect in the steps since `engage`, or None where none was seen."""
+        return None
+
+
+def verify(lever: Lever) -> None:
+    """Check a lever against the contract, at registration.
+
+    Raises:
+        TypeError: Says which lever, which attribute, and what it may be.
+    """
+    kind = type(lever)
+    for attribute in ("name", "summary", "class_", "shortens", "check"):
+        if not hasattr(kind, attribute):
+            raise TypeError(f"lever {kind.__name__} does not state its `{attribute}`")
+    _one_of(kind, "class_", lever.class_, CLASSES)
+    _one_of(kind, "toggles", lever.toggles, TOGGLES)
+    _one_of(kind, "check", lever.check, CHECKS)
+    for phase in lever.shortens:
+        _one_of(kind, "shortens", phase, PHASES)
+    if not lever.name.isidentifier():
+        raise TypeError(f"lever {kind.__name__}: `name` is {lever.name!r}, not an identifier")
+    if lever.check == "none" and lever.class_ != "exact":
+        raise TypeError(f"lever {kind.__name__} changes numbers (class {lever.class_}) but names no check")
+    if lever.toggles != "process" and kind.engage is Lever.engage:
+        raise TypeError(f"lever {kind.__name__} can be toggled but has no `engage`")
+    if kind.engage is not Lever.engage and kind.release is Lever.release:
+        raise TypeError(f"lever {kind.__name__} has `engage` but no `release`")
+    if kind.evidence is Lever.evidence:
+        raise TypeError(f"lever {kind.__name__} shows no `evidence` that it took effect")
+
+
+def _one_of(kind: type, attribute: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise TypeError(f"lever {kind.__name__}: `{attribute}` is {value!r}, not one of {', '.join(allowed)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A set of levers with settings, worth trying."""
+
+    levers: Levers
+    reason: str = ""
+
+    @property
+    def label(self) -> str:
+        """How people read it.
+
+        >>> Candidate(levers={"threads": {"num": 1}, "bf16": {}}).label
+        'threads=1 bf16'
+        """
+        return label(self.levers)
+
+    @property
+    def key(self) -> tuple[tuple[str, tuple[tuple[str, Setting], ...]], ...]:
+        """Equal for equal sets, whatever the order in which they were put together."""
+        return tuple(sorted((name, tuple(sorted(settings.items()))) for name, settings in self.levers.items()))
+
+
+def label(levers: Levers) -> str:
+    """A set of levers in one line: `name`, `name=value` or `name(a=1, b=2)`, `plain` for the empty set."""
+    words = []
+    for name, settings in levers.items():
+        if not settings:
+            words.append(name)
+        elif len(settings) == 1:
+            words.append(f"{name}={next(iter(settings.values()))}")
+        else:
+            words.append(f"{name}({', '.join(f'{k}={v}' for k, v in settings.items())})")
+    return " ".join(words) or "plain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One candidate measured beside the baseline.
+
+    Attributes:
+        levers: What was engaged.
+        outcome: The verdict in one word.
+        reason: Why, in one sentence, where the outcome needs one.
+        ratio: Baseline step time over the candidate's: above 1 is faster; None where not measured.
+        ratio_low: Lower end of the 95 % interval.
+        ratio_high: Upper end of the 95 % interval.
+        num_pairs: Pairs of windows behind the ratio.
+        num_discarded: Windows left out because other processes ran, or something was compiled.
+        agreement: `agrees`, `disagrees`, `inconclusive` or empty where speed already decided.
+        agreement_detail: The numbers behind it.
+        class_: The widest class among its levers.
+        took_s: What trying it cost.
+        engage_s: What engaging it cost the first time (compilation, new workers, a new process).
+        peak_memory_bytes: Highest memory seen while it was engaged.
+        baseline_peak_memory_bytes: The same for the baseline beside it.
+        remeasured: Whether the ratio comes from fresh windows after the choice.
+        baseline_step_s: Step time of each baseline window, the raw samples.
+        candidate_step_s: Step time of each candidate window, paired with the former.
+        evidence: Lever to the proof that it took effect.
+    """
+
+    levers: Levers
+    outcome: Outcome
+    reason: str = ""
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    num_pairs: int = 0
+    num_discarded: int = 0
+    agreement: str = ""
+    agreement_detail: str = ""
+    class_: str = "exact"
+    took_s: float = 0.0
+    engage_s: float = 0.0
+    peak_memory_bytes: int | None = None
+    baseline_peak_memory_bytes: int | None = None
+    remeasured: bool = False
+    baseline_step_s: tuple[float, ...] = ()
+    candidate_step_s: tuple[float, ...] = ()
+    evidence: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The levers in one line."""
+        return label(self.levers)
+
+
+PLAN_FORMAT = 1  # 1: first version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The chosen candidate, with the machine, the versions and the trial that justify it."""
+
+    format: int
+    flatout: str
+    script: str
+    arguments: tuple[str, ...]
+    levers: Levers
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    num_pairs: int
+    agreement: str
+    class_: str
+    baseline_steps_per_s: float
+    tuned_steps_per_s: float
+    machine: Machine
+    python: str
+    framework: str
+    framework_version: str
+    created: str
+    """ISO 8601, UTC, to the second."""
+    run: str = ""
+    """The run folder with the trials behind it."""

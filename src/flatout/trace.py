@@ -1,0 +1,495 @@
+"""What happened in one run: the versioned record that a child writes and everybody else reads.
+
+A trace is a file of JSON lines. The first line is the `Header`; each further line is one of the records below,
+named by its `kind`. A line is written whole or not at all, and a reader stops before a torn last line, so that a
+killed child leaves a readable trace. In: records, or a path. Out: a path, or a `Trace`.
+
+This module is imported in the user's process: it needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from flatout.errors import RecordError
+from flatout.records import from_json, to_json
+
+FORMAT = 1  # 1: first version
+
+#: What a part of a step can be. An open list: readers keep names that they do not know.
+PHASES = (
+    "data",
+    "copy",
+    "forward",
+    "loss",
+    "backward",
+    "optimizer",
+    "communication",
+    "sync",
+    "evaluation",
+    "checkpoint",
+    "other",
+    "unattributed",
+)
+
+#: Phases that lie between steps; they are accounted for but never enter a ratio.
+OUTSIDE = ("evaluation", "checkpoint")
+
+Setting = str | int | float | bool
+Levers = Mapping[str, Mapping[str, Setting]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """Who wrote the trace and where: one per trace, its first line."""
+
+    format: int
+    flatout: str
+    started_unix_s: float
+    script: str
+    arguments: tuple[str, ...]
+    python: str
+    framework: str
+    framework_version: str
+    pid: int
+    rank: int = 0
+    world_size: int = 1
+    num_threads: int
+    affinity: tuple[int, ...] | None = None
+    start_s: float | None = None
+    """Seconds from the interpreter's start to the framework's being imported, or None where not observed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """One outermost model call that training makes."""
+
+    name: str
+    num_parameters: int
+    parameter_bytes: int
+    num_modules: int
+    dtypes: tuple[str, ...]
+    convolution_dims: tuple[int, ...]
+    recurrent: bool = False
+    compiled: bool = False
+    calls_per_step: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerFacts:
+    """One optimizer that made an update."""
+
+    name: str
+    num_tensors: int
+    num_parameters: int
+    fused: bool
+    foreach: bool
+    can_fuse: bool
+    has_closure: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderFacts:
+    """One data loader from which training drew batches."""
+
+    dataset: str
+    batch_size: int | None
+    num_batches: int | None
+    num_workers: int
+    persistent: bool
+    prefetch_factor: int | None
+    pinned: bool
+    iterable: bool = False
+    generator: bool = False
+    picklable: bool | None = None
+    fetches_per_step: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the script turned out to do, as levers need to know it."""
+
+    device: str
+    models: tuple[ModelFacts, ...]
+    optimizers: tuple[OptimizerFacts, ...]
+    loaders: tuple[LoaderFacts, ...]
+    num_threads: int
+    autocast: bool = False
+    grad_scaler: bool = False
+    distributed: bool = False
+    matmul_precision: str = "highest"
+    cudnn_benchmark: bool = False
+    step_rhythm: Literal["optimizer", "loader", "caller"] = "optimizer"
+    optimizers_per_step: int = 1
+    warm_up_step_s: float = 0.0
+    tensor_threads_env: str | None = None
+    """`OMP_NUM_THREADS` as the script found it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Some consecutive steps under one setting of the levers.
+
+    Attributes:
+        index: Counts windows of this trace from 0.
+        purpose: Why it was measured: `baseline`, `trial`, `anatomy`, `counterfactual`, `run`.
+        levers: What was engaged.
+        observe: `ends` times step ends only; `phases` times the parts of each step as well.
+        step_s: Wall seconds of each step, end to end.
+        outside_s: Seconds of each step that evaluation and checkpoints took; they lie inside `step_s`.
+        phases: Seconds of each step by phase; a phase that cannot be seen is absent, never 0.
+        device_phases: The same on the device's own clock, where there is one.
+        losses: The loss of each step, as far as `backward` was given one.
+        foreign_fraction: Core time that other processes used, as a share of what there is; None where not observed.
+        recompilations: Compilations that fell into the window; such a window is not compared.
+        peak_memory_bytes: Highest memory of the process (device memory on a GPU) up to the window's end.
+        start_s: Start on the trace's clock, seconds since the header.
+        new_epochs: Times the loader was started over within the window.
+    """
+
+    index: int
+    purpose: str
+    levers: Levers
+    observe: Literal["ends", "phases"]
+    step_s: tuple[float, ...]
+    outside_s: tuple[float, ...]
+    start_s: float
+    phases: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    device_phases: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    losses: tuple[float, ...] = ()
+    foreign_fraction: float | None = None
+    recompilations: int = 0
+    peak_memory_bytes: int | None = None
+    new_epochs: int = 0
+    order: int = -1
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps the window holds."""
+        return len(self.step_s)
+
+    @property
+    def training_s(self) -> float:
+        """Seconds of the window that went into training steps, without evaluation and checkpoints."""
+        return sum(self.step_s) - sum(self.outside_s)
+
+    @property
+    def training_step_s(self) -> float:
+        """Mean seconds of a training step, or NaN in an empty window."""
+        return self.training_s / len(self.step_s) if self.step_s else float("nan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """All calls of one operation with one shape in one step."""
+
+    name: str
+    shape: str
+    dtype: str
+    num_calls: int
+    flops: int
+    moved_bytes: int
+    self_s: float
+    counted: bool
+    """Whether a FLOP formula is known for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Census:
+    """Every operation of one step, counted once, in a step of its own."""
+
+    num_operations: int
+    num_syncs: int
+    flops: int
+    moved_bytes: int
+    operations: tuple[Operation, ...]
+    """The heaviest by time; the rest is in the totals."""
+    uncounted: tuple[str, ...]
+    """Names of operations that take time and have no FLOP formula."""
+    sync_places: tuple[str, ...] = ()
+    """`file:line` of host synchronisations, most frequent first."""
+    order: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """The outermost model calls of one step replayed at their own batch and at half of it.
+
+    What does not shrink with the batch is fixed cost: starting operations, Python, optimizer-like work.
+    """
+
+    full_s: tuple[float, ...]
+    half_s: tuple[float, ...]
+    order: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One quantity under a lever against the same quantity without it, on the same inputs.
+
+    Attributes:
+        check: `gradients`, `updates` or `batches`.
+        error: Norm of the difference over the norm of the baseline.
+        slope: Projection of the lever's quantity on the baseline's, 1 when nothing is scaled (systematic part).
+        cosine: Cosine between both.
+        noise: The baseline's own relative spread between batches, None where not observed.
+        baseline_error: Baseline against baseline: 0 on a CPU.
+        output_error: Relative error of the model's outputs.
+        worst: The parameter with the largest error, and that error.
+        random_states_equal: Whether every random generator stands where it stood under the baseline.
+        finite: Whether no NaN or infinity appeared that the baseline lacks.
+        explained_cosine: Cosine of the replayed gradient with the one that the script itself computed; below 1 where
+            gradients bypass the outputs.
+        detail: A remark for people.
+    """
+
+    check: str
+    error: float
+    slope: float = 1.0
+    cosine: float = 1.0
+    noise: float | None = None
+    baseline_error: float = 0.0
+    output_error: float | None = None
+    worst: str = ""
+    worst_error: float = 0.0
+    random_states_equal: bool = True
+    finite: bool = True
+    explained_cosine: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What the numerics checks measured for one set of levers at one point of training."""
+
+    levers: Levers
+    differences: tuple[Difference, ...]
+    missing: str = ""
+    """Why nothing could be compared, or empty."""
+    order: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toggle:
+    """Levers were engaged or released at a step boundary."""
+
+    engaged: Levers
+    released: tuple[str, ...]
+    took_s: float
+    step: int
+    evidence: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Lever to the proof that it took effect."""
+    missing: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Lever to why no effect could be shown."""
+    reason: str = ""
+    order: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Something went wrong. `stage` says where: `script`, `engage`, `step`, `release`, `compare`, `recorder`."""
+
+    stage: str
+    error: str
+    message: str
+    order: int = -1
+    filename: str | None = None
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A write outside the folders that a trial may write to, which the isolation refused."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The script ended by itself."""
+
+    num_steps: int
+    wall_s: float
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The child stands at a step boundary and has finished order `order` (-1: nothing was ordered yet)."""
+
+    order: int
+    num_steps: int
+
+
+Record = (
+    Header
+    | Facts
+    | Window
+    | Census
+    | Scaling
+    | Agreement
+    | Toggle
+    | Failure
+    | Refused
+    | End
+    | Ready
+)
+
+KINDS: dict[str, type[Any]] = {
+    "header": Header,
+    "facts": Facts,
+    "window": Window,
+    "census": Census,
+    "scaling": Scaling,
+    "agreement": Agreement,
+    "toggle": Toggle,
+    "failure": Failure,
+    "refused": Refused,
+    "end": End,
+    "ready": Ready,
+}
+_NAMES = {kind: name for name, kind in KINDS.items()}
+
+
+def encode(record: Record) -> str:
+    """One line of a trace, without its newline.
+
+    >>> encode(End(num_steps=3, wall_s=0.5))
+    '{"kind": "end", "num_steps": 3, "wall_s": 0.5, "exit_code": null}'
+    """
+    return json.dumps({"kind": _NAMES[type(record)], **to_json(record)})
+
+
+def decode(line: str, *, where: str = "trace") -> Record | None:
+    """The record of one line, or None where its kind is not known to this version.
+
+    Raises:
+        RecordError: The line is not a record.
+    """
+    try:
+        value = json.loads(line)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict) or "kind" not in value:
+        raise RecordError(
+            f"{where} is not a record",
+            cause="the file was cut or edited, or is no trace",
+            hint="measure again, or restore the file",
+        )
+    kind = KINDS.get(value["kind"])
+    record: Record | None = from_json(kind, value, where=where) if kind else None
+    return record
+
+
+class Writer:
+    """Appends records to a trace file, each in one `write`, so that a reader never sees half a line for long."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._file: IO[str] = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+
+    def write(self, record: Record) -> None:
+        """Append one record."""
+        self._file.write(encode(record) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; further writes raise."""
+        self._file.close()
+
+
+class Follower:
+    """Reads a trace that is still being written: each `new()` returns the whole lines that have come since."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._position = 0
+        self._rest = b""
+
+    def new(self) -> list[Record]:
+        """Records written since the last call; empty where the file does not exist yet."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self._position)
+                chunk = file.read()
+        except FileNotFoundError:
+            return []
+        self._position += len(chunk)
+        lines = (self._rest + chunk).split(b"\n")
+        self._rest = lines.pop()
+        found = [decode(line.decode("utf-8", "replace"), where=f"`{self.path}`") for line in lines if line.strip()]
+        return [record for record in found if record is not None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A whole run as read back."""
+
+    header: Header
+    records: tuple[Record, ...]
+    torn: bool = False
+    """Whether the last line was cut and left out."""
+
+    def of(self, kind: type[Any]) -> Iterator[Any]:
+        """All records of one kind, in order."""
+        return (record for record in self.records if isinstance(record, kind))
+
+    @property
+    def facts(self) -> Facts | None:
+        """The newest facts."""
+        return next((f for f in reversed(self.records) if isinstance(f, Facts)), None)
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """All windows, in order."""
+        return tuple(self.of(Window))
+
+
+def read(path: Path | str) -> Trace:
+    """The trace in a file; a torn last line is left out and said (`torn`).
+
+    Raises:
+        RecordError: No such file, no header, a newer format, or a broken line before the last.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as problem:
+        raise RecordError(
+            f"cannot read `{path}`", cause=str(problem.strerror or problem), hint="`flatout why SCRIPT` records a trace"
+        ) from None
+    lines = text.split("\n")
+    torn = bool(lines.pop().strip())
+    records: list[Record] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if number == 1:
+            _check_format(line, path)
+        record = decode(line, where=f"`{path}` line {number}")
+        if record is not None:
+            records.append(record)
+    if not records or not isinstance(records[0], Header):
+        raise RecordError(
+            f"`{path}` has no header",
+            cause="the run ended before anything was recorded, or this is no trace",
+            hint="`flatout why SCRIPT` records a trace",
+        )
+    return Trace(header=records[0], records=tuple(records[1:]), torn=torn)
+
+
+def _check_format(line: str, path: Path) -> None:
+    try:
+        found = json.loads(line).get("format", 0)
+    except (ValueError, AttributeError):
+        return
+    if isinstance(found, int) and found > FORMAT:
+        raise RecordError(
+            f"`{path}` has format {found}, this version reads up to {FORMAT}",
+            cause="a newer flatout wrote it",
+            hint="`pip install --upgrade flatout`",
+        )
