@@ -157,9 +157,8 @@ def main():
             optimizer.step()
 
             running_loss += loss.item()
-            if step % args.log_every == 0:
-                print(f"epoch {epoch + 1} step {step}/{len(train_loader)} loss {running_loss / args.log_every:.4f}")
-                running_loss = 0.0
+            if step % args.log_every == 0 or step == len(train_loader):
+                print(f"epoch {epoch + 1} step {step}/{len(train_loader)} loss {running_loss / step:.4f}")
 
     acc = evaluate(model, test_loader, device)
     print(f"accuracy: {acc:.4f}")

@@ -107,6 +107,8 @@ class LoaderFacts:
     iterable: bool = False
     generator: bool = False
     picklable: bool | None = None
+    changeable: bool = True
+    """Whether worker settings can be changed from outside."""
     fetches_per_step: float = 1.0
 
 

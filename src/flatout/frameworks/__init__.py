@@ -1,0 +1,1 @@
+"""What differs between frameworks, behind one contract (`flatout.frameworks.contract`)."""

@@ -1,0 +1,86 @@
+"""What must a framework be able to do, for flatout to measure and change a script that uses it?
+
+The child's conductor knows frameworks through this contract alone. In: what to observe, which levers to engage. Out:
+records of the trace. Imported in the user's process: standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from flatout.trace import Agreement, Census, Facts, Levers, Scaling, Setting, Toggle
+
+
+class StepListener(Protocol):
+    """Who is told of steps: the conductor."""
+
+    def on_step(self, now_s: float) -> None:
+        """A step has ended at `now_s` (`time.perf_counter`); the state is at a boundary."""
+
+    def on_update(self) -> None:
+        """The last update of a step is about to be made: gradients are complete, parameters are still old."""
+
+    def on_failure(self, stage: str, problem: BaseException) -> None:
+        """Something of ours went wrong; training goes on."""
+
+
+class Framework(Protocol):
+    """One framework in one process."""
+
+    name: str
+    version: str
+
+    def attach(self, listener: StepListener) -> None:
+        """Begin to report steps."""
+
+    def detach(self) -> None:
+        """Release every lever and leave nothing behind."""
+
+    def settled(self) -> bool:
+        """Whether the model's outermost calls have been found, so that facts are complete."""
+
+    def facts(self) -> Facts:
+        """What the script turned out to do."""
+
+    def prepare(self, levers: Levers, *, endless: bool, trial: bool) -> None:
+        """Before the script continues: engage levers that do not wait for a step, and let loaders start over."""
+
+    def engage(self, levers: Levers) -> Toggle:
+        """Engage exactly these levers; all others are released."""
+
+    def evidence(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Lever to proof of effect, and lever to why none could be shown, for what is engaged."""
+
+    def observe(self, depth: str) -> None:
+        """Observe at `off`, `ends` or `phases`."""
+
+    def start_window(self) -> float:
+        """A window begins: wait for the device once, reset counters; the `perf_counter` at which its first step starts."""
+
+    def end_step(self) -> tuple[dict[str, float], float]:
+        """Seconds by phase of the step that has just ended, and those that lay outside it."""
+
+    def end_window(self) -> Mapping[str, Any]:
+        """A window ends: wait for the device once; `losses`, `device_phases`, `recompilations`, `peak_memory_bytes`."""
+
+    def begin_capture(self) -> None:
+        """Keep the model calls of the next step."""
+
+    def compare(self, levers: Levers, checks: Sequence[str]) -> Agreement:
+        """Numerics of the captured step under `levers` against plain; called from `on_update`."""
+
+    def scale(self) -> Scaling | None:
+        """Time the captured calls at full and half batch; None where they cannot be halved."""
+
+    def begin_census(self) -> None:
+        """Count the operations from here to `end_census`."""
+
+    def end_census(self) -> Census:
+        """What was counted."""
+
+    def counterfactual(self, name: str, engaged: bool) -> None:
+        """Make something free: `free_data` replays one cached batch."""
+
+    def settings_of(self, lever: str) -> Mapping[str, Setting]:
+        """The settings with which a lever is engaged."""

@@ -1,0 +1,1 @@
+"""PyTorch behind the framework contract."""

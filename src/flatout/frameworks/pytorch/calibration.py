@@ -1,0 +1,373 @@
+"""How fast is this device under PyTorch at matrix products, convolutions, copies, and at starting an operation?
+
+In: a command line (`python -m flatout.frameworks.pytorch.calibration OUTPUT.json`, or this file by its path with any
+interpreter that has torch: it needs nothing of flatout). Out: JSON lines, each written when it is known, so that a
+process killed at any moment leaves what it has measured:
+
+    {"kind": "header", "framework_version": ..., "device": ..., "num_threads": ..., "probes": [{name, unit, source}]}
+    {"kind": "sample", "name": ..., "value": ...}
+    {"kind": "round", "number": ...}
+
+Two stages: for every probe sizes are doubled until the rate stops rising; then come rounds, in each of which every
+probe runs for a few short windows. The windows of one probe so lie seconds apart, among those of all others, and a
+disturbance or a change of clock frequency hits some of each and not all of one. What a sample is worth is judged by
+the reader, `flatout.run.calibrate`.
+
+`torch.utils.benchmark.Timer` measures one statement to the end before the next, with its own warm-up and a sync per
+repeat. Here windows of many probes must alternate, on a device be timed by its own events with one sync per window,
+and be written as they come, so this is a plain loop. Set-up follows the Timer: a fixed number of threads, warm-up
+first, tensors made outside the timed part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import IO
+
+import torch
+
+LONGEST_CALL_S = 0.25
+"""No size is tried whose single call is predicted to take longer: emulated bfloat16 can be 500 times slower."""
+
+WORTHWHILE_GAIN = 1.02
+"""A doubled size must raise the rate by this factor to count as a rise."""
+
+NUM_OPERATIONS = 200
+"""Tiny operations in one call of `kernel_launch`, so that the loop around calls costs nothing."""
+
+WINDOWS_PER_ROUND = 2
+DEFAULT_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One thing to measure at one size.
+
+    Attributes:
+        name: Name of the ceiling.
+        unit: `FLOP/s`, `B/s` or `s`.
+        work: FLOPs, bytes, or (`s`) operations in one call.
+        source: One sentence: what is measured, on what shape.
+        call: Does the work once; on a GPU it only enqueues it.
+        tf32: Whether float32 products may be rounded to TF32.
+        calls_per_window: Set when the size is chosen.
+    """
+
+    name: str
+    unit: str
+    work: float
+    source: str
+    call: Callable[[], object]
+    tf32: bool = False
+    calls_per_window: int = 1
+
+    def value(self, seconds_per_call: float) -> float:
+        """The sample in `unit`."""
+        return seconds_per_call / self.work if self.unit == "s" else self.work / seconds_per_call
+
+
+Candidate = tuple[float, Callable[[], Probe]]
+"""The work of one call, and what makes the probe: tensors are made only for sizes that are tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopwatch:
+    """Times calls on one device, waiting for it once per window and never per call."""
+
+    device: torch.device
+    window_s: float
+
+    def seconds_per_call(self, probe: Probe, num_calls: int) -> float:
+        """Mean seconds of `num_calls` calls in a row."""
+        allow_tf32(probe.tf32)
+        if self.device.type != "cuda":
+            started_s = time.perf_counter()
+            for _ in range(num_calls):
+                probe.call()
+            return (time.perf_counter() - started_s) / num_calls
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize(self.device)
+        start.record()
+        for _ in range(num_calls):
+            probe.call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3 / num_calls
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Let CUDA round float32 products to TF32, or not; cuBLAS and cuDNN have switches of their own."""
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+# -- choosing sizes ------------------------------------------------------------------------------------------------
+
+
+def grow(candidates: Sequence[Candidate], stopwatch: Stopwatch) -> tuple[Probe, float] | None:
+    """The fastest of candidates that grow, with its rate; ends when two in a row did not raise it.
+
+    None when the device refuses even the first: no kernel for the dtype, or no memory.
+    """
+    best: Probe | None = None
+    best_rate = call_s = last_work = 0.0
+    num_without_rise = 0
+    for work, make in candidates:
+        if best is not None and call_s * work / last_work > LONGEST_CALL_S:
+            break
+        try:
+            probe = make()
+            call_s = _call_s(probe, stopwatch)
+        except RuntimeError:  # what torch raises for a missing kernel, and (as a subclass) for missing memory
+            break
+        last_work = work
+        num_without_rise += 1
+        if work / call_s > best_rate * WORTHWHILE_GAIN:
+            best = replace(probe, calls_per_window=max(1, round(stopwatch.window_s / call_s)))
+            best_rate, num_without_rise = work / call_s, 0
+        if num_without_rise == 2:
+            break
+    return None if best is None else (best, best_rate)
+
+
+def _call_s(probe: Probe, stopwatch: Stopwatch) -> float:
+    """Seconds of a call after warm-up: the first one chooses algorithms and fills their caches."""
+    first_s = stopwatch.seconds_per_call(probe, 1)
+    if first_s > 4 * LONGEST_CALL_S:
+        return first_s
+    second_s = stopwatch.seconds_per_call(probe, 1)
+    num_calls = max(1, min(1000, round(0.2 * stopwatch.window_s / second_s)))
+    return min(stopwatch.seconds_per_call(probe, num_calls) for _ in range(3))
+
+
+def best_of(alternatives: Sequence[Sequence[Candidate]], stopwatch: Stopwatch) -> Probe | None:
+    """The fastest over several ways of doing the same, e.g. two memory layouts; None when none of them works."""
+    found = [grown for grown in (grow(candidates, stopwatch) for candidates in alternatives) if grown]
+    return max(found, key=lambda grown: grown[1])[0] if found else None
+
+
+# -- probes --------------------------------------------------------------------------------------------------------
+
+
+def matmuls(device: torch.device, dtype: torch.dtype, name: str) -> list[Candidate]:
+    """Square matrix products; one counts as 2 n^3 operations, a multiplication and an addition each.
+
+    Random values, because some devices draw less power and clock higher on constant ones.
+    """
+
+    def make(n: int) -> Probe:
+        left, right = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+        result = torch.empty_like(left)
+        return Probe(
+            name=f"matmul_{name}",
+            unit="FLOP/s",
+            work=2.0 * n**3,
+            source=f"`torch.mm`, {n} x {n} times {n} x {n}",
+            call=lambda: torch.mm(left, right, out=result),
+            tf32=name == "tf32",
+        )
+
+    sizes = (1024, 2048, 4096, 8192, 16384) if device.type == "cuda" else (256, 512, 1024, 2048, 4096)
+    return [(2.0 * n**3, lambda n=n: make(n)) for n in sizes]  # type: ignore[misc]
+
+
+def convolutions(
+    device: torch.device, dtype: torch.dtype, name: str, layout: torch.memory_format
+) -> list[Candidate]:
+    """The 3 x 3 convolution of a ResNet's third stage, over growing batches; counted directly, 2 K^2 C^2 per output.
+
+    Counted like that, an algorithm that saves multiplications (Winograd) may show more than the hardware's peak; a
+    model's own convolutions are counted the same way.
+    """
+    channels, side = 256, 14
+
+    def make(batch: int) -> Probe:
+        images = torch.randn(batch, channels, side, side, device=device).to(dtype).contiguous(memory_format=layout)
+        weight = torch.randn(channels, channels, 3, 3, device=device).to(dtype).contiguous(memory_format=layout)
+        words = "channels_last" if layout is torch.channels_last else "contiguous"
+        return Probe(
+            name=f"conv_{name}",
+            unit="FLOP/s",
+            work=work(batch),
+            source=f"3 x 3 convolution forward, {batch} x {channels} x {side} x {side}, {words}",
+            call=lambda: torch.nn.functional.conv2d(images, weight, padding=1),
+            tf32=name == "tf32",
+        )
+
+    def work(batch: int) -> float:
+        return 2.0 * 9 * channels * channels * side * side * batch
+
+    batches = (32, 64, 128, 256) if device.type == "cuda" else (2, 4, 8, 16, 32)
+    return [(work(batch), lambda batch=batch: make(batch)) for batch in batches]  # type: ignore[misc]
+
+
+def memory_copies(device: torch.device, buffer_bytes: int) -> list[list[Candidate]]:
+    """STREAM's copy and triad (a = b + 2 c): bytes read and written as the program asks for them.
+
+    Lines that a cache reads only to overwrite them are not counted, as in STREAM (McCalpin 1995).
+    """
+    count = buffer_bytes // 4
+
+    def make(num_streams: int) -> Probe:
+        target, first, second = (torch.ones(count, device=device) for _ in range(3))
+        copy = num_streams == 2
+        return Probe(
+            name="memory_copy",
+            unit="B/s",
+            work=4.0 * count * num_streams,
+            source=f"{'copy' if copy else 'triad'} over buffers of {buffer_bytes / 2**20:.0f} MiB, read and write counted",
+            call=(lambda: target.copy_(first)) if copy else (lambda: torch.add(first, second, alpha=2.0, out=target)),
+        )
+
+    return [[(4.0 * count * n, lambda n=n: make(n))] for n in (2, 3)]  # type: ignore[misc]
+
+
+def transfers(device: torch.device, buffer_bytes: int, *, to_device: bool) -> list[Candidate]:
+    """Copies between page-locked host memory and the device."""
+
+    def make() -> Probe:
+        host = torch.empty(buffer_bytes, dtype=torch.uint8, pin_memory=True)
+        there = torch.empty(buffer_bytes, dtype=torch.uint8, device=device)
+        target, origin = (there, host) if to_device else (host, there)
+        return Probe(
+            name="host_to_device" if to_device else "device_to_host",
+            unit="B/s",
+            work=float(buffer_bytes),
+            source=f"copy of {buffer_bytes / 2**20:.0f} MiB, host side page-locked",
+            call=lambda: target.copy_(origin, non_blocking=True),
+        )
+
+    return [(float(buffer_bytes), make)]
+
+
+def launches(device: torch.device) -> list[Candidate]:
+    """Adding two tensors of one element: nothing but the cost of an operation, from Python, as in a training loop."""
+
+    def make() -> Probe:
+        left, right = torch.ones(1, device=device), torch.ones(1, device=device)
+
+        def call() -> None:
+            for _ in range(NUM_OPERATIONS):
+                torch.add(left, right)
+
+        return Probe(
+            name="kernel_launch",
+            unit="s",
+            work=float(NUM_OPERATIONS),
+            source="`torch.add` of two one-element tensors, called from Python",
+            call=call,
+        )
+
+    return [(float(NUM_OPERATIONS), make)]
+
+
+def choose_probes(stopwatch: Stopwatch, buffer_bytes: int) -> Iterator[Probe]:
+    """Every probe of this device at its best size; what the device cannot do is left out."""
+    device = stopwatch.device
+    cuda = device.type == "cuda"
+    dtypes = [("float32", torch.float32), ("bfloat16", torch.bfloat16)]
+    if cuda:
+        dtypes.append(("float16", torch.float16))
+        if torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0):
+            dtypes.append(("tf32", torch.float32))
+        buffer_bytes = min(2**30, torch.cuda.get_device_properties(device).total_memory // 16)
+    layouts = (torch.contiguous_format, torch.channels_last)
+    all_alternatives = [[matmuls(device, dtype, name)] for name, dtype in dtypes]
+    all_alternatives += [[convolutions(device, dtype, name, lay) for lay in layouts] for name, dtype in dtypes]
+    all_alternatives += [memory_copies(device, buffer_bytes), [launches(device)]]
+    if cuda:
+        pinned_bytes = min(2**28, buffer_bytes)
+        all_alternatives += [[transfers(device, pinned_bytes, to_device=direction)] for direction in (True, False)]
+    for alternatives in all_alternatives:
+        probe = best_of(alternatives, stopwatch)
+        if probe is not None:
+            yield probe
+
+
+def choose_threads(candidates: Sequence[int], stopwatch: Stopwatch) -> int:
+    """The number of threads, of those offered, with the fastest matrix product; it stays set.
+
+    Two hardware threads of one core share its arithmetic units, so one thread per core is often the faster choice.
+    """
+    rates = {}
+    for num_threads in candidates:
+        torch.set_num_threads(num_threads)
+        if len(candidates) > 1:
+            grown = grow(matmuls(torch.device("cpu"), torch.float32, "float32"), stopwatch)
+            rates[num_threads] = grown[1] if grown else 0.0
+    chosen = max(rates, key=lambda n: rates[n]) if rates else candidates[0]
+    torch.set_num_threads(chosen)
+    return chosen
+
+
+# -- the process ---------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure as the command line says; rounds follow one another, or each waits for a line on stdin."""
+    options = _parser().parse_args(arguments)
+    with open(options.output, "w", encoding="utf-8", buffering=1) as output:
+        device = torch.device(
+            options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        )
+        if device.type == "cuda":
+            torch.cuda.init()
+            device = torch.device("cuda", torch.cuda.current_device())
+            torch.backends.cudnn.benchmark = True  # the ceiling is the best algorithm, not the first guess
+        threads = [int(n) for n in options.threads.split(",")] if options.threads else [torch.get_num_threads()]
+        num_threads = choose_threads(threads, Stopwatch(device=torch.device("cpu"), window_s=0.05))
+        stopwatch = Stopwatch(device=device, window_s=0.025 if device.type == "cuda" else 0.05)
+        probes = list(choose_probes(stopwatch, options.buffer_bytes))
+        _write(output, **_header(device, num_threads, probes))
+        for number in _rounds(options.rounds, on_request=options.on_request):
+            for _ in range(WINDOWS_PER_ROUND):
+                for probe in probes:
+                    value = probe.value(stopwatch.seconds_per_call(probe, probe.calls_per_window))
+                    _write(output, kind="sample", name=probe.name, value=value)
+            _write(output, kind="round", number=number)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="calibration", description="Measure this device's ceilings with PyTorch.")
+    parser.add_argument("output", help="file (or pipe) for the JSON lines")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--threads", default="", help="numbers of CPU threads to choose from, e.g. 16,8")
+    parser.add_argument("--buffer-bytes", type=int, default=2**28, help="size of one buffer of a memory copy")
+    parser.add_argument("--rounds", type=int, default=DEFAULT_ROUNDS, help="at most so many rounds")
+    parser.add_argument("--on-request", action="store_true", help="wait for a line on stdin before each round")
+    return parser
+
+
+def _header(device: torch.device, num_threads: int, probes: Sequence[Probe]) -> dict[str, object]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    where = f"on `{name}`" if device.type == "cuda" else f"{num_threads} threads"
+    described = [{"name": p.name, "unit": p.unit, "source": f"{p.source}, {where}"} for p in probes]
+    return {
+        "kind": "header",
+        "framework_version": torch.__version__,
+        "device": name,
+        "num_threads": num_threads,
+        "probes": described,
+    }
+
+
+def _rounds(num_rounds: int, *, on_request: bool) -> Iterator[int]:
+    """Round numbers; with `on_request` each when a line has come, until stdin is closed."""
+    for number in range(num_rounds):
+        if on_request and not sys.stdin.readline():
+            return
+        yield number
+
+
+def _write(output: IO[str], **line: object) -> None:
+    output.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

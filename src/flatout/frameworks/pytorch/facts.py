@@ -1,0 +1,114 @@
+"""What did the script turn out to do, as levers need to know it?
+
+In: the session's models, optimizers and loaders. Out: `Facts`, plain values that the parent can read.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from flatout.frameworks.pytorch.calls import OuterCall
+from flatout.frameworks.pytorch.optimizers import can_fuse
+from flatout.frameworks.pytorch.session import Session
+from flatout.trace import Facts, LoaderFacts, ModelFacts, OptimizerFacts
+
+CONVOLUTIONS = {
+    nn.Conv1d: 1, nn.ConvTranspose1d: 1, nn.Conv2d: 2, nn.ConvTranspose2d: 2, nn.Conv3d: 3, nn.ConvTranspose3d: 3,
+}  # fmt: skip
+
+
+def find(session: Session, updates_per_step: int) -> Facts:
+    """The facts as they stand now."""
+    steps = max(session.loaders.num_steps, 1)
+    devices = {p.device.type for p in session.parameters()}
+    return Facts(
+        device="cuda" if "cuda" in devices else "cpu" if devices <= {"cpu"} else sorted(devices)[0],
+        models=tuple(_model(call, steps) for call in session.calls.found),
+        optimizers=tuple(_optimizer(o) for o in session.optimizers),
+        loaders=tuple(_loader(loader, session) for loader in session.loaders.training),
+        num_threads=torch.get_num_threads(),
+        autocast=session.calls.autocast_seen,
+        grad_scaler=session.scaler_seen,
+        distributed=torch.distributed.is_available() and torch.distributed.is_initialized(),
+        matmul_precision=torch.get_float32_matmul_precision(),
+        cudnn_benchmark=torch.backends.cudnn.benchmark,
+        optimizers_per_step=updates_per_step,
+        tensor_threads_env=os.environ.get("OMP_NUM_THREADS"),
+    )
+
+
+def _model(call: OuterCall, steps: int) -> ModelFacts:
+    parameters = list(call.module.parameters())
+    modules = list(call.module.modules())
+    return ModelFacts(
+        name=call.name,
+        num_parameters=sum(p.numel() for p in parameters),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        num_modules=len(modules),
+        dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
+        convolution_dims=tuple(
+            sorted({dims for kind, dims in CONVOLUTIONS.items() if any(isinstance(m, kind) for m in modules)})
+        ),
+        recurrent=any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in modules),
+        compiled=call.compiled_by_script or any(type(m).__name__ == "OptimizedModule" for m in modules),
+        calls_per_step=call.num_training_calls / steps,
+    )
+
+
+def _optimizer(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return OptimizerFacts(
+        name=type(optimizer).__name__,
+        num_tensors=len(parameters),
+        num_parameters=sum(p.numel() for p in parameters),
+        fused=any(bool(group.get("fused")) for group in optimizer.param_groups),
+        foreach=any(bool(group.get("foreach")) for group in optimizer.param_groups),
+        can_fuse=can_fuse(optimizer),
+        has_closure=isinstance(optimizer, torch.optim.LBFGS),
+    )
+
+
+def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
+    iterable = isinstance(loader.dataset, IterableDataset)
+    try:
+        num_batches = None if iterable else len(loader)
+    except TypeError:
+        num_batches = None
+    return LoaderFacts(
+        dataset=type(loader.dataset).__name__,
+        batch_size=loader.batch_size,
+        num_batches=num_batches,
+        num_workers=loader.num_workers,
+        persistent=loader.persistent_workers,
+        prefetch_factor=loader.prefetch_factor,
+        pinned=loader.pin_memory,
+        iterable=iterable,
+        generator=loader.generator is not None,
+        picklable=_picklable(loader),
+        changeable=session.loaders.may_change(loader),
+    )
+
+
+def _picklable(loader: DataLoader[Any]) -> bool | None:
+    """Whether workers could be given the dataset; None where they are forked and need no pickling."""
+    # get_context() would fix the start method, which the script may still want to set: read without touching.
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    if method == "fork":
+        return None
+    try:
+        pickle.Pickler(_Nowhere()).dump((loader.dataset, loader.collate_fn, loader.worker_init_fn))
+    except Exception:  # noqa: BLE001  a user's own __reduce__ may raise anything
+        return False
+    return True
+
+
+class _Nowhere:
+    def write(self, chunk: bytes) -> int:
+        return len(chunk)

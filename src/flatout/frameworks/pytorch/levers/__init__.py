@@ -1,0 +1,46 @@
+"""Which levers are there? The registry: one line a lever, in the order in which they build on each other.
+
+In: nothing. Out: one verified instance of each lever, by name. Importing a lever imports no framework: the parent
+reads descriptions, the child engages.
+"""
+
+from __future__ import annotations
+
+from flatout.frameworks.pytorch.levers.bf16 import Bf16
+from flatout.frameworks.pytorch.levers.channels_last import ChannelsLast
+from flatout.frameworks.pytorch.levers.compile import Compile
+from flatout.frameworks.pytorch.levers.cpu_affinity import CpuAffinity
+from flatout.frameworks.pytorch.levers.cudnn_benchmark import CudnnBenchmark
+from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
+from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
+from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
+from flatout.frameworks.pytorch.levers.tf32 import Tf32
+from flatout.frameworks.pytorch.levers.threads import Threads
+from flatout.frameworks.pytorch.levers.workers import Workers
+from flatout.plan import Lever, verify
+
+LEVERS: tuple[type[Lever], ...] = (
+    CpuAffinity,
+    Threads,
+    Workers,
+    PinnedMemory,
+    CudnnBenchmark,
+    Tf32,
+    ChannelsLast,
+    FusedOptimizer,
+    ForeachOptimizer,
+    Compile,
+    Bf16,
+)
+
+
+def registry() -> dict[str, Lever]:
+    """Every lever by name, each checked against the contract."""
+    found: dict[str, Lever] = {}
+    for kind in LEVERS:
+        lever = kind()
+        verify(lever)
+        if lever.name in found:
+            raise TypeError(f"two levers are named {lever.name!r}")
+        found[lever.name] = lever
+    return found

@@ -1,0 +1,47 @@
+"""cpu_affinity: bind each OpenMP thread to one core, so that the scheduler does not move them.
+
+OpenMP reads its variables once, so this needs a new process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from flatout.ceilings import Machine
+from flatout.plan import Lever
+from flatout.trace import Facts, Setting
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.session import Session
+
+
+class CpuAffinity(Lever):
+    """`OMP_PROC_BIND` and the like."""
+
+    name = "cpu_affinity"
+    summary = "each thread of an operation bound to one core"
+    class_ = "exact"
+    shortens: ClassVar = ("forward", "loss", "backward", "optimizer")
+    toggles = "process"
+    check = "none"
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """On a CPU with more than one core, where the script has not decided."""
+        if machine.num_cores < 2:
+            return "one core"
+        if facts.device != "cpu":
+            return "the work is on the GPU"
+        if any(name in os.environ for name in ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")):
+            return "the environment decides already"
+        return None
+
+    def environment(self, settings: Mapping[str, Setting]) -> dict[str, str]:
+        """What OpenMP reads at its start."""
+        return {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
+
+    def evidence(self, session: Session) -> str | None:
+        """The variable as the process was started with it."""
+        bound = os.environ.get("OMP_PROC_BIND")
+        return f"OMP_PROC_BIND={bound}" if bound else None

@@ -1,0 +1,53 @@
+"""cudnn_benchmark: let cuDNN try its convolution algorithms for each shape and keep the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from flatout.ceilings import Machine
+from flatout.plan import Lever
+from flatout.trace import Facts, Setting
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.session import Session
+
+
+class CudnnBenchmark(Lever):
+    """`torch.backends.cudnn.benchmark`."""
+
+    name = "cudnn_benchmark"
+    summary = "the fastest convolution algorithm for each shape, found by trying"
+    class_ = "rounding"
+    shortens: ClassVar = ("forward", "backward")
+    check = "gradients"
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """Convolutions on a GPU."""
+        if facts.device != "cuda":
+            return "no CUDA device is used"
+        if facts.cudnn_benchmark:
+            return "already on"
+        if not any(model.convolution_dims for model in facts.models):
+            return "no convolution"
+        return None
+
+    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+        """Set the flag."""
+        import torch
+
+        session.kept[self.name] = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = True
+
+    def release(self, session: Session) -> None:
+        """Back to the script's."""
+        import torch
+
+        torch.backends.cudnn.benchmark = session.kept.pop(self.name)
+
+    def evidence(self, session: Session) -> str | None:
+        """The flag, with cuDNN there to read it."""
+        import torch
+
+        on = torch.backends.cudnn.is_available() and torch.backends.cudnn.benchmark
+        return "cudnn.benchmark is on" if on else None

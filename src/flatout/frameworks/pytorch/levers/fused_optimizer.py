@@ -1,0 +1,57 @@
+"""fused_optimizer: one kernel for the whole update of a parameter instead of one per arithmetic operation.
+
+The user's optimizer object stays: flags in its groups change, `state_dict()` shows the user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from flatout.ceilings import Machine
+from flatout.plan import Lever
+from flatout.trace import Facts, Setting
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.session import Session
+
+
+class FusedOptimizer(Lever):
+    """`fused=True` on optimizers that have it."""
+
+    name = "fused_optimizer"
+    summary = "the optimizer's update in one kernel per parameter"
+    class_ = "rounding"
+    shortens: ClassVar = ("optimizer",)
+    check = "updates"
+    conflicts: ClassVar = ("foreach_optimizer",)
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """Optimizers that can and do not yet."""
+        if not facts.optimizers:
+            return "no optimizer was seen"
+        if all(optimizer.fused for optimizer in facts.optimizers):
+            return "already fused"
+        if not any(optimizer.can_fuse and not optimizer.fused for optimizer in facts.optimizers):
+            return f"{facts.optimizers[0].name} has no fused update"
+        if facts.grad_scaler:
+            return "a gradient scaler is in use, whose protocol with a fused update is not ours to change"
+        return None
+
+    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+        """Set the flags."""
+        from flatout.frameworks.pytorch.optimizers import can_fuse, set_flags
+
+        session.kept[self.name] = [
+            set_flags(optimizer, fused=True, foreach=False) for optimizer in session.optimizers if can_fuse(optimizer)
+        ]
+
+    def release(self, session: Session) -> None:
+        """Give each optimizer its own flags back."""
+        for restore in session.kept.pop(self.name):
+            restore()
+
+    def evidence(self, session: Session) -> str | None:
+        """Groups that carry the flag."""
+        fused = sum(any(group.get("fused") for group in o.param_groups) for o in session.optimizers)
+        return f"{fused} of {len(session.optimizers)} optimizers fused" if fused else None

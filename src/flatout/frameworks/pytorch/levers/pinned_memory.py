@@ -1,0 +1,47 @@
+"""pinned_memory: let the loader put batches into page-locked memory, from which copies to the GPU are faster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from flatout.ceilings import Machine
+from flatout.plan import Lever
+from flatout.trace import Facts, Setting
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.session import Session
+
+
+class PinnedMemory(Lever):
+    """`pin_memory=True` on training loaders."""
+
+    name = "pinned_memory"
+    summary = "batches in page-locked memory, for faster copies to the GPU"
+    class_ = "exact"
+    shortens: ClassVar = ("copy",)
+    toggles = "epoch"
+    check = "batches"
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """Loaders that feed a GPU and do not pin yet."""
+        if facts.device != "cuda":
+            return "no CUDA device is used"
+        if not facts.loaders:
+            return "no DataLoader feeds the training"
+        if all(loader.pinned for loader in facts.loaders):
+            return "already pinned"
+        return None
+
+    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+        """From the next pass on."""
+        session.loaders.change({**session.loaders.settings, "pin_memory": True})
+
+    def release(self, session: Session) -> None:
+        """Back to the script's."""
+        rest = {name: value for name, value in session.loaders.settings.items() if name != "pin_memory"}
+        session.loaders.change(rest)
+
+    def evidence(self, session: Session) -> str | None:
+        """Passes that were opened so."""
+        return f"{session.loaders.num_changed} passes opened pinned" if session.loaders.num_changed else None

@@ -1,0 +1,62 @@
+"""tf32: let float32 matrix products and convolutions on the GPU round their inputs to 10 bits of mantissa."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from flatout.ceilings import Machine
+from flatout.plan import Lever
+from flatout.trace import Facts, Setting
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.session import Session
+
+FIRST_CAPABILITY = (8, 0)
+"""Ampere, the first NVIDIA generation with TF32. Source: NVIDIA A100 white paper (2020)."""
+
+
+class Tf32(Lever):
+    """`allow_tf32` for matrix products and cuDNN."""
+
+    name = "tf32"
+    summary = "float32 products on the GPU's tensor cores with TF32 inputs"
+    class_ = "precision"
+    shortens: ClassVar = ("forward", "backward")
+    check = "gradients"
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """An Ampere or newer GPU whose products are not TF32 yet."""
+        if facts.device != "cuda":
+            return "no CUDA device is used"
+        if facts.matmul_precision != "highest":
+            return "the script allows it already"
+        import torch
+
+        if torch.version.hip is not None or torch.cuda.get_device_capability() < FIRST_CAPABILITY:
+            return "this GPU has no TF32"
+        return None
+
+    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+        """Allow it."""
+        import torch
+
+        session.kept[self.name] = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
+
+    def release(self, session: Session) -> None:
+        """Back to the script's."""
+        import torch
+
+        matmul, cudnn = session.kept.pop(self.name)
+        torch.backends.cuda.matmul.allow_tf32 = matmul
+        torch.backends.cudnn.allow_tf32 = cudnn
+
+    def evidence(self, session: Session) -> str | None:
+        """A product that shows the rounding: 1 + 2^-12 squared keeps its small part in float32 alone."""
+        import torch
+
+        value = torch.full((64, 64), 1 + 2**-12, device="cuda")
+        rounded = (value @ value)[0, 0].item() == 64.0
+        return "a probe product was rounded to TF32" if rounded else None

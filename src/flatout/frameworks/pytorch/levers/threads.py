@@ -1,0 +1,58 @@
+"""threads: how many threads one operation uses (intra-op).
+
+Small operations lose more by waking threads than they gain by sharing work; too many threads for the cores wait for
+each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from flatout.ceilings import Machine
+from flatout.plan import Lever
+from flatout.trace import Facts, Setting
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.session import Session
+
+
+class Threads(Lever):
+    """`torch.set_num_threads`."""
+
+    name = "threads"
+    summary = "threads that one operation uses on the CPU"
+    class_ = "rounding"
+    shortens: ClassVar = ("data", "forward", "loss", "backward", "optimizer")
+    check = "gradients"
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """On a CPU where another number than now is possible."""
+        if not self.settings(facts, machine):
+            return "one core, one thread: nothing to choose"
+        return None
+
+    def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
+        """As many as cores, half of them, and one; without the present number."""
+        cores = machine.num_cores
+        choices = {cores, max(cores // 2, 1), 1}
+        return tuple({"num": n} for n in sorted(choices - {facts.num_threads}))
+
+    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+        """Set the number, keeping the script's."""
+        import torch
+
+        session.kept[self.name] = torch.get_num_threads()
+        torch.set_num_threads(int(settings["num"]))
+
+    def release(self, session: Session) -> None:
+        """Back to the script's number."""
+        import torch
+
+        torch.set_num_threads(session.kept.pop(self.name))
+
+    def evidence(self, session: Session) -> str | None:
+        """What PyTorch says it uses."""
+        import torch
+
+        return f"{torch.get_num_threads()} threads"

@@ -1,0 +1,191 @@
+"""What did `tune` or `why` find? Everything that a report needs, in one record (`result.json` of a run folder).
+
+In: the records of the chain. Out: a `Result`, its file, and the objects that `--json` prints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from flatout.anatomy import Anatomy
+from flatout.ceilings import Ceilings, Machine
+from flatout.diagnosis import Diagnosis
+from flatout.errors import RecordError
+from flatout.plan import Plan, Trial
+from flatout.records import from_json, to_json
+from flatout.stats import Comparison
+from flatout.trace import Census, Facts, Header
+
+FORMAT = 1  # 1: first version
+FILE = "result.json"
+
+Verdict = Literal["faster", "no difference", "inconclusive"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Untried:
+    """A lever that was not tried, and why."""
+
+    lever: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineStep:
+    """One measured step, for the timeline.
+
+    Attributes:
+        start_s: On the trace's clock.
+        step_s: Its duration.
+        group: What it belonged to: `baseline`, `anatomy`, `counterfactual`, `trial`, `winner`.
+        outside_s: Evaluation and checkpoints inside it.
+        label: The levers, as people read them.
+    """
+
+    start_s: float
+    step_s: float
+    group: str
+    outside_s: float = 0.0
+    label: str = "plain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one `tune` or `why` found.
+
+    Attributes:
+        command: `tune` or `why`.
+        typed: The script and its arguments as one would type them again.
+        anatomy: The plain step, taken apart.
+        tuned_anatomy: The winner's step, taken apart; None without a winner.
+        noise: The A/A comparison: plain against plain.
+        baseline_steps_per_s: Training steps a second, plain.
+        baseline_spread_fraction: Half the interquartile range of the baseline windows over their median.
+        baseline_window_step_s: Step time of each baseline window, the raw samples.
+        winner: The re-measured trial behind the plan; None without one.
+        verdict: See `flatout.stats.compare`.
+        tuned_steps_per_s: Of the winner; the baseline's without one.
+        tuning_s: Wall seconds that all of this took.
+        break_even_steps: Steps after which the tuning is earned back; None where it never is.
+        steps_in_run: Training steps of one whole run of the script, where known.
+        foreign_fraction: CPU that others used, mean over the windows; None where not observed.
+        refused: Writes outside the folders of the script, which were refused.
+        written: Files that trials would have written, and that were discarded.
+        isolation: How trials were kept off the user's disk, in a few words.
+        warnings: What the reader must know.
+        plan_path: Where the plan was written; None without a plan.
+    """
+
+    format: int
+    command: Literal["tune", "why"]
+    flatout: str
+    created: str
+    script: str
+    typed: str
+    header: Header
+    machine: Machine
+    facts: Facts
+    anatomy: Anatomy
+    diagnosis: Diagnosis
+    noise: Comparison | None
+    baseline_steps_per_s: float
+    baseline_spread_fraction: float
+    baseline_window_step_s: tuple[float, ...]
+    verdict: Verdict
+    tuned_steps_per_s: float
+    tuning_s: float
+    ceilings: Ceilings | None = None
+    census: Census | None = None
+    tuned_anatomy: Anatomy | None = None
+    trials: tuple[Trial, ...] = ()
+    untried: tuple[Untried, ...] = ()
+    winner: Trial | None = None
+    plan: Plan | None = None
+    plan_path: str | None = None
+    break_even_steps: int | None = None
+    steps_in_run: int | None = None
+    foreign_fraction: float | None = None
+    refused: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    isolation: str = ""
+    warnings: tuple[str, ...] = ()
+    timeline: tuple[TimelineStep, ...] = field(default=())
+    run: str = ""
+    stopped: str = ""
+    """Why the search ended before it was done, or empty."""
+
+
+def save(result: Result, folder: Path) -> Path:
+    """Write `result.json` whole or not at all; returns its path."""
+    path = folder / FILE
+    draft = folder / f".{FILE}.{os.getpid()}"
+    draft.write_text(json.dumps(to_json(result)), encoding="utf-8")
+    os.replace(draft, path)
+    return path
+
+
+def load(path: Path) -> Result:
+    """The result in a run folder.
+
+    Raises:
+        RecordError: Missing, torn, or from a newer version.
+    """
+    file = path / FILE if path.is_dir() else path
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise RecordError(
+            f"cannot read `{file}`",
+            cause=str(problem.strerror or problem),
+            hint="`flatout tune SCRIPT` writes one; a run that was stopped early has none",
+        ) from None
+    except ValueError:
+        raise RecordError(
+            f"`{file}` is torn", cause="it is not complete JSON", hint="measure again, or restore the file"
+        ) from None
+    found = value.get("format", 0) if isinstance(value, dict) else 0
+    if isinstance(found, int) and found > FORMAT:
+        raise RecordError(
+            f"`{file}` has format {found}, this version reads up to {FORMAT}",
+            cause="a newer flatout wrote it",
+            hint="`pip install --upgrade flatout`",
+        )
+    return from_json(Result, value, where=f"`{file}`")
+
+
+def summary_of(result: Result) -> dict[str, Any]:
+    """What `--json` prints: for `tune` the verdict, for `why` the diagnosis."""
+    return _tune_summary(result) if result.command == "tune" else _why_summary(result)
+
+
+def _tune_summary(result: Result) -> dict[str, Any]:
+    won = result.winner if result.plan is not None else None
+    return {
+        "verdict": result.verdict,
+        "ratio": won.ratio if won else 1.0,
+        "ratio_low": won.ratio_low if won else 1.0,
+        "ratio_high": won.ratio_high if won else 1.0,
+        "levers": list(won.levers) if won else [],
+        "baseline_steps_per_s": result.baseline_steps_per_s,
+        "tuned_steps_per_s": result.tuned_steps_per_s,
+        "tuning_s": result.tuning_s,
+        "break_even_steps": result.break_even_steps,
+        "plan": result.plan_path,
+        "run": result.run,
+    }
+
+
+def _why_summary(result: Result) -> dict[str, Any]:
+    return {
+        "phases": {name: result.anatomy.share(name) for name in result.anatomy.phases_s},
+        "binding": result.diagnosis.binding,
+        "bounds": {bound.remedy: bound.ratio for bound in result.diagnosis.bounds},
+        "steps_per_s": result.baseline_steps_per_s,
+        "model_flops_utilization": result.diagnosis.model_flops_utilization,
+        "not_observed": list(result.anatomy.not_observed),
+        "run": result.run,
+    }

@@ -1,0 +1,1 @@
+"""One script under one plan, to one trace."""

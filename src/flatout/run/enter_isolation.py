@@ -1,0 +1,379 @@
+"""How does a process enter a world in which nothing it writes reaches the user's disk?
+
+A standalone program, run as `python -I -S -X utf8 enter_isolation.py SPEC.json -- COMMAND...` before the user's Python
+starts; standard library only, nothing of flatout. In: the spec that `isolation.isolate` wrote. Out: the command, exec'd
+in the same process (same pid, descriptors, environment) inside a user and a mount namespace where
+
+- the spec's layers are overlays, whose changes lie in the scratch folder (or in memory, where no overlay fits there);
+- `/dev/shm` is a tmpfs of its own, with what lay there before visible and read-only;
+- the run folder is the real one, its scratch hidden; everything else is read-only, and no capability can undo it.
+
+Fails closed: a refused step ends with exit code 126 and one line of JSON in `entered.json`; the command never starts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import stat
+import sys
+from typing import Any, NoReturn
+
+EXIT_REFUSED = 126
+REPORT = "entered.json"
+COPIED_BYTES = (
+    256 << 20
+)  # files lying directly in a rebuilt folder are copied up to this total, larger ones are read-only
+
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x4000, 0x40000
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # the same numbers on x86-64 and aarch64
+_AT_FDCWD, _AT_RECURSIVE, _AT_SYMLINK_NOFOLLOW = -100, 0x8000, 0x100
+_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_RDONLY = 1, 4, 1
+_PR_CAPBSET_DROP, _CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN = 24, 6, 7, 21
+_SIGPIPE, _SIGXFSZ = 13, 25
+
+
+class Refused(Exception):
+    """A step that the kernel refused, with its stage and errno."""
+
+    def __init__(self, stage: str, number: int, detail: str) -> None:
+        super().__init__(stage)
+        self.stage, self.number, self.detail = stage, number, detail
+
+
+class Kernel:
+    """The few system calls that Python does not offer; each raises `OSError`."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def _checked(self, result: int, what: str) -> int:
+        if result < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{os.strerror(number)} ({what})")
+        return result
+
+    def _syscall(self, what: str, number: int, *arguments: Any) -> int:
+        wide = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+        return self._checked(self._libc.syscall(ctypes.c_long(number), *wide), what)
+
+    def unshare(self, flags: int) -> None:
+        """Leaves the current namespaces of the kinds in `flags`."""
+        self._checked(self._libc.unshare(flags), "unshare")
+
+    def mount(self, source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
+        """Mounts the classic way; `options` may not hold a comma or colon of a path, hence `/proc/self/fd`."""
+        encoded = [os.fsencode(text) for text in (source, target, kind)]
+        self._checked(self._libc.mount(*encoded, ctypes.c_ulong(flags), os.fsencode(options)), f"mount {target}")
+
+    def clone_mount(self, path: str, *, folder_fd: int = _AT_FDCWD) -> int:
+        """A descriptor of a detached copy of what is mounted at `path`, with all beneath it."""
+        flags = _OPEN_TREE_CLONE | _AT_RECURSIVE | _AT_SYMLINK_NOFOLLOW | os.O_CLOEXEC
+        return self._syscall(f"open_tree {path}", _OPEN_TREE, folder_fd, os.fsencode(path), flags)
+
+    def attach(self, mount_fd: int, path: str) -> None:
+        """Mounts a detached copy at `path` and closes its descriptor."""
+        target = os.fsencode(path)
+        self._syscall(f"move_mount {path}", _MOVE_MOUNT, mount_fd, b"", _AT_FDCWD, target, _MOVE_MOUNT_F_EMPTY_PATH)
+        os.close(mount_fd)
+
+    def set_read_only(self, path: str, *, wanted: bool, beneath: bool = False) -> None:
+        """Makes the mount at `path` read-only or writable, with all mounts beneath it when asked."""
+        bits = (_MOUNT_ATTR_RDONLY, 0, 0, 0) if wanted else (0, _MOUNT_ATTR_RDONLY, 0, 0)
+        flags = _AT_RECURSIVE if beneath else 0
+        attributes = (ctypes.c_uint64 * 4)(*bits)
+        encoded = os.fsencode(path)
+        self._syscall(f"mount_setattr {path}", _MOUNT_SETATTR, _AT_FDCWD, encoded, flags, ctypes.byref(attributes), 32)
+
+    def drop_from_bounding_set(self, capability: int) -> None:
+        """Makes `capability` unreachable, for root too, after the next exec."""
+        self._checked(self._libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0), "prctl")
+
+    def default_signals(self) -> None:
+        """Undoes what Python's start did: ignored signals would be inherited by the command."""
+        for number in (_SIGPIPE, _SIGXFSZ):
+            self._libc.signal(number, None)
+
+
+def _capabilities() -> int:
+    with open("/proc/self/status") as status:
+        return next((int(line.split()[1], 16) for line in status if line.startswith("CapEff:")), 0)
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _identity_map(path: str) -> str:
+    """The lines of an id map that maps every id that is mapped here to itself."""
+    with open(path) as lines:
+        return "\n".join(f"{inside} {inside} {count}" for inside, _, count in map(str.split, lines))
+
+
+def _start_mapper() -> tuple[int, int]:
+    """Forks a process that stays outside and, told to, maps all ids of this process; returns its pid and its signal."""
+    outsider, told = os.getpid(), os.pipe()
+    child = os.fork()
+    if child:
+        os.close(told[0])
+        return child, told[1]
+    os.close(told[1])
+    try:
+        if os.read(told[0], 1):
+            for name in ("uid_map", "gid_map"):
+                _write(f"/proc/{outsider}/{name}", _identity_map(f"/proc/self/{name}"))
+            os._exit(0)
+    except OSError:
+        pass
+    os._exit(1)
+
+
+def enter_user_namespace(kernel: Kernel) -> None:
+    """Enters a user namespace in which ids keep their numbers: all of them for root, one's own for everybody else."""
+    uid, gid = os.geteuid(), os.getegid()
+    needed = 1 << _CAP_SETUID | 1 << _CAP_SETGID
+    mapper = _start_mapper() if _capabilities() & needed == needed else None
+    kernel.unshare(_CLONE_NEWUSER)
+    if mapper:
+        child, tell = mapper
+        os.write(tell, b"x")
+        os.close(tell)
+        if os.waitpid(child, 0)[1] == 0:
+            return
+    try:
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{uid} {uid} 1")
+        _write("/proc/self/gid_map", f"{gid} {gid} 1")
+    except OSError as error:
+        raise Refused("id map", error.errno or 0, str(error)) from error
+
+
+def _copy_attributes(source: str, target: str) -> None:
+    """Gives a new folder or file the mode, owner, lists and times of `source`, as far as this user may."""
+    seen = os.stat(source)
+    mode = stat.S_IMODE(seen.st_mode)
+    try:
+        os.chown(target, seen.st_uid, seen.st_gid)
+    except OSError:
+        if not os.access(source, os.W_OK):
+            mode &= ~0o222  # the copy is ours where the original is not: keep it as unwritable as that was
+    os.chmod(target, mode)
+    for name in os.listxattr(source):
+        try:
+            if not name.startswith("user.overlay."):
+                os.setxattr(target, name, os.getxattr(source, name))
+        except OSError:
+            continue
+    os.utime(target, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+
+
+def _make_file(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+
+
+def _copy_file(source: str, target: str) -> None:
+    with open(source, "rb") as read, open(target, "xb") as write:
+        while chunk := read.read(1 << 20):
+            write.write(chunk)
+    _copy_attributes(source, target)
+
+
+class World:
+    """What the process will see, built mount by mount."""
+
+    def __init__(self, kernel: Kernel, spec: dict[str, Any]) -> None:
+        self.kernel, self.spec = kernel, spec
+        self.notes: list[str] = list(spec["notes"])
+        self._writable: list[str] = []
+        self._rebuilt: dict[str, int] = {}
+        self._layers = {layer["folder"] for layer in spec["layers"]}
+        self._run = kernel.clone_mount(spec["run_folder"])
+        self._kept = {path: kernel.clone_mount(path) for path in spec["kept"]}
+        self._scratch = f"/proc/self/fd/{os.open(spec['scratch'], os.O_PATH | os.O_DIRECTORY)}"
+        self._rooms = [f"{self._scratch}/layers", f"{self._scratch}/memory"]
+
+    def build(self) -> None:
+        """Mounts everything, then takes away the right to write to the rest."""
+        self._private_shm()
+        for number, layer in enumerate(self.spec["layers"]):
+            self._add(number, layer)
+        for path, mount in self._kept.items():
+            self.kernel.attach(mount, path)
+        self.kernel.attach(self._run, self.spec["run_folder"])
+        self.kernel.mount("tmpfs", self.spec["scratch"], "tmpfs", 0, "size=4k,mode=755")
+        for path in self.spec["guarded"]:
+            self.kernel.attach(self.kernel.clone_mount(path), path)
+        writable = [*self._writable, self.spec["run_folder"], *self.spec["writable"]]
+        self.kernel.set_read_only("/", wanted=True, beneath=True)
+        for path in writable:
+            self.kernel.set_read_only(path, wanted=False)
+        if not os.statvfs("/").f_flag & os.ST_RDONLY:
+            raise OSError(0, "`/` is still writable")
+
+    def _private_shm(self) -> None:
+        shm, size = self.spec["shm"], self.spec["shm_bytes"]
+        if shm is None:
+            return
+        before = os.open(shm, os.O_PATH | os.O_DIRECTORY)
+        options = "mode=1777" + (f",size={size}" if size else "")
+        self.kernel.mount("tmpfs", shm, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+        for entry in os.scandir(f"/proc/self/fd/{before}"):
+            if entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False):
+                self._keep(before, entry.name, shm)
+        os.close(before)
+        self._writable.append(shm)
+
+    def _keep(self, folder_fd: int, name: str, folder: str) -> None:
+        """Shows an entry of a covered folder, as it is, at its old place."""
+        path = f"{folder}/{name}"
+        try:
+            mount = self.kernel.clone_mount(name, folder_fd=folder_fd)
+            if not os.path.lexists(path):
+                is_folder = stat.S_ISDIR(os.stat(name, dir_fd=folder_fd).st_mode)
+                os.mkdir(path) if is_folder else _make_file(path)
+            self.kernel.attach(mount, path)
+        except OSError as error:
+            self.notes.append(f"`{path}` is not visible in trials: {error}")
+
+    def _add(self, number: int, layer: dict[str, Any]) -> None:
+        """Covers one folder with an overlay, in the first room that can hold its changes."""
+        folder: str = layer["folder"]
+        parent, name = os.path.split(folder)
+        above = self._rebuilt.get(parent)
+        flags = os.O_PATH | os.O_DIRECTORY
+        lower = os.open(folder, flags) if above is None else os.open(name, flags, dir_fd=above)
+        failed: OSError | None = None
+        for room in list(self._rooms):
+            try:
+                rest = self._overlay(room, number, folder, lower, layer["rebuilt"])
+            except OSError as error:
+                failed = failed or error
+                continue
+            if failed:
+                self._prefer_memory(folder, failed)
+            for entry in rest:
+                self._keep(lower, entry, folder)
+            if layer["rebuilt"]:
+                self._rebuilt[folder] = lower
+            else:
+                os.close(lower)
+            self._writable.append(folder)
+            return
+        if layer["required"] and failed:
+            raise failed
+        self.notes.append(f"`{folder}` is read-only in trials, it takes no overlay: {failed}")
+
+    def _prefer_memory(self, folder: str, failed: OSError) -> None:
+        if self._rooms[0].endswith("layers"):
+            self._rooms.reverse()
+            at_most = f"at most {self.spec['memory_bytes'] / 2**30:.1f} GiB in all"
+            self.notes.append(
+                f"changes are kept in memory, {at_most}, and cannot be listed: "
+                f"the run folder's disk takes no changes of an overlay on `{folder}`: {failed}"
+            )
+
+    def _overlay(self, room: str, number: int, folder: str, lower_fd: int, rebuilt: bool) -> list[str]:
+        """Mounts one overlay; returns the entries that are still to be shown on top of it."""
+        if room.endswith("memory") and not os.path.isdir(room):
+            os.mkdir(room)
+            options = f"size={self.spec['memory_bytes']},mode=700"
+            self.kernel.mount("tmpfs", room, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+        place, lower = f"{room}/{number}", f"/proc/self/fd/{lower_fd}"
+        for part in ("upper", "work"):
+            os.makedirs(f"{place}/{part}", mode=0o700, exist_ok=True)
+        _copy_attributes(lower, f"{place}/upper")
+        visible, rest = (
+            (f"{place}/skeleton", self._fill(f"{place}/skeleton", folder, lower)) if rebuilt else (lower, [])
+        )
+        options = f"lowerdir={visible},upperdir={place}/upper,workdir={place}/work,userxattr"
+        flags = os.statvfs(lower).f_flag & (_MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+        self.kernel.mount("overlay", folder, "overlay", flags, options)
+        return rest
+
+    def _fill(self, skeleton: str, folder: str, lower: str) -> list[str]:
+        """Makes a stand-in for a folder with mounts beneath it, which the kernel lets no user namespace overlay.
+
+        Returns the entries that are only placeholders in it and get no layer of their own: large or special files.
+        """
+        os.mkdir(skeleton, 0o700)
+        left, rest = COPIED_BYTES, []
+        for entry in sorted(os.scandir(lower), key=lambda e: e.stat(follow_symlinks=False).st_size):
+            target = f"{skeleton}/{entry.name}"
+            if entry.is_symlink():
+                os.symlink(os.readlink(entry.path), target)
+            elif entry.is_dir():
+                os.mkdir(target)
+                if f"{folder}/{entry.name}" not in self._layers:
+                    rest.append(entry.name)
+            elif entry.is_file() and os.access(entry.path, os.R_OK) and entry.stat().st_size <= left:
+                left -= entry.stat().st_size
+                _copy_file(entry.path, target)
+            else:
+                _make_file(target)
+                rest.append(entry.name)
+        return rest
+
+
+def _staged(stage: str, step: Any, *arguments: Any) -> Any:
+    try:
+        return step(*arguments)
+    except OSError as error:
+        raise Refused(stage, error.errno or 0, str(error)) from error
+
+
+def enter(spec: dict[str, Any]) -> list[str]:
+    """Enters the namespaces that `spec` describes, and returns notes for people.
+
+    Raises:
+        Refused: The kernel refuses a step; this process must end.
+    """
+    kernel = Kernel()
+    _staged("user namespace", enter_user_namespace, kernel)
+    _staged("mount namespace", kernel.unshare, _CLONE_NEWNS)
+    _staged("mounts", kernel.mount, "none", "/", "none", _MS_REC | _MS_PRIVATE)
+    world: World = _staged("mounts", World, kernel, spec)
+    _staged("mounts", world.build)
+    _staged("working folder", os.chdir, spec["folder"])
+    _staged("capabilities", kernel.drop_from_bounding_set, _CAP_SYS_ADMIN)
+    kernel.default_signals()
+    return world.notes
+
+
+def _original_environment() -> dict[bytes, bytes]:
+    """The environment as it came, without the locale that Python's start may have added."""
+    with open("/proc/self/environ", "rb") as block:
+        pairs = (entry.partition(b"=") for entry in block.read().split(b"\0"))
+    return {name: value for name, separator, value in pairs if separator and name}
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Enters and becomes the command, or reports why not and exits with `EXIT_REFUSED`."""
+    spec_path, separator, *command = arguments
+    if separator != "--" or not command:
+        sys.exit("usage: enter_isolation.py SPEC.json -- COMMAND...")
+    with open(spec_path, encoding="utf-8") as read:
+        spec = json.load(read)
+    report = os.open(f"{spec['scratch']}/{REPORT}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def say(**fields: Any) -> None:
+        os.ftruncate(report, 0)
+        os.pwrite(report, (json.dumps(fields) + "\n").encode(), 0)
+
+    say(entered=False, stage="start", errno=0, detail="entering did not finish")
+    environment = _original_environment()
+    try:
+        say(entered=True, notes=enter(spec))
+        _staged("command", os.execvpe, command[0], command, environment)
+    except Refused as refused:
+        say(entered=False, stage=refused.stage, errno=refused.number, detail=refused.detail)
+    os._exit(EXIT_REFUSED)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,90 @@
+"""Where do the records of a run lie? In a folder of its own under `.flatout/`, which git ignores.
+
+In: the working folder and a name. Out: a fresh run folder, or an error that says why none can be made.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from flatout.errors import MachineError, RecordError, UsageError
+
+ROOT = ".flatout"
+
+
+def root(folder: Path) -> Path:
+    """`.flatout/` in `folder`, made with a `.gitignore` of its own.
+
+    Raises:
+        MachineError: The folder cannot be written.
+    """
+    place = folder / ROOT
+    try:
+        place.mkdir(exist_ok=True)
+        ignore = place / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n", encoding="utf-8")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as problem:
+        raise cannot_write(place, problem) from None
+    return place
+
+
+def cannot_write(place: Path, problem: OSError) -> MachineError:
+    """The error for a folder or file that cannot be written."""
+    full = problem.errno == 28
+    return MachineError(
+        f"cannot write `{place}`",
+        cause="the disk is full" if full else str(problem.strerror or problem),
+        hint="free some space" if full else "go to a folder that you may write to, and name the script by its path",
+    )
+
+
+def new(folder: Path, stem: str) -> Path:
+    """The next free `.flatout/<stem>-<n>`, made so that two processes never get the same."""
+    place = root(folder)
+    number = 1 + max((_number(path, stem) for path in place.glob(f"{stem}-*")), default=0)
+    while True:
+        path = place / f"{stem}-{number}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+            continue
+        except OSError as problem:
+            raise cannot_write(path, problem) from None
+        return path
+
+
+def _number(path: Path, stem: str) -> int:
+    tail = path.name[len(stem) + 1 :]
+    return int(tail) if tail.isdigit() else 0
+
+
+def find(folder: Path, name: str | None) -> Path:
+    """The run folder that `name` means: a path, a name under `.flatout/`, or without a name the newest.
+
+    Raises:
+        UsageError: There is none.
+        RecordError: It holds no finished record.
+    """
+    if name is not None:
+        for path in (Path(name), folder / ROOT / name):
+            if path.is_dir():
+                return path
+            if path.is_file():
+                return path.parent
+        raise UsageError(
+            f"no such run: `{name}`", cause="neither a folder nor a name under `.flatout/`", hint="`ls .flatout`"
+        )
+    place = folder / ROOT
+    runs = [p for p in place.glob("*-*") if p.is_dir() and (p / "result.json").exists()] if place.is_dir() else []
+    if not runs:
+        raise RecordError(
+            f"no run in `{place}`",
+            cause="nothing was measured in this folder yet",
+            hint="`flatout tune SCRIPT` or `flatout why SCRIPT` first",
+        )
+    return max(runs, key=lambda p: (p / "result.json").stat().st_mtime)

@@ -1,0 +1,477 @@
+"""What would a trial write, and how does none of it reach the user's disk?
+
+The parent's side. In: the command of a trial and the folders it lives in. Out: the command that runs it isolated
+(`enter_isolation.py` does the entering), and afterwards the list of what it would have written, to be discarded.
+Which folders get an overlay is planned here, by a pure function of the text of `/proc/self/mountinfo`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from flatout.errors import MachineError, UsageError
+from flatout.records import to_json
+from flatout.run import enter_isolation
+
+EXIT_REFUSED = enter_isolation.EXIT_REFUSED
+_SPEC = "spec.json"
+
+# Caches that a plain run may fill: where the environment moves them out of home, they get an overlay too.
+_CACHE_VARIABLES = ("XDG_CACHE_HOME", "HF_HOME", "HF_DATASETS_CACHE", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR",
+                    "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "KERAS_HOME", "MPLCONFIGDIR")  # fmt: skip
+# Kernel interfaces, not disks: never overlaid.
+_SPECIAL_KINDS = frozenset((
+    "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs",
+    "fusectl", "fuse.gvfsd-fuse", "fuse.portal", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs",
+    "securityfs", "selinuxfs", "sysfs", "tracefs",
+))  # fmt: skip
+_GUARDED = ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi", "/proc/sysrq-trigger")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """One line of `/proc/self/mountinfo`."""
+
+    number: int
+    parent: int
+    point: str
+    kind: str
+    read_only: bool
+
+    @property
+    def usable(self) -> bool:
+        """Whether a plain run could leave files there."""
+        return not self.read_only and self.kind not in _SPECIAL_KINDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A folder that gets an overlay.
+
+    Attributes:
+        folder: Its real path.
+        rebuilt: Mounts lie beneath it, so the overlay covers a stand-in, with the entries' own layers on top.
+        required: It holds the working folder: without it the trial is refused.
+    """
+
+    folder: str
+    rebuilt: bool = False
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """One thing the trial would have done to the user's disk.
+
+    Attributes:
+        path: As the user would have seen it.
+        change: What would have happened; `replaced` is a folder deleted and made again.
+        file_bytes: The file's size afterwards; 0 for folders, links and deletions.
+    """
+
+    path: str
+    change: Literal["created", "changed", "deleted", "replaced"]
+    file_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spec:
+    """What `enter_isolation.py` reads; see its docstring."""
+
+    format: int = 1
+    folder: str
+    run_folder: str
+    scratch: str
+    layers: tuple[Layer, ...]
+    kept: tuple[str, ...]
+    shm: str | None
+    shm_bytes: int | None
+    writable: tuple[str, ...]
+    guarded: tuple[str, ...]
+    memory_bytes: int
+    notes: tuple[str, ...]
+
+
+def read_mounts(text: str) -> tuple[Mount, ...]:
+    r"""The mounts that the text of a mountinfo file lists, in its order.
+
+    >>> read_mounts(r"36 35 98:0 /a /mnt\040x rw,noatime shared:1 - ext4 /dev/sda1 rw")[0].point
+    '/mnt x'
+    """
+    mounts = []
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        number, parent, _, _, point, options = before.split(" ")[:6]
+        kind, _, super_options = after.split(" ")[:3]
+        point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), point)
+        read_only = "ro" in options.split(",") or "ro" in super_options.split(",")
+        mounts.append(Mount(number=int(number), parent=int(parent), point=point, kind=kind, read_only=read_only))
+    return tuple(mounts)
+
+
+def _holds(folder: str, path: str) -> bool:
+    return folder in (path, "/") or path.startswith(folder + "/")
+
+
+def mount_of(mounts: Sequence[Mount], path: str) -> Mount:
+    """The mount that a walk from `/` to `path` ends on, where later mounts hide earlier ones."""
+    numbers = {m.number for m in mounts}
+    roots = (m for m in mounts if m.point == "/" and (m.parent not in numbers or m.parent == m.number))
+    current = next(roots, Mount(number=-1, parent=-1, point="/", kind="unlisted", read_only=False))  # in a chroot
+    while True:
+        met = [m for m in mounts if m.parent == current.number != m.number and _holds(m.point, path)]
+        if not met:
+            return current
+        current = min(met, key=lambda m: len(m.point))
+
+
+def plan_layers(
+    mounts: Sequence[Mount], wanted: Iterable[str], *, folder: str, list_folders: Callable[[str], Iterable[str]]
+) -> tuple[Layer, ...]:
+    """Which folders get an overlay, outer ones first.
+
+    Args:
+        mounts: All mounts.
+        wanted: Real paths of folders that the trial may write to.
+        folder: The working folder.
+        list_folders: The names of the folders in a folder; asked only where mounts lie beneath.
+    """
+    usable = sorted({w for w in wanted if w != "/" and mount_of(mounts, w).usable})
+    outermost = [w for w in usable if not any(_holds(other, w) for other in usable if other != w)]
+
+    def expand(path: str) -> Iterator[Layer]:
+        mount, required = mount_of(mounts, path), _holds(path, folder)
+        if not mount.usable:
+            return
+        rebuilt = any(m.parent == mount.number and m.point != path and _holds(path, m.point) for m in mounts)
+        yield Layer(folder=path, rebuilt=rebuilt, required=required)
+        if rebuilt:
+            for name in sorted(list_folders(path)):
+                yield from expand(f"{path}/{name}")
+
+    return tuple(layer for path in outermost for layer in expand(path))
+
+
+def _list_folders(path: str) -> list[str]:
+    try:
+        return [entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def isolate(
+    command: Sequence[str], *, folder: Path, script_folder: Path | None, run_folder: Path, scratch: Path
+) -> list[str]:
+    """The command line that runs `command` so that what it writes lands in `scratch`.
+
+    Args:
+        command: What to run, as for `exec`.
+        folder: The working folder of the trial.
+        script_folder: Where the script lies, when it is a file.
+        run_folder: Stays really writable: the trial's records go there.
+        scratch: A folder of this trial alone inside the run folder, made here.
+
+    Raises:
+        UsageError: The run folder holds the working folder or the script.
+        ValueError: The scratch folder does not lie inside the run folder.
+    """
+    cwd, run, room = (os.path.realpath(path) for path in (folder, run_folder, scratch))
+    if room == run or not _holds(run, room):
+        raise ValueError(f"the scratch folder `{room}` is not inside the run folder `{run}`")
+    own = [cwd, os.path.realpath(script_folder or cwd)]
+    if any(_holds(run, path) for path in own):
+        raise UsageError(
+            f"the run folder `{run}` holds the script or its working folder",
+            cause="a run folder stays writable, so that a trial in it would leave its files there",
+            hint="name a run folder of its own, e.g. `.flatout`",
+        )
+    places = ["/tmp", "/var/tmp", tempfile.gettempdir(), os.path.expanduser("~")]
+    places += [os.environ[name] for name in _CACHE_VARIABLES if name in os.environ]
+    wanted = [*own, *(os.path.realpath(place) for place in places)]
+    spec = _spec(cwd, run, room, [path for path in wanted if os.path.isdir(path) and not _holds(run, path)])
+    target = Path(room, _SPEC)
+    discard(Path(room))  # of an earlier trial that was interrupted
+    target.parent.mkdir(parents=True)
+    target.write_text(json.dumps(to_json(spec)), encoding="utf-8")
+    encoding = f"utf8={int(sys.getfilesystemencoding() == 'utf-8')}"  # paths travel in both directions unharmed
+    return [sys.executable, "-I", "-S", "-X", encoding, enter_isolation.__file__, str(target), "--", *command]
+
+
+def _spec(cwd: str, run: str, room: str, wanted: list[str]) -> _Spec:
+    mounts = read_mounts(os.fsdecode(Path("/proc/self/mountinfo").read_bytes()))
+    shm = os.path.realpath("/dev/shm")
+    layers = plan_layers(mounts, [w for w in wanted if w != shm], folder=cwd, list_folders=_list_folders)
+    shm_size = os.statvfs(shm) if os.path.isdir(shm) and mount_of(mounts, shm).kind == "tmpfs" else None
+    pipes = os.path.realpath(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    covered = any(_holds(layer.folder, cwd) for layer in layers) or _holds(shm, cwd)
+    return _Spec(
+        folder=cwd, run_folder=run, scratch=room, layers=layers,
+        kept=(pipes,) if os.path.isdir(pipes) else (),
+        shm=shm if os.path.isdir(shm) else None,
+        shm_bytes=shm_size.f_blocks * shm_size.f_frsize if shm_size else None,
+        writable=tuple(m.point for m in mounts if m.kind in ("proc", "devpts") and not m.read_only
+                       and mount_of(mounts, m.point) == m),
+        guarded=tuple(path for path in _GUARDED if os.path.exists(path)),
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4,
+        notes=() if covered else (f"the working folder `{cwd}` is read-only in trials",),
+    )  # fmt: skip
+
+
+def available() -> str | None:
+    """Why trials cannot be isolated on this machine, or None where a probe really was."""
+    if sys.platform != "linux":
+        return "namespaces and overlays exist on Linux only"
+    with tempfile.TemporaryDirectory(prefix="flatout-probe-") as top:
+        folder, run = Path(top, "work"), Path(top, "run")
+        folder.mkdir()
+        scratch = run / "scratch"
+        write = [sys.executable, "-I", "-S", "-c", "open('probe', 'w').write('written')"]
+        command = isolate(write, folder=folder, script_folder=None, run_folder=run, scratch=scratch)
+        try:
+            done = subprocess.run(command, cwd=folder, capture_output=True, timeout=60, check=False)
+            refused = refusal(scratch)
+            if refused:
+                return refused.cause
+            if done.returncode or (folder / "probe").exists():
+                return f"a probe was not isolated: {done.stderr.decode(errors='replace').strip()[-300:]}"
+            return None
+        except subprocess.TimeoutExpired:
+            return "a probe did not end within a minute"
+        finally:
+            discard(scratch)
+
+
+def require() -> None:
+    """Makes sure that trials can be isolated here.
+
+    Raises:
+        MachineError: They cannot; the cause says why.
+    """
+    reason = available()
+    if reason:
+        raise _refused(reason)
+
+
+def _refused(cause: str) -> MachineError:
+    return MachineError(
+        "trials cannot be isolated on this machine",
+        cause=cause,
+        hint="allow what the cause names, or pass `--allow-writes`: trials then run in your real folders, "
+        "and what the script writes stays there",
+    )
+
+
+def _report(scratch: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((scratch / enter_isolation.REPORT).read_text("utf-8")))
+    except (OSError, ValueError):
+        return {"entered": False, "stage": "start", "errno": 0, "detail": "entering did not start"}
+
+
+def refusal(scratch: Path) -> MachineError | None:
+    """The reason why the isolated command never started, or None when it did."""
+    report = _report(scratch)
+    if report["entered"]:
+        return None
+    if report["stage"] == "command":
+        return MachineError(
+            "a trial's command did not start", cause=str(report["detail"]), hint="check that it runs without flatout"
+        )
+    return _refused(explain(report["stage"], report["errno"], report["detail"], read_settings()))
+
+
+def notes(scratch: Path) -> tuple[str, ...]:
+    """What the isolated trial did differently from a plain run, in sentences for the report."""
+    return tuple(_report(scratch).get("notes", ()))
+
+
+def read_settings() -> dict[str, str]:
+    """The machine's settings that decide about namespaces, by the names that `sysctl` gives them."""
+    names = (
+        "user.max_user_namespaces",
+        "user.max_mnt_namespaces",
+        "kernel.unprivileged_userns_clone",
+        "kernel.apparmor_restrict_unprivileged_userns",
+    )
+    found = {"kernel": os.uname().release}
+    for name in names:
+        path = Path("/proc/sys", *name.split("."))
+        if path.exists():
+            found[name] = path.read_text().strip()
+    status = Path("/proc/self/status").read_text("utf-8", "replace")
+    found["seccomp"] = next((line.split()[1] for line in status.splitlines() if line.startswith("Seccomp:")), "0")
+    return found
+
+
+def explain(stage: str, number: int, detail: str, settings: dict[str, str]) -> str:
+    """Why a stage of entering was refused, in words.
+
+    >>> explain("user namespace", 28, "No space left", {"kernel": "6.1.0", "user.max_user_namespaces": "0"})
+    'no user namespaces are allowed here: `user.max_user_namespaces=0`'
+    """
+    release = [int(part) for part in re.findall(r"\d+", settings["kernel"])[:2]]
+    refused = number in (1, 13)  # EPERM, EACCES
+    known = {
+        "no user namespaces are allowed here: `user.max_user_namespaces=0`":
+            stage == "user namespace" and settings.get("user.max_user_namespaces") == "0",
+        "no mount namespaces are allowed here: `user.max_mnt_namespaces=0`":
+            stage == "mount namespace" and settings.get("user.max_mnt_namespaces") == "0",
+        "only root may make user namespaces here: `kernel.unprivileged_userns_clone=0`":
+            stage == "user namespace" and refused and settings.get("kernel.unprivileged_userns_clone") == "0",
+        "a seccomp filter, as in Docker, refuses user namespaces (`--security-opt seccomp=unconfined` lifts it)":
+            stage == "user namespace" and refused and settings.get("seccomp", "0") != "0",
+        "AppArmor restricts user namespaces: `kernel.apparmor_restrict_unprivileged_userns=1`":
+            refused and settings.get("kernel.apparmor_restrict_unprivileged_userns", "0") != "0",
+        f"Linux {settings['kernel']} is too old: overlays without root and read-only trees need 5.12":
+            stage == "mounts" and release < [5, 12],
+        "this kernel has no overlay file system (`modprobe overlay` loads it)":
+            stage == "mounts" and number == 19,  # ENODEV
+        "a container's seccomp or AppArmor profile refuses mounts":
+            stage == "mounts" and refused,
+    }  # fmt: skip
+    return next((text for text, holds in known.items() if holds), f"the {stage} could not be set up: {detail}")
+
+
+def refused(scratch: Path, paths: Iterable[str]) -> tuple[str, ...]:
+    """Of the absolute paths that a trial failed to write, sorted, those that a plain run could have written."""
+    spec = json.loads((scratch / _SPEC).read_text("utf-8"))
+    open_folders = [
+        spec["run_folder"],
+        spec["shm"] or spec["run_folder"],
+        *(layer["folder"] for layer in spec["layers"]),
+    ]
+
+    def ours(path: str) -> bool:
+        real = os.path.realpath(path)
+        target = real if os.path.lexists(real) else os.path.dirname(real)
+        return os.access(target, os.W_OK) and not any(_holds(folder, real) for folder in open_folders)
+
+    return tuple(sorted({path for path in paths if ours(path)}))
+
+
+def written(scratch: Path) -> list[Write]:
+    """What the trial would have left on the user's disk, sorted by path; of folders, only empty and replaced ones.
+
+    Changes that were kept in memory are not listed; `notes` says so.
+    """
+    try:
+        spec = json.loads((scratch / _SPEC).read_text("utf-8"))
+    except FileNotFoundError:
+        return []
+    found: list[Write] = []
+    for number, layer in enumerate(spec["layers"]):
+        upper = scratch / "layers" / str(number) / "upper"
+        if upper.is_dir():
+            found.extend(_changes(str(upper), layer["folder"]))
+    return sorted(found, key=lambda write: write.path)
+
+
+def _changes(upper: str, folder: str) -> Iterator[Write]:
+    waiting = [(upper, folder)]
+    while waiting:
+        above, shown_above = waiting.pop()
+        for entry in _scan(above):
+            shown = f"{shown_above}/{entry.name}"
+            try:
+                seen, existed = entry.stat(follow_symlinks=False), os.path.lexists(shown)
+            except OSError:  # a path longer than the kernel takes
+                continue
+            if stat.S_ISDIR(seen.st_mode):
+                waiting.append((entry.path, shown))
+                if not existed and not _scan(entry.path):
+                    yield Write(path=shown, change="created")
+                elif existed and _opaque(entry.path):
+                    yield Write(path=shown, change="replaced")
+            elif stat.S_ISCHR(seen.st_mode) and seen.st_rdev == 0:
+                if existed:
+                    yield Write(path=shown, change="deleted")
+            else:
+                size = seen.st_size if stat.S_ISREG(seen.st_mode) else 0
+                yield Write(path=shown, change="changed" if existed else "created", file_bytes=size)
+
+
+def _scan(path: str) -> list[os.DirEntry[str]]:
+    try:
+        _permit(path)
+        return list(os.scandir(path))
+    except OSError:
+        return []
+
+
+def _opaque(path: str) -> bool:
+    try:
+        return os.getxattr(path, "user.overlay.opaque", follow_symlinks=False) == b"y"
+    except OSError:
+        return False
+
+
+def _permit(name: str, *, folder_fd: int | None = None) -> int:
+    """A descriptor of a real folder of ours, made readable and writable; never follows a link."""
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+    path_fd = os.open(name, flags, dir_fd=folder_fd)
+    try:
+        inside = f"/proc/self/fd/{path_fd}"
+        if os.fstat(path_fd).st_mode & 0o700 != 0o700:
+            os.chmod(inside, 0o700)
+        return os.open(inside, os.O_RDONLY | os.O_DIRECTORY)
+    finally:
+        os.close(path_fd)
+
+
+def discard(scratch: Path) -> None:
+    """Removes `scratch` and all in it, whatever modes, links and depths a trial left; nothing outside it.
+
+    Raises:
+        MachineError: It is not a scratch folder made by `isolate`, or something in it cannot be removed.
+    """
+    if not os.path.lexists(scratch):
+        return
+    try:
+        top = _permit(str(scratch))
+        try:
+            names = set(os.listdir(top))
+            if names and _SPEC not in names:
+                raise OSError("it holds files, but no spec of a trial")
+            _empty(top)
+            if names:
+                os.unlink(_SPEC, dir_fd=top)
+        finally:
+            os.close(top)
+        os.rmdir(scratch)
+    except OSError as error:
+        raise MachineError(
+            f"the scratch folder `{scratch}` cannot be removed",
+            cause=str(error),
+            hint="end the programs that still run from the trial, then delete the folder",
+        ) from error
+
+
+def _empty(top: int) -> None:
+    """Empties a folder by lifting the folders of each of its folders up into it, so that no depth is too deep."""
+    while names := [name for name in os.listdir(top) if name != _SPEC]:
+        for name in names:
+            if not stat.S_ISDIR(os.stat(name, dir_fd=top, follow_symlinks=False).st_mode):
+                os.unlink(name, dir_fd=top)
+                continue
+            inner = _permit(name, folder_fd=top)
+            try:
+                for below in os.listdir(inner):
+                    if stat.S_ISDIR(os.stat(below, dir_fd=inner, follow_symlinks=False).st_mode):
+                        os.close(_permit(below, folder_fd=inner))  # moving a folder needs the right to write to it
+                        os.rename(below, uuid.uuid4().hex, src_dir_fd=inner, dst_dir_fd=top)
+                    else:
+                        os.unlink(below, dir_fd=inner)
+            finally:
+                os.close(inner)
+            os.rmdir(name, dir_fd=top)

@@ -1,0 +1,282 @@
+"""How is a child started, told what to do, listened to and ended? The parent's side of one child.
+
+In: a `Script`, the session's settings, orders. Out: the records that the child wrote, in order, or the way it ended.
+Parent and child meet in files alone: the session, a named pipe with orders, and the trace.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from flatout.records import to_json
+from flatout.run.orders import Order, SessionSpec, encode
+from flatout.trace import End, Failure, Follower, Ready, Record
+
+BOOTSTRAP = Path(__file__).parent / "bootstrap"
+POLL_S = 0.02
+
+#: Documented variables by which experiment trackers are switched off, so that a trial reports nothing.
+QUIET_TRACKERS = {
+    "WANDB_MODE": "disabled",
+    "WANDB_SILENT": "true",
+    "COMET_MODE": "DISABLED",
+    "NEPTUNE_MODE": "debug",
+    "MLFLOW_TRACKING_URI": "",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "CLEARML_OFFLINE_MODE": "1",
+}
+
+
+@dataclass(kw_only=True, eq=False)
+class Ended(Exception):  # noqa: N818  an answer, not an error
+    """The child is gone: by itself, by an exception, by a signal, or because it was given up.
+
+    Attributes:
+        exit_code: As `subprocess` reports it; negative for a signal.
+        failure: The exception that the script raised, where it was recorded.
+        finished: Whether the script ran to its end.
+        hung: Whether it was given up after its time limit.
+        num_steps: Steps that it made, as far as known.
+        output: The end of what it printed.
+    """
+
+    exit_code: int | None
+    failure: Failure | None = None
+    finished: bool = False
+    hung: bool = False
+    num_steps: int = 0
+    output: str = ""
+
+    def sentence(self) -> str:
+        """How it ended, in a few words."""
+        if self.hung:
+            return "hung: no answer within its time limit"
+        if self.failure is not None:
+            return f"{self.failure.error}: {self.failure.message.splitlines()[0] if self.failure.message else ''}"
+        if self.exit_code is not None and self.exit_code < 0:
+            return f"killed by {signal.Signals(-self.exit_code).name}"
+        return f"ended with exit code {self.exit_code}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a child is started with.
+
+    Attributes:
+        command: The command, isolated or not.
+        session: What the child is told.
+        run_folder: Where its files go.
+        name: Tells the children of one run folder apart.
+        environment: Variables set on top of the user's.
+        folder: The working folder.
+    """
+
+    command: Sequence[str]
+    session: SessionSpec
+    run_folder: Path
+    name: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    folder: Path = field(default_factory=Path.cwd)
+
+
+def session_files(run_folder: Path, name: str) -> dict[str, str]:
+    """The paths that a session names, all inside the run folder."""
+    place = run_folder.resolve()
+    return {
+        "trace": str(place / f"trace-{name}.jsonl"),
+        "claim": str(place / f"claim-{name}"),
+        "orders": str(place / f"orders-{name}"),
+    }
+
+
+def environment_for(session_path: Path, extra: Mapping[str, str]) -> dict[str, str]:
+    """The user's environment with the bootstrap in front; what it hides is restored by the bootstrap itself."""
+    found = {**os.environ, **extra}
+    own = found.get("PYTHONPATH")
+    found["FLATOUT_SESSION"] = str(session_path)
+    found["PYTHONPATH"] = str(BOOTSTRAP) if not own else f"{BOOTSTRAP}{os.pathsep}{own}"
+    if own is not None:
+        found["FLATOUT_PYTHONPATH"] = own
+    return found
+
+
+def write_session(launch: Launch) -> Path:
+    """Write what the child is told; returns the file's path."""
+    path = launch.run_folder.resolve() / f"session-{launch.name}.json"
+    path.write_text(json.dumps(to_json(launch.session), indent=1), encoding="utf-8")
+    return path
+
+
+class Child:
+    """One child that follows orders. Use it as a context: leaving it ends the child and all that it started."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._follower = Follower(launch.session.trace)
+        self._log: IO[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._orders = -1
+        self._number = 0
+        self.records: list[Record] = []
+        self.started_s = 0.0
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Child:
+        launch = self._launch
+        session_path = write_session(launch)
+        if launch.session.orders is not None:
+            os.mkfifo(launch.session.orders)
+            # Both ends, so that opening waits for nobody and the child sees the end only when we are gone.
+            self._orders = os.open(launch.session.orders, os.O_RDWR | os.O_CLOEXEC)
+        self._log = open(self.output_path, "wb")  # noqa: SIM115
+        self.started_s = time.perf_counter()
+        self._process = subprocess.Popen(
+            list(launch.command),
+            cwd=launch.folder,
+            env=environment_for(session_path, launch.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    @property
+    def output_path(self) -> Path:
+        """The file with all that the child printed."""
+        return self._launch.run_folder / f"output-{self._launch.name}.log"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def end(self) -> None:
+        """Kill the child and everything in its session; nothing of the script runs any more, no handler either."""
+        process, self._process = self._process, None
+        if process is not None:
+            kill_session(process.pid)
+            process.wait()
+            kill_session(process.pid)
+        if self._orders >= 0:
+            os.close(self._orders)
+            self._orders = -1
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    # -- orders --------------------------------------------------------------------------------------------------
+
+    def ready(self, limit_s: float, wait: Callable[[], None] | None = None) -> list[Record]:
+        """Wait until the child stands at its first boundary.
+
+        Raises:
+            Ended: It did not get there.
+        """
+        return self._until(-1, limit_s, wait)
+
+    def ask(self, limit_s: float, wait: Callable[[], None] | None = None, **what: Any) -> list[Record]:
+        """Give an order and wait for its answers.
+
+        Args:
+            limit_s: After this many seconds without an answer the child is given up.
+            wait: Called while waiting, e.g. to draw progress.
+            **what: The fields of an `Order`.
+
+        Raises:
+            Ended: The child is gone.
+        """
+        order = Order(number=self._number, **what)
+        self._number += 1
+        if not self.alive:
+            raise self._ended(hung=False)
+        os.write(self._orders, encode(order).encode())
+        return self._until(order.number, limit_s, wait)
+
+    def _until(self, number: int, limit_s: float, wait: Callable[[], None] | None) -> list[Record]:
+        found: list[Record] = []
+        deadline = time.perf_counter() + limit_s
+        while True:
+            alive = self.alive  # before reading: what it wrote last must not be missed
+            new = self._follower.new()
+            self.records += new
+            found += new
+            if any(isinstance(r, Ready) and r.order == number for r in new):
+                return found
+            if not alive:
+                raise self._ended(hung=False)
+            if time.perf_counter() > deadline:
+                raise self._ended(hung=True)
+            if wait is not None:
+                wait()
+            time.sleep(POLL_S)
+
+    def _ended(self, *, hung: bool) -> Ended:
+        code = self._process.poll() if self._process is not None else None
+        self.end()
+        self.records += self._follower.new()
+        end = next((r for r in reversed(self.records) if isinstance(r, End)), None)
+        failure = next((r for r in reversed(self.records) if isinstance(r, Failure) and r.stage == "script"), None)
+        ready = [r.num_steps for r in self.records if isinstance(r, Ready)]
+        return Ended(
+            exit_code=code,
+            failure=failure,
+            finished=code == 0 and not hung,
+            hung=hung,
+            num_steps=end.num_steps if end else max(ready, default=0),
+            output=tail(self.output_path),
+        )
+
+
+def tail(path: Path, num_bytes: int = 4000) -> str:
+    """The end of a text file; empty where there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(file.tell() - num_bytes, 0))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def kill_session(session: int) -> None:
+    """Kill every process of a session: the leader's group first, then whoever made a group of his own in it."""
+    for _ in range(3):
+        try:
+            os.killpg(session, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        left = members(session)
+        if not left:
+            return
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+        time.sleep(0.01)
+
+
+def members(session: int) -> list[int]:
+    """Living processes of a session, from `/proc`; empty where there is no `/proc`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[3] == str(session) and fields[0] not in ("Z", "X"):
+            found.append(int(entry.name))
+    return found

@@ -1,0 +1,296 @@
+"""What is this machine, and how much of it may this process use?
+
+In: `/proc`, `/sys`, the environment, and `nvidia-smi` where there is one. Out: a `Machine` record. Needs no framework.
+Control groups of both versions are read along the whole path from our own group to the root, because every one of
+them limits us.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+import psutil
+
+from flatout.ceilings import Accelerator, Machine
+
+CPU_FEATURES = (
+    # x86, as in the `flags` line of /proc/cpuinfo
+    *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx_vnni", "avx512_vnni", "avx512_bf16"),
+    *("avx512_fp16", "amx_tile", "amx_bf16", "amx_fp16", "amx_int8"),
+    # ARM, as in the `Features` line
+    *("asimd", "asimdhp", "asimddp", "sve", "sve2", "i8mm", "bf16", "svebf16"),
+)
+"""The processor features that decide which matrix kernels a library picks; all others are left out."""
+
+_NVIDIA_SMI = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total,compute_cap", "--format=csv,noheader,nounits")
+_NVIDIA_SMI_LIMIT_S = 10.0
+
+
+def read_machine(*, root: Path = Path("/")) -> Machine:
+    """This machine, as far as this process may use it.
+
+    Takes milliseconds without a GPU; with one, as long as `nvidia-smi` takes.
+
+    Args:
+        root: Where `/proc`, `/sys` and `/dev` are looked for; tests pass a recorded tree.
+    """
+    cpuinfo = _text(root / "proc/cpuinfo")
+    allowed = allowed_cpus()
+    quota = cores_quota(root)
+    num_cores = max(1, min(len(allowed), int(quota))) if quota else len(allowed)
+    memory_bytes = int(psutil.virtual_memory().total)
+    limit_bytes = memory_limit_bytes(root)
+    return Machine(
+        hostname=platform.node(),
+        cpu=cpu_name(cpuinfo) or platform.processor() or platform.machine(),
+        architecture=platform.machine(),
+        num_cores=num_cores,
+        num_physical_cores=min(num_cores, _num_physical_cores(root, allowed)),
+        num_cores_total=os.cpu_count() or len(allowed),
+        cores_quota=quota,
+        memory_bytes=memory_bytes,
+        memory_limit_bytes=limit_bytes if limit_bytes and limit_bytes < memory_bytes else None,
+        last_level_cache_bytes=_last_level_cache_bytes(root, allowed),
+        cpu_features=cpu_features(cpuinfo),
+        accelerators=read_accelerators(os.environ),
+        cxx_compiler=cxx_compiler(os.environ),
+        shm_bytes=_folder_bytes(root / "dev/shm"),
+        operating_system=f"{platform.system()} {platform.release()}",
+    )
+
+
+def allowed_cpus() -> frozenset[int]:
+    """The logical processors in this process's affinity; all of them where there is no such thing."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+# -- processor -----------------------------------------------------------------------------------------------------
+
+
+def cpu_name(cpuinfo: str) -> str | None:
+    r"""The processor's readable name in the text of `/proc/cpuinfo`; None where it has none (most ARM kernels).
+
+    >>> cpu_name("processor : 0\nmodel name : Intel(R) Xeon(R) Platinum 8480+ CPU @ 2.00GHz")
+    'Intel Xeon Platinum 8480+'
+    >>> cpu_name("model name : AMD EPYC 9654 96-Core Processor")
+    'AMD EPYC 9654'
+    """
+    value = _cpuinfo_value(cpuinfo, "model name") or _cpuinfo_value(cpuinfo, "Model")
+    if value is None:
+        return None
+    value = re.sub(r"\((R|TM|tm|r)\)|@.*|\bCPU\b|\bProcessor\b|\b\d+-Core\b", " ", value)
+    return " ".join(value.split()) or None
+
+
+def cpu_features(cpuinfo: str) -> tuple[str, ...]:
+    """Those of `CPU_FEATURES` that the text of `/proc/cpuinfo` names, in that order.
+
+    >>> cpu_features("flags : fpu avx512_bf16 avx2 sse")
+    ('avx2', 'avx512_bf16')
+    """
+    line = _cpuinfo_value(cpuinfo, "flags") or _cpuinfo_value(cpuinfo, "Features") or ""
+    found = set(line.split())
+    return tuple(feature for feature in CPU_FEATURES if feature in found)
+
+
+def _cpuinfo_value(cpuinfo: str, key: str) -> str | None:
+    found = re.search(rf"^{re.escape(key)}\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    return found.group(1).strip() if found else None
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """The processors in a kernel list.
+
+    >>> sorted(parse_cpu_list("0-2,8"))
+    [0, 1, 2, 8]
+    """
+    cpus: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
+
+
+def _num_physical_cores(root: Path, allowed: Collection[int]) -> int:
+    """Groups of hardware threads among the allowed processors; all count where the kernel does not say."""
+    cores = set()
+    for cpu in allowed:
+        siblings = _text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.add(min(parse_cpu_list(siblings), default=cpu))
+    return max(1, len(cores))
+
+
+def _last_level_cache_bytes(root: Path, allowed: Collection[int]) -> int | None:
+    """The last caches that the allowed processors share, added up; None where the kernel does not say."""
+    sizes: dict[str, int] = {}
+    for cpu in allowed:
+        levels = {}
+        for folder in (root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index*"):
+            size = re.match(r"(\d+)K", _text(folder / "size"))
+            level = _text(folder / "level").strip()
+            if size and level.isdigit():
+                levels[int(level)] = (_text(folder / "shared_cpu_list").strip(), int(size.group(1)) * 1024)
+        if levels:
+            shared, size_bytes = levels[max(levels)]
+            sizes[shared] = size_bytes
+    return sum(sizes.values()) or None
+
+
+# -- control groups ------------------------------------------------------------------------------------------------
+
+
+def cgroup_folders(cgroup: str, mountinfo: str, controller: str) -> tuple[PurePosixPath, ...]:
+    """The folders of the control groups that hold this process, from its own to the hierarchy's root.
+
+    Args:
+        cgroup: The text of `/proc/self/cgroup`.
+        mountinfo: The text of `/proc/self/mountinfo`.
+        controller: `cpu` or `memory`; looked for in version 1 first, then in the unified hierarchy.
+
+    Source: `cgroups(7)` and `proc_pid_mountinfo(5)`, Linux manual pages.
+
+    >>> cgroup_folders("0::/a/b", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw", "cpu")[0]
+    PurePosixPath('/sys/fs/cgroup/a/b')
+    """
+    own: dict[str, str] = {}
+    for line in cgroup.splitlines():
+        _, controllers, path = line.split(":", 2)
+        own.update({name: path for name in controllers.split(",")})
+    for kind, key in (("cgroup", controller), ("cgroup2", "")):
+        for filesystem, options, mount_root, mount_point in _cgroup_mounts(mountinfo):
+            if filesystem == kind and key in own and (not key or key in options):
+                return _up_to(mount_point, mount_root, own[key])
+    return ()
+
+
+def _cgroup_mounts(mountinfo: str) -> Iterator[tuple[str, list[str], str, str]]:
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()
+        if len(fields) > 4 and kind and kind[0] in ("cgroup", "cgroup2"):
+            yield kind[0], kind[-1].split(","), fields[3], fields[4]
+
+
+def _up_to(mount_point: str, mount_root: str, own_path: str) -> tuple[PurePosixPath, ...]:
+    """A container may see its group mounted as the root while its path is still the host's."""
+    top = PurePosixPath(mount_point)
+    path = PurePosixPath(own_path)
+    inside = path.relative_to(mount_root) if path.is_relative_to(mount_root) else PurePosixPath()
+    if ".." in inside.parts:  # the group is outside our cgroup namespace
+        inside = PurePosixPath()
+    folder = top / inside
+    return (folder, *(parent for parent in folder.parents if parent.is_relative_to(top)))
+
+
+def _own_cgroup_folders(root: Path, controller: str) -> list[Path]:
+    cgroup, mountinfo = _text(root / "proc/self/cgroup"), _text(root / "proc/self/mountinfo")
+    return [root / folder.relative_to("/") for folder in cgroup_folders(cgroup, mountinfo, controller)]
+
+
+def cores_quota(root: Path = Path("/")) -> float | None:
+    """The tightest CPU quota on this process, in cores (0.5 is half a core); None without one."""
+    quotas = []
+    for folder in _own_cgroup_folders(root, "cpu"):
+        quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
+        if not quota:  # version 1
+            quota, period = (_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+        if quota.isdigit() and period.isdigit() and int(quota) and int(period):
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def memory_limit_bytes(root: Path = Path("/")) -> int | None:
+    """The tightest memory limit on this process; None without one (version 1 writes a huge number instead)."""
+    limits = []
+    for folder in _own_cgroup_folders(root, "memory"):
+        limit = (_text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")).strip()
+        if limit.isdigit() and int(limit) < 2**60:
+            limits.append(int(limit))
+    return min(limits, default=None)
+
+
+# -- accelerators, compiler, folders -------------------------------------------------------------------------------
+
+
+def read_accelerators(environment: Mapping[str, str]) -> tuple[Accelerator, ...]:
+    """The NVIDIA GPUs that a framework would see; empty where there is no driver, or it does not answer.
+
+    Other makers' devices are not found yet.
+    """
+    if shutil.which(_NVIDIA_SMI[0]) is None:
+        return ()
+    try:
+        answer = subprocess.run(_NVIDIA_SMI, capture_output=True, text=True, timeout=_NVIDIA_SMI_LIMIT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return parse_accelerators(answer.stdout, environment.get("CUDA_VISIBLE_DEVICES"))
+
+
+def parse_accelerators(csv: str, visible: str | None) -> tuple[Accelerator, ...]:
+    """What `nvidia-smi` printed, restricted to and ordered by `CUDA_VISIBLE_DEVICES`.
+
+    Like the driver, an entry that names no device hides itself and all that follow.
+
+    Args:
+        csv: Lines of index, uuid, name, MiB of memory, compute capability.
+        visible: The variable's value; None where it is not set.
+
+    >>> parse_accelerators("0, GPU-1, NVIDIA H200, 143771, 9.0", None)
+    (Accelerator(name='NVIDIA H200', memory_bytes=150754820096, compute_capability='9.0'),)
+    >>> parse_accelerators("0, GPU-1, NVIDIA H200, 143771, 9.0", "")
+    ()
+    """
+    devices: dict[str, tuple[str, Accelerator]] = {}
+    for line in csv.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 5 and fields[3].isdigit():
+            capability = fields[4] if re.fullmatch(r"\d+\.\d+", fields[4]) else None
+            memory_bytes = int(fields[3]) * 2**20
+            found = Accelerator(name=fields[2], memory_bytes=memory_bytes, compute_capability=capability)
+            devices[fields[0]] = (fields[1], found)
+    if visible is None:
+        return tuple(found for _, found in devices.values())
+    chosen = []
+    for entry in (part.strip() for part in visible.split(",")):
+        named = [f for i, (uuid, f) in devices.items() if entry and (i == entry or uuid.startswith(entry))]
+        if not named:
+            break
+        chosen.append(named[0])
+    return tuple(chosen)
+
+
+def cxx_compiler(environment: Mapping[str, str]) -> str | None:
+    """The path of the C++ compiler for compiled models: `$CXX` where set, else `g++`, else `clang++`; None without.
+
+    Inductor by itself tries `$CXX` or `g++` (on macOS `clang++`), so that a lone `clang++` on Linux has to be named
+    in `$CXX`.
+    """
+    wanted = shlex.split(environment.get("CXX", ""))[:1]
+    names = wanted or (["clang++", "g++"] if sys.platform == "darwin" else ["g++", "clang++"])
+    return next((path for path in map(shutil.which, names) if path), None)
+
+
+def _folder_bytes(folder: Path) -> int | None:
+    try:
+        size = os.statvfs(folder)
+    except OSError:
+        return None
+    return size.f_blocks * size.f_frsize
+
+
+def _text(path: Path) -> str:
+    """The file's text; empty where it cannot be read, which here always means that the kernel does not say."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

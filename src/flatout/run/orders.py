@@ -1,0 +1,91 @@
+"""What can the parent ask of a child? One order a line, as JSON, through a named pipe.
+
+In: an `Order`. Out: its line, or the order of a line. The answers come back as records in the trace, each with the
+order's number. Imported in the user's process: standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from flatout.records import from_json, to_json
+from flatout.trace import Setting
+
+Kind = Literal["window", "compare", "census", "scaling", "release", "stop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One thing to do, from the next step boundary on.
+
+    Attributes:
+        number: Counts orders of one child from 0; the answers carry it.
+        kind: `window` measures steps; `compare` judges numerics; `census` counts a step's operations; `scaling`
+            replays calls at half the batch; `release` goes back to plain for good; `stop` ends the child.
+        purpose: Noted with the window.
+        levers: What to engage first; everything else is released.
+        observe: `ends` or `phases`.
+        num_steps: Steps of the window.
+        limit_s: The window ends early after this many seconds, at a step's end.
+        skip_steps: Steps after a change of levers that are not measured.
+    """
+
+    number: int
+    kind: Kind
+    purpose: str = ""
+    levers: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
+    observe: Literal["ends", "phases"] = "ends"
+    num_steps: int = 1
+    limit_s: float = 3600.0
+    skip_steps: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSpec:
+    """What a child is told before it starts (`session.json`).
+
+    Attributes:
+        mode: `trial` waits for orders at step boundaries; `run` never waits; `observe` only records.
+        trace: Where the child writes.
+        orders: The named pipe from which it reads, or None.
+        claim: Created by the first process that makes a step; others stay plain.
+        levers: Engaged at the first boundary (`run`), or before the script starts where they need a new process.
+        endless: A training loader starts over instead of ending (`trial`).
+        recheck: In `run`, whether levers may be toggled to check the plan.
+        script: For the header.
+        arguments: For the header.
+        capture_bytes: Most memory that keeping a step for `compare` may take.
+        writable: Folders to which a trial may write; other refused writes are listed.
+        cache_folder: Where compiled kernels are kept.
+    """
+
+    mode: Literal["trial", "run", "observe"]
+    trace: str
+    claim: str
+    orders: str | None = None
+    levers: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
+    endless: bool = False
+    recheck: bool = False
+    script: str = ""
+    arguments: tuple[str, ...] = ()
+    capture_bytes: int = 200_000_000
+    writable: tuple[str, ...] = ()
+    cache_folder: str | None = None
+    flatout_started_unix_s: float = 0.0
+
+
+def encode(order: Order) -> str:
+    """The order's line, with its newline.
+
+    >>> decode(encode(Order(number=3, kind="stop"))).number
+    3
+    """
+    return json.dumps(to_json(order)) + "\n"
+
+
+def decode(line: str) -> Order:
+    """The order of a line."""
+    return from_json(Order, json.loads(line), where="order")

@@ -1,0 +1,144 @@
+"""Which program did the user name, and is it one that can be run?
+
+In: what stood on the command line. Out: a `Script` with the command that plain Python would run, or an error that
+says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tokenize
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.errors import ScriptError, UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script or a module, with its arguments.
+
+    Attributes:
+        path: The script as it was typed, or None.
+        module: The module after `-m`, or None.
+        arguments: Everything after it, the script's own.
+        python: The interpreter.
+        flags: The interpreter's own flags, as flatout itself was started with.
+    """
+
+    path: str | None = None
+    module: str | None = None
+    arguments: tuple[str, ...] = ()
+    python: str = sys.executable
+    flags: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """What the plan file calls it.
+
+        >>> Script(module="package.train").key, Script(path="src/train.py").key
+        ('-m package.train', 'src/train.py')
+        """
+        if self.module is not None:
+            return f"-m {self.module}"
+        return os.path.normpath(self.path or "")
+
+    @property
+    def stem(self) -> str:
+        """A short name for folders."""
+        return self.module.rpartition(".")[2] if self.module is not None else Path(self.path or "script").stem
+
+    @property
+    def command(self) -> list[str]:
+        """What is executed: the very command of a plain run."""
+        what = ["-m", self.module] if self.module is not None else [self.path or ""]
+        return [self.python, *self.flags, *what, *self.arguments]
+
+    @property
+    def folder(self) -> Path | None:
+        """The script's folder; None for a module, which is found from the working folder."""
+        return Path(self.path).resolve().parent if self.path is not None else None
+
+    @property
+    def typed(self) -> str:
+        """The script and its arguments as one would type them again."""
+        import shlex
+
+        what = ["-m", self.module] if self.module is not None else [self.path or ""]
+        return shlex.join([*what, *self.arguments])
+
+
+def from_words(words: tuple[str, ...], module: str | None) -> Script:
+    """The script that the words after a command name.
+
+    Raises:
+        UsageError: No script was given.
+    """
+    flags = tuple(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
+    if module is not None:
+        return Script(module=module, arguments=words, flags=flags)
+    if not words:
+        raise UsageError("no script was given", cause="the command needs one", hint="e.g. `flatout tune train.py`")
+    return Script(path=words[0], arguments=words[1:], flags=flags)
+
+
+def check(script: Script) -> None:
+    """Make sure that there is something to start; whether it works is for Python to say.
+
+    Raises:
+        UsageError: No such file, a folder without `__main__.py`, or not Python.
+    """
+    if script.path is None:
+        return
+    path = Path(script.path)
+    if not path.exists():
+        raise UsageError(
+            f"no such script: `{script.path}`",
+            cause=f"it is not in `{Path.cwd()}`" if not path.is_absolute() else "the path does not exist",
+            hint="flatout's own options stand before the script; check the path",
+        )
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise UsageError(
+            f"`{script.path}` is a folder", cause="it has no `__main__.py`", hint="name the script in it, or use `-m`"
+        )
+
+
+def check_source(script: Script) -> None:
+    """Read the source before minutes are spent on it.
+
+    Raises:
+        UsageError: It is not text, or a shell script.
+        ScriptError: Python's own compiler refuses it.
+    """
+    check(script)
+    if script.path is None or Path(script.path).is_dir() or not script.path.endswith((".py", "")):
+        return
+    if Path(script.path).suffix in (".pyz", ".zip", ".pyc"):
+        return
+    first = Path(script.path).read_bytes()[:128]
+    if first.startswith(b"#!") and b"python" not in first.split(b"\n")[0]:
+        raise UsageError(
+            f"`{script.path}` is not Python",
+            cause=f"its first line is `{first.splitlines()[0].decode(errors='replace')}`",
+            hint=f"`flatout exec -- {script.path}` reaches the Python programs that a launcher starts",
+        )
+    try:
+        with tokenize.open(script.path) as file:
+            source = file.read()
+        compile(source, script.path, "exec", dont_inherit=True)
+    except SyntaxError as problem:
+        if "encoding" in str(problem) or problem.lineno is None:
+            raise _not_python(script.path, str(problem)) from None
+        raise ScriptError(
+            f"`{script.path}` line {problem.lineno} is not valid Python",
+            cause=f"{problem.msg}: `{(problem.text or '').strip()[:60]}`",
+            hint=f"`python {script.path}` shows the same; mend it first",
+        ) from None
+    except (UnicodeDecodeError, ValueError) as problem:
+        raise _not_python(script.path, str(problem)) from None
+
+
+def _not_python(path: str, why: str) -> UsageError:
+    return UsageError(f"`{path}` is not Python source", cause=why, hint="name the training script itself")
