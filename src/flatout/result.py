@@ -6,8 +6,9 @@ In: the records of the chain. Out: a `Result`, its file, and the objects that `-
 from __future__ import annotations
 
 import json
+import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,6 +118,35 @@ class Result:
     run: str = ""
     stopped: str = ""
     """Why the search ended before it was done, or empty."""
+
+    @property
+    def noise_fraction(self) -> float | None:
+        """How far the 95 % interval of plain against plain reaches from 1; None where it was not measured."""
+        if self.noise is None or not (math.isfinite(self.noise.low) and math.isfinite(self.noise.high)):
+            return None
+        return max(self.noise.high - 1, 1 - self.noise.low, 0.0)
+
+    @property
+    def trials_s(self) -> float:
+        """Wall seconds that all trials took, without the baseline and the final measurement."""
+        return math.fsum(trial.took_s for trial in self.trials)
+
+    @property
+    def num_discarded(self) -> int:
+        """Windows of trials that were left out because others used the CPU, or something was compiled."""
+        return sum(trial.num_discarded for trial in self.trials) + (self.winner.num_discarded if self.winner else 0)
+
+    @property
+    def break_even_runs(self) -> int | None:
+        """The run, counted from 1, within which the tuning is earned back; None where never, or not known."""
+        if self.break_even_steps is None or not self.steps_in_run:
+            return None
+        return max(math.ceil(self.break_even_steps / self.steps_in_run), 1)
+
+
+def with_plan_path(result: Result, path: str) -> Result:
+    """The result, with the place where its plan was written."""
+    return replace(result, plan_path=path)
 
 
 def save(result: Result, folder: Path) -> Path:
