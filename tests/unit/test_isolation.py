@@ -9,7 +9,8 @@ import pytest
 
 from flatout.errors import MachineError, UsageError
 from flatout.run import enter_isolation, isolation
-from flatout.run.isolation import Layer, Write, explain, mount_of, plan_layers, read_mounts
+from flatout.run.isolation import Write, explain
+from flatout.run.isolation_plan import MAX_ENTRIES, Disk, Entry, Layer, mount_of, plan_layers, read_mounts
 
 MOUNTS = r"""
 22 27 0:21 / /proc rw,relatime - proc proc rw
@@ -31,8 +32,22 @@ def mounts():
     return read_mounts(MOUNTS.strip())
 
 
-def plan(mounts, wanted, folder, tree=None):
-    return plan_layers(mounts, wanted, folder=folder, list_folders=lambda path: (tree or {}).get(path, []))
+class FakeDisk(Disk):
+    """A tree written down: folder to entries; a name with a star is foreign, one with a dot is a file."""
+
+    def __init__(self, tree=None, foreign=()):
+        self.tree, self.foreign = tree or {}, foreign
+
+    def is_foreign(self, path):
+        return path in self.foreign
+
+    def entries(self, path):
+        names = self.tree.get(path, [])
+        return tuple(Entry(name=n.strip("*"), is_folder="." not in n, foreign=n.endswith("*")) for n in names)
+
+
+def plan(mounts, wanted, *project, tree=None, foreign=(), run_folder=""):
+    return plan_layers(mounts, wanted, project=project, disk=FakeDisk(tree, foreign), run_folder=run_folder)
 
 
 def folders(layers):
@@ -74,7 +89,7 @@ def test_a_folder_whose_name_merely_begins_alike_gets_its_own_overlay(mounts):
 
 def test_a_folder_with_mounts_beneath_is_rebuilt_and_each_of_its_folders_gets_an_overlay(mounts):
     tree = {"/home/u": ["my data", "gone", "p", "q"], "/home/u/p": ["cache", "src"]}
-    assert plan(mounts, ["/home/u", "/home/u/p"], "/home/u/p", tree) == (
+    assert plan(mounts, ["/home/u", "/home/u/p"], "/home/u/p", tree=tree) == (
         Layer(folder="/home/u", rebuilt=True, required=True),
         Layer(folder="/home/u/my data"),
         Layer(folder="/home/u/p", rebuilt=True, required=True),
@@ -93,6 +108,62 @@ def test_a_mount_of_its_own_without_others_beneath_is_one_overlay(mounts):
 @pytest.mark.parametrize("path", ["/", "/proc/self", "/dev", "/home/u/gone/x", "/mnt/frozen"])
 def test_kernel_interfaces_read_only_disks_and_the_root_get_no_overlay(mounts, path):
     assert plan(mounts, [path, "/tmp"], path) == (Layer(folder="/tmp"),)
+
+
+def test_a_folder_below_somebody_elses_gets_its_own_overlay_since_that_one_cannot_be_copied_up(mounts):
+    wanted, foreign = ["/tmp", "/tmp/ci/u/p", "/tmp/mine"], {"/tmp", "/tmp/ci"}
+    assert plan(mounts, wanted, "/tmp/ci/u/p", foreign=foreign) == (
+        Layer(folder="/tmp", required=True),
+        Layer(folder="/tmp/ci/u/p", required=True),
+    )
+
+
+def test_a_project_with_files_of_another_group_is_rebuilt_as_far_as_they_reach(mounts):
+    tree = {"/srv/p": ["a.py*", "out*", "src"], "/srv/p/out": ["x.pt*"], "/srv/p/src": ["b.py"]}
+    assert plan(mounts, ["/srv/p", "/tmp"], "/srv/p", tree={**tree, "/tmp": ["other*"]}) == (
+        Layer(folder="/srv/p", rebuilt=True, required=True),
+        Layer(folder="/srv/p/out", rebuilt=True),
+        Layer(folder="/srv/p/src"),
+        Layer(folder="/tmp"),
+    )
+
+
+def test_the_run_folder_gets_no_overlay_also_where_all_around_it_does(mounts):
+    tree = {"/srv/p": ["runs*"], "/srv/p/runs": ["r1*", "r2*"]}
+    layers = plan(mounts, ["/srv/p"], "/srv/p", tree=tree, run_folder="/srv/p/runs/r2")
+    assert folders(layers) == ["/srv/p", "/srv/p/runs", "/srv/p/runs/r1"]
+
+
+def test_a_project_within_home_is_rebuilt_beside_the_overlay_on_home(mounts):
+    tree = {"/root/p": ["a.py*"]}
+    layers = plan(mounts, ["/root", "/root/p"], "/root/p", tree=tree)
+    assert layers == (Layer(folder="/root", required=True), Layer(folder="/root/p", rebuilt=True, required=True))
+
+
+def test_a_folder_with_very_many_files_is_not_rebuilt_for_the_sake_of_their_group(mounts):
+    tree = {"/srv/p": [f"{n}.jpg*" for n in range(MAX_ENTRIES + 1)]}
+    assert plan(mounts, ["/srv/p"], "/srv/p", tree=tree) == (Layer(folder="/srv/p", required=True),)
+
+
+def test_a_mount_that_lies_on_a_kernel_interface_gets_its_own_overlay():
+    auto = "1 0 8:1 / / rw - ext4 a rw\n2 1 8:2 / /home/x rw - autofs b rw\n3 2 8:3 / /home/x/y rw - nfs c rw"
+    tree = {"/home": ["x", "z"]}
+    layers = plan(read_mounts(auto), ["/home", "/home/x/y/p"], "/home/x/y/p", tree=tree)
+    assert folders(layers) == ["/home", "/home/x/y/p", "/home/z"]
+
+
+def test_the_disk_knows_what_is_foreign(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("/etc")
+    entries = {entry.name: entry for entry in Disk(frozenset(), frozenset()).entries(str(tmp_path))}
+    assert entries["file"] == Entry(name="file", foreign=True)
+    assert entries["folder"] == Entry(name="folder", is_folder=True, foreign=True)
+    assert entries["link"] == Entry(name="link")
+    everyone, oneself = Disk(None, None), Disk(frozenset((os.getuid(),)), frozenset((os.getgid(),)))
+    assert not any(entry.foreign for disk in (everyone, oneself) for entry in disk.entries(str(tmp_path)))
+    assert Disk(None, frozenset()).is_foreign(str(tmp_path)) and not everyone.is_foreign("/")
+    assert everyone.entries("/nowhere") == ()
 
 
 def test_a_process_whose_root_is_not_listed_is_planned_too():
@@ -266,6 +337,20 @@ def test_written_reads_folders_that_the_trial_made_unreadable(made):
 
 def test_written_is_empty_where_no_trial_ran(tmp_path):
     assert isolation.written(tmp_path / "nothing") == []
+
+
+def test_the_folders_a_trial_may_write_to_are_known_to_the_recorder(made):
+    folder, run, scratch, _ = made
+    folders = isolation.writable(scratch)
+    assert str(run) in folders and list(folders) == sorted(folders)
+    assert any(f"{folder}/".startswith(f"{open_folder}/") for open_folder in folders)
+
+
+def test_a_scratch_that_an_interrupted_trial_left_is_emptied_first(made):
+    folder, run, scratch, _ = made
+    (upper_of(scratch, folder) / "stale").write_text("x")
+    isolation.isolate(["x"], folder=folder, script_folder=None, run_folder=run, scratch=scratch)
+    assert isolation.written(scratch) == []
 
 
 def test_a_refused_write_counts_only_where_a_plain_run_could_have_written(made):

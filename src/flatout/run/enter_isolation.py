@@ -102,6 +102,12 @@ def _capabilities() -> int:
         return next((int(line.split()[1], 16) for line in status if line.startswith("CapEff:")), 0)
 
 
+def maps_all_ids() -> bool:
+    """Whether this process may map every user and group id; otherwise only its own."""
+    needed = 1 << _CAP_SETUID | 1 << _CAP_SETGID
+    return _capabilities() & needed == needed
+
+
 def _write(path: str, text: str) -> None:
     fd = os.open(path, os.O_WRONLY)
     try:
@@ -137,8 +143,7 @@ def _start_mapper() -> tuple[int, int]:
 def enter_user_namespace(kernel: Kernel) -> None:
     """Enters a user namespace in which ids keep their numbers: all of them for root, one's own for everybody else."""
     uid, gid = os.geteuid(), os.getegid()
-    needed = 1 << _CAP_SETUID | 1 << _CAP_SETGID
-    mapper = _start_mapper() if _capabilities() & needed == needed else None
+    mapper = _start_mapper() if maps_all_ids() else None
     kernel.unshare(_CLONE_NEWUSER)
     if mapper:
         child, tell = mapper
@@ -194,9 +199,18 @@ class World:
         self._rebuilt: dict[str, int] = {}
         self._layers = {layer["folder"] for layer in spec["layers"]}
         self._run = kernel.clone_mount(spec["run_folder"])
-        self._kept = {path: kernel.clone_mount(path) for path in spec["kept"]}
+        rebuilt = {layer["folder"] for layer in spec["layers"] if layer["rebuilt"]}
+        self._lowers = {
+            folder: os.open(folder, os.O_PATH | os.O_DIRECTORY)
+            for folder in self._layers
+            if os.path.dirname(folder) not in rebuilt
+        }
+        self._kept = {path: mount for path in spec["kept"] if (mount := self._clone(path))}
         self._scratch = f"/proc/self/fd/{os.open(spec['scratch'], os.O_PATH | os.O_DIRECTORY)}"
         self._rooms = [f"{self._scratch}/layers", f"{self._scratch}/memory"]
+        os.mkdir(self._rooms[0])
+        os.chown(self._rooms[0], -1, os.getegid())  # a folder that hands its own group down would be unusable inside
+        os.chmod(self._rooms[0], 0o700)
 
     def build(self) -> None:
         """Mounts everything, then takes away the right to write to the rest."""
@@ -204,7 +218,8 @@ class World:
         for number, layer in enumerate(self.spec["layers"]):
             self._add(number, layer)
         for path, mount in self._kept.items():
-            self.kernel.attach(mount, path)
+            if os.path.lexists(path):
+                self.kernel.attach(mount, path)
         self.kernel.attach(self._run, self.spec["run_folder"])
         self.kernel.mount("tmpfs", self.spec["scratch"], "tmpfs", 0, "size=4k,mode=755")
         for path in self.spec["guarded"]:
@@ -215,6 +230,12 @@ class World:
             self.kernel.set_read_only(path, wanted=False)
         if not os.statvfs("/").f_flag & os.ST_RDONLY:
             raise OSError(0, "`/` is still writable")
+
+    def _clone(self, path: str) -> int | None:
+        try:
+            return self.kernel.clone_mount(path)
+        except OSError:  # a socket that has gone meanwhile
+            return None
 
     def _private_shm(self) -> None:
         shm, size = self.spec["shm"], self.spec["shm_bytes"]
@@ -244,10 +265,10 @@ class World:
     def _add(self, number: int, layer: dict[str, Any]) -> None:
         """Covers one folder with an overlay, in the first room that can hold its changes."""
         folder: str = layer["folder"]
-        parent, name = os.path.split(folder)
-        above = self._rebuilt.get(parent)
-        flags = os.O_PATH | os.O_DIRECTORY
-        lower = os.open(folder, flags) if above is None else os.open(name, flags, dir_fd=above)
+        lower = self._lowers.pop(folder, -1)
+        if lower < 0:
+            parent, name = os.path.split(folder)
+            lower = os.open(name, os.O_PATH | os.O_DIRECTORY, dir_fd=self._rebuilt[parent])
         failed: OSError | None = None
         for room in list(self._rooms):
             try:
@@ -286,7 +307,7 @@ class World:
             self.kernel.mount("tmpfs", room, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
         place, lower = f"{room}/{number}", f"/proc/self/fd/{lower_fd}"
         for part in ("upper", "work"):
-            os.makedirs(f"{place}/{part}", mode=0o700, exist_ok=True)
+            os.makedirs(f"{place}/{part}", mode=0o700)
         _copy_attributes(lower, f"{place}/upper")
         visible, rest = (
             (f"{place}/skeleton", self._fill(f"{place}/skeleton", folder, lower)) if rebuilt else (lower, [])

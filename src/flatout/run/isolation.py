@@ -1,8 +1,8 @@
 """What would a trial write, and how does none of it reach the user's disk?
 
 The parent's side. In: the command of a trial and the folders it lives in. Out: the command that runs it isolated
-(`enter_isolation.py` does the entering), and afterwards the list of what it would have written, to be discarded.
-Which folders get an overlay is planned here, by a pure function of the text of `/proc/self/mountinfo`.
+(`isolation_plan.py` decides which folders get an overlay, `enter_isolation.py` does the entering), and afterwards the
+list of what the trial would have written, which is then discarded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from typing import Any, Literal
 from flatout.errors import MachineError, UsageError
 from flatout.records import to_json
 from flatout.run import enter_isolation
+from flatout.run.isolation_plan import Disk, Layer, holds, mount_of, plan_layers, read_mounts
 
 EXIT_REFUSED = enter_isolation.EXIT_REFUSED
 _SPEC = "spec.json"
@@ -30,44 +31,7 @@ _SPEC = "spec.json"
 # Caches that a plain run may fill: where the environment moves them out of home, they get an overlay too.
 _CACHE_VARIABLES = ("XDG_CACHE_HOME", "HF_HOME", "HF_DATASETS_CACHE", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR",
                     "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "KERAS_HOME", "MPLCONFIGDIR")  # fmt: skip
-# Kernel interfaces, not disks: never overlaid.
-_SPECIAL_KINDS = frozenset((
-    "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs",
-    "fusectl", "fuse.gvfsd-fuse", "fuse.portal", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs",
-    "securityfs", "selinuxfs", "sysfs", "tracefs",
-))  # fmt: skip
 _GUARDED = ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi", "/proc/sysrq-trigger")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mount:
-    """One line of `/proc/self/mountinfo`."""
-
-    number: int
-    parent: int
-    point: str
-    kind: str
-    read_only: bool
-
-    @property
-    def usable(self) -> bool:
-        """Whether a plain run could leave files there."""
-        return not self.read_only and self.kind not in _SPECIAL_KINDS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """A folder that gets an overlay.
-
-    Attributes:
-        folder: Its real path.
-        rebuilt: Mounts lie beneath it, so the overlay covers a stand-in, with the entries' own layers on top.
-        required: It holds the working folder: without it the trial is refused.
-    """
-
-    folder: str
-    rebuilt: bool = False
-    required: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,73 +67,6 @@ class _Spec:
     notes: tuple[str, ...]
 
 
-def read_mounts(text: str) -> tuple[Mount, ...]:
-    r"""The mounts that the text of a mountinfo file lists, in its order.
-
-    >>> read_mounts(r"36 35 98:0 /a /mnt\040x rw,noatime shared:1 - ext4 /dev/sda1 rw")[0].point
-    '/mnt x'
-    """
-    mounts = []
-    for line in text.splitlines():
-        before, _, after = line.partition(" - ")
-        number, parent, _, _, point, options = before.split(" ")[:6]
-        kind, _, super_options = after.split(" ")[:3]
-        point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), point)
-        read_only = "ro" in options.split(",") or "ro" in super_options.split(",")
-        mounts.append(Mount(number=int(number), parent=int(parent), point=point, kind=kind, read_only=read_only))
-    return tuple(mounts)
-
-
-def _holds(folder: str, path: str) -> bool:
-    return folder in (path, "/") or path.startswith(folder + "/")
-
-
-def mount_of(mounts: Sequence[Mount], path: str) -> Mount:
-    """The mount that a walk from `/` to `path` ends on, where later mounts hide earlier ones."""
-    numbers = {m.number for m in mounts}
-    roots = (m for m in mounts if m.point == "/" and (m.parent not in numbers or m.parent == m.number))
-    current = next(roots, Mount(number=-1, parent=-1, point="/", kind="unlisted", read_only=False))  # in a chroot
-    while True:
-        met = [m for m in mounts if m.parent == current.number != m.number and _holds(m.point, path)]
-        if not met:
-            return current
-        current = min(met, key=lambda m: len(m.point))
-
-
-def plan_layers(
-    mounts: Sequence[Mount], wanted: Iterable[str], *, folder: str, list_folders: Callable[[str], Iterable[str]]
-) -> tuple[Layer, ...]:
-    """Which folders get an overlay, outer ones first.
-
-    Args:
-        mounts: All mounts.
-        wanted: Real paths of folders that the trial may write to.
-        folder: The working folder.
-        list_folders: The names of the folders in a folder; asked only where mounts lie beneath.
-    """
-    usable = sorted({w for w in wanted if w != "/" and mount_of(mounts, w).usable})
-    outermost = [w for w in usable if not any(_holds(other, w) for other in usable if other != w)]
-
-    def expand(path: str) -> Iterator[Layer]:
-        mount, required = mount_of(mounts, path), _holds(path, folder)
-        if not mount.usable:
-            return
-        rebuilt = any(m.parent == mount.number and m.point != path and _holds(path, m.point) for m in mounts)
-        yield Layer(folder=path, rebuilt=rebuilt, required=required)
-        if rebuilt:
-            for name in sorted(list_folders(path)):
-                yield from expand(f"{path}/{name}")
-
-    return tuple(layer for path in outermost for layer in expand(path))
-
-
-def _list_folders(path: str) -> list[str]:
-    try:
-        return [entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
-
-
 def isolate(
     command: Sequence[str], *, folder: Path, script_folder: Path | None, run_folder: Path, scratch: Path
 ) -> list[str]:
@@ -187,19 +84,16 @@ def isolate(
         ValueError: The scratch folder does not lie inside the run folder.
     """
     cwd, run, room = (os.path.realpath(path) for path in (folder, run_folder, scratch))
-    if room == run or not _holds(run, room):
+    if room == run or not holds(run, room):
         raise ValueError(f"the scratch folder `{room}` is not inside the run folder `{run}`")
     own = [cwd, os.path.realpath(script_folder or cwd)]
-    if any(_holds(run, path) for path in own):
+    if any(holds(run, path) for path in own):
         raise UsageError(
             f"the run folder `{run}` holds the script or its working folder",
             cause="a run folder stays writable, so that a trial in it would leave its files there",
             hint="name a run folder of its own, e.g. `.flatout`",
         )
-    places = ["/tmp", "/var/tmp", tempfile.gettempdir(), os.path.expanduser("~")]
-    places += [os.environ[name] for name in _CACHE_VARIABLES if name in os.environ]
-    wanted = [*own, *(os.path.realpath(place) for place in places)]
-    spec = _spec(cwd, run, room, [path for path in wanted if os.path.isdir(path) and not _holds(run, path)])
+    spec = _spec(own, run, room)
     target = Path(room, _SPEC)
     discard(Path(room))  # of an earlier trial that was interrupted
     target.parent.mkdir(parents=True)
@@ -208,24 +102,39 @@ def isolate(
     return [sys.executable, "-I", "-S", "-X", encoding, enter_isolation.__file__, str(target), "--", *command]
 
 
-def _spec(cwd: str, run: str, room: str, wanted: list[str]) -> _Spec:
+def _spec(own: list[str], run: str, room: str) -> _Spec:
+    places = [*own, "/tmp", "/var/tmp", tempfile.gettempdir(), os.path.expanduser("~")]
+    places += [os.environ[name] for name in _CACHE_VARIABLES if name in os.environ]
     mounts = read_mounts(os.fsdecode(Path("/proc/self/mountinfo").read_bytes()))
     shm = os.path.realpath("/dev/shm")
-    layers = plan_layers(mounts, [w for w in wanted if w != shm], folder=cwd, list_folders=_list_folders)
+    wanted = [path for path in map(os.path.realpath, places) if os.path.isdir(path) and path != shm]
+    everyone = enter_isolation.maps_all_ids()
+    disk = Disk(None if everyone else frozenset((os.geteuid(),)), None if everyone else frozenset((os.getegid(),)))
+    wanted = [path for path in wanted if not holds(run, path)]
+    layers = plan_layers(mounts, wanted, project=own, disk=disk, run_folder=run)
     shm_size = os.statvfs(shm) if os.path.isdir(shm) and mount_of(mounts, shm).kind == "tmpfs" else None
-    pipes = os.path.realpath(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
-    covered = any(_holds(layer.folder, cwd) for layer in layers) or _holds(shm, cwd)
+    covered = any(holds(layer.folder, own[0]) for layer in layers) or holds(shm, own[0])
     return _Spec(
-        folder=cwd, run_folder=run, scratch=room, layers=layers,
-        kept=(pipes,) if os.path.isdir(pipes) else (),
+        folder=own[0], run_folder=run, scratch=room, layers=layers,
+        kept=tuple(path for path in _meeting_points() if any(holds(layer.folder, path) for layer in layers)),
         shm=shm if os.path.isdir(shm) else None,
         shm_bytes=shm_size.f_blocks * shm_size.f_frsize if shm_size else None,
         writable=tuple(m.point for m in mounts if m.kind in ("proc", "devpts") and not m.read_only
                        and mount_of(mounts, m.point) == m),
         guarded=tuple(path for path in _GUARDED if os.path.exists(path)),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4,
-        notes=() if covered else (f"the working folder `{cwd}` is read-only in trials",),
+        notes=() if covered else (f"the working folder `{own[0]}` is read-only in trials",),
     )  # fmt: skip
+
+
+def _meeting_points() -> list[str]:
+    """Sockets that somebody listens on, and the pipes of NVIDIA's MPS: through an overlay nobody would answer."""
+    listening = "00010000"
+    lines = os.fsdecode(Path("/proc/net/unix").read_bytes()).splitlines()[1:]
+    found = [line.split(None, 7) for line in lines]
+    sockets = {fields[7] for fields in found if len(fields) == 8 and fields[3] == listening and fields[7][:1] == "/"}
+    pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    return [path for path in (pipes, *sorted(sockets)) if os.path.exists(path) and os.path.realpath(path) == path]
 
 
 def available() -> str | None:
@@ -343,19 +252,21 @@ def explain(stage: str, number: int, detail: str, settings: dict[str, str]) -> s
     return next((text for text, holds in known.items() if holds), f"the {stage} could not be set up: {detail}")
 
 
+def writable(scratch: Path) -> tuple[str, ...]:
+    """The real paths of the folders that the trial of `scratch` may write to, sorted."""
+    spec = json.loads((scratch / _SPEC).read_text("utf-8"))
+    folders = {spec["run_folder"], spec["shm"], *(layer["folder"] for layer in spec["layers"])} - {None}
+    return tuple(sorted(folders))
+
+
 def refused(scratch: Path, paths: Iterable[str]) -> tuple[str, ...]:
     """Of the absolute paths that a trial failed to write, sorted, those that a plain run could have written."""
-    spec = json.loads((scratch / _SPEC).read_text("utf-8"))
-    open_folders = [
-        spec["run_folder"],
-        spec["shm"] or spec["run_folder"],
-        *(layer["folder"] for layer in spec["layers"]),
-    ]
+    folders = writable(scratch)
 
     def ours(path: str) -> bool:
         real = os.path.realpath(path)
         target = real if os.path.lexists(real) else os.path.dirname(real)
-        return os.access(target, os.W_OK) and not any(_holds(folder, real) for folder in open_folders)
+        return os.access(target, os.W_OK) and not any(holds(folder, real) for folder in folders)
 
     return tuple(sorted({path for path in paths if ours(path)}))
 
