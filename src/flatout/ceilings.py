@@ -100,7 +100,8 @@ class Machine:
             "num_physical_cores": self.num_physical_cores,
             "cores_quota": self.cores_quota,
             "cpu_features": sorted(self.cpu_features),
-            "accelerators": [to_json(a) for a in self.accelerators],
+            # a driver's update moves the memory that it reports by some MiB
+            "accelerators": [[a.name, round(a.memory_bytes / 2**30), a.compute_capability] for a in self.accelerators],
         }
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -35,6 +35,10 @@ FIXED_SHARE = 0.5
 """Share of the model's time that does not shrink with the batch, from which on starting operations is what costs."""
 
 
+FAIR_RATE = 0.25
+"""Share of the bandwidth ceiling from which on an operation counts as moving data."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
     """The most that a remedy can bring.
@@ -223,7 +227,10 @@ def _launch_share(found: Findings) -> float:
 
 
 def _memory_bound_share(found: Findings) -> float:
-    """Share of the operations' time spent in those whose intensity lies left of the roofline's ridge."""
+    """Share of the operations' time in those left of the roofline's ridge that do move data at a fair part of its rate.
+
+    A tiny operation lies left of the ridge too, but what it waits for is its own start.
+    """
     if found.census is None or found.ceilings is None:
         return 0.0
     peak, bandwidth = found.ceilings.get("matmul_float32"), found.ceilings.get("memory_copy")
@@ -231,7 +238,11 @@ def _memory_bound_share(found: Findings) -> float:
     if peak is None or bandwidth is None or total <= 0:
         return 0.0
     ridge = peak.value / bandwidth.value
-    below = sum(op.self_s for op in found.census.operations if op.flops < ridge * max(op.moved_bytes, 1))
+    below = sum(
+        op.self_s
+        for op in found.census.operations
+        if op.flops < ridge * max(op.moved_bytes, 1) and op.moved_bytes >= FAIR_RATE * bandwidth.value * op.self_s
+    )
     return below / total
 
 

@@ -69,3 +69,13 @@ class Inconclusive(FlatoutError):
     """There was not enough to judge by."""
 
     exit_code = 6
+
+
+def cannot_write(place: object, problem: OSError) -> MachineError:
+    """The error for a folder or file that cannot be written."""
+    full = problem.errno == 28
+    return MachineError(
+        f"cannot write `{place}`",
+        cause="the disk is full" if full else str(problem.strerror or problem),
+        hint="free some space" if full else "go to a folder that you may write to, and name the script by its path",
+    )

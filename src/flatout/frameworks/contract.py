@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from flatout.trace import Agreement, Census, Facts, Levers, Scaling, Setting, Toggle
+from flatout.trace import Agreement, Census, Facts, Levers, Scaling, Toggle
 
 
 class StepListener(Protocol):
@@ -82,5 +82,5 @@ class Framework(Protocol):
     def counterfactual(self, name: str, engaged: bool) -> None:
         """Make something free: `free_data` replays one cached batch."""
 
-    def settings_of(self, lever: str) -> Mapping[str, Setting]:
-        """The settings with which a lever is engaged."""
+    def engaged(self) -> Levers:
+        """The levers that are engaged now, with their settings."""

@@ -10,6 +10,7 @@ Imported in the user's process: the standard library, and the framework that the
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import json
 import os
 import sys
@@ -202,7 +203,8 @@ class Conductor:
         if not self.framework.settled() or len(self._first_step_s) < MEASURED_SETTLING_STEPS:
             return
         self._settled_at = self.num_steps
-        self._write(self.framework.facts())
+        warm_up_step_s = sum(self._first_step_s) / len(self._first_step_s)
+        self._write(dataclasses.replace(self.framework.facts(), warm_up_step_s=warm_up_step_s))
         if self.spec.mode == "run" and self.spec.levers:
             self._toggle(self.spec.levers, "plan")
         if self.spec.mode != "trial":
@@ -305,7 +307,7 @@ class Conductor:
     def _open_free_window(self) -> None:
         """In a run: windows without an order, so that the trace shows the whole run at little cost."""
         if self._window is None and self._writer is not None and self._order is None:
-            engaged = {name: self.framework.settings_of(name) for name in self.spec.levers}
+            engaged = self.framework.engaged()
             order = Order(number=-1, kind="window", purpose="run", levers=engaged, num_steps=2000, limit_s=5.0)
             self._open_window(order)
 
@@ -338,8 +340,6 @@ class Conductor:
     # -- writing -------------------------------------------------------------------------------------------------
 
     def _write_numbered(self, record: Any, number: int, **changes: Any) -> None:
-        import dataclasses
-
         if record is not None:
             self._write(dataclasses.replace(record, order=number, **changes))
 

@@ -5,10 +5,13 @@ In: the working folder and a name. Out: a fresh run folder, or an error that say
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from flatout.errors import MachineError, RecordError, UsageError
+from flatout.errors import RecordError, UsageError, cannot_write
 
 ROOT = ".flatout"
 
@@ -32,16 +35,6 @@ def root(folder: Path) -> Path:
     return place
 
 
-def cannot_write(place: Path, problem: OSError) -> MachineError:
-    """The error for a folder or file that cannot be written."""
-    full = problem.errno == 28
-    return MachineError(
-        f"cannot write `{place}`",
-        cause="the disk is full" if full else str(problem.strerror or problem),
-        hint="free some space" if full else "go to a folder that you may write to, and name the script by its path",
-    )
-
-
 def new(folder: Path, stem: str) -> Path:
     """The next free `.flatout/<stem>-<n>`, made so that two processes never get the same."""
     place = root(folder)
@@ -56,6 +49,34 @@ def new(folder: Path, stem: str) -> Path:
         except OSError as problem:
             raise cannot_write(path, problem) from None
         return path
+
+
+@contextmanager
+def claimed(folder: Path, stem: str) -> Iterator[Path]:
+    """A fresh run folder, for as long as nobody else measures in this working folder.
+
+    Two measurements at once would each see the other as a disturbance.
+
+    Raises:
+        UsageError: Another one is at it.
+    """
+    place = root(folder)
+    lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pid = os.read(lock, 32).decode(errors="replace").strip() or "another process"
+            raise UsageError(
+                f"another flatout is measuring in `{folder}` (process {pid})",
+                cause="two measurements at once would disturb each other",
+                hint="wait for it, or stop it",
+            ) from None
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+        yield new(folder, stem)
+    finally:
+        os.close(lock)
 
 
 def _number(path: Path, stem: str) -> int:

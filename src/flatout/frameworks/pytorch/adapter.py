@@ -25,7 +25,7 @@ from flatout.frameworks.pytorch.numerics import Numerics
 from flatout.frameworks.pytorch.observer import Observer
 from flatout.frameworks.pytorch.rhythm import Rhythm
 from flatout.frameworks.pytorch.session import Session
-from flatout.trace import Agreement, Census, Facts, Levers, Scaling, Setting, Toggle
+from flatout.trace import Agreement, Census, Facts, Levers, Scaling, Toggle
 
 BACKWARDS_WITHOUT_UPDATE = 20
 """After so many backward passes without an optimizer update that shows, the loader's fetches are taken for steps."""
@@ -188,9 +188,9 @@ class PyTorch:
         """See `Framework.evidence`."""
         return self.session.evidence()
 
-    def settings_of(self, lever: str) -> Mapping[str, Setting]:
-        """See `Framework.settings_of`."""
-        return self.session.engaged.get(lever, {})
+    def engaged(self) -> Levers:
+        """See `Framework.engaged`."""
+        return dict(self.session.engaged)
 
     def observe(self, depth: str) -> None:
         """See `Framework.observe`."""

@@ -4,14 +4,16 @@ In: a command line (`python -m flatout.frameworks.pytorch.calibration OUTPUT.jso
 interpreter that has torch: it needs nothing of flatout). Out: JSON lines, each written when it is known, so that a
 process killed at any moment leaves what it has measured:
 
-    {"kind": "header", "framework_version": ..., "device": ..., "num_threads": ..., "probes": [{name, unit, source}]}
+    {"kind": "start", "framework_version": ..., "device": ..., "num_threads": ...}
+    {"kind": "probe", "name": ..., "unit": ..., "source": ...}
     {"kind": "sample", "name": ..., "value": ...}
-    {"kind": "round", "number": ...}
+    {"kind": "end", "of": "choose" or "round"}
 
-Two stages: for every probe sizes are doubled until the rate stops rising; then come rounds, in each of which every
-probe runs for a few short windows. The windows of one probe so lie seconds apart, among those of all others, and a
-disturbance or a change of clock frequency hits some of each and not all of one. What a sample is worth is judged by
-the reader, `flatout.run.calibrate`.
+Two kinds of work: `choose` doubles the size of every probe until its rate stops rising; a `round` runs every probe for
+a few short windows. The windows of one probe so lie seconds apart, among those of all others, and a disturbance or a
+change of clock frequency hits some of each and not all of one. With `--on-request` each is done when its name comes
+as a line on stdin, so that the reader, `flatout.run.calibrate`, can wait for a quiet machine; it also judges what a
+sample is worth.
 
 `torch.utils.benchmark.Timer` measures one statement to the end before the next, with its own warm-up and a sync per
 repeat. Here windows of many probes must alternate, on a device be timed by its own events with one sync per window,
@@ -55,7 +57,7 @@ class Probe:
         source: One sentence: what is measured, on what shape.
         call: Does the work once; on a GPU it only enqueues it.
         tf32: Whether float32 products may be rounded to TF32.
-        calls_per_window: Set when the size is chosen.
+        call_s: Seconds of one call, known when the size has been tried.
     """
 
     name: str
@@ -64,7 +66,7 @@ class Probe:
     source: str
     call: Callable[[], object]
     tf32: bool = False
-    calls_per_window: int = 1
+    call_s: float = 0.0
 
     def value(self, seconds_per_call: float) -> float:
         """The sample in `unit`."""
@@ -82,14 +84,25 @@ class Stopwatch:
     device: torch.device
     window_s: float
 
-    def seconds_per_call(self, probe: Probe, num_calls: int) -> float:
-        """Mean seconds of `num_calls` calls in a row."""
+    def seconds_per_call(self, probe: Probe, window_s: float) -> float:
+        """Mean seconds of calls in a row that fill `window_s`; a single call when that is 0."""
         allow_tf32(probe.tf32)
-        if self.device.type != "cuda":
-            started_s = time.perf_counter()
-            for _ in range(num_calls):
-                probe.call()
-            return (time.perf_counter() - started_s) / num_calls
+        return self._on_device(probe, window_s) if self.device.type == "cuda" else self._on_host(probe, window_s)
+
+    def _on_host(self, probe: Probe, window_s: float) -> float:
+        """Ends by the clock, not after a planned number of calls: on a busy machine that could take minutes."""
+        num_calls = 0
+        elapsed_s = 0.0
+        started_s = time.perf_counter()
+        while num_calls == 0 or elapsed_s < window_s:
+            probe.call()
+            num_calls += 1
+            elapsed_s = time.perf_counter() - started_s
+        return elapsed_s / num_calls
+
+    def _on_device(self, probe: Probe, window_s: float) -> float:
+        """Calls only enqueue here, so their number is planned; the device's own events time them."""
+        num_calls = max(1, round(window_s / probe.call_s)) if probe.call_s > 0 else 1
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize(self.device)
         start.record()
@@ -109,46 +122,48 @@ def allow_tf32(allowed: bool) -> None:
 # -- choosing sizes ------------------------------------------------------------------------------------------------
 
 
-def grow(candidates: Sequence[Candidate], stopwatch: Stopwatch) -> tuple[Probe, float] | None:
-    """The fastest of candidates that grow, with its rate; ends when two in a row did not raise it.
+def grow(candidates: Sequence[Candidate], stopwatch: Stopwatch) -> Probe | None:
+    """The fastest of candidates that grow; ends when two in a row did not raise the rate.
 
+    Of sizes that are equally fast the largest wins: its threads meet less often, so that it is the least disturbed.
     None when the device refuses even the first: no kernel for the dtype, or no memory.
     """
-    best: Probe | None = None
-    best_rate = call_s = last_work = 0.0
+    tried: list[Probe] = []
+    best_rate = 0.0
     num_without_rise = 0
     for work, make in candidates:
-        if best is not None and call_s * work / last_work > LONGEST_CALL_S:
+        if tried and tried[-1].call_s * work / tried[-1].work > LONGEST_CALL_S:
             break
         try:
             probe = make()
-            call_s = _call_s(probe, stopwatch)
+            probe = replace(probe, call_s=_call_s(probe, stopwatch))
         except RuntimeError:  # what torch raises for a missing kernel, and (as a subclass) for missing memory
             break
-        last_work = work
-        num_without_rise += 1
-        if work / call_s > best_rate * WORTHWHILE_GAIN:
-            best = replace(probe, calls_per_window=max(1, round(stopwatch.window_s / call_s)))
-            best_rate, num_without_rise = work / call_s, 0
+        tried.append(probe)
+        num_without_rise = 0 if _rate(probe) > best_rate * WORTHWHILE_GAIN else num_without_rise + 1
+        best_rate = max(best_rate, _rate(probe))
         if num_without_rise == 2:
             break
-    return None if best is None else (best, best_rate)
+    return next((p for p in reversed(tried) if _rate(p) * WORTHWHILE_GAIN >= best_rate), None)
+
+
+def _rate(probe: Probe) -> float:
+    return probe.work / probe.call_s
 
 
 def _call_s(probe: Probe, stopwatch: Stopwatch) -> float:
     """Seconds of a call after warm-up: the first one chooses algorithms and fills their caches."""
-    first_s = stopwatch.seconds_per_call(probe, 1)
+    first_s = stopwatch.seconds_per_call(probe, 0.0)
     if first_s > 4 * LONGEST_CALL_S:
         return first_s
-    second_s = stopwatch.seconds_per_call(probe, 1)
-    num_calls = max(1, min(1000, round(0.2 * stopwatch.window_s / second_s)))
-    return min(stopwatch.seconds_per_call(probe, num_calls) for _ in range(3))
+    warm = replace(probe, call_s=stopwatch.seconds_per_call(probe, 0.0))
+    return min(stopwatch.seconds_per_call(warm, 0.2 * stopwatch.window_s) for _ in range(3))
 
 
 def best_of(alternatives: Sequence[Sequence[Candidate]], stopwatch: Stopwatch) -> Probe | None:
     """The fastest over several ways of doing the same, e.g. two memory layouts; None when none of them works."""
-    found = [grown for grown in (grow(candidates, stopwatch) for candidates in alternatives) if grown]
-    return max(found, key=lambda grown: grown[1])[0] if found else None
+    found = [probe for probe in (grow(candidates, stopwatch) for candidates in alternatives) if probe is not None]
+    return max(found, key=_rate, default=None)
 
 
 # -- probes --------------------------------------------------------------------------------------------------------
@@ -172,13 +187,11 @@ def matmuls(device: torch.device, dtype: torch.dtype, name: str) -> list[Candida
             tf32=name == "tf32",
         )
 
-    sizes = (1024, 2048, 4096, 8192, 16384) if device.type == "cuda" else (256, 512, 1024, 2048, 4096)
+    sizes = (1024, 2048, 4096, 8192, 16384) if device.type == "cuda" else (512, 1024, 2048, 4096)
     return [(2.0 * n**3, lambda n=n: make(n)) for n in sizes]  # type: ignore[misc]
 
 
-def convolutions(
-    device: torch.device, dtype: torch.dtype, name: str, layout: torch.memory_format
-) -> list[Candidate]:
+def convolutions(device: torch.device, dtype: torch.dtype, name: str, layout: torch.memory_format) -> list[Candidate]:
     """The 3 x 3 convolution of a ResNet's third stage, over growing batches; counted directly, 2 K^2 C^2 per output.
 
     Counted like that, an algorithm that saves multiplications (Winograd) may show more than the hardware's peak; a
@@ -202,7 +215,7 @@ def convolutions(
     def work(batch: int) -> float:
         return 2.0 * 9 * channels * channels * side * side * batch
 
-    batches = (32, 64, 128, 256) if device.type == "cuda" else (2, 4, 8, 16, 32)
+    batches = (32, 64, 128, 256) if device.type == "cuda" else (4, 8, 16, 32)
     return [(work(batch), lambda batch=batch: make(batch)) for batch in batches]  # type: ignore[misc]
 
 
@@ -215,13 +228,17 @@ def memory_copies(device: torch.device, buffer_bytes: int) -> list[list[Candidat
 
     def make(num_streams: int) -> Probe:
         target, first, second = (torch.ones(count, device=device) for _ in range(3))
-        copy = num_streams == 2
+        what = "copy" if num_streams == 2 else "triad"
+        calls = {
+            "copy": lambda: target.copy_(first),
+            "triad": lambda: torch.add(first, second, alpha=2.0, out=target),
+        }
         return Probe(
             name="memory_copy",
             unit="B/s",
             work=4.0 * count * num_streams,
-            source=f"{'copy' if copy else 'triad'} over buffers of {buffer_bytes / 2**20:.0f} MiB, read and write counted",
-            call=(lambda: target.copy_(first)) if copy else (lambda: torch.add(first, second, alpha=2.0, out=target)),
+            source=f"{what} over buffers of {buffer_bytes / 2**20:.0f} MiB, reads and writes counted",
+            call=calls[what],
         )
 
     return [[(4.0 * count * n, lambda n=n: make(n))] for n in (2, 3)]  # type: ignore[misc]
@@ -298,8 +315,8 @@ def choose_threads(candidates: Sequence[int], stopwatch: Stopwatch) -> int:
     for num_threads in candidates:
         torch.set_num_threads(num_threads)
         if len(candidates) > 1:
-            grown = grow(matmuls(torch.device("cpu"), torch.float32, "float32"), stopwatch)
-            rates[num_threads] = grown[1] if grown else 0.0
+            probe = grow(matmuls(torch.device("cpu"), torch.float32, "float32"), stopwatch)
+            rates[num_threads] = _rate(probe) if probe else 0.0
     chosen = max(rates, key=lambda n: rates[n]) if rates else candidates[0]
     torch.set_num_threads(chosen)
     return chosen
@@ -308,28 +325,56 @@ def choose_threads(candidates: Sequence[int], stopwatch: Stopwatch) -> int:
 # -- the process ---------------------------------------------------------------------------------------------------
 
 
+class Calibration:
+    """What one process measures: its device, and the probes at the sizes chosen last."""
+
+    def __init__(self, output: IO[str], stopwatch: Stopwatch, *, num_threads: int, buffer_bytes: int) -> None:
+        self._output = output
+        self._stopwatch = stopwatch
+        self._buffer_bytes = buffer_bytes
+        self._probes: list[Probe] = []
+        on_gpu = stopwatch.device.type == "cuda"
+        name = torch.cuda.get_device_name(stopwatch.device) if on_gpu else "cpu"
+        self._where = f"on `{name}`" if on_gpu else f"{num_threads} threads"
+        self._write(kind="start", framework_version=torch.__version__, device=name, num_threads=num_threads)
+
+    def choose(self) -> None:
+        """Choose all sizes, and take a first sample of each: also a process that is killed now has found something."""
+        self._probes = []
+        for probe in choose_probes(self._stopwatch, self._buffer_bytes):
+            self._probes.append(probe)
+            self._write(kind="probe", name=probe.name, unit=probe.unit, source=f"{probe.source}, {self._where}")
+            self._sample(probe)
+        self._write(kind="end", of="choose")
+
+    def round(self) -> None:
+        """A few windows of every probe, in turn."""
+        for _ in range(WINDOWS_PER_ROUND):
+            for probe in self._probes:
+                self._sample(probe)
+        self._write(kind="end", of="round")
+
+    def _sample(self, probe: Probe) -> None:
+        seconds = self._stopwatch.seconds_per_call(probe, self._stopwatch.window_s)
+        self._write(kind="sample", name=probe.name, value=probe.value(seconds))
+
+    def _write(self, **line: object) -> None:
+        self._output.write(json.dumps(line) + "\n")
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Measure as the command line says; rounds follow one another, or each waits for a line on stdin."""
+    """Measure as the command line says."""
     options = _parser().parse_args(arguments)
+    device = _device(options.device)
+    threads = [int(n) for n in options.threads.split(",")] if options.threads else [torch.get_num_threads()]
+    if device.type == "cuda":  # its host only enqueues
+        threads = threads[:1]
+    num_threads = choose_threads(threads, Stopwatch(device=torch.device("cpu"), window_s=0.05))
+    stopwatch = Stopwatch(device=device, window_s=0.025 if device.type == "cuda" else 0.05)
     with open(options.output, "w", encoding="utf-8", buffering=1) as output:
-        device = torch.device(
-            options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        )
-        if device.type == "cuda":
-            torch.cuda.init()
-            device = torch.device("cuda", torch.cuda.current_device())
-            torch.backends.cudnn.benchmark = True  # the ceiling is the best algorithm, not the first guess
-        threads = [int(n) for n in options.threads.split(",")] if options.threads else [torch.get_num_threads()]
-        num_threads = choose_threads(threads, Stopwatch(device=torch.device("cpu"), window_s=0.05))
-        stopwatch = Stopwatch(device=device, window_s=0.025 if device.type == "cuda" else 0.05)
-        probes = list(choose_probes(stopwatch, options.buffer_bytes))
-        _write(output, **_header(device, num_threads, probes))
-        for number in _rounds(options.rounds, on_request=options.on_request):
-            for _ in range(WINDOWS_PER_ROUND):
-                for probe in probes:
-                    value = probe.value(stopwatch.seconds_per_call(probe, probe.calls_per_window))
-                    _write(output, kind="sample", name=probe.name, value=value)
-            _write(output, kind="round", number=number)
+        measuring = Calibration(output, stopwatch, num_threads=num_threads, buffer_bytes=options.buffer_bytes)
+        for request in sys.stdin if options.on_request else ["choose"] + ["round"] * DEFAULT_ROUNDS:
+            measuring.choose() if request.strip() == "choose" else measuring.round()
     return 0
 
 
@@ -339,34 +384,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--threads", default="", help="numbers of CPU threads to choose from, e.g. 16,8")
     parser.add_argument("--buffer-bytes", type=int, default=2**28, help="size of one buffer of a memory copy")
-    parser.add_argument("--rounds", type=int, default=DEFAULT_ROUNDS, help="at most so many rounds")
-    parser.add_argument("--on-request", action="store_true", help="wait for a line on stdin before each round")
+    parser.add_argument("--on-request", action="store_true", help="do what lines on stdin say: `choose` or `round`")
     return parser
 
 
-def _header(device: torch.device, num_threads: int, probes: Sequence[Probe]) -> dict[str, object]:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    where = f"on `{name}`" if device.type == "cuda" else f"{num_threads} threads"
-    described = [{"name": p.name, "unit": p.unit, "source": f"{p.source}, {where}"} for p in probes]
-    return {
-        "kind": "header",
-        "framework_version": torch.__version__,
-        "device": name,
-        "num_threads": num_threads,
-        "probes": described,
-    }
-
-
-def _rounds(num_rounds: int, *, on_request: bool) -> Iterator[int]:
-    """Round numbers; with `on_request` each when a line has come, until stdin is closed."""
-    for number in range(num_rounds):
-        if on_request and not sys.stdin.readline():
-            return
-        yield number
-
-
-def _write(output: IO[str], **line: object) -> None:
-    output.write(json.dumps(line) + "\n")
+def _device(name: str) -> torch.device:
+    """The device to measure, ready; `auto` is the GPU where there is one."""
+    device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    if device.type != "cuda":
+        return device
+    torch.backends.cudnn.benchmark = True  # the ceiling is the best algorithm, not the first guess
+    torch.cuda.set_device(device if device.index is not None else torch.device("cuda", 0))
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 if __name__ == "__main__":

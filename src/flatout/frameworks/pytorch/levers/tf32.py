@@ -12,7 +12,7 @@ from flatout.trace import Facts, Setting
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
 
-FIRST_CAPABILITY = (8, 0)
+FIRST_CAPABILITY = 8.0
 """Ampere, the first NVIDIA generation with TF32. Source: NVIDIA A100 white paper (2020)."""
 
 
@@ -31,9 +31,8 @@ class Tf32(Lever):
             return "no CUDA device is used"
         if facts.matmul_precision != "highest":
             return "the script allows it already"
-        import torch
-
-        if torch.version.hip is not None or torch.cuda.get_device_capability() < FIRST_CAPABILITY:
+        capabilities = [a.compute_capability for a in machine.accelerators if a.compute_capability]
+        if not capabilities or min(float(c) for c in capabilities) < FIRST_CAPABILITY:
             return "this GPU has no TF32"
         return None
 

@@ -1,0 +1,94 @@
+"""What can be typed? The command group; each command lies in a file of its own and is loaded when it is typed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from flatout import __version__
+from flatout.errors import FlatoutError, Inconclusive
+
+COMMANDS = {
+    "tune": "measure, diagnose, try, choose; writes a plan and a report",
+    "run": "run a script under its plan",
+    "why": "only measure and diagnose",
+    "machine": "this machine and its measured ceilings",
+    "levers": "every lever: what it changes, and whether it applies here",
+    "report": "a former result again: terminal, HTML, JSON",
+    "exec": "run a launcher (torchrun, accelerate, a shell script) with flatout in its Python children",
+}
+
+
+class Commands(click.Group):
+    """Loads a command's file only when it is typed, so that `--help` starts at once."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which one needs them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"flatout.cli.{cmd_name}_command")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """From the list above, without loading any."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Print flatout's own errors in three parts; the exit code is the error's."""
+        try:
+            return super().main(*args, **{**kwargs, "standalone_mode": False})
+        except FlatoutError as problem:
+            complain(problem)
+            return problem.exit_code
+        except click.exceptions.NoArgsIsHelpError as problem:
+            problem.show()
+            return 0
+        except click.UsageError as problem:
+            complain_usage(problem)
+            return 2
+        except click.exceptions.Exit as end:
+            return end.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            print("flatout: stopped", file=sys.stderr)
+            return 130
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            return 141
+
+
+def complain(problem: FlatoutError) -> None:
+    """Three lines on stderr."""
+    print(problem, file=sys.stderr)
+
+
+def complain_usage(problem: click.UsageError) -> None:
+    """Click's own usage errors in our three parts."""
+    command = problem.ctx.command_path if problem.ctx else "flatout"
+    message = problem.format_message().rstrip(".")
+    print(f"error: {message[:1].lower()}{message[1:]}", file=sys.stderr)
+    print("cause: flatout's own options stand before the script, the script's own after it", file=sys.stderr)
+    print(f"hint:  `{command} --help`", file=sys.stderr)
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="flatout %(version)s")
+def flatout() -> None:
+    """Make an unmodified training script run as fast as its hardware allows.
+
+    \b
+      flatout tune train.py --epochs 3
+      flatout run train.py --epochs 3
+    """  # noqa: D301
+
+
+__all__ = ["Inconclusive", "flatout"]

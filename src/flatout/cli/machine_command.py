@@ -1,0 +1,29 @@
+"""`flatout machine`: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from flatout.cli import options
+
+
+@click.command("machine")
+@click.option("--refresh", is_flag=True, help="Measure again, even where trusted ceilings are kept.")
+@options.as_json
+def command(refresh: bool, as_json: bool) -> None:
+    """This machine, and what it can do at most: matrix products, convolutions, memory, starting an operation.
+
+    \b
+    Example:  flatout machine
+    Next:     flatout why train.py
+    """  # noqa: D301
+    from flatout import api, report
+    from flatout.records import to_json
+
+    ceilings = api.machine(refresh=refresh)
+    if as_json:
+        print(json.dumps(to_json(ceilings)))
+    else:
+        report.print_machine(ceilings)

@@ -1,0 +1,85 @@
+"""How does a measurement look while it goes on, and when it is done? In: the call. Out: progress, then the report."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from flatout import report
+from flatout.plan import Trial
+from flatout.result import Result, summary_of
+from flatout.trials.conduct import Show
+
+
+def measured(call: Callable[[Show], Result], *, as_json: bool, verbose: bool) -> None:
+    """Make the call with live progress on stderr; print its result, and write the page beside it."""
+    signal.signal(signal.SIGTERM, _stop)  # so that children are ended when we are told to stop
+    progress = Progress()
+    with progress:
+        result = call(progress.show)
+    page = report.write_html(result, Path(result.run) / "report.html")
+    if as_json:
+        print(json.dumps(summary_of(result)))
+    else:
+        report.print_result(result, page=page, verbose=verbose)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+class Progress:
+    """What is being done, how far, and how long it has taken: one line that renews itself on a terminal."""
+
+    def __init__(self) -> None:
+        self.show = Show(stage=self._stage, trial=self._trial, tick=self._tick)
+        self._terminal = sys.stderr.isatty()
+        self._begun_s = time.perf_counter()
+        self._text = ""
+        self._share = 0.0
+        self._drawn_s = 0.0
+        self._num_trials = 0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clear()
+
+    def _stage(self, text: str, share: float) -> None:
+        changed = text != self._text
+        self._text, self._share = text, share
+        if self._terminal:
+            self._draw()
+        elif changed:
+            print(f"flatout: {text}", file=sys.stderr, flush=True)
+
+    def _trial(self, trial: Trial) -> None:
+        self._num_trials += 1
+        ratio = f"{trial.ratio:.2f}x" if trial.ratio is not None else trial.outcome
+        again = " (measured again)" if trial.remeasured else ""
+        self._clear()
+        print(f"  {trial.label:<52.52} {ratio:>8}  {trial.outcome}{again}", file=sys.stderr, flush=True)
+
+    def _tick(self) -> None:
+        if self._terminal and time.perf_counter() - self._drawn_s > 0.5:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._drawn_s = time.perf_counter()
+        spent_s = self._drawn_s - self._begun_s
+        width = 20
+        done = round(width * self._share)
+        bar = "█" * done + "░" * (width - done)
+        left = f", at most {spent_s / self._share - spent_s:.0f} s left" if self._share > 0.05 else ""
+        line = f"{bar} {spent_s:3.0f} s{left}  {self._text}"
+        print(f"\r\x1b[2K{line[:110]}", end="", file=sys.stderr, flush=True)
+
+    def _clear(self) -> None:
+        if self._terminal:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,79 @@
+"""Which options do several commands share, and what do they mean? In: words. Out: values that `api` takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from flatout.errors import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Everything after the script is the script's own.
+SCRIPT_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+def script_words(function: F) -> F:
+    """`-m MODULE`, or a script, then the script's own arguments."""
+    function = click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")(function)
+    return click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")(function)
+
+
+def accept(function: F) -> F:
+    """How far levers may go."""
+    return click.option(
+        "--accept",
+        type=click.Choice(["exact", "rounding", "precision", "statistical", "semantics"]),
+        default="precision",
+        show_default=True,
+        help="How far levers may go: nothing changes, rounding, width of floats, other random numbers, the model.",
+    )(function)
+
+
+def terms(function: F) -> F:
+    """How a measured script may be run."""
+    function = click.option(
+        "--allow-writes", is_flag=True, help="Let trials write to your real folders (where namespaces are forbidden)."
+    )(function)
+    return click.option(
+        "--start-limit", default="90s", show_default=True, metavar="TIME", help="Wait so long for the first step."
+    )(function)
+
+
+def as_json(function: F) -> F:
+    """One JSON object on stdout, and nothing else there."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")(function)
+
+
+def seconds(text: str, option: str) -> float:
+    """Seconds of a duration such as `90`, `90s`, `3m`, `1h`.
+
+    >>> seconds("3m", "--budget")
+    180.0
+
+    Raises:
+        UsageError: It is no duration.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|)\s*", text)
+    if not match:
+        raise UsageError(
+            f"`{option} {text}` is no duration",
+            cause="durations are a number and `s`, `m` or `h`",
+            hint=f"e.g. `{option} 3m`",
+        )
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def names(text: str | None) -> tuple[str, ...] | None:
+    """Names separated by commas; None where the option was not given.
+
+    >>> names("bf16, compile"), names("none")
+    (('bf16', 'compile'), ())
+    """
+    if text is None:
+        return None
+    found = tuple(word.strip() for word in text.split(",") if word.strip())
+    return () if found == ("none",) else found

@@ -1,0 +1,45 @@
+"""`flatout tune`: parse, call, print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from flatout.cli import options
+
+
+@click.command("tune", context_settings=options.SCRIPT_SETTINGS)
+@click.option("--budget", default="3m", show_default=True, metavar="TIME", help="Aim to be done in this time.")
+@click.option("--levers", "only", metavar="NAMES", help="Try only these levers, e.g. `bf16,channels_last`; `none`: A/A.")
+@click.option("--without", metavar="NAMES", help="Leave these levers out.")
+@options.accept
+@click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the plan.")
+@options.terms
+@options.as_json
+@click.option("-v", "--verbose", is_flag=True, help="Also list what was not tried, and why.")
+@options.script_words
+def command(
+    words: tuple[str, ...], module: str | None, budget: str, only: str | None, without: str | None, accept: str,
+    plan: Path | None, allow_writes: bool, start_limit: str, as_json: bool, verbose: bool,
+) -> None:  # fmt: skip
+    """Measure SCRIPT, diagnose it, try what could help, and keep what measurably wins.
+
+    \b
+    Example:  flatout tune train.py --epochs 3
+    Next:     flatout run train.py --epochs 3
+
+    The script is not changed. Trials run in throwaway children whose writes are discarded. Ctrl-C ends the trying
+    and keeps what was learned.
+    """  # noqa: D301
+    from flatout import api
+    from flatout.cli.measuring import measured
+    from flatout.run.script import from_words
+
+    goal = api.Goal(
+        budget_s=options.seconds(budget, "--budget"),
+        choice=api.Choice(accept=accept, only=options.names(only), without=options.names(without) or ()),
+        terms=api.Terms(isolate=not allow_writes, start_limit_s=options.seconds(start_limit, "--start-limit")),
+    )
+    script = from_words(words, module)
+    measured(lambda show: api.tune(script, goal=goal, plan=plan, show=show), as_json=as_json, verbose=verbose)

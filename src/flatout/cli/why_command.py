@@ -1,0 +1,33 @@
+"""`flatout why`: parse, call, print."""
+
+from __future__ import annotations
+
+import click
+
+from flatout.cli import options
+
+
+@click.command("why", context_settings=options.SCRIPT_SETTINGS)
+@click.option("--budget", default="1m", show_default=True, metavar="TIME", help="Aim to be done in this time.")
+@options.terms
+@options.as_json
+@options.script_words
+def command(
+    words: tuple[str, ...], module: str | None, budget: str, allow_writes: bool, start_limit: str, as_json: bool
+) -> None:
+    """Measure where each step of SCRIPT goes, and what holds it back. Nothing is tried, nothing changed.
+
+    \b
+    Example:  flatout why train.py --epochs 3
+    Next:     flatout tune train.py --epochs 3
+    """  # noqa: D301
+    from flatout import api
+    from flatout.cli.measuring import measured
+    from flatout.run.script import from_words
+
+    goal = api.Goal(
+        budget_s=options.seconds(budget, "--budget"),
+        terms=api.Terms(isolate=not allow_writes, start_limit_s=options.seconds(start_limit, "--start-limit")),
+    )
+    script = from_words(words, module)
+    measured(lambda show: api.why(script, goal=goal, show=show), as_json=as_json, verbose=True)

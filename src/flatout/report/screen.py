@@ -1,0 +1,165 @@
+"""How do lines fit a terminal? Labelled paragraphs, rows cut to width, bars; in Unicode or ASCII.
+
+In: words with styles. Out: lines that are never wider than the terminal (single words that nobody may cut, such as
+paths, apart), as a `rich` renderable or as plain text.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Callable
+from typing import IO
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from flatout.report.words import printable
+
+NARROWEST = 60
+WIDEST = 120
+"""Outside of these, lines are set as if the terminal were this wide: a line of 200 columns is hard to read."""
+
+LABEL = 11
+"""Columns of the labels on the left."""
+
+Part = str | tuple[str, str]
+"""Text, or text with a `rich` style."""
+
+_ASCII = str.maketrans({
+    "·": "|", "→": "->", "±": "+/-", "µ": "u", "×": "x", "–": "-", "—": "-", "…": "...", "▸": ">", "✔": "+", "✖": "x",
+})  # fmt: skip
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_GLUE = "\ue000"
+"""Stands for a space at which no line may break, until the lines are broken."""
+
+_UNBREAKABLE = re.compile(r"(?<=\d) (?=[A-Za-zµ%]{1,9}\b|%)|(?<=\d,) (?=[\d.]+\])| (?=[·|] )|(?<=±) ")
+_TOKEN = re.compile(r"""(?:[^\s'"]|'[^']*'|"(?:\\.|[^"\\])*")+""")
+
+
+class Report:
+    """Something that `rich` prints, laid out for the width and the encoding of the console that it is printed on."""
+
+    def __init__(self, compose: Callable[[Screen], None]) -> None:
+        self._compose = compose
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        screen = Screen(console, options.max_width, ascii_only=options.ascii_only)
+        self._compose(screen)
+        yield from screen.lines
+
+
+class Screen:
+    """Collects lines for one width.
+
+    Args:
+        console: Breaks the lines.
+        width: Columns of the terminal.
+        ascii_only: Whether the stream cannot show more than ASCII.
+    """
+
+    def __init__(self, console: Console, width: int, *, ascii_only: bool) -> None:
+        self.width = min(max(width, NARROWEST), WIDEST)
+        self.ascii_only = ascii_only
+        self.lines: list[Text] = []
+        self._console = console
+
+    def clean(self, text: str) -> str:
+        """Text of a record as this terminal can show it."""
+        text = printable(text)
+        return text.translate(_ASCII).encode("ascii", "backslashreplace").decode() if self.ascii_only else text
+
+    def text(self, *parts: Part) -> Text:
+        """Parts put together."""
+        line = Text(no_wrap=True, overflow="ignore", end="\n")
+        for part in parts:
+            words, style = (part, "") if isinstance(part, str) else part
+            line.append(self.clean(words), style or None)
+        return line
+
+    def blank(self) -> None:
+        """An empty line, but never two, and none at the top."""
+        if self.lines and self.lines[-1].plain:
+            self.lines.append(self.text())
+
+    def row(self, *parts: Part) -> None:
+        """One line, cut where it does not fit."""
+        line = self.text(*parts)
+        if line.cell_len > self.width:
+            line.truncate(self.width - (2 if self.ascii_only else 0), overflow="crop" if self.ascii_only else "ellipsis")
+        line.rstrip()
+        self.lines.append(line)
+
+    def say(self, label: str, *parts: Part, indent: int = LABEL, most: int = 0) -> None:
+        """A paragraph beside its label, broken between words; cut after `most` lines where that is given."""
+        body = self.text(*parts)
+        body.plain = _UNBREAKABLE.sub(_GLUE, body.plain)
+        body.no_wrap = False
+        broken = body.wrap(self._console, self.width - indent, overflow="fold")
+        for number, line in enumerate(broken):
+            line.plain = line.plain.replace(_GLUE, " ")
+            line.rstrip()
+            head = self.clean(label) if number == 0 else ""
+            row = self.text((head.ljust(indent), "bold"))
+            row.append_text(line)
+            if most and number + 1 == most and len(broken) > most:
+                row.append(self.clean(" …"))
+                row.truncate(self.width)
+            self.lines.append(row)
+            if most and number + 1 == most:
+                return
+
+    def command(self, label: str, *words: str) -> None:
+        """A command that can be copied: broken only between arguments, with a backslash."""
+        tokens = [token for text in words for token in _TOKEN.findall(self.clean(text)) or [self.clean(text)]]
+        lines, indent = [""], LABEL
+        for token in tokens:
+            if lines[-1] and indent + cell_len(lines[-1]) + 1 + cell_len(token) > self.width - 2:
+                lines.append("")
+            lines[-1] += (" " if lines[-1] else "") + token
+        for number, line in enumerate(lines):
+            head = label.ljust(indent) if number == 0 else " " * (indent + 2)
+            tail = " \\" if number + 1 < len(lines) else ""
+            self.lines.append(self.text((head, "bold"), line + tail))
+
+    def fit(self, text: str, cells: int) -> str:
+        """Text in exactly so many columns, cut with an ellipsis where it is longer."""
+        text = self.clean(text)
+        if cell_len(text) > cells:
+            dots = "..." if self.ascii_only else "…"
+            text = set_cell_size(text, max(cells - len(dots), 0)).rstrip() + dots
+        return set_cell_size(text, cells)
+
+    def bar(self, share: float, cells: int) -> str:
+        """A bar over that share of so many columns; what is not zero shows."""
+        eighths = round(min(max(share, 0.0), 1.0) * cells * 8)
+        eighths = max(eighths, 1) if share > 0 else 0
+        if self.ascii_only:
+            return ("#" * max(round(eighths / 8), 1 if eighths else 0)).ljust(cells)
+        full, rest = divmod(eighths, 8)
+        return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(cells)
+
+    def folded(self, text: str, cells: int) -> list[str]:
+        """Text broken between words into lines of at most so many columns; longer words are cut."""
+        lines = [""]
+        for word in self.clean(text).split():
+            if lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) > cells:
+                lines.append("")
+            lines[-1] += (" " if lines[-1] else "") + self.fit(word, min(cell_len(word), cells)).rstrip()
+        return lines
+
+
+def show(report: Report, file: IO[str] | None = None) -> None:
+    """Print on a stream: in colour on a terminal that wants it, plain otherwise."""
+    Console(file=file or sys.stdout, highlight=False, markup=False, emoji=False).print(report)
+
+
+def plain(report: Report, *, width: int = 80, ascii_only: bool = False) -> str:
+    """The same as text without colour, e.g. for a file."""
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii" if ascii_only else "utf-8", newline="\n")
+    Console(file=stream, width=width, color_system=None, force_terminal=False, highlight=False).print(report)
+    stream.flush()
+    return raw.getvalue().decode("ascii" if ascii_only else "utf-8")

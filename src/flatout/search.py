@@ -1,0 +1,208 @@
+"""Which candidate next? The search over sets of levers, as plain logic over what has been measured.
+
+In: facts, anatomy, diagnosis, the levers' descriptions, and the trials so far. Out: the next `Candidate`, or None.
+Single levers first, cheap ones before those that compile; then combinations grown from the best, because levers
+interact; known partners are tried together even where each alone loses. Nothing here measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flatout.anatomy import Anatomy
+from flatout.ceilings import Machine
+from flatout.diagnosis import Diagnosis
+from flatout.plan import CLASSES, Candidate, Lever, Trial, allows
+from flatout.result import Untried
+from flatout.trace import Facts, Setting
+
+WORTH_TRYING = 1.02
+"""A lever whose phases, freed entirely, would bring less than this is ruled out."""
+
+WORTH_ADDING = 1.01
+"""A lever stays in a combination where it makes it at least this much faster."""
+
+NOT_HOPELESS = 0.93
+"""A single lever below this ratio is not tried in combinations, unless it is a partner."""
+
+#: Levers that gain together what neither gains alone. Source: measured, e.g. bf16 convolutions on a CPU are
+#: reordered at every call unless the data is channels_last (research: 2x together, a loss alone).
+PARTNERS = (("channels_last", "bf16"),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What the search may choose from.
+
+    Attributes:
+        singles: One candidate per lever and setting, cheap first.
+        untried: Levers left out, and why.
+        levers: All levers by name.
+    """
+
+    singles: tuple[Candidate, ...]
+    untried: tuple[Untried, ...]
+    levers: Mapping[str, Lever] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """How the user narrows the search.
+
+    Attributes:
+        accept: How far levers may go.
+        only: Names of the only levers to try; None for all.
+        without: Names of levers to leave out.
+    """
+
+    accept: str = "precision"
+    only: tuple[str, ...] | None = None
+    without: tuple[str, ...] = ()
+
+
+def space_of(
+    levers: Mapping[str, Lever], facts: Facts, machine: Machine, found: tuple[Anatomy, Diagnosis], choice: Choice
+) -> Space:
+    """The single candidates worth trying, most promising first, and why the rest is left out."""
+    anatomy, diagnosis = found
+    rows: list[tuple[tuple[int, float], Candidate]] = []
+    untried: list[Untried] = []
+    for lever in levers.values():
+        reason = _left_out(lever, choice) or lever.applies(facts, machine)
+        bound = bound_of(lever, anatomy, diagnosis)
+        if reason is None and bound < WORTH_TRYING and choice.only is None:
+            reason = f"ruled out: what it shortens, entirely free, would bring {bound:.2f}x"
+        if reason is not None:
+            untried.append(Untried(lever=lever.name, reason=reason))
+            continue
+        for settings in lever.settings(facts, machine):
+            candidate = Candidate(levers={lever.name: settings}, reason=f"bound {bound:.2f}x")
+            rows.append(((_cost(lever), -bound), candidate))
+    rows.sort(key=lambda row: row[0])
+    return Space(singles=tuple(c for _, c in rows), untried=tuple(untried), levers=dict(levers))
+
+
+def _left_out(lever: Lever, choice: Choice) -> str | None:
+    if choice.only is not None and lever.name not in choice.only:
+        return "not among `--levers`"
+    if lever.name in choice.without:
+        return "left out by `--without`"
+    if not allows(choice.accept, lever.class_):
+        return f"class {lever.class_} needs `--accept {lever.class_}`"
+    return None
+
+
+def _cost(lever: Lever) -> int:
+    return 3 if lever.toggles == "process" else 2 if lever.compiles else 0
+
+
+def bound_of(lever: Lever, anatomy: Anatomy, diagnosis: Diagnosis) -> float:
+    """The most that a lever can bring: its phases entirely free, and no more than a measured counterfactual allows.
+
+    Time that no phase explains may belong to any, so it counts for every lever that computes.
+    """
+    share = sum(anatomy.share(phase) or 0.0 for phase in lever.shortens)
+    if set(lever.shortens) & {"forward", "backward", "optimizer"}:
+        share += anatomy.share("unattributed") or 0.0
+    if any(phase in anatomy.not_observed for phase in lever.shortens) and share == 0.0:
+        return float("inf")  # what cannot be seen cannot be ruled out
+    bound = 1 / max(1 - share, 1e-3)
+    for known in diagnosis.bounds:
+        if known.remedy == "free data" and set(lever.shortens) <= {"data"}:
+            # A worker takes the fetch off the step; the measured counterfactual includes what sharing a core costs.
+            bound = min(bound, max(known.high if known.high == known.high else known.ratio, 1.0))
+    return bound
+
+
+def widest_class(levers: Mapping[str, Mapping[str, Setting]], known: Mapping[str, Lever]) -> str:
+    """The widest class among some levers."""
+    return max((known[name].class_ for name in levers), key=CLASSES.index, default="exact")
+
+
+def next_candidate(space: Space, trials: Sequence[Trial]) -> Candidate | None:
+    """The next set of levers to measure, given what has been measured; None when the search is over."""
+    tried = {Candidate(levers=t.levers).key for t in trials}
+    for candidate in _in_order(space, trials):
+        if candidate.key not in tried:
+            return candidate
+    return None
+
+
+def _in_order(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
+    cheap = [c for c in space.singles if _single_cost(c, space) == 0]
+    order = list(cheap)
+    done = {Candidate(levers=t.levers).key for t in trials}
+    if any(c.key not in done for c in cheap):
+        return order
+    order += _partners(space)
+    order += _grown(space, trials)
+    for cost in (2, 3):
+        for candidate in space.singles:
+            if _single_cost(candidate, space) == cost:
+                best = best_of(trials)
+                base = dict(best.levers) if best is not None else {}
+                if not set(base) & set(candidate.levers):
+                    order.append(Candidate(levers={**base, **candidate.levers}, reason="added to the best so far"))
+    return order
+
+
+def _single_cost(candidate: Candidate, space: Space) -> int:
+    return max(_cost(space.levers[name]) for name in candidate.levers)
+
+
+def _partners(space: Space) -> list[Candidate]:
+    singles = {name: c for c in space.singles for name in c.levers if len(c.levers) == 1}
+    found = []
+    for names in PARTNERS:
+        if all(name in singles for name in names):
+            levers = {name: singles[name].levers[name] for name in names}
+            found.append(Candidate(levers=levers, reason="gain together what neither gains alone"))
+    return found
+
+
+def _grown(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
+    """The best so far, with one more lever or one lever less, most promising addition first."""
+    best = best_of(trials)
+    if best is None:
+        return []
+    singles = [t for t in trials if len(t.levers) == 1 and t.ratio is not None and usable(t)]
+    singles.sort(key=lambda t: -(t.ratio or 0.0))
+    found = []
+    for trial in singles:
+        (name, settings), *_ = trial.levers.items()
+        if (trial.ratio or 0.0) < NOT_HOPELESS or _clashes(name, best.levers, space):
+            continue
+        if best.levers.get(name) == settings:
+            continue
+        found.append(Candidate(levers={**best.levers, name: settings}, reason="added to the best so far"))
+    if len(best.levers) > 2:
+        for name in best.levers:
+            rest = {n: s for n, s in best.levers.items() if n != name}
+            found.append(Candidate(levers=rest, reason=f"the best so far without {name}"))
+    return found
+
+
+def _clashes(name: str, levers: Mapping[str, object], space: Space) -> bool:
+    lever = space.levers[name]
+    return any(other in lever.conflicts or name in space.levers[other].conflicts for other in levers if other != name)
+
+
+def usable(trial: Trial) -> bool:
+    """Whether the trial's levers may be part of a plan: measured, working, and agreeing where judged."""
+    return trial.ratio is not None and trial.outcome not in ("failed", "disagrees", "ruled out")
+
+
+def best_of(trials: Sequence[Trial]) -> Trial | None:
+    """The fastest set that may become a plan; a larger set must earn its size.
+
+    A set is preferred to one it contains only where it is `WORTH_ADDING` faster.
+    """
+    candidates = [t for t in trials if usable(t) and (t.ratio or 0.0) > WORTH_ADDING and t.agreement == "agrees"]
+    best: Trial | None = None
+    for trial in sorted(candidates, key=lambda t: (len(t.levers), -(t.ratio or 0.0))):
+        if best is None or (trial.ratio or 0.0) > (best.ratio or 0.0) * (
+            WORTH_ADDING if len(trial.levers) > len(best.levers) else 1.0
+        ):
+            best = trial
+    return best

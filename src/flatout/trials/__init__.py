@@ -1,0 +1,1 @@
+"""Run candidates beside the baseline, keep or reject: `conduct.tune` and `conduct.why`."""

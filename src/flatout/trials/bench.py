@@ -1,0 +1,394 @@
+"""How is a script measured in throwaway children? One bench: a child that is started again whenever it is needed.
+
+In: a script, levers, how many steps. Out: windows, agreements and counts as records. The script may end, crash or
+hang at any moment; each is told apart, and only a plain script that cannot be measured is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flatout.errors import Inconclusive, ScriptError
+from flatout.plan import Lever, label
+from flatout.run import isolation
+from flatout.run.launch import QUIET_TRACKERS, Child, Ended, Launch, session_files
+from flatout.run.orders import SessionSpec
+from flatout.run.script import Script
+from flatout.trace import (
+    Agreement,
+    Census,
+    Facts,
+    Failure,
+    Header,
+    Levers,
+    Record,
+    Refused,
+    Scaling,
+    Setting,
+    Toggle,
+    Window,
+)
+
+R = TypeVar("R")
+
+WINDOW_S = 0.4
+"""Aimed length of a window: 80 ticks of the kernel's CPU accounting on two cores, so that others' use shows to 2 %."""
+
+MAX_STEPS = 2000
+WARM_UP_STEPS = 30
+"""Gradients of a freshly initialised network say little about rounding (bf16 on a ResNet: slope 0.95 at step 0, 0.996
+at step 36)."""
+
+WARM_UP_LIMIT_S = 15.0
+WHOLE_EPOCHS_S = 2.0
+"""Epochs shorter than this are measured whole, so that every window pays the loader's start-up alike."""
+
+MAX_RESTARTS = 200
+COMPILE_LIMIT_S = 240.0
+
+
+class CandidateFailed(Exception):  # noqa: N818  an answer, not an error
+    """The script broke while a candidate was engaged; says how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Under what terms the script may be run.
+
+    Attributes:
+        isolate: Whether trials are kept off the user's disk; False only with `--allow-writes`.
+        start_limit_s: Seconds within which the first steps must come.
+        capture_bytes: Most memory for keeping a step.
+    """
+
+    isolate: bool = True
+    start_limit_s: float = 90.0
+    capture_bytes: int = 200_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How long a window is.
+
+    Attributes:
+        num_steps: Steps that are measured.
+        skip_steps: Steps after a change of levers that are not.
+        loader_skip_steps: The same after a change of the loader's workers, whose queue must settle first.
+    """
+
+    num_steps: int
+    skip_steps: int
+    loader_skip_steps: int
+
+
+def size_for(step_s: float, epoch_steps: int | None) -> Size:
+    """The window size for a step time.
+
+    >>> size_for(0.004, 938).num_steps, size_for(1.2, None).num_steps, size_for(0.004, 24).num_steps
+    (100, 1, 120)
+    """
+    num = min(max(math.ceil(WINDOW_S / step_s), 1), MAX_STEPS)
+    if epoch_steps and epoch_steps * step_s <= WHOLE_EPOCHS_S:
+        num = math.ceil(num / epoch_steps) * epoch_steps
+    settle = min(max(math.ceil(0.3 / step_s), 3), 40)
+    return Size(num_steps=num, skip_steps=2 if step_s < 0.2 else 1, loader_skip_steps=settle)
+
+
+class Bench:
+    """A script under measurement."""
+
+    def __init__(self, script: Script, run_folder: Path, levers: Mapping[str, Lever], terms: Terms) -> None:
+        self.script = script
+        self.run_folder = run_folder
+        self.levers = levers
+        self.terms = terms
+        self.on_wait: Callable[[], None] | None = None
+        self.size = Size(num_steps=1, skip_steps=1, loader_skip_steps=3)
+        self.header: Header | None = None
+        self.facts: Facts | None = None
+        self.windows: list[tuple[str, Window]] = []
+        """Every window with the name of the child that measured it."""
+        self.refused: dict[str, None] = {}
+        self.written: dict[str, None] = {}
+        self.warnings: dict[str, None] = {}
+        self.longest_run_steps: int | None = None
+        self.start_s: float | None = None
+        self._child: Child | None = None
+        self._name = ""
+        self._num_children = 0
+        self._process_levers: dict[str, Mapping[str, Setting]] = {}
+        self._endless = True
+        self._scratch: Path | None = None
+        self.step_guess_s = 0.5
+        self.last_toggle_s = 0.0
+        self.last_evidence: dict[str, str] = {}
+        self.last_missing: dict[str, str] = {}
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def start(self, process_levers: Levers | None = None) -> None:
+        """Start a child, with levers that need a new process, and wait for its first boundary.
+
+        Raises:
+            ScriptError: The plain script failed, or never trained.
+            CandidateFailed: It failed under process levers.
+        """
+        self.end()
+        self._process_levers = dict(process_levers or {})
+        environment: dict[str, str] = {}
+        for name, settings in self._process_levers.items():
+            environment.update(self.levers[name].environment(settings))
+        self._launch(environment)
+        child = self._child
+        assert child is not None
+        try:
+            records = child.ready(self.terms.start_limit_s, self.on_wait)
+        except Ended as end:
+            self._after_end()
+            if process_levers:
+                raise CandidateFailed(end.sentence()) from None
+            raise self._no_start(end) from None
+        self._note(records)
+
+    def _launch(self, environment: Mapping[str, str]) -> None:
+        self._num_children += 1
+        if self._num_children > MAX_RESTARTS:
+            raise Inconclusive(
+                f"`{self.script.key}` ended {MAX_RESTARTS} times before enough was measured",
+                cause="one run of it makes too few training steps",
+                hint="give it more epochs for `tune`; the plan then serves the shorter run as well",
+            )
+        self._name = str(self._num_children)
+        command: list[str] = self.script.command
+        self._scratch = None
+        if self.terms.isolate:
+            self._scratch = self.run_folder / f"scratch-{self._name}"
+            command = isolation.isolate(
+                command,
+                folder=Path.cwd(),
+                script_folder=self.script.folder,
+                run_folder=self.run_folder,
+                scratch=self._scratch,
+            )
+        session = SessionSpec(
+            mode="trial",
+            **session_files(self.run_folder, self._name),  # type: ignore[arg-type]
+            endless=self._endless,
+            script=self.script.key,
+            arguments=self.script.arguments,
+            capture_bytes=self.terms.capture_bytes,
+            writable=self._writable(),
+            cache_folder=str(self.run_folder.resolve().parent / "compiled"),
+            flatout_started_unix_s=time.time(),
+        )
+        launch = Launch(
+            command=command,
+            session=session,
+            run_folder=self.run_folder,
+            name=self._name,
+            environment={**QUIET_TRACKERS, **environment},
+        )
+        self._child = Child(launch).__enter__()
+
+    def _writable(self) -> tuple[str, ...]:
+        if not self.terms.isolate:
+            return ()
+        home = str(Path.home())
+        folders = [str(Path.cwd()), home, "/tmp", "/var/tmp", "/dev/shm", str(self.run_folder.resolve())]
+        if self.script.folder is not None:
+            folders.append(str(self.script.folder))
+        return tuple(folders)
+
+    def end(self) -> None:
+        """End the child, and discard what it wrote."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
+            self._keep(child.records)
+        self._after_end()
+
+    def _after_end(self) -> None:
+        if self._child is not None:
+            self._keep(self._child.records)
+            self._child = None
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None and scratch.exists():
+            for write in isolation.written(scratch):
+                if len(self.written) < 1000:
+                    self.written[write.path] = None
+            isolation.discard(scratch)
+
+    def _keep(self, records: list[Record]) -> None:
+        for record in records:
+            if isinstance(record, Refused):
+                self.refused[record.path] = None
+
+    def _no_start(self, end: Ended) -> Exception:
+        refusal = isolation.refusal(self._scratch) if self._scratch is not None and self._scratch.exists() else None
+        if refusal is not None:
+            return refusal
+        return cannot_measure(self.script, end, self.terms.start_limit_s)
+
+    def _note(self, records: list[Record]) -> None:
+        for record in records:
+            if isinstance(record, Header):
+                self.header = record
+                self.start_s = record.start_s
+            elif isinstance(record, Facts):
+                self.facts = record
+            elif isinstance(record, Window):
+                self.windows.append((self._name, record))
+            elif isinstance(record, Refused):
+                self.refused[record.path] = None
+
+    # -- orders --------------------------------------------------------------------------------------------------
+
+    def _ask(self, levers: Levers, limit_s: float, **what: Any) -> list[Record]:
+        """Give an order; a script that has merely ended is started again, one that broke under levers has failed."""
+        for _attempt in range(3):
+            if self._child is None or not self._child.alive:
+                self.start(self._process_levers)
+            child = self._child
+            assert child is not None
+            try:
+                records = child.ask(limit_s, self.on_wait, levers=levers, **what)
+            except Ended as end:
+                self._ended(end, levers)
+                continue
+            self._note(records)
+            self._raise_failures(records, levers)
+            return records
+        raise Inconclusive(
+            f"`{self.script.key}` ends before {self.size.num_steps} steps can be measured",
+            cause="one run of it makes too few training steps",
+            hint="give it more epochs for `tune`; the plan then serves the shorter run as well",
+        )
+
+    def _ended(self, end: Ended, levers: Levers) -> None:
+        self._after_end()
+        if end.finished:
+            self.longest_run_steps = max(self.longest_run_steps or 0, end.num_steps)
+            return
+        if levers and set(levers) != {"free_data"}:
+            raise CandidateFailed(end.sentence())
+        if self._endless and end.failure is not None and not end.hung:
+            # Perhaps it counts its steps and refuses more than it has; let it end by itself from now on.
+            self._endless = False
+            self.warnings["the script does not bear a loader that starts over, so it is started again instead"] = None
+            return
+        raise cannot_measure(self.script, end, self.terms.start_limit_s)
+
+    def _raise_failures(self, records: list[Record], levers: Levers) -> None:
+        for record in records:
+            if isinstance(record, Failure) and record.stage != "recorder":
+                if levers:
+                    kind = "out of memory" if record.out_of_memory else record.error
+                    first = record.message.splitlines()[0] if record.message else ""
+                    raise CandidateFailed(f"{record.stage}: {kind}: {first}"[:300])
+                self.warnings[f"{record.stage}: {record.error}: {record.message[:200]}"] = None
+
+    def window(self, levers: Levers, *, purpose: str, observe: str = "ends", skip: int | None = None) -> Window:
+        """Measure one window.
+
+        Raises:
+            CandidateFailed: The script broke under the levers.
+            Inconclusive: It always ends too early.
+        """
+        limit_s = 30.0 + 20 * self.size.num_steps * self.step_guess_s
+        if any(self.levers[name].compiles for name in levers if name in self.levers):
+            limit_s += COMPILE_LIMIT_S
+        records = self._ask(
+            levers,
+            limit_s,
+            kind="window",
+            purpose=purpose,
+            observe=observe,
+            num_steps=self.size.num_steps,
+            skip_steps=self.size.skip_steps if skip is None else skip,
+        )
+        found = next((r for r in reversed(records) if isinstance(r, Window)), None)
+        if found is None:
+            raise CandidateFailed("could not be engaged")
+        self.last_toggle_s = sum(r.took_s for r in records if isinstance(r, Toggle))
+        self.last_evidence = {k: v for r in records if isinstance(r, Toggle) for k, v in r.evidence.items()}
+        self.last_missing = {k: v for r in records if isinstance(r, Toggle) for k, v in r.missing.items()}
+        return found
+
+    def agreement(self, levers: Levers, checks: tuple[str, ...]) -> Agreement:
+        """Compare the levers with plain at the next step."""
+        limit_s = 60.0 + 100 * self.step_guess_s
+        if any(self.levers[name].compiles for name in levers):
+            limit_s += COMPILE_LIMIT_S
+        records = self._ask(levers, limit_s, kind="compare", purpose=" ".join(checks))
+        found = next((r for r in reversed(records) if isinstance(r, Agreement)), None)
+        return found or Agreement(levers=levers, differences=(), missing="the comparison gave no answer")
+
+    def census(self) -> Census | None:
+        """Count one step's operations."""
+        records = self._ask({}, 60.0 + 100 * self.step_guess_s, kind="census")
+        return next((r for r in reversed(records) if isinstance(r, Census)), None)
+
+    def scaling(self) -> Scaling | None:
+        """Replay one step's calls at half the batch."""
+        records = self._ask({}, 60.0 + 100 * self.step_guess_s, kind="scaling")
+        return next((r for r in reversed(records) if isinstance(r, Scaling)), None)
+
+    def settle(self) -> None:
+        """Warm up, and choose the window size from the step time seen."""
+        assert self.facts is not None
+        self.size = Size(num_steps=5, skip_steps=0, loader_skip_steps=3)
+        first = self.window({}, purpose="warm-up")
+        self.step_guess_s = max(first.training_step_s, 1e-5)
+        rest = WARM_UP_STEPS - 5
+        affordable = int(WARM_UP_LIMIT_S / self.step_guess_s)
+        if min(rest, affordable) > 0:
+            self.size = replace(self.size, num_steps=min(rest, affordable))
+            self.step_guess_s = max(self.window({}, purpose="warm-up").training_step_s, 1e-5)
+        loaders = self.facts.loaders
+        self.size = size_for(self.step_guess_s, loaders[0].num_batches if loaders else None)
+
+
+def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
+    """The error for a plain script that gave nothing to measure."""
+    again = f"`python {script.typed}` shows the same"
+    last = end.output.strip().splitlines()[-1][:160] if end.output.strip() else "it printed nothing"
+    if end.hung:
+        return ScriptError(
+            f"`{script.key}` made no training step within {limit_s:.0f} s",
+            cause=f"no optimizer update was seen; the last line it printed: `{last}`",
+            hint="`--start-limit 10m` waits longer; a script without `torch.optim` updates cannot be measured yet",
+        )
+    if end.finished:
+        few = f"after {end.num_steps} training steps" if end.num_steps else "without a training step"
+        return ScriptError(
+            f"`{script.key}` ended {few}",
+            cause="no optimizer update was seen" if not end.num_steps else "that is too few to measure",
+            hint="give it more epochs or more data" if end.num_steps else "is this the script that trains?",
+        )
+    if end.exit_code is not None and end.exit_code < 0:
+        return ScriptError(
+            f"`{script.key}` was {end.sentence()}", cause=f"the last line it printed: `{last}`", hint=again
+        )
+    return ScriptError(
+        f"`{script.key}` failed: {end.sentence()}", cause=f"the last line it printed: `{last}`", hint=again
+    )
+
+
+@contextlib.contextmanager
+def opened(bench: Bench) -> Iterator[Bench]:
+    """The bench, ended whatever happens."""
+    try:
+        yield bench
+    finally:
+        bench.end()
+
+
+def describe(levers: Levers) -> str:
+    """The levers in one line, for progress."""
+    return label(levers)

@@ -1,0 +1,520 @@
+"""What does `tune` do, in order, and what does `why`? Baseline, anatomy, counterfactuals, trials, choice, proof.
+
+In: a script and how far to go. Out: a `Result`. The order of work is here; measuring is in `bench` and `pairs`,
+choosing in `flatout.search`, judging in `stats`, `agreement` and `diagnosis`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from flatout import __version__, agreement, search, stats
+from flatout.anatomy import Anatomy, dissect
+from flatout.ceilings import Ceilings, Machine
+from flatout.diagnosis import Diagnosis, Findings, diagnose
+from flatout.errors import Inconclusive
+from flatout.plan import PLAN_FORMAT, Candidate, Lever, Plan, Trial
+from flatout.result import FORMAT, Result, TimelineStep, Untried
+from flatout.run.script import Script
+from flatout.stats import Comparison
+from flatout.trace import Agreement, Levers, Window
+from flatout.trials import pairs as pairing
+from flatout.trials.bench import Bench, CandidateFailed, Terms
+from flatout.trials.pairs import Extent, Pairs
+
+NOISE_PAIRS = 5
+SCREEN_PAIRS = 4
+FINAL_PAIRS = 10
+MOST_FINAL_PAIRS = 16
+ANATOMY_WINDOWS = 4
+COUNTERFACTUAL_PAIRS = 4
+
+ENOUGH_LEFT = 1.03
+"""The search ends when the phases that remain could, entirely free, bring less than this beyond the best."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """How far to go.
+
+    Attributes:
+        budget_s: Aimed wall time.
+        choice: Which levers.
+        terms: How the script may be run.
+    """
+
+    budget_s: float = 180.0
+    choice: search.Choice = field(default_factory=search.Choice)
+    terms: Terms = field(default_factory=Terms)
+
+
+@dataclass(slots=True, kw_only=True)
+class Show:
+    """Who is told what is going on; the terminal's progress, or nobody."""
+
+    stage: Callable[[str, float], None] = lambda text, share: None
+    trial: Callable[[Trial], None] = lambda trial: None
+    tick: Callable[[], None] = lambda: None
+
+
+class Conduct:
+    """One `tune` or `why`, from start to result."""
+
+    def __init__(self, script: Script, run_folder: Path, machine: Machine, goal: Goal, show: Show) -> None:
+        self.script = script
+        self.run_folder = run_folder
+        self.machine = machine
+        self.goal = goal
+        self.show = show
+        self.levers = registry_of("pytorch")
+        self.bench = Bench(script, run_folder, self.levers, goal.terms)
+        self.bench.on_wait = show.tick
+        self.ceilings: Ceilings | None = None
+        self.begun_s = time.perf_counter()
+        self.trials: list[Trial] = []
+        self.untried: list[Untried] = []
+        self.stopped = ""
+        self.noise: Comparison | None = None
+        self.baseline: list[Window] = []
+        self.anatomy: Anatomy | None = None
+        self.tuned_anatomy: Anatomy | None = None
+        self.diagnosis: Diagnosis | None = None
+        self.census: Any = None
+        self.final: Trial | None = None
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    @property
+    def spent_s(self) -> float:
+        """Wall seconds since the start."""
+        return time.perf_counter() - self.begun_s
+
+    def _deadline(self, share: float) -> float:
+        return self.begun_s + self.goal.budget_s * share
+
+    def _pair_s(self) -> float:
+        size = self.bench.size
+        return 2 * (size.num_steps + size.skip_steps) * self.bench.step_guess_s
+
+    def _stage(self, text: str) -> None:
+        self.show.stage(text, min(self.spent_s / self.goal.budget_s, 1.0))
+
+    def run(self, command: Literal["tune", "why"]) -> Result:
+        """All of it. Ctrl-C ends the trying and keeps what was learned; before there is anything, it ends all."""
+        self.observe()
+        if command == "tune":
+            try:
+                self.search()
+            except KeyboardInterrupt:
+                self.stopped = "you stopped it"
+            try:
+                self.prove()
+            except KeyboardInterrupt:
+                self.stopped = "you stopped it before the best could be measured again"
+        self._stage("done")
+        return self.result(command)
+
+    # -- the plain script ----------------------------------------------------------------------------------------
+
+    def observe(self) -> None:
+        """Baseline, noise, anatomy, census and counterfactuals of the plain script."""
+        self._stage("starting the script")
+        self.bench.start()
+        self._stage("warming up")
+        self.bench.settle()
+        self._stage("plain against plain: how noisy is it here?")
+        quiet = pairing.wait_for_quiet(self.bench, self._deadline(0.2), lambda text: self._stage(text))
+        if not quiet:
+            self.bench.warnings["other processes kept the machine busy: intervals are wide, windows were discarded"] = None
+        self._measure_noise()
+        self._stage("where a step goes")
+        self._take_apart()
+        self._stage("what if data were free?")
+        counterfactuals = self._counterfactuals()
+        self._stage("counting operations")
+        self._diagnose(counterfactuals)
+
+    def _measure_noise(self) -> None:
+        extent = Extent(num_pairs=NOISE_PAIRS, purpose="baseline", deadline_s=self._deadline(0.3), stop_early=False)
+        measured = pairing.measure(self.bench, {}, extent)
+        self.noise = measured.compare()
+        self.baseline = [w for _, w in self.bench.windows if w.purpose == "baseline" and _calm(w)]
+        if not self.baseline:
+            self.baseline = [w for _, w in self.bench.windows if w.purpose == "baseline"]
+        self.bench.step_guess_s = stats.summarize([w.training_step_s for w in self.baseline]).median
+
+    def _take_apart(self) -> None:
+        for _ in range(ANATOMY_WINDOWS):
+            self.bench.window({}, purpose="anatomy", observe="phases", skip=1)
+            if time.perf_counter() > self._deadline(0.4):
+                break
+        seen = [w for _, w in self.bench.windows if w.purpose == "anatomy" and w.observe == "phases"]
+        self.anatomy = dissect([w for w in seen if _calm(w)] or seen)
+
+    def _counterfactuals(self) -> dict[str, Comparison]:
+        facts = self.bench.facts
+        assert facts is not None
+        found = {}
+        extent = Extent(
+            num_pairs=COUNTERFACTUAL_PAIRS, purpose="counterfactual", deadline_s=self._deadline(0.45), stop_early=False
+        )
+        if facts.loaders:
+            found["free_data"] = pairing.measure(self.bench, {"free_data": {}}, extent).compare()
+        if facts.num_threads > self.machine.num_cores:
+            fitting = {"threads": {"num": self.machine.num_cores}}
+            found["fitting_threads"] = pairing.measure(self.bench, fitting, extent).compare()
+        return {name: c for name, c in found.items() if math.isfinite(c.ratio)}
+
+    def _diagnose(self, counterfactuals: Mapping[str, Comparison]) -> None:
+        assert self.bench.facts is not None and self.anatomy is not None
+        self.census = self.bench.census()
+        scaling = self.bench.scaling()
+        self.diagnosis = diagnose(
+            Findings(
+                anatomy=self.anatomy,
+                facts=self.bench.facts,
+                num_cores=self.machine.num_cores,
+                counterfactuals=counterfactuals,
+                census=self.census,
+                scaling=scaling,
+                ceilings=self.ceilings,
+            )
+        )
+
+    # -- trials --------------------------------------------------------------------------------------------------
+
+    def search(self) -> None:
+        """Try candidates until nothing is left, the rest is not worth it, or the budget is spent."""
+        assert self.bench.facts is not None and self.anatomy is not None and self.diagnosis is not None
+        found = (self.anatomy, self.diagnosis)
+        space = search.space_of(self.levers, self.bench.facts, self.machine, found, self.goal.choice)
+        self.untried = list(space.untried)
+        while (candidate := search.next_candidate(space, self.trials)) is not None:
+            if reason := self._over(candidate):
+                self.stopped = reason
+                break
+            self._stage(f"trying {candidate.label}")
+            trial = self.try_out(candidate)
+            self.trials.append(trial)
+            self.show.trial(trial)
+        self._list_untried(space)
+
+    def _over(self, candidate: Candidate) -> str:
+        left_s = self.goal.budget_s - self.spent_s - self._reserve_s()
+        needed_s = SCREEN_PAIRS * self._pair_s() + self._start_cost_s(candidate)
+        if left_s < needed_s:
+            return f"the budget of {self.goal.budget_s:.0f} s is spent"
+        return ""
+
+    def _start_cost_s(self, candidate: Candidate) -> float:
+        cost = 0.0
+        if any(self.levers[name].compiles for name in candidate.levers):
+            cost += 20.0
+        if any(self.levers[name].toggles == "process" for name in candidate.levers):
+            cost += 2 * SCREEN_PAIRS * (self.bench.start_s or 3.0)
+        return cost
+
+    def _reserve_s(self) -> float:
+        return (FINAL_PAIRS + 1) * self._pair_s() if search.best_of(self.trials) else 0.0
+
+    def _list_untried(self, space: search.Space) -> None:
+        tried = {name for t in self.trials for name in t.levers}
+        for candidate in space.singles:
+            for name in candidate.levers:
+                if name not in tried and all(u.lever != name for u in self.untried):
+                    self.untried.append(Untried(lever=name, reason=self.stopped or "the search ended before it"))
+
+    def try_out(self, candidate: Candidate) -> Trial:
+        """Measure one candidate, and judge its numerics where it is fast enough to matter."""
+        begun_s = time.perf_counter()
+        class_ = search.widest_class(candidate.levers, self.levers)
+        try:
+            judgement = self._judge_first(candidate, class_)
+            if judgement is not None and judgement.verdict != "agrees":
+                return self._rejected(candidate, class_, judgement, begun_s)
+            measured = self._measure(candidate)
+        except CandidateFailed as failed:
+            return Trial(
+                levers=candidate.levers, outcome="failed", reason=str(failed), class_=class_,
+                took_s=time.perf_counter() - begun_s,
+            )  # fmt: skip
+        trial = self._trial_of(candidate, class_, measured, begun_s)
+        if measured.missing and not measured.evidence:
+            name, why = next(iter(measured.missing.items()))
+            return replace(trial, outcome="failed", reason=f"{name} took no effect: {why}")
+        if (trial.ratio or 0.0) <= 1.0:
+            return trial
+        return self._with_agreement(trial, judgement, begun_s)
+
+    def _judge_first(self, candidate: Candidate, class_: str) -> agreement.Judgement | None:
+        """Loaders are judged before they are timed: other items make the timing meaningless."""
+        checks = self._checks(candidate.levers)
+        if "batches" not in checks:
+            return None
+        point = self.bench.agreement(candidate.levers, ("batches",))
+        if checks == ("batches",):
+            accepted = self.goal.choice.accept if self.goal.choice.accept in ("statistical", "semantics") else class_
+            return agreement.judge([point], accepted, checks)
+        return None
+
+    def _checks(self, levers: Levers) -> tuple[str, ...]:
+        """Every check that some lever names; updates too where the state is moved or fused."""
+        checks = {self.levers[name].check for name in levers} - {"none"}
+        if "channels_last" in levers or "fused_optimizer" in levers:
+            checks |= {"gradients", "updates"}
+        return tuple(c for c in ("batches", "gradients", "updates") if c in checks)
+
+    def _measure(self, candidate: Candidate) -> Pairs:
+        if any(self.levers[name].toggles == "process" for name in candidate.levers):
+            return self._measure_processes(candidate)
+        deadline_s = self._deadline(1.0) - self._reserve_s()
+        extent = Extent(num_pairs=SCREEN_PAIRS, purpose="trial", deadline_s=deadline_s)
+        return pairing.measure(self.bench, candidate.levers, extent)
+
+    def _measure_processes(self, candidate: Candidate) -> Pairs:
+        """Alternate processes: each pair is one child with the process levers and one without."""
+        apart = {n: s for n, s in candidate.levers.items() if self.levers[n].toggles == "process"}
+        inside = {n: s for n, s in candidate.levers.items() if n not in apart}
+        found = Pairs()
+        for number in range(SCREEN_PAIRS):
+            sides = [({}, {}), (apart, inside)]
+            windows = {}
+            for index in (0, 1) if number % 2 == 0 else (1, 0):
+                process, levers = sides[index]
+                self.bench.start(process)
+                self.bench.window(levers, purpose="warm-up", skip=self.bench.size.loader_skip_steps)
+                windows[index] = self.bench.window(levers, purpose="trial" if index else "baseline")
+                if index:
+                    found.evidence.update(self.bench.last_evidence)
+            found.baseline_s.append(windows[0].training_step_s)
+            found.candidate_s.append(windows[1].training_step_s)
+        self.bench.start()
+        return found
+
+    def _trial_of(self, candidate: Candidate, class_: str, measured: Pairs, begun_s: float) -> Trial:
+        compared = measured.compare()
+        ratio, low, high = compared.ratio, compared.low, compared.high
+        reason = compared.reason if compared.verdict == "inconclusive" else ""
+        if not math.isfinite(ratio) and measured.baseline_s:
+            ratios = [a / b for a, b in zip(measured.baseline_s, measured.candidate_s, strict=True)]
+            ratio, low, high = stats.summarize(ratios).median, min(ratios), max(ratios)
+            reason = f"{len(ratios)} pairs, all below {pairing.HOPELESS}: not pursued" if measured.given_up else reason
+        known = math.isfinite(ratio)
+        if measured.num_busy and not known:
+            reason = "other processes used the CPU in every window"
+        return Trial(
+            levers=candidate.levers,
+            outcome=compared.verdict,
+            reason=reason,
+            ratio=ratio if known else None,
+            ratio_low=low if known else None,
+            ratio_high=high if known else None,
+            num_pairs=len(measured.baseline_s),
+            num_discarded=measured.num_discarded,
+            class_=class_,
+            took_s=time.perf_counter() - begun_s,
+            engage_s=measured.engage_s,
+            peak_memory_bytes=measured.peak_memory_bytes,
+            baseline_peak_memory_bytes=measured.baseline_peak_memory_bytes,
+            baseline_step_s=tuple(measured.baseline_s),
+            candidate_step_s=tuple(measured.candidate_s),
+            evidence=measured.evidence,
+        )
+
+    def _with_agreement(self, trial: Trial, judged: agreement.Judgement | None, begun_s: float) -> Trial:
+        judgement = judged or self._judge(trial.levers, trial.class_)
+        changed = replace(
+            trial, agreement=judgement.verdict, agreement_detail=judgement.detail, took_s=time.perf_counter() - begun_s
+        )
+        if judgement.verdict == "disagrees":
+            return replace(changed, outcome="disagrees", reason=judgement.detail)
+        return changed
+
+    def _judge(self, levers: Levers, class_: str) -> agreement.Judgement:
+        checks = self._checks(levers)
+        if not checks:
+            return agreement.judge([], class_, ())
+        togglable = {n: s for n, s in levers.items() if self.levers[n].toggles != "process"}
+        points: list[Agreement] = []
+        try:
+            for _ in range(2):
+                points.append(self.bench.agreement(togglable, checks))
+        except CandidateFailed as failed:
+            return agreement.Judgement(verdict="disagrees", detail=f"broke while being compared: {failed}")
+        except Inconclusive as problem:
+            return agreement.Judgement(verdict="inconclusive", detail=problem.error)
+        accepted = self.goal.choice.accept if self.goal.choice.accept in ("statistical", "semantics") else class_
+        return agreement.judge(points, accepted if class_ == "exact" and "batches" in checks else class_, checks)
+
+    def _rejected(
+        self, candidate: Candidate, class_: str, judgement: agreement.Judgement, begun_s: float
+    ) -> Trial:
+        return Trial(
+            levers=candidate.levers,
+            outcome="disagrees" if judgement.verdict == "disagrees" else "inconclusive",
+            reason=judgement.detail,
+            agreement=judgement.verdict,
+            agreement_detail=judgement.detail,
+            class_=class_,
+            took_s=time.perf_counter() - begun_s,
+        )
+
+    # -- choice --------------------------------------------------------------------------------------------------
+
+    def prove(self) -> None:
+        """Measure the best set again in fresh windows: the best of many is partly luck."""
+        best = search.best_of(self.trials)
+        if best is None:
+            return
+        self._stage(f"measuring {best.label} again")
+        begun_s = time.perf_counter()
+        candidate = Candidate(levers=best.levers)
+        try:
+            if any(self.levers[name].toggles == "process" for name in best.levers):
+                measured = self._measure_processes(candidate)
+            else:
+                extent = Extent(
+                    num_pairs=FINAL_PAIRS, purpose="winner", deadline_s=self._deadline(1.3), stop_early=False,
+                    until_clear=MOST_FINAL_PAIRS,
+                )  # fmt: skip
+                measured = pairing.measure(self.bench, best.levers, extent)
+            trial = replace(self._trial_of(candidate, best.class_, measured, begun_s), remeasured=True)
+            trial = self._with_agreement(trial, None, begun_s)
+            self._take_apart_winner(best.levers)
+        except CandidateFailed as failed:
+            trial = replace(best, outcome="failed", reason=f"when measured again: {failed}", remeasured=True)
+        self.final = trial
+        self.show.trial(trial)
+
+    def _take_apart_winner(self, levers: Levers) -> None:
+        togglable = {n: s for n, s in levers.items() if self.levers[n].toggles != "process"}
+        windows = [
+            self.bench.window(togglable, purpose="winner", observe="phases", skip=self.bench.size.loader_skip_steps)
+            for _ in range(2)
+        ]
+        self.tuned_anatomy = dissect(windows)
+
+    # -- result --------------------------------------------------------------------------------------------------
+
+    def result(self, command: Literal["tune", "why"]) -> Result:
+        """Everything that was found."""
+        bench = self.bench
+        assert bench.facts is not None and bench.header is not None
+        assert self.anatomy is not None and self.diagnosis is not None
+        summary = stats.summarize([w.training_step_s for w in self.baseline])
+        won = self.final if self.final is not None and self.final.outcome == "faster" else None
+        won = won if won is not None and won.agreement == "agrees" else None
+        baseline_step_s = stats.summarize(won.baseline_step_s).median if won else summary.median
+        tuned_step_s = baseline_step_s / won.ratio if won and won.ratio else baseline_step_s
+        foreign = [w.foreign_fraction for _, w in bench.windows if w.foreign_fraction is not None]
+        saved_s = baseline_step_s - tuned_step_s
+        result = Result(
+            format=FORMAT,
+            command=command,
+            flatout=__version__,
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            script=self.script.key,
+            typed=self.script.typed,
+            header=bench.header,
+            machine=self.machine,
+            facts=bench.facts,
+            anatomy=self.anatomy,
+            diagnosis=self.diagnosis,
+            noise=self.noise,
+            baseline_steps_per_s=1 / baseline_step_s,
+            baseline_spread_fraction=summary.spread_fraction,
+            baseline_window_step_s=tuple(w.training_step_s for w in self.baseline),
+            verdict=self._verdict(won),
+            tuned_steps_per_s=1 / tuned_step_s,
+            tuning_s=self.spent_s,
+            ceilings=self.ceilings,
+            census=self.census,
+            tuned_anatomy=self.tuned_anatomy,
+            trials=tuple(self.trials),
+            untried=tuple(self.untried),
+            winner=self.final,
+            break_even_steps=math.ceil(self.spent_s / saved_s) if saved_s > 0 else None,
+            steps_in_run=bench.longest_run_steps,
+            foreign_fraction=sum(foreign) / len(foreign) if foreign else None,
+            refused=tuple(bench.refused),
+            written=tuple(bench.written),
+            isolation="namespaces with overlays" if self.goal.terms.isolate else "none (`--allow-writes`)",
+            warnings=tuple(bench.warnings),
+            timeline=tuple(self._timeline()),
+            run=str(self.run_folder),
+            stopped=self.stopped,
+        )
+        return replace(result, plan=self._plan(result, won)) if won else result
+
+    def _verdict(self, won: Trial | None) -> Literal["faster", "no difference", "inconclusive"]:
+        if won is not None:
+            return "faster"
+        if self.final is not None:
+            return "no difference" if self.final.outcome == "no difference" else "inconclusive"
+        # Nothing came near a gain: the trials themselves say whether that is known.
+        unclear = [t for t in self.trials if t.outcome == "inconclusive" and (t.ratio_high or 9.0) > 1 + stats.NEGLIGIBLE]
+        quiet = self.noise is not None and self.noise.verdict == "no difference"
+        return "no difference" if quiet and not unclear and not self.stopped else "inconclusive"
+
+    def _plan(self, result: Result, won: Trial) -> Plan:
+        assert won.ratio is not None and won.ratio_low is not None and won.ratio_high is not None
+        return Plan(
+            format=PLAN_FORMAT,
+            flatout=__version__,
+            script=self.script.key,
+            arguments=self.script.arguments,
+            levers=won.levers,
+            ratio=won.ratio,
+            ratio_low=won.ratio_low,
+            ratio_high=won.ratio_high,
+            num_pairs=won.num_pairs,
+            agreement=f"{won.class_}: {won.agreement_detail}",
+            class_=won.class_,
+            baseline_steps_per_s=result.baseline_steps_per_s,
+            tuned_steps_per_s=result.tuned_steps_per_s,
+            machine=self.machine,
+            python=result.header.python,
+            framework=result.header.framework,
+            framework_version=result.header.framework_version,
+            created=result.created,
+            run=str(self.run_folder),
+        )
+
+    def _timeline(self) -> list[TimelineStep]:
+        from flatout.plan import label
+
+        found = []
+        offset_s, child, last_s = 0.0, "", 0.0
+        for name, window in self.bench.windows:
+            if name != child:  # a new child begins its clock anew: put it behind the former one
+                offset_s, child = last_s, name
+            now_s = offset_s + window.start_s
+            for step_s, outside_s in zip(window.step_s, window.outside_s, strict=True):
+                found.append(
+                    TimelineStep(
+                        start_s=now_s, step_s=step_s, outside_s=outside_s, group=window.purpose,
+                        label=label(window.levers),
+                    )  # fmt: skip
+                )
+                now_s += step_s
+            last_s = now_s
+        return found
+
+
+def _calm(window: Window) -> bool:
+    return (window.foreign_fraction or 0.0) <= pairing.FOREIGN_LIMIT and not window.recompilations
+
+
+def registry_of(framework: str) -> dict[str, Lever]:
+    """The levers of a framework; reading their descriptions imports no framework."""
+    if framework != "pytorch":
+        raise ValueError(f"no levers for {framework!r}")
+    from flatout.frameworks.pytorch.levers import registry
+
+    return registry()

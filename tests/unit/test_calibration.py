@@ -1,0 +1,443 @@
+"""Measuring the ceilings: the conversation with the measuring process, the cache, the choice of sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.ceilings import Ceilings, Machine, load, save
+from flatout.errors import MachineError, UsageError
+from flatout.run import calibrate, foreign_cpu
+from flatout.run.calibrate import MIN_ROUNDS, NUM_ROUNDS, Measuring, Round, choose_rounds, is_trusted
+from flatout.run.machine import read_machine
+
+MACHINE = Machine(
+    hostname="here",
+    cpu="AMD EPYC",
+    architecture="x86_64",
+    num_cores=2,
+    num_physical_cores=2,
+    num_cores_total=2,
+    memory_bytes=24 * 2**30,
+    operating_system="Linux 6.1",
+    last_level_cache_bytes=2**30,
+)
+
+
+def measured(**changes):
+    found = Ceilings(
+        machine=MACHINE,
+        framework="pytorch",
+        framework_version="1.0",
+        device="cpu",
+        num_threads=2,
+        measured_unix_s=time.time(),
+        measuring_s=1.0,
+        foreign_cpu_fraction=0.0,
+        values=(),
+    )
+    return dataclasses.replace(found, **changes)
+
+
+# -- the cache
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache, and a `measure` that counts its calls instead of measuring."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(calibrate, "framework_version", lambda framework, python: "2.13.0+cpu")
+    calls = []
+
+    def measure(machine, **options):
+        calls.append(options)
+        return measured(measuring_s=float(len(calls)))
+
+    monkeypatch.setattr(calibrate, "measure", measure)
+    return calls
+
+
+def the_file(tmp_path):
+    (found,) = (tmp_path / "cache" / "flatout").iterdir()
+    return found
+
+
+def test_a_second_call_reads_what_the_first_measured(cache):
+    assert calibrate.ceilings() == calibrate.ceilings()
+    assert len(cache) == 1
+
+
+def test_refresh_measures_again_and_replaces_the_file(cache, tmp_path):
+    calibrate.ceilings()
+    assert calibrate.ceilings(refresh=True).measuring_s == 2.0
+    assert load(the_file(tmp_path)).measuring_s == 2.0
+
+
+@pytest.mark.parametrize("text", ["", '{"format": 1, "mach', '{"format": 99}', "\x00"])
+def test_a_torn_or_newer_file_is_measured_again(cache, tmp_path, text):
+    calibrate.ceilings()
+    the_file(tmp_path).write_text(text)
+    assert calibrate.ceilings().measuring_s == 2.0
+    assert load(the_file(tmp_path)).measuring_s == 2.0
+
+
+def test_another_device_or_version_has_a_file_of_its_own(cache, monkeypatch):
+    calibrate.ceilings()
+    calibrate.ceilings(device="cpu")
+    monkeypatch.setattr(calibrate, "framework_version", lambda framework, python: "2.14.0")
+    calibrate.ceilings()
+    assert len(cache) == 3
+
+
+def test_a_cache_that_cannot_be_written_is_no_failure(cache, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert calibrate.ceilings().measuring_s == 1.0
+    assert calibrate.ceilings().measuring_s == 2.0
+
+
+def test_without_a_home_nothing_is_cached(cache, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    assert calibrate.cache_path(MACHINE, "pytorch-1", "auto") is None
+    assert calibrate.ceilings().measuring_s == 1.0
+
+
+def test_the_cache_is_under_home_by_default_and_its_name_holds_no_separators(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    path = calibrate.cache_path(MACHINE, "pytorch-2.13.0+cu126/odd", "cuda:0")
+    assert path.parent == tmp_path / ".cache" / "flatout"
+    assert path.name == f"ceilings-{MACHINE.machine_key()}-pytorch-2.13.0+cu126_odd-2-cuda_0.json"
+
+
+def test_remarks_shorten_the_trust_in_a_cached_measurement():
+    now = time.time()
+    assert is_trusted(measured(measured_unix_s=now - 24 * 3600), now)
+    assert not is_trusted(measured(measured_unix_s=now - 60 * 24 * 3600), now)
+    assert is_trusted(measured(measured_unix_s=now - 60, remarks=("disturbed",)), now)
+    assert not is_trusted(measured(measured_unix_s=now - 3600, remarks=("disturbed",)), now)
+
+
+def test_the_cache_of_a_disturbed_measurement_is_replaced_by_the_next_one(cache, tmp_path):
+    calibrate.ceilings()
+    save(measured(measured_unix_s=time.time() - 3600, remarks=("disturbed",)), the_file(tmp_path))
+    assert calibrate.ceilings().measuring_s == 2.0
+
+
+def test_an_unknown_framework_is_a_usage_error():
+    with pytest.raises(UsageError, match="unknown framework"):
+        calibrate.ceilings(framework="nothing")
+
+
+# -- no framework
+
+
+def test_an_interpreter_without_torch_is_told_how_to_get_it(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    for interpreter in (str(python), "/no/such/python"):
+        with pytest.raises(MachineError) as caught:
+            calibrate.ceilings(python=interpreter)
+        assert "pip install 'flatout[pytorch]'" in caught.value.hint
+
+
+def test_this_interpreter_without_torch_is_told_too(monkeypatch):
+    monkeypatch.setattr(calibrate, "PACKAGES", {"pytorch": "no_such_package_at_all"})
+    with pytest.raises(MachineError, match="not installed"):
+        calibrate.ceilings()
+
+
+# -- the conversation, with a measuring process that only pretends
+
+FAKE = """
+import json, sys, time
+output = open(sys.argv[1], "w", buffering=1)
+def write(**line): output.write(json.dumps(line) + "\\n")
+print("a library that talks to stdout")
+write(kind="start", framework_version="1.0", device="cpu", num_threads=2)
+chosen = 0
+for request in sys.stdin:
+    if request.strip() == "choose":
+        chosen += 1
+        write(kind="probe", name="memory_copy", unit="B/s", source=f"choice {chosen}")
+    write(kind="sample", name="memory_copy", value=float(chosen))
+    BODY
+    write(kind="end", of=request.strip())
+"""
+
+
+@pytest.fixture
+def converse(tmp_path, monkeypatch):
+    """Runs one conversation; `fractions` are what others use in one request after the other, the last for ever."""
+    monkeypatch.setattr(calibrate, "PAUSE_S", 0.0)
+
+    def run(body="pass", *, fractions=(0.0,), limit_s=20.0):
+        script = tmp_path / "fake.py"
+        script.write_text(FAKE.replace("BODY", body))
+        left = list(fractions)
+        monkeypatch.setattr(foreign_cpu, "fraction", lambda *a, **k: left.pop(0) if len(left) > 1 else left[0])
+        with (
+            open(tmp_path / "errors", "w") as errors,
+            calibrate._child([sys.executable, str(script)], [], errors) as child,
+        ):
+            found = Measuring(child, MACHINE, deadline_s=time.monotonic() + limit_s, limit_s=limit_s)
+            found.converse()
+        assert child.process.poll() is not None, "the process is gone"
+        return found
+
+    return run
+
+
+def test_on_a_quiet_machine_sizes_are_chosen_once_and_enough_rounds_follow(converse):
+    found = converse()
+    assert len(found.rounds) == NUM_ROUNDS + 1
+    assert found.probes["memory_copy"]["source"] == "choice 1"
+    assert found.start["framework_version"] == "1.0"
+
+
+def test_sizes_chosen_while_others_were_busy_are_chosen_again_and_their_samples_dropped(converse):
+    found = converse(fractions=(0.5, 0.4, 0.0))
+    assert found.probes["memory_copy"]["source"] == "choice 3"
+    assert all(value == 3.0 for part in found.rounds for _, value in part.samples)
+
+
+def test_disturbed_rounds_are_repeated_until_enough_were_quiet(converse):
+    found = converse(fractions=(0.0, 0.5, 0.0, 0.9, 0.0))
+    assert [part.is_quiet() for part in found.rounds].count(True) == NUM_ROUNDS + 1
+    assert len(found.rounds) == NUM_ROUNDS + 3
+
+
+def test_where_others_cannot_be_observed_every_round_counts(converse):
+    found = converse(fractions=(None,))
+    assert len(found.rounds) == NUM_ROUNDS + 1
+    assert calibrate.mean_foreign_fraction(found.rounds) is None
+
+
+def test_at_the_limit_the_process_is_killed_and_what_it_has_found_counts(converse):
+    found = converse("if request.strip() == 'round': time.sleep(60)", limit_s=2.0)
+    assert [part.complete for part in found.rounds] == [True, False]
+    rounds, remarks = choose_rounds(found.rounds, limit_s=2.0)
+    assert [c.num_samples for c in calibrate.summarize(rounds, found.probes)] == [2]
+    assert remarks == (f"stopped at the limit of 2 s with 2 of {NUM_ROUNDS + 1} rounds",)
+
+
+def test_a_process_that_dies_in_a_round_leaves_what_it_has_found(converse):
+    found = converse("if request.strip() == 'round': sys.exit(1)")
+    assert sum(len(part.samples) for part in found.rounds) == 2
+
+
+def test_a_process_that_dies_at_once_leaves_nothing(converse):
+    found = converse("output.close(); import os; os._exit(1)")
+    assert len(found.rounds) == 1
+    assert found.rounds[0].complete is False
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "hint"),
+    [
+        ("ModuleNotFoundError: No module named 'torch'", "not installed", "pip install 'flatout[pytorch]'"),
+        ("Traceback\nImportError: libfoo.so", "could not be measured", "flatout.frameworks.pytorch.calibration"),
+        ("", "within 3 s", "quiet"),
+    ],
+)
+def test_a_process_that_leaves_nothing_is_a_machine_error_that_says_why(said, error, hint):
+    found = calibrate._nothing("pytorch", "python3", said, 3.0)
+    assert error in found.error
+    assert hint in found.hint
+
+
+def test_measure_says_what_the_process_said_last(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'something broke' >&2\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(MachineError) as caught:
+        calibrate.measure(MACHINE, python=str(python), framework="pytorch", device="auto", limit_s=5.0)
+    assert "something broke" in caught.value.cause
+
+
+def test_the_process_is_told_threads_and_a_buffer_beyond_the_caches():
+    def options(**changes):
+        found = calibrate._options(dataclasses.replace(MACHINE, **changes), "auto")
+        return dict(zip(found[0:6:2], found[1:6:2], strict=True))
+
+    assert options(last_level_cache_bytes=2**28)["--buffer-bytes"] == str(2**30)
+    assert options(last_level_cache_bytes=None)["--buffer-bytes"] == str(2**28)
+    assert options(memory_limit_bytes=2**30)["--buffer-bytes"] == str(2**26), "a sixteenth of what may be used"
+    assert options()["--threads"] == "2"
+    assert options(num_cores=16, num_physical_cores=8)["--threads"] == "16,8"
+
+
+# -- judging rounds
+
+ROUNDS = st.lists(
+    st.builds(
+        Round,
+        samples=st.just((("memory_copy", 1.0),)),
+        foreign_fraction=st.none() | st.floats(0, 1),
+        wall_s=st.floats(0.1, 10),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@given(ROUNDS)
+def test_no_round_that_counts_is_busier_than_one_that_does_not(rounds):
+    chosen, remarks = choose_rounds(rounds, limit_s=20.0)
+    left_out = [part for part in rounds if not any(part is c for c in chosen)]
+    assert len(chosen) >= min(MIN_ROUNDS, len(rounds))
+    assert max(c.foreign_fraction or 0 for c in chosen) <= min([p.foreign_fraction or 0 for p in left_out], default=1)
+    assert bool(remarks) == (sum(part.is_quiet() for part in rounds) < MIN_ROUNDS)
+
+
+@given(ROUNDS)
+def test_the_mean_foreign_fraction_lies_between_the_rounds(rounds):
+    found = calibrate.mean_foreign_fraction(rounds)
+    seen = [part.foreign_fraction for part in rounds if part.foreign_fraction is not None]
+    assert (found is None) == (not seen)
+    if seen:
+        assert min(seen) - 1e-9 <= found <= max(seen) + 1e-9
+
+
+def test_a_busy_machine_is_said_in_words():
+    rounds = [Round(samples=(), foreign_fraction=0.34, wall_s=1.0)] * MIN_ROUNDS
+    _, (remark,) = choose_rounds(rounds, limit_s=20.0)
+    assert remark.startswith("other processes used 34 % of the CPU while measuring")
+
+
+# -- choosing sizes, with a stopwatch that does as it is told
+
+
+@pytest.fixture
+def calibration():
+    pytest.importorskip("torch", reason="the measuring process needs torch")
+    from flatout.frameworks.pytorch import calibration
+
+    return calibration
+
+
+class ToldStopwatch:
+    """Says for every call what `call_s` says for its work."""
+
+    window_s = 0.05
+
+    def __init__(self, call_s):
+        self.call_s = call_s
+        self.asked = []
+
+    def seconds_per_call(self, probe, window_s):
+        self.asked.append(probe.work)
+        return self.call_s(probe.work)
+
+
+@pytest.fixture
+def candidates(calibration):
+    def make(work):
+        return calibration.Probe(name="x", unit="FLOP/s", work=work, source="made up", call=lambda: None)
+
+    return lambda *works: [(work, lambda work=work: make(work)) for work in works]
+
+
+def test_sizes_grow_until_the_rate_stops_rising_and_the_largest_of_equals_wins(calibration, candidates):
+    told = ToldStopwatch(lambda work: work / min(work, 4.0) / 1e3)
+    assert calibration.grow(candidates(1.0, 2.0, 4.0, 8.0, 16.0, 32.0), told).work == 16.0
+    assert max(told.asked) == 16.0
+
+
+def test_a_rate_that_falls_again_does_not_win(calibration, candidates):
+    told = ToldStopwatch(lambda work: 0.001 * (2.0 if work > 2.0 else 1.0) * work)
+    assert calibration.grow(candidates(1.0, 2.0, 4.0, 8.0), told).work == 2.0
+
+
+def test_no_size_is_tried_that_would_take_too_long(calibration, candidates):
+    told = ToldStopwatch(lambda work: 0.2 * work)
+    assert calibration.grow(candidates(1.0, 8.0), told).work == 1.0
+    assert told.asked and max(told.asked) == 1.0
+
+
+def test_what_the_device_refuses_is_left_out_and_the_rest_is_kept(calibration, candidates):
+    def refuse():
+        raise RuntimeError("not implemented for 'BFloat16'")
+
+    told = ToldStopwatch(lambda work: 0.001)
+    assert calibration.grow([(1.0, refuse)], told) is None
+    assert calibration.grow([*candidates(1.0), (2.0, refuse)], told).work == 1.0
+    assert calibration.best_of([[(1.0, refuse)]], told) is None
+
+
+def test_the_better_of_two_ways_wins(calibration, candidates):
+    told = ToldStopwatch(lambda work: 0.001)
+    assert calibration.best_of([candidates(1.0), candidates(3.0), candidates(2.0)], told).work == 3.0
+
+
+def test_a_rate_is_work_over_time_and_a_launch_is_time_over_operations(candidates):
+    (_, make), *_ = candidates(100.0)
+    assert make().value(2.0) == 50.0
+    assert dataclasses.replace(make(), unit="s").value(2.0) == 0.02
+
+
+def test_a_matrix_product_counts_two_operations_per_multiply_add(calibration):
+    cpu, kind, layout = calibration.torch.device("cpu"), calibration.torch.float32, calibration.torch.channels_last
+    work, make = calibration.matmuls(cpu, kind, "float32")[0]
+    assert work == make().work == 2 * 512**3
+    work, make = calibration.convolutions(cpu, kind, "float32", layout)[0]
+    assert work == make().work == 2 * (4 * 256 * 14 * 14) * (3 * 3 * 256)
+
+
+def test_a_copy_counts_what_is_read_and_what_is_written(calibration):
+    works = [work for (work, _), *_ in calibration.memory_copies(calibration.torch.device("cpu"), 2**20)]
+    assert works == [2 * 2**20, 3 * 2**20]
+
+
+# -- the real thing
+
+
+@pytest.mark.slow
+def test_this_machine_can_be_measured(calibration, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(foreign_cpu, "fraction", lambda *a, **k: None)  # neighbours would only prolong the test
+    found = calibrate.ceilings(device="cpu", limit_s=120.0)
+    names = {"matmul_float32", "matmul_bfloat16", "conv_float32", "conv_bfloat16", "memory_copy", "kernel_launch"}
+    assert {c.name for c in found.values} == names
+    assert found.machine == read_machine()
+    assert found.framework_version == calibration.torch.__version__
+    assert found.get("kernel_launch").unit == "s"
+    assert {c.num_samples for c in found.values} == {2 * NUM_ROUNDS + 1}
+    assert found.foreign_cpu_fraction is None
+    assert calibrate.ceilings(device="cpu") == found
+
+
+@pytest.mark.slow
+def test_the_measuring_process_runs_by_hand_as_a_module(calibration, tmp_path):
+    output = tmp_path / "ceilings.json"
+    command = [sys.executable, "-m", "flatout.frameworks.pytorch.calibration", str(output), "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(calibrate.__file__).parents[2])}
+    subprocess.run([*command, "--buffer-bytes", str(2**22)], check=True, env=environment)
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert lines[0]["kind"] == "start"
+    assert [line["of"] for line in lines if line["kind"] == "end"] == ["choose"] + ["round"] * NUM_ROUNDS
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_gpu_can_be_measured(calibration, tmp_path, monkeypatch):
+    if not calibration.torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = calibrate.ceilings(device="cuda", limit_s=60.0)
+    names = {c.name for c in found.values}
+    assert {"matmul_float32", "matmul_float16", "conv_float16", "memory_copy", "kernel_launch"} <= names
+    assert {"host_to_device", "device_to_host"} <= names
+    assert found.device == calibration.torch.cuda.get_device_name()
+    assert ("matmul_tf32" in names) == (calibration.torch.cuda.get_device_capability() >= (8, 0))

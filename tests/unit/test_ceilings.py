@@ -1,0 +1,290 @@
+"""Records of a machine and its limits, and the roofline on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.ceilings import (
+    FORMAT,
+    Accelerator,
+    Ceiling,
+    Ceilings,
+    Machine,
+    attainable_flops_per_s,
+    bound_by,
+    ceiling_of,
+    differences,
+    load,
+    model_flops_utilization,
+    save,
+    utilization_fault,
+)
+from flatout.errors import RecordError
+from flatout.records import from_json, to_json
+
+POSITIVE = st.floats(min_value=1e-6, max_value=1e18)
+H200 = Accelerator(name="NVIDIA H200", memory_bytes=150754820096, compute_capability="9.0")
+
+
+def machine(**changes):
+    found = Machine(
+        hostname="here",
+        cpu="AMD EPYC",
+        architecture="x86_64",
+        num_cores=2,
+        num_physical_cores=2,
+        num_cores_total=64,
+        memory_bytes=24 * 2**30,
+        operating_system="Linux 6.1",
+        cpu_features=("avx2", "avx512_bf16"),
+    )
+    return dataclasses.replace(found, **changes)
+
+
+def ceiling(name="matmul_float32", value=200e9, unit="FLOP/s"):
+    return Ceiling(name=name, value=value, unit=unit, spread_fraction=0.01, num_samples=16, source="made up")
+
+
+def ceilings(*values, **changes):
+    found = Ceilings(
+        machine=machine(),
+        framework="pytorch",
+        framework_version="2.13.0+cpu",
+        device="cpu",
+        num_threads=2,
+        measured_unix_s=1e9,
+        measuring_s=9.5,
+        foreign_cpu_fraction=None,
+        values=values or (ceiling(),),
+    )
+    return dataclasses.replace(found, **changes)
+
+
+# -- machine
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cpu": "Intel Xeon"},
+        {"num_cores": 1},
+        {"num_physical_cores": 1},
+        {"cores_quota": 1.5},
+        {"cpu_features": ("avx2",)},
+        {"accelerators": (H200,)},
+    ],
+)
+def test_what_decides_performance_changes_the_key_and_is_named_as_a_difference(change):
+    other = machine(**change)
+    assert other.machine_key() != machine().machine_key()
+    assert len(differences(machine(), other)) == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"hostname": "there"}, {"num_cores_total": 8}, {"memory_bytes": 24 * 2**30 - 2**20}]
+)
+def test_what_does_not_decide_performance_changes_neither_key_nor_differences(change):
+    other = machine(**change)
+    assert other.machine_key() == machine().machine_key()
+    assert differences(machine(), other) == ()
+
+
+def test_the_order_of_features_does_not_change_the_key():
+    assert machine(cpu_features=("avx512_bf16", "avx2")).machine_key() == machine().machine_key()
+
+
+def test_the_key_is_the_same_in_every_process_and_release():
+    """A plan keeps it: should this fail, every plan is `for another machine`."""
+    assert machine().machine_key() == "4f95e065961e"
+
+
+def test_differences_say_which_side_has_what():
+    there = machine(accelerators=(H200,), cpu_features=("avx2", "amx_bf16"), cxx_compiler="/usr/bin/g++")
+    assert differences(there, machine(memory_bytes=12 * 2**30)) == (
+        "CPU features only there: `amx_bf16`",
+        "CPU features only here: `avx512_bf16`",
+        "accelerators: `none` here, `NVIDIA H200 (140 GiB)` there",
+        "memory: `12.0 GiB` here, `24.0 GiB` there",
+        "C++ compiler: `none` here, `/usr/bin/g++` there",
+    )
+
+
+def test_a_memory_limit_counts_as_the_memory():
+    assert differences(machine(), machine(memory_limit_bytes=2**30)) == ("memory: `1.0 GiB` here, `24.0 GiB` there",)
+
+
+def test_bfloat16_in_hardware_is_read_from_the_features():
+    assert machine().bfloat16_in_hardware()
+    assert not machine(cpu_features=("avx2", "avx512f")).bfloat16_in_hardware()
+
+
+# -- limits from samples
+
+
+@given(st.lists(POSITIVE, min_size=1, max_size=50))
+def test_a_rate_lies_between_median_and_maximum_and_a_duration_between_minimum_and_median(samples):
+    rate = ceiling_of("memory_copy", "B/s", samples, source="made up")
+    duration = ceiling_of("kernel_launch", "s", samples, source="made up")
+    tolerance = 1e-12 * max(samples)
+    assert duration.value <= rate.value + tolerance
+    assert min(samples) - tolerance <= duration.value and rate.value <= max(samples) + tolerance
+    assert rate.num_samples == len(samples)
+    assert rate.spread_fraction == duration.spread_fraction >= 0
+
+
+def test_disturbed_windows_do_not_lower_a_ceiling():
+    assert ceiling_of("x", "B/s", [10.0] * 9 + [1.0] * 6, source="made up").value == 10.0
+
+
+def test_one_lucky_window_does_not_raise_a_ceiling():
+    assert ceiling_of("x", "B/s", [10.0] * 15 + [99.0], source="made up").value == 10.0
+
+
+def test_no_samples_are_no_ceiling():
+    with pytest.raises(ValueError, match="no samples"):
+        ceiling_of("x", "B/s", [], source="made up")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_a_ceiling_is_positive_and_finite(value):
+    with pytest.raises(RecordError):
+        ceiling(value=value)
+
+
+def test_get_finds_by_name_and_peak_takes_the_faster_of_matmul_and_convolution():
+    found = ceilings(ceiling(), ceiling("conv_float32", 240e9), ceiling("matmul_tf32", 400e12))
+    assert found.get("matmul_float32").value == 200e9
+    assert found.get("matmul_float16") is None
+    assert found.peak("float32").name == "conv_float32"
+    assert found.peak("tf32").name == "matmul_tf32"
+    assert found.peak("bfloat16") is None
+
+
+def test_age_is_never_negative():
+    assert ceilings().age_s(1e9 + 60) == 60
+    assert ceilings().age_s(1e9 - 60) == 0
+
+
+# -- files
+
+
+WORDS = st.text(max_size=20)
+
+
+@given(
+    values=st.lists(
+        st.builds(
+            Ceiling,
+            name=WORDS,
+            value=POSITIVE,
+            unit=st.sampled_from(["FLOP/s", "B/s", "s"]),
+            spread_fraction=st.floats(0, 10),
+            num_samples=st.integers(1, 1000),
+            source=WORDS,
+        ),
+        max_size=4,
+    ),
+    foreign=st.none() | st.floats(0, 1),
+    remarks=st.lists(WORDS, max_size=2),
+    cores_quota=st.none() | st.floats(0.1, 512),
+)
+def test_ceilings_survive_json(values, foreign, remarks, cores_quota):
+    there = machine(accelerators=(H200,), cores_quota=cores_quota)
+    found = ceilings(machine=there, foreign_cpu_fraction=foreign, remarks=tuple(remarks), values=tuple(values))
+    assert from_json(Ceilings, json.loads(json.dumps(to_json(found)))) == found
+
+
+def test_ceilings_survive_their_file_and_leave_nothing_beside_it(tmp_path):
+    path = tmp_path / "made" / "ceilings.json"
+    save(ceilings(), path)
+    assert load(path) == ceilings()
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_concurrent_writers_leave_one_whole_file(tmp_path):
+    path = tmp_path / "ceilings.json"
+    writers = [threading.Thread(target=save, args=(ceilings(measuring_s=float(n)), path)) for n in range(8)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert load(path).measuring_s in range(8)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "not JSON"),
+        ('{"format": 1, "machine"', "not JSON"),
+        ("[]", "edited by hand"),
+        ('{"format": 1}', "torn"),
+        (json.dumps({"format": FORMAT + 1}), f"format {FORMAT + 1}"),
+    ],
+)
+def test_a_torn_or_newer_file_is_a_record_error(tmp_path, text, part):
+    path = tmp_path / "ceilings.json"
+    path.write_text(text)
+    with pytest.raises(RecordError) as caught:
+        load(path)
+    assert part in str(caught.value)
+
+
+def test_a_missing_file_and_one_that_is_no_text_are_record_errors(tmp_path):
+    with pytest.raises(RecordError):
+        load(tmp_path / "missing.json")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecordError):
+        load(tmp_path / "binary.json")
+
+
+# -- roofline
+
+
+@given(POSITIVE, POSITIVE, POSITIVE, POSITIVE)
+def test_the_roofline_never_falls_with_intensity_and_never_exceeds_the_peak(low, high, peak, bandwidth):
+    low, high = sorted((low, high))
+    roof = [attainable_flops_per_s(i, peak_flops_per_s=peak, bandwidth_bytes_per_s=bandwidth) for i in (low, high)]
+    assert roof[0] <= roof[1] <= peak
+
+
+@given(POSITIVE, POSITIVE)
+def test_the_roofline_is_continuous_at_its_ridge(peak, bandwidth):
+    ridge = peak / bandwidth
+    for intensity in (ridge * (1 - 1e-9), ridge, ridge * (1 + 1e-9)):
+        roof = attainable_flops_per_s(intensity, peak_flops_per_s=peak, bandwidth_bytes_per_s=bandwidth)
+        assert roof == pytest.approx(peak, rel=1e-8)
+
+
+@given(POSITIVE, POSITIVE, POSITIVE)
+def test_work_bound_by_compute_attains_the_peak_and_work_bound_by_memory_does_not(intensity, peak, bandwidth):
+    roof = attainable_flops_per_s(intensity, peak_flops_per_s=peak, bandwidth_bytes_per_s=bandwidth)
+    bound = bound_by(intensity, peak_flops_per_s=peak, bandwidth_bytes_per_s=bandwidth)
+    assert (bound == "compute") == (roof == peak)
+
+
+@given(POSITIVE, st.floats(1e-6, 1e6), POSITIVE, st.floats(0.125, 8))
+def test_a_change_of_units_changes_no_utilization(flops, seconds, peak, factor):
+    before = model_flops_utilization(flops, seconds, peak_flops_per_s=peak)
+    after = model_flops_utilization(flops, seconds * factor, peak_flops_per_s=peak / factor)
+    assert after == pytest.approx(before)
+
+
+def test_a_utilization_above_one_is_kept_and_named_a_fault():
+    utilization = model_flops_utilization(300e9, 1.0, peak_flops_per_s=200e9)
+    assert utilization == 1.5
+    assert "150 % is impossible" in utilization_fault(utilization)
+    assert utilization_fault(1.0) is None
+
+
+@pytest.mark.parametrize(("seconds", "peak"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0)])
+def test_a_utilization_of_nothing_is_refused(seconds, peak):
+    with pytest.raises(ValueError, match="positive"):
+        model_flops_utilization(1.0, seconds, peak_flops_per_s=peak)
