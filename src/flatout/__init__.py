@@ -9,9 +9,27 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_PUBLIC: dict[str, str] = {}
+_PUBLIC: dict[str, str] = {
+    "Choice": "flatout.api",
+    "FlatoutError": "flatout.errors",
+    "Goal": "flatout.api",
+    "Inconclusive": "flatout.errors",
+    "MachineError": "flatout.errors",
+    "RecordError": "flatout.errors",
+    "Result": "flatout.result",
+    "RunRequest": "flatout.api",
+    "ScriptError": "flatout.errors",
+    "Terms": "flatout.api",
+    "UsageError": "flatout.errors",
+    "levers": "flatout.api",
+    "machine": "flatout.api",
+    "report": "flatout.api",
+    "run": "flatout.api",
+    "tune": "flatout.api",
+    "why": "flatout.api",
+}
 
-__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
+__all__ = ["__version__", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:

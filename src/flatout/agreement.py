@@ -85,7 +85,9 @@ def _judge_error(found: Difference, class_: str) -> Judgement:
     if found.error <= floor:
         return Judgement(verdict="agrees", detail=_summary([found]))
     if class_ == "exact":
-        return Judgement(verdict="disagrees", detail=f"{found.check} differ by {found.error:.1e}, exact means not a bit")
+        return Judgement(
+            verdict="disagrees", detail=f"{found.check} differ by {found.error:.1e}, exact means not a bit"
+        )
     if found.error <= ROUNDING_ERROR:
         return Judgement(verdict="agrees", detail=_summary([found]))
     if class_ == "rounding":

@@ -97,6 +97,4 @@ def _outside(windows: Sequence[Window], num_steps: int) -> dict[str, float]:
 
 def _device(windows: Sequence[Window], num_steps: int) -> dict[str, float]:
     names = sorted({name for w in windows for name in w.device_phases})
-    return {
-        name: math.fsum(math.fsum(w.device_phases.get(name, ())) for w in windows) / num_steps for name in names
-    }
+    return {name: math.fsum(math.fsum(w.device_phases.get(name, ())) for w in windows) / num_steps for name in names}

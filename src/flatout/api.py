@@ -9,18 +9,21 @@ In: a script and options. Out: records.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from flatout import plan_file, result
+from flatout import plan_file, result, running
 from flatout.ceilings import Ceilings
 from flatout.errors import MachineError, UsageError
 from flatout.plan import CLASSES, Lever
 from flatout.result import Result
-from flatout.run import calibrate, folder, isolation
+from flatout.run import calibrate, folder, foreground, isolation
+from flatout.run.foreground import Outcome
 from flatout.run.machine import read_machine
-from flatout.run.script import Script, check_source
+from flatout.run.script import Script, check, check_source
+from flatout.running import Engagement, Here, Wish
 from flatout.search import Choice
 from flatout.trials.bench import Terms, opened
 from flatout.trials.conduct import Conduct, Goal, Show, registry_of
@@ -75,7 +78,9 @@ def _script(script: str | Script, arguments: Sequence[str]) -> Script:
     return script if isinstance(script, Script) else Script(path=script, arguments=tuple(arguments))
 
 
-def _conduct(command: str, script: Script, goal: Goal, show: Show, plan: Path | None) -> Result:
+def _conduct(
+    command: str, script: Script, goal: Goal, show: Show, plan: Path | None, *, write_plan: bool = True
+) -> Result:
     check_source(script)
     _check_goal(goal)
     goal = _with_isolation(goal)
@@ -85,7 +90,7 @@ def _conduct(command: str, script: Script, goal: Goal, show: Show, plan: Path | 
             show.stage("measuring this machine's ceilings", 0.0)
             conduct.ceilings = _ceilings(conduct)
             found = conduct.run("tune" if command == "tune" else "why")
-        if found.plan is not None:
+        if found.plan is not None and write_plan:
             place = plan or Path(plan_file.DEFAULT)
             plan_file.write(found.plan, place)
             found = result.with_plan_path(found, str(place))
@@ -136,11 +141,178 @@ def _with_isolation(goal: Goal) -> Goal:
     return goal
 
 
-@contextmanager
-def observe() -> Iterator[None]:
-    """Record the training steps made inside the block, in this very process."""
-    raise NotImplementedError
-    yield
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """A run in the foreground.
+
+    Attributes:
+        script: The script; None under a launcher.
+        launcher: The launcher's command; empty for a script.
+        plan: The plan file that was named.
+        levers: Exactly these levers, as typed; None for the plan's.
+        accept: How far levers may go.
+        fixed: Never toggle a lever.
+        recheck: Test a plan that was made elsewhere before trusting it.
+        terms: How trials of a recheck may run.
+    """
+
+    script: Script | None = None
+    launcher: tuple[str, ...] = ()
+    plan: Path | None = None
+    levers: tuple[str, ...] | None = None
+    accept: str = "precision"
+    fixed: bool = False
+    recheck: bool = False
+    terms: Terms = field(default_factory=Terms)
 
 
-__all__ = ["Goal", "Show", "Terms", "Choice", "levers", "machine", "observe", "report", "tune", "unknown_lever", "why"]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What a run in the foreground came to."""
+
+    engagement: Engagement
+    outcome: Outcome
+    registry: dict[str, Lever]
+    run: str
+
+
+def run(request: RunRequest, say: Callable[[str], None] = lambda line: None) -> Ran:
+    """Run a script under its plan, in the foreground; signals, output and exit status are the script's.
+
+    Raises:
+        FlatoutError: Before the start; the script's own failure is in the outcome.
+    """
+    registry = levers()
+    if request.script is None and not request.launcher:
+        raise UsageError("no command was given", cause="`exec` needs one", hint="`flatout exec -- torchrun train.py`")
+    if request.script is not None:
+        check(request.script)
+    here = _here(request, registry)
+    wanted = running.parse_levers(request.levers, registry) if request.levers is not None else None
+    wish = Wish(plan=request.plan, levers=wanted, accept=request.accept, recheck=request.recheck)
+    chosen = running.engagement(wish, here)
+    if chosen.misfits and request.recheck and request.script is not None:
+        chosen = _recheck(chosen, request, say)
+    run_folder = folder.new(Path.cwd(), request.script.stem if request.script else "exec")
+    say(chosen.line)
+    outcome = foreground.run(
+        foreground.Foreground(
+            command=tuple(request.script.command) if request.script else request.launcher,
+            key=here.script,
+            arguments=here.arguments,
+            run_folder=run_folder,
+            levers=chosen.levers,
+            registry=registry,
+            toggle=not request.fixed,
+            cache_folder=_compiled(chosen),
+            launcher=bool(request.launcher),
+        )
+    )
+    return Ran(engagement=chosen, outcome=outcome, registry=registry, run=str(run_folder))
+
+
+def _compiled(chosen: Engagement) -> str | None:
+    """The kernels that the trials compiled, where they are still there."""
+    if chosen.plan is None or not chosen.plan.run:
+        return None
+    place = Path(chosen.plan.run) / "compiled"
+    return str(place.resolve()) if place.is_dir() else None
+
+
+def _here(request: RunRequest, registry: dict[str, Lever]) -> Here:
+    script = request.script
+    if script is not None:
+        key, arguments = script.key, script.arguments
+    else:
+        # The plan of a launched script is found by the first word that names a script with a plan.
+        path = request.plan or Path(plan_file.DEFAULT)
+        known = plan_file.scripts(path) if path.exists() else ()
+        place = next((i for i, w in enumerate(request.launcher) if os.path.normpath(w) in known), None)
+        key = os.path.normpath(request.launcher[place]) if place is not None else " ".join(request.launcher[:3])
+        arguments = request.launcher[place + 1 :] if place is not None else ()
+    try:
+        version = calibrate.framework_version("pytorch")
+    except MachineError:
+        version = "none"
+    return Here(script=key, arguments=arguments, machine=read_machine(), framework_version=version, registry=registry)
+
+
+def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None]) -> Engagement:
+    """Measure the plan's own set of levers here, and engage it only where it wins here too."""
+    assert request.script is not None
+    say(f"testing {len(chosen.levers)} levers here first ({chosen.misfits[0]})")
+    goal = Goal(budget_s=60.0, terms=request.terms, exactly=chosen.levers)
+    found = _conduct("tune", request.script, goal, Show(), None, write_plan=False)
+    if found.plan is None:
+        return Engagement(line=f"the plan does not win here ({found.verdict}), running plainly")
+    ratio = found.plan.ratio
+    return Engagement(levers=chosen.levers, plan=found.plan, line=f"the plan holds here: {ratio:.2g}x expected")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeverRow:
+    """One lever as `flatout levers` shows it; `refusal` is None where it applies, `known` False without a script."""
+
+    name: str
+    class_: str
+    shortens: tuple[str, ...]
+    summary: str
+    toggles: str
+    known: bool
+    refusal: str | None
+
+    def as_json(self) -> dict[str, object]:
+        """For `--json`."""
+        return {
+            "class": self.class_,
+            "shortens": list(self.shortens),
+            "summary": self.summary,
+            "toggles": self.toggles,
+            "applies": (self.refusal is None) if self.known else None,
+            "reason": self.refusal,
+        }
+
+
+def describe_levers(script: Script | None = None, terms: Terms | None = None) -> list[LeverRow]:
+    """Every lever; given a script, a few steps of it are run to see which levers apply."""
+    facts = None
+    if script is not None:
+        check_source(script)
+        goal = _with_isolation(Goal(terms=terms or Terms()))
+        with folder.claimed(Path.cwd(), script.stem) as run_folder:
+            conduct = Conduct(script, run_folder, read_machine(), goal, Show())
+            with opened(conduct.bench):
+                conduct.bench.start()
+                facts = conduct.bench.facts
+    here = read_machine()
+    return [
+        LeverRow(
+            name=lever.name,
+            class_=lever.class_,
+            shortens=lever.shortens,
+            summary=lever.summary,
+            toggles=lever.toggles,
+            known=facts is not None,
+            refusal=lever.applies(facts, here) if facts is not None else None,
+        )
+        for lever in levers().values()
+    ]
+
+
+__all__ = [
+    "Choice",
+    "Goal",
+    "LeverRow",
+    "Ran",
+    "RunRequest",
+    "Show",
+    "Terms",
+    "describe_levers",
+    "levers",
+    "machine",
+    "report",
+    "run",
+    "tune",
+    "unknown_lever",
+    "why",
+]

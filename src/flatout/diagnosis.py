@@ -157,7 +157,10 @@ def _from_seconds(remedy: str, saved_s: float, found: Findings, how: str, shorte
 
 
 def _fixed_s(found: Findings) -> float | None:
-    """Seconds of a step's model calls that do not shrink with the batch: with t(b) = fixed + b c, fixed = 2 t(b/2) - t(b)."""
+    """Seconds of a step's model calls that do not shrink with the batch.
+
+    With t(b) = fixed + b c follows fixed = 2 t(b/2) - t(b).
+    """
     if found.scaling is None or not found.scaling.full_s or not found.scaling.half_s:
         return None
     full = stats.summarize(found.scaling.full_s).median

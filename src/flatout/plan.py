@@ -56,6 +56,8 @@ class Lever(ABC):
     check: ClassVar[Literal["gradients", "updates", "batches", "none"]]
     compiles: ClassVar[bool] = False
     """Whether engaging it for the first time takes seconds to minutes."""
+    parameter: ClassVar[str | None] = None
+    """The one setting that must be given, e.g. `num`; None where the lever has none."""
     conflicts: ClassVar[tuple[str, ...]] = ()
     """Names of levers that it cannot be combined with."""
 
@@ -71,10 +73,10 @@ class Lever(ABC):
         """Environment variables that must be there before the process starts (`toggles = "process"`)."""
         return {}
 
-    def engage(self, session: Any, settings: Mapping[str, Setting]) -> None:
+    def engage(self, session: Any, settings: Mapping[str, Setting]) -> None:  # noqa: B027  not where `process`
         """Take effect from the next step on; the whole state moves along."""
 
-    def release(self, session: Any) -> None:
+    def release(self, session: Any) -> None:  # noqa: B027
         """Undo `engage`, so that engage then release is the identity."""
 
     def evidence(self, session: Any) -> str | None:

@@ -55,7 +55,7 @@ def from_json(kind: type[R], value: Any, *, where: str = "record") -> R:
     """
     if not isinstance(value, Mapping):
         raise _misfit(where, kind.__name__, value)
-    hints = _hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]
     found: dict[str, Any] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if field.name in value:
@@ -81,7 +81,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin in (tuple, list):
         if not isinstance(value, list):
             _fail(where, "a list", value)
-        if len(arguments) == 2 and arguments[1] is Ellipsis or origin is list:
+        if (len(arguments) == 2 and arguments[1] is Ellipsis) or origin is list:
             return origin(_convert(arguments[0], v, where) for v in value)
         return tuple(_convert(a, v, where) for a, v in zip(arguments, value, strict=True))
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):

@@ -328,19 +328,7 @@ class Ready:
     num_steps: int
 
 
-Record = (
-    Header
-    | Facts
-    | Window
-    | Census
-    | Scaling
-    | Agreement
-    | Toggle
-    | Failure
-    | Refused
-    | End
-    | Ready
-)
+Record = Header | Facts | Window | Census | Scaling | Agreement | Toggle | Failure | Refused | End | Ready
 
 KINDS: dict[str, type[Any]] = {
     "header": Header,

@@ -11,7 +11,9 @@ from flatout.cli import options
 
 @click.command("tune", context_settings=options.SCRIPT_SETTINGS)
 @click.option("--budget", default="3m", show_default=True, metavar="TIME", help="Aim to be done in this time.")
-@click.option("--levers", "only", metavar="NAMES", help="Try only these levers, e.g. `bf16,channels_last`; `none`: A/A.")
+@click.option(
+    "--levers", "only", metavar="NAMES", help="Try only these levers, e.g. `bf16,channels_last`; `none`: A/A."
+)
 @click.option("--without", metavar="NAMES", help="Leave these levers out.")
 @options.accept
 @click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the plan.")
@@ -19,7 +21,7 @@ from flatout.cli import options
 @options.as_json
 @click.option("-v", "--verbose", is_flag=True, help="Also list what was not tried, and why.")
 @options.script_words
-def command(
+def command(  # noqa: PLR0913  one parameter per option
     words: tuple[str, ...], module: str | None, budget: str, only: str | None, without: str | None, accept: str,
     plan: Path | None, allow_writes: bool, start_limit: str, as_json: bool, verbose: bool,
 ) -> None:  # fmt: skip

@@ -56,7 +56,7 @@ class Framework(Protocol):
         """Observe at `off`, `ends` or `phases`."""
 
     def start_window(self) -> float:
-        """A window begins: wait for the device once, reset counters; the `perf_counter` at which its first step starts."""
+        """A window begins: wait for the device once, reset counters; the `perf_counter` at which it starts."""
 
     def end_step(self) -> tuple[dict[str, float], float]:
         """Seconds by phase of the step that has just ended, and those that lay outside it."""

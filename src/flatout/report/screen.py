@@ -35,7 +35,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 _GLUE = "\ue000"
 """Stands for a space at which no line may break, until the lines are broken."""
 
-_UNBREAKABLE = re.compile(r"(?<=\d) (?=[A-Za-zµ%]{1,9}\b|%)|(?<=\d,) (?=[\d.]+\])| (?=[·|] )|(?<=±) ")
+_UNBREAKABLE = re.compile(r"(?<=\d) (?=[A-Za-zµ%]{1,9}\b|%)|(?<=\d,) (?=[\d.]+\])| (?=[·|] )|(?<=±) |(?<=more:) ")
 _TOKEN = re.compile(r"""(?:[^\s'"]|'[^']*'|"(?:\\.|[^"\\])*")+""")
 
 
@@ -65,6 +65,7 @@ class Screen:
         self.ascii_only = ascii_only
         self.lines: list[Text] = []
         self._console = console
+        self._dots = "..." if ascii_only else "…"
 
     def clean(self, text: str) -> str:
         """Text of a record as this terminal can show it."""
@@ -88,7 +89,8 @@ class Screen:
         """One line, cut where it does not fit."""
         line = self.text(*parts)
         if line.cell_len > self.width:
-            line.truncate(self.width - (2 if self.ascii_only else 0), overflow="crop" if self.ascii_only else "ellipsis")
+            line.truncate(self.width - len(self._dots))
+            line.append(self._dots)
         line.rstrip()
         self.lines.append(line)
 
@@ -105,8 +107,9 @@ class Screen:
             row = self.text((head.ljust(indent), "bold"))
             row.append_text(line)
             if most and number + 1 == most and len(broken) > most:
-                row.append(self.clean(" …"))
-                row.truncate(self.width)
+                row.truncate(self.width - len(self._dots) - 1)
+                row.append(f" {self._dots}")
+            row.rstrip()
             self.lines.append(row)
             if most and number + 1 == most:
                 return
@@ -114,22 +117,23 @@ class Screen:
     def command(self, label: str, *words: str) -> None:
         """A command that can be copied: broken only between arguments, with a backslash."""
         tokens = [token for text in words for token in _TOKEN.findall(self.clean(text)) or [self.clean(text)]]
-        lines, indent = [""], LABEL
+        lines = [""]
         for token in tokens:
-            if lines[-1] and indent + cell_len(lines[-1]) + 1 + cell_len(token) > self.width - 2:
+            if lines[-1] and LABEL + 2 + cell_len(lines[-1]) + 1 + cell_len(token) > self.width - 2:
                 lines.append("")
             lines[-1] += (" " if lines[-1] else "") + token
         for number, line in enumerate(lines):
-            head = label.ljust(indent) if number == 0 else " " * (indent + 2)
+            head = label.ljust(LABEL) if number == 0 else " " * (LABEL + 2)
             tail = " \\" if number + 1 < len(lines) else ""
-            self.lines.append(self.text((head, "bold"), line + tail))
+            row = self.text((head, "bold"), line + tail)
+            row.rstrip()
+            self.lines.append(row)
 
     def fit(self, text: str, cells: int) -> str:
         """Text in exactly so many columns, cut with an ellipsis where it is longer."""
         text = self.clean(text)
         if cell_len(text) > cells:
-            dots = "..." if self.ascii_only else "…"
-            text = set_cell_size(text, max(cells - len(dots), 0)).rstrip() + dots
+            text = set_cell_size(text, max(cells - len(self._dots), 0)).rstrip() + self._dots
         return set_cell_size(text, cells)
 
     def bar(self, share: float, cells: int) -> str:
@@ -145,21 +149,23 @@ class Screen:
         """Text broken between words into lines of at most so many columns; longer words are cut."""
         lines = [""]
         for word in self.clean(text).split():
-            if lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) > cells:
+            if lines[-1] not in ("", "+") and cell_len(lines[-1]) + 1 + cell_len(word) > cells:
                 lines.append("")
-            lines[-1] += (" " if lines[-1] else "") + self.fit(word, min(cell_len(word), cells)).rstrip()
-        return lines
+            lines[-1] += (" " if lines[-1] else "") + word
+        return [self.fit(line, min(cell_len(line), cells)).rstrip() for line in lines]
 
 
 def show(report: Report, file: IO[str] | None = None) -> None:
     """Print on a stream: in colour on a terminal that wants it, plain otherwise."""
-    Console(file=file or sys.stdout, highlight=False, markup=False, emoji=False).print(report)
+    Console(file=file or sys.stdout, highlight=False, markup=False, emoji=False).print(report, soft_wrap=True)
 
 
 def plain(report: Report, *, width: int = 80, ascii_only: bool = False) -> str:
     """The same as text without colour, e.g. for a file."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii" if ascii_only else "utf-8", newline="\n")
-    Console(file=stream, width=width, color_system=None, force_terminal=False, highlight=False).print(report)
+    Console(file=stream, width=width, color_system=None, force_terminal=False, highlight=False).print(
+        report, soft_wrap=True
+    )
     stream.flush()
     return raw.getvalue().decode("ascii" if ascii_only else "utf-8")

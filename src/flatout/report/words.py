@@ -170,6 +170,17 @@ def percent(value: float | None) -> str:
     return f"{'0' if text == '-0' else text} %"
 
 
+def share(value: float | None) -> str:
+    """A part of a whole in a column of such: no decimals from 1 % on.
+
+    >>> [share(x) for x in (0.709, 0.039, 0.0031, 0.0004, None)]
+    ['71 %', '4 %', '0.3 %', '< 0.1 %', '?']
+    """
+    if value is None or not math.isfinite(value):
+        return "?"
+    return f"{100 * value:.0f} %" if abs(value) >= 0.00995 else percent(value)
+
+
 def ratio(value: float | None) -> str:
     """A ratio in a table: two decimals, fewer where they are no longer digits.
 

@@ -42,7 +42,7 @@ PAUSE_S = 0.5
 """How long to wait after a disturbed round."""
 
 CHOOSING_SHARE = 0.5
-"""Sizes are chosen again after a disturbed choice only in the first half of the time limit."""
+"""After a disturbed choice sizes are chosen again, but only in this share of the time limit."""
 
 MAX_AGE_S = 30 * 24 * 3600.0
 """A month: firmware, drivers and neighbours change."""
@@ -82,12 +82,13 @@ def ceilings(
 ) -> Ceilings:
     """This machine's ceilings: cached ones when they are trusted, else measured (about 10 s) and cached.
 
-    Cached per machine, framework version, threads and device. A cache that cannot be read or written is no failure.
+    Cached per machine, framework version, threads and device. A cache that cannot be read or written is no failure;
+    a disturbed measurement replaces no undisturbed one.
 
     Args:
         refresh: Measure even when cached ones are trusted.
         python: The interpreter whose framework is measured.
-        framework: A key of `PACKAGES`.
+        framework: One of `PACKAGES`.
         device: `auto` (the GPU where the framework finds one), `cpu`, `cuda` or `cuda:N`.
         limit_s: Wall seconds after which measuring ends, the start of the framework included.
 
@@ -101,16 +102,23 @@ def ceilings(
     machine = read_machine()
     version = framework_version(framework, python)
     path = cache_path(machine, f"{framework}-{version}", device)
-    if path is not None and not refresh:
-        with contextlib.suppress(RecordError):
-            found = load(path)
-            if is_trusted(found, time.time()):
-                return found
+    cached = _trusted_in(path)
+    if cached is not None and not refresh:
+        return cached
     found = measure(machine, python=python, framework=framework, device=device, limit_s=limit_s)
-    if path is not None:
+    loses = cached is not None and not cached.remarks and found.remarks
+    if path is not None and not loses:
         with contextlib.suppress(OSError):
             save(found, path)
     return found
+
+
+def _trusted_in(path: Path | None) -> Ceilings | None:
+    if path is not None:
+        with contextlib.suppress(RecordError):
+            found = load(path)
+            return found if is_trusted(found, time.time()) else None
+    return None
 
 
 def is_trusted(found: Ceilings, now_unix_s: float) -> bool:
@@ -231,12 +239,14 @@ class Lines:
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
+        self._poll = select.poll()  # unlike `select.select`, not limited to handles below 1024
+        self._poll.register(handle, select.POLLIN)
         self._pending = b""
 
     def next(self, deadline_s: float) -> dict[str, Any] | None:
         """The next line; None at the end of the pipe, or at `deadline_s` (`time.monotonic`)."""
         while b"\n" not in self._pending:
-            if not select.select([self._handle], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+            if not self._poll.poll(1000 * max(0.0, deadline_s - time.monotonic())):
                 return None
             chunk = os.read(self._handle, 65536)
             if not chunk:

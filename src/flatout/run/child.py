@@ -81,13 +81,17 @@ class Conductor:
         self._sleeping = True
 
     def _claim(self) -> bool:
+        trace = Path(self.spec.trace)
         try:
-            os.close(os.open(self.spec.claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            if self.spec.per_process:
+                trace = trace.with_suffix(f".{os.environ.get('RANK', '0')}.{self._pid}.jsonl")
+            else:
+                os.close(os.open(self.spec.claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            self._writer = Writer(trace)
         except OSError:
             self._sleeping = True
             self.framework.detach()
             return False
-        self._writer = Writer(self.spec.trace)
         affinity = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None
         self._writer.write(
             Header(
@@ -100,12 +104,15 @@ class Conductor:
                 framework=self.framework.name,
                 framework_version=self.framework.version,
                 pid=self._pid,
+                rank=_number("RANK", 0),
+                world_size=_number("WORLD_SIZE", 1),
                 num_threads=self.framework.facts().num_threads,
                 affinity=affinity,
                 start_s=time.time() - self.spec.flatout_started_unix_s,
             )
         )
-        self._pipe.open()
+        if not self.spec.per_process:
+            self._pipe.open()
         self._watch_end()
         return True
 
@@ -332,8 +339,14 @@ class Conductor:
 
             self._write(
                 Toggle(
-                    engaged={}, released=(), took_s=0.0, step=self.num_steps, evidence=evidence, missing=missing,
-                    reason="evidence", order=window.order.number,
+                    engaged={},
+                    released=(),
+                    took_s=0.0,
+                    step=self.num_steps,
+                    evidence=evidence,
+                    missing=missing,
+                    reason="evidence",
+                    order=window.order.number,
                 )
             )
 
@@ -413,6 +426,12 @@ class OpenWindow:
             new_epochs=found.get("new_epochs", 0),
             order=self.order.number,
         )
+
+
+def _number(variable: str, otherwise: int) -> int:
+    """What a launcher set, as far as it is a number."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else otherwise
 
 
 def failure(stage: str, problem: BaseException, order: int = -1) -> Failure:

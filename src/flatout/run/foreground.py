@@ -22,11 +22,16 @@ from flatout.errors import RecordError
 from flatout.plan import Lever
 from flatout.run.launch import POLL_S, Launch, environment_for, session_files, write_session
 from flatout.run.orders import Order, SessionSpec, encode
-from flatout.run.script import Script
 from flatout.trace import End, Facts, Failure, Follower, Levers, Ready, Record, Window
 
 CHECK_PAIRS = 6
 CHECK_WINDOW_S = 0.3
+CHECK_LIMIT_S = 1.0
+"""A window of the check ends here at the latest: plain may be many times slower than the plan."""
+
+FOREIGN_LIMIT = 0.10
+"""A window in which others used more than this share of the cores says nothing about the plan."""
+
 COMPILE_SKIP_STEPS = 3
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 PR_SET_PDEATHSIG = 1
@@ -47,8 +52,12 @@ class Outcome:
         failures: What went wrong on our side.
         facts: What the script turned out to do.
         evidence: Lever to proof.
+        num_processes: Processes that trained, under a launcher.
     """
 
+    num_processes: int = 0
+    num_busy: int = 0
+    """Windows of the check that others disturbed."""
     exit_code: int = 0
     num_steps: int = 0
     steps_s: float = 0.0
@@ -66,18 +75,26 @@ class Foreground:
     """What to run, and how.
 
     Attributes:
-        script: The script.
+        command: What is executed.
+        key: What the plan file calls the script.
+        arguments: The script's own.
         run_folder: Where its trace goes.
         levers: What to engage.
         registry: All levers by name.
         toggle: Whether levers may be toggled to check the plan in this very run.
     """
 
-    script: Script
+    command: tuple[str, ...]
+    key: str
+    arguments: tuple[str, ...]
     run_folder: Path
     levers: Levers
     registry: Mapping[str, Lever]
     toggle: bool = True
+    cache_folder: str | None = None
+    """Where the trials kept compiled kernels."""
+    launcher: bool = False
+    """Whether the command starts the training processes, of which each writes a trace of its own."""
 
 
 def run(what: Foreground) -> Outcome:
@@ -86,16 +103,17 @@ def run(what: Foreground) -> Outcome:
         mode="run",
         **session_files(what.run_folder, "run"),  # type: ignore[arg-type]
         levers=what.levers,
-        script=what.script.key,
-        arguments=what.script.arguments,
-        cache_folder=str(what.run_folder.resolve().parent / "compiled"),
+        per_process=what.launcher,
+        script=what.key,
+        arguments=what.arguments,
+        cache_folder=what.cache_folder,
         flatout_started_unix_s=time.time(),
     )
     environment: dict[str, str] = {}
     for name, settings in what.levers.items():
         environment.update(what.registry[name].environment(settings))
     launch = Launch(
-        command=what.script.command, session=session, run_folder=what.run_folder, name="run", environment=environment
+        command=what.command, session=session, run_folder=what.run_folder, name="run", environment=environment
     )
     session_path = write_session(launch)
     os.mkfifo(session.orders or "")
@@ -135,8 +153,18 @@ class _Watch:
         finally:
             restore()
         self._listen()
+        if self._what.launcher:
+            self._gather()
         self._outcome.exit_code = process.returncode
         return self._outcome
+
+    def _gather(self) -> None:
+        """A launcher's children have each written a trace: the steps of the first stand for all."""
+        for path in sorted(self._what.run_folder.glob("trace-run.*.jsonl")):
+            self._outcome.num_processes += 1
+            if self._outcome.num_processes == 1:
+                self._follower = Follower(path)
+                self._listen()
 
     def _listen(self) -> None:
         try:
@@ -176,8 +204,11 @@ class _Watch:
             return
         side = self._sides.pop(0)
         if self._last is not None and not self._last.recompilations:
-            times = self._outcome.plan_s if side == self._what.levers else self._outcome.plain_s
-            times.append(self._last.training_step_s)
+            if (self._last.foreign_fraction or 0.0) > FOREIGN_LIMIT:
+                self._outcome.num_busy += 1
+            else:
+                times = self._outcome.plan_s if side == self._what.levers else self._outcome.plain_s
+                times.append(self._last.training_step_s)
         if self._sides:
             self._order_next()
         else:
@@ -205,9 +236,14 @@ class _Watch:
 
     def _send(self, kind: str, levers: Levers, *, num_steps: int, skip_steps: int) -> None:
         order = Order(
-            number=self._number, kind="window", purpose="run", levers=levers, num_steps=num_steps,
-            skip_steps=skip_steps, limit_s=10.0,
-        )  # fmt: skip
+            number=self._number,
+            kind="window",
+            purpose="run",
+            levers=levers,
+            num_steps=num_steps,
+            skip_steps=skip_steps,
+            limit_s=CHECK_LIMIT_S,
+        )
         self._number += 1
         try:
             os.write(self._orders, encode(order).encode())

@@ -6,6 +6,7 @@ Parent and child meet in files alone: the session, a named pipe with orders, and
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -36,7 +37,7 @@ QUIET_TRACKERS = {
 
 
 @dataclass(kw_only=True, eq=False)
-class Ended(Exception):  # noqa: N818  an answer, not an error
+class Ended(Exception):
     """The child is gone: by itself, by an exception, by a signal, or because it was given up.
 
     Attributes:
@@ -137,7 +138,7 @@ class Child:
             os.mkfifo(launch.session.orders)
             # Both ends, so that opening waits for nobody and the child sees the end only when we are gone.
             self._orders = os.open(launch.session.orders, os.O_RDWR | os.O_CLOEXEC)
-        self._log = open(self.output_path, "wb")  # noqa: SIM115
+        self._log = open(self.output_path, "wb")
         self.started_s = time.perf_counter()
         self._process = subprocess.Popen(
             list(launch.command),
@@ -254,10 +255,8 @@ def tail(path: Path, num_bytes: int = 4000) -> str:
 def kill_session(session: int) -> None:
     """Kill every process of a session: the leader's group first, then whoever made a group of his own in it."""
     for _ in range(3):
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(session, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
         left = members(session)
         if not left:
             return

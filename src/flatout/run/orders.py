@@ -53,6 +53,7 @@ class SessionSpec:
         orders: The named pipe from which it reads, or None.
         claim: Created by the first process that makes a step; others stay plain.
         levers: Engaged at the first boundary (`run`), or before the script starts where they need a new process.
+        per_process: Under a launcher: every process that trains writes a trace of its own, and takes no orders.
         endless: A training loader starts over instead of ending (`trial`).
         recheck: In `run`, whether levers may be toggled to check the plan.
         script: For the header.
@@ -67,6 +68,7 @@ class SessionSpec:
     claim: str
     orders: str | None = None
     levers: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
+    per_process: bool = False
     endless: bool = False
     recheck: bool = False
     script: str = ""

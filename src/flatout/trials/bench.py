@@ -53,7 +53,7 @@ MAX_RESTARTS = 200
 COMPILE_LIMIT_S = 240.0
 
 
-class CandidateFailed(Exception):  # noqa: N818  an answer, not an error
+class CandidateFailed(Exception):
     """The script broke while a candidate was engaged; says how."""
 
 
@@ -150,10 +150,11 @@ class Bench:
         try:
             records = child.ready(self.terms.start_limit_s, self.on_wait)
         except Ended as end:
+            problem = self._no_start(end)
             self._after_end()
             if process_levers:
                 raise CandidateFailed(end.sentence()) from None
-            raise self._no_start(end) from None
+            raise problem from None
         self._note(records)
 
     def _launch(self, environment: Mapping[str, str]) -> None:
@@ -183,8 +184,8 @@ class Bench:
             script=self.script.key,
             arguments=self.script.arguments,
             capture_bytes=self.terms.capture_bytes,
-            writable=self._writable(),
-            cache_folder=str(self.run_folder.resolve().parent / "compiled"),
+            writable=isolation.writable(self._scratch) if self._scratch is not None else (),
+            cache_folder=str(self.run_folder.resolve() / "compiled"),
             flatout_started_unix_s=time.time(),
         )
         launch = Launch(
@@ -195,15 +196,6 @@ class Bench:
             environment={**QUIET_TRACKERS, **environment},
         )
         self._child = Child(launch).__enter__()
-
-    def _writable(self) -> tuple[str, ...]:
-        if not self.terms.isolate:
-            return ()
-        home = str(Path.home())
-        folders = [str(Path.cwd()), home, "/tmp", "/var/tmp", "/dev/shm", str(self.run_folder.resolve())]
-        if self.script.folder is not None:
-            folders.append(str(self.script.folder))
-        return tuple(folders)
 
     def end(self) -> None:
         """End the child, and discard what it wrote."""

@@ -6,7 +6,6 @@ choosing in `flatout.search`, judging in `stats`, `agreement` and `diagnosis`.
 
 from __future__ import annotations
 
-import datetime
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -14,16 +13,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from flatout import __version__, agreement, search, stats
+from flatout import agreement, search, stats
 from flatout.anatomy import Anatomy, dissect
 from flatout.ceilings import Ceilings, Machine
 from flatout.diagnosis import Diagnosis, Findings, diagnose
 from flatout.errors import Inconclusive
-from flatout.plan import PLAN_FORMAT, Candidate, Lever, Plan, Trial
-from flatout.result import FORMAT, Result, TimelineStep, Untried
+from flatout.plan import Candidate, Lever, Trial
+from flatout.result import Result, Untried
 from flatout.run.script import Script
 from flatout.stats import Comparison
 from flatout.trace import Agreement, Levers, Window
+from flatout.trials import conclude
 from flatout.trials import pairs as pairing
 from flatout.trials.bench import Bench, CandidateFailed, Terms
 from flatout.trials.pairs import Extent, Pairs
@@ -47,8 +47,10 @@ class Goal:
         budget_s: Aimed wall time.
         choice: Which levers.
         terms: How the script may be run.
+        exactly: Try this one set and nothing else (a plan that is checked again).
     """
 
+    exactly: Levers | None = None
     budget_s: float = 180.0
     choice: search.Choice = field(default_factory=search.Choice)
     terms: Terms = field(default_factory=Terms)
@@ -110,7 +112,7 @@ class Conduct:
         self.observe()
         if command == "tune":
             try:
-                self.search()
+                self.try_all()
             except KeyboardInterrupt:
                 self.stopped = "you stopped it"
             try:
@@ -118,7 +120,7 @@ class Conduct:
             except KeyboardInterrupt:
                 self.stopped = "you stopped it before the best could be measured again"
         self._stage("done")
-        return self.result(command)
+        return conclude.result_of(self, command)
 
     # -- the plain script ----------------------------------------------------------------------------------------
 
@@ -131,7 +133,9 @@ class Conduct:
         self._stage("plain against plain: how noisy is it here?")
         quiet = pairing.wait_for_quiet(self.bench, self._deadline(0.2), lambda text: self._stage(text))
         if not quiet:
-            self.bench.warnings["other processes kept the machine busy: intervals are wide, windows were discarded"] = None
+            self.bench.warnings["other processes kept the machine busy: intervals are wide, windows were discarded"] = (
+                None
+            )
         self._measure_noise()
         self._stage("where a step goes")
         self._take_apart()
@@ -144,7 +148,7 @@ class Conduct:
         extent = Extent(num_pairs=NOISE_PAIRS, purpose="baseline", deadline_s=self._deadline(0.3), stop_early=False)
         measured = pairing.measure(self.bench, {}, extent)
         self.noise = measured.compare()
-        self.baseline = [w for _, w in self.bench.windows if w.purpose == "baseline" and _calm(w)]
+        self.baseline = [w for _, w in self.bench.windows if w.purpose == "baseline" and calm(w)]
         if not self.baseline:
             self.baseline = [w for _, w in self.bench.windows if w.purpose == "baseline"]
         self.bench.step_guess_s = stats.summarize([w.training_step_s for w in self.baseline]).median
@@ -155,7 +159,7 @@ class Conduct:
             if time.perf_counter() > self._deadline(0.4):
                 break
         seen = [w for _, w in self.bench.windows if w.purpose == "anatomy" and w.observe == "phases"]
-        self.anatomy = dissect([w for w in seen if _calm(w)] or seen)
+        self.anatomy = dissect([w for w in seen if calm(w)] or seen)
 
     def _counterfactuals(self) -> dict[str, Comparison]:
         facts = self.bench.facts
@@ -189,12 +193,15 @@ class Conduct:
 
     # -- trials --------------------------------------------------------------------------------------------------
 
-    def search(self) -> None:
+    def try_all(self) -> None:
         """Try candidates until nothing is left, the rest is not worth it, or the budget is spent."""
         assert self.bench.facts is not None and self.anatomy is not None and self.diagnosis is not None
         found = (self.anatomy, self.diagnosis)
         space = search.space_of(self.levers, self.bench.facts, self.machine, found, self.goal.choice)
         self.untried = list(space.untried)
+        if self.goal.exactly is not None:
+            self.trials.append(self.try_out(Candidate(levers=self.goal.exactly)))
+            return
         while (candidate := search.next_candidate(space, self.trials)) is not None:
             if reason := self._over(candidate):
                 self.stopped = reason
@@ -241,9 +248,12 @@ class Conduct:
             measured = self._measure(candidate)
         except CandidateFailed as failed:
             return Trial(
-                levers=candidate.levers, outcome="failed", reason=str(failed), class_=class_,
+                levers=candidate.levers,
+                outcome="failed",
+                reason=str(failed),
+                class_=class_,
                 took_s=time.perf_counter() - begun_s,
-            )  # fmt: skip
+            )
         trial = self._trial_of(candidate, class_, measured, begun_s)
         if measured.missing and not measured.evidence:
             name, why = next(iter(measured.missing.items()))
@@ -352,9 +362,7 @@ class Conduct:
         accepted = self.goal.choice.accept if self.goal.choice.accept in ("statistical", "semantics") else class_
         return agreement.judge(points, accepted if class_ == "exact" and "batches" in checks else class_, checks)
 
-    def _rejected(
-        self, candidate: Candidate, class_: str, judgement: agreement.Judgement, begun_s: float
-    ) -> Trial:
+    def _rejected(self, candidate: Candidate, class_: str, judgement: agreement.Judgement, begun_s: float) -> Trial:
         return Trial(
             levers=candidate.levers,
             outcome="disagrees" if judgement.verdict == "disagrees" else "inconclusive",
@@ -380,9 +388,12 @@ class Conduct:
                 measured = self._measure_processes(candidate)
             else:
                 extent = Extent(
-                    num_pairs=FINAL_PAIRS, purpose="winner", deadline_s=self._deadline(1.3), stop_early=False,
+                    num_pairs=FINAL_PAIRS,
+                    purpose="winner",
+                    deadline_s=self._deadline(1.3),
+                    stop_early=False,
                     until_clear=MOST_FINAL_PAIRS,
-                )  # fmt: skip
+                )
                 measured = pairing.measure(self.bench, best.levers, extent)
             trial = replace(self._trial_of(candidate, best.class_, measured, begun_s), remeasured=True)
             trial = self._with_agreement(trial, None, begun_s)
@@ -400,114 +411,9 @@ class Conduct:
         ]
         self.tuned_anatomy = dissect(windows)
 
-    # -- result --------------------------------------------------------------------------------------------------
 
-    def result(self, command: Literal["tune", "why"]) -> Result:
-        """Everything that was found."""
-        bench = self.bench
-        assert bench.facts is not None and bench.header is not None
-        assert self.anatomy is not None and self.diagnosis is not None
-        summary = stats.summarize([w.training_step_s for w in self.baseline])
-        won = self.final if self.final is not None and self.final.outcome == "faster" else None
-        won = won if won is not None and won.agreement == "agrees" else None
-        baseline_step_s = stats.summarize(won.baseline_step_s).median if won else summary.median
-        tuned_step_s = baseline_step_s / won.ratio if won and won.ratio else baseline_step_s
-        foreign = [w.foreign_fraction for _, w in bench.windows if w.foreign_fraction is not None]
-        saved_s = baseline_step_s - tuned_step_s
-        result = Result(
-            format=FORMAT,
-            command=command,
-            flatout=__version__,
-            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            script=self.script.key,
-            typed=self.script.typed,
-            header=bench.header,
-            machine=self.machine,
-            facts=bench.facts,
-            anatomy=self.anatomy,
-            diagnosis=self.diagnosis,
-            noise=self.noise,
-            baseline_steps_per_s=1 / baseline_step_s,
-            baseline_spread_fraction=summary.spread_fraction,
-            baseline_window_step_s=tuple(w.training_step_s for w in self.baseline),
-            verdict=self._verdict(won),
-            tuned_steps_per_s=1 / tuned_step_s,
-            tuning_s=self.spent_s,
-            ceilings=self.ceilings,
-            census=self.census,
-            tuned_anatomy=self.tuned_anatomy,
-            trials=tuple(self.trials),
-            untried=tuple(self.untried),
-            winner=self.final,
-            break_even_steps=math.ceil(self.spent_s / saved_s) if saved_s > 0 else None,
-            steps_in_run=bench.longest_run_steps,
-            foreign_fraction=sum(foreign) / len(foreign) if foreign else None,
-            refused=tuple(bench.refused),
-            written=tuple(bench.written),
-            isolation="namespaces with overlays" if self.goal.terms.isolate else "none (`--allow-writes`)",
-            warnings=tuple(bench.warnings),
-            timeline=tuple(self._timeline()),
-            run=str(self.run_folder),
-            stopped=self.stopped,
-        )
-        return replace(result, plan=self._plan(result, won)) if won else result
-
-    def _verdict(self, won: Trial | None) -> Literal["faster", "no difference", "inconclusive"]:
-        if won is not None:
-            return "faster"
-        if self.final is not None:
-            return "no difference" if self.final.outcome == "no difference" else "inconclusive"
-        # Nothing came near a gain: the trials themselves say whether that is known.
-        unclear = [t for t in self.trials if t.outcome == "inconclusive" and (t.ratio_high or 9.0) > 1 + stats.NEGLIGIBLE]
-        quiet = self.noise is not None and self.noise.verdict == "no difference"
-        return "no difference" if quiet and not unclear and not self.stopped else "inconclusive"
-
-    def _plan(self, result: Result, won: Trial) -> Plan:
-        assert won.ratio is not None and won.ratio_low is not None and won.ratio_high is not None
-        return Plan(
-            format=PLAN_FORMAT,
-            flatout=__version__,
-            script=self.script.key,
-            arguments=self.script.arguments,
-            levers=won.levers,
-            ratio=won.ratio,
-            ratio_low=won.ratio_low,
-            ratio_high=won.ratio_high,
-            num_pairs=won.num_pairs,
-            agreement=f"{won.class_}: {won.agreement_detail}",
-            class_=won.class_,
-            baseline_steps_per_s=result.baseline_steps_per_s,
-            tuned_steps_per_s=result.tuned_steps_per_s,
-            machine=self.machine,
-            python=result.header.python,
-            framework=result.header.framework,
-            framework_version=result.header.framework_version,
-            created=result.created,
-            run=str(self.run_folder),
-        )
-
-    def _timeline(self) -> list[TimelineStep]:
-        from flatout.plan import label
-
-        found = []
-        offset_s, child, last_s = 0.0, "", 0.0
-        for name, window in self.bench.windows:
-            if name != child:  # a new child begins its clock anew: put it behind the former one
-                offset_s, child = last_s, name
-            now_s = offset_s + window.start_s
-            for step_s, outside_s in zip(window.step_s, window.outside_s, strict=True):
-                found.append(
-                    TimelineStep(
-                        start_s=now_s, step_s=step_s, outside_s=outside_s, group=window.purpose,
-                        label=label(window.levers),
-                    )  # fmt: skip
-                )
-                now_s += step_s
-            last_s = now_s
-        return found
-
-
-def _calm(window: Window) -> bool:
+def calm(window: Window) -> bool:
+    """Whether neither other processes nor a compilation disturbed the window."""
     return (window.foreign_fraction or 0.0) <= pairing.FOREIGN_LIMIT and not window.recompilations
 
 

@@ -37,7 +37,7 @@ class PyTorch:
     name = "pytorch"
 
     def __init__(self, cache_folder: str | None = None) -> None:
-        self.version = torch.__version__
+        self.version: str = str(torch.__version__)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.calls = Calls(self.device)
         self.loaders = Loaders()
@@ -99,7 +99,7 @@ class PyTorch:
                 self._after_update(optimizer, (), {})
             return result
 
-        scaler.step = step  # type: ignore[method-assign]
+        scaler.step = step  # type: ignore[method-assign,assignment]
 
     def detach(self) -> None:
         """See `Framework.detach`."""

@@ -22,7 +22,7 @@ NUM_BATCHES = 3
 
 
 def compare_batches(session: Session, levers: Levers) -> Difference | str:
-    """Hashes of the first batches of the main training loader, plain against `levers`; a sentence where there is none."""
+    """Hashes of the main training loader's first batches, plain against `levers`; a sentence where there is none."""
     if not session.loaders.training:
         return "no training loader was seen"
     loader = session.loaders.training[0]

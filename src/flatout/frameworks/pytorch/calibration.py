@@ -15,10 +15,9 @@ change of clock frequency hits some of each and not all of one. With `--on-reque
 as a line on stdin, so that the reader, `flatout.run.calibrate`, can wait for a quiet machine; it also judges what a
 sample is worth.
 
-`torch.utils.benchmark.Timer` measures one statement to the end before the next, with its own warm-up and a sync per
-repeat. Here windows of many probes must alternate, on a device be timed by its own events with one sync per window,
-and be written as they come, so this is a plain loop. Set-up follows the Timer: a fixed number of threads, warm-up
-first, tensors made outside the timed part.
+Not `torch.utils.benchmark.Timer`: it measures one statement to the end before the next, and by the host's clock. Here
+windows of many probes alternate, are timed on a device by its own events, and are written as they come. The set-up is
+the Timer's: a fixed number of threads, warm-up first, tensors made outside the timed part.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Calls:
         self._descents = 0
 
     def settle(self) -> bool:
-        """After a step: replace modules that were not called by their children. True once nothing is left to look for."""
+        """After a step: replace modules that were not called by their children; True once none is left."""
         if self._descents >= MAX_DESCENT:
             self._drop_uncalled()
             return True

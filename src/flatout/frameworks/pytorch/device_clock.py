@@ -6,6 +6,8 @@ the device has long passed them. In: `push` and `pop` beside the host's clock. O
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 Event = torch.cuda.Event
@@ -54,7 +56,7 @@ class DeviceClock:
         found = []
         for marks in self._steps:
             spent: dict[str, float] = {}
-            for (event, phase), (following, _) in zip(marks, marks[1:], strict=False):
+            for (event, phase), (following, _) in pairwise(marks):
                 spent[phase] = spent.get(phase, 0.0) + event.elapsed_time(following) / 1e3
             found.append(spent)
         for marks in self._steps:

@@ -8,7 +8,7 @@ from one random state. In: levers and the names of checks. Out: `Difference`s, m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -17,10 +17,17 @@ from torch.utils._pytree import tree_map
 
 from flatout.frameworks.pytorch.batches import compare_batches
 from flatout.frameworks.pytorch.capture import Capture, CapturedCall, RandomStates, tensors_of
+from flatout.frameworks.pytorch.differences import (
+    Gradients,
+    cosine,
+    output_error,
+    relative_error,
+    slope,
+    square,
+    worst,
+)
 from flatout.frameworks.pytorch.session import Session
 from flatout.trace import Agreement, Difference, Levers, Scaling
-
-Gradients = dict[torch.nn.Parameter, torch.Tensor]
 
 NUM_UPDATES = 3
 """Updates compared: the first has no moments yet, the third shows a wrong pairing of moments and parameters."""
@@ -78,20 +85,20 @@ class Numerics:
         noise = self._noise(first)
         explained = self._explained(calls, first)
         again = self._replay(calls)
-        baseline_error = _relative_error(again.gradients, first.gradients)
+        baseline_error = relative_error(again.gradients, first.gradients)
         del again
         self._session.engage_exactly(levers)
         changed = self._replay(calls, levers=True)
-        worst, worst_error = _worst(changed.gradients, first.gradients)
+        furthest, worst_error = worst(changed.gradients, first.gradients)
         return Difference(
             check="gradients",
-            error=_relative_error(changed.gradients, first.gradients),
-            slope=_slope(changed.gradients, first.gradients),
-            cosine=_cosine(changed.gradients, first.gradients),
+            error=relative_error(changed.gradients, first.gradients),
+            slope=slope(changed.gradients, first.gradients),
+            cosine=cosine(changed.gradients, first.gradients),
             noise=noise,
             baseline_error=baseline_error,
-            output_error=_output_error(changed.outputs, first.outputs),
-            worst=self._name(worst),
+            output_error=output_error(changed.outputs, first.outputs),
+            worst=self._name(furthest),
             worst_error=worst_error,
             random_states_equal=changed.random.equals(first.random),
             finite=_finite(changed) or not _finite(first),
@@ -104,8 +111,8 @@ class Numerics:
             return None
         former = self._replay(self._capture.former)
         keys = [p for p in present.gradients if p in former.gradients]
-        difference = math.fsum(_square(present.gradients[p] - former.gradients[p]) for p in keys)
-        total = math.fsum(_square(present.gradients[p]) + _square(former.gradients[p]) for p in keys)
+        difference = math.fsum(square(present.gradients[p] - former.gradients[p]) for p in keys)
+        total = math.fsum(square(present.gradients[p]) + square(former.gradients[p]) for p in keys)
         return math.sqrt(difference / total) if total > 0 else None
 
     def _explained(self, calls: Sequence[CapturedCall], present: Replayed) -> float | None:
@@ -124,11 +131,11 @@ class Numerics:
         dot = own = ours = 0.0
         for parameter in parameters:
             gradient = parameter.grad.detach().double()
-            own += _square(gradient)
+            own += square(gradient)
             replayed = present.gradients.get(parameter)
             if replayed is not None:
                 dot += float((gradient * replayed.double()).sum())
-                ours += _square(replayed)
+                ours += square(replayed)
         return dot / math.sqrt(own * ours) if own > 0 and ours > 0 else None
 
     def _replay(self, calls: Sequence[CapturedCall], *, levers: bool = False) -> Replayed:
@@ -181,14 +188,14 @@ class Numerics:
         changed = self._updated(optimizers, snapshot)
         self._session.engage_exactly({})
         random.restore()
-        worst, worst_error = _worst(changed, plain)
+        furthest, worst_error = worst(changed, plain)
         return Difference(
             check="updates",
-            error=_relative_error(changed, plain),
-            slope=_slope(changed, plain),
-            cosine=_cosine(changed, plain),
-            baseline_error=_relative_error(again, plain),
-            worst=self._name(worst),
+            error=relative_error(changed, plain),
+            slope=slope(changed, plain),
+            cosine=cosine(changed, plain),
+            baseline_error=relative_error(again, plain),
+            worst=self._name(furthest),
             worst_error=worst_error,
             finite=all(bool(torch.isfinite(t).all()) for t in changed.values()),
         )
@@ -231,7 +238,8 @@ class Numerics:
             self._replay(halves)
         except (RuntimeError, ValueError, IndexError):  # the model does not take half a batch
             return None
-        full_s, half_s = [], []
+        full_s: list[float] = []
+        half_s: list[float] = []
         begun_s = perf_counter()
         while len(full_s) < SCALING_REPEATS or perf_counter() - begun_s < 0.3:
             full_s.append(self._timed(calls))
@@ -343,7 +351,7 @@ def _put_back(state: dict[str, Any], key: str, value: Any) -> None:
         state[key] = value
 
 
-class _without_hooks:  # noqa: N801  reads as a statement
+class _without_hooks:
     """The script's own step hooks (averages of weights, schedules) do not see our updates."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -362,61 +370,6 @@ def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
     return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
-# -- arithmetic, in double precision, one tensor at a time -----------------------------------------------------------
-
-
-def _square(tensor: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)) ** 2
-
-
-def _relative_error(found: Gradients, baseline: Gradients) -> float:
-    if found.keys() != baseline.keys():
-        return math.inf  # a parameter lost its gradient, or got one
-    error = math.fsum(_square(found[p].double() - baseline[p].double()) for p in baseline)
-    norm = math.fsum(_square(baseline[p]) for p in baseline)
-    if norm == 0:
-        return 0.0 if error == 0 else math.inf
-    return math.sqrt(error / norm)
-
-
-def _dot(a: Gradients, b: Gradients) -> float:
-    return math.fsum(float((a[p].double() * b[p].double()).sum()) for p in b if p in a)
-
-
-def _slope(found: Gradients, baseline: Gradients) -> float:
-    norm = _dot(baseline, baseline)
-    return _dot(found, baseline) / norm if norm > 0 else 1.0
-
-
-def _cosine(found: Gradients, baseline: Gradients) -> float:
-    norm = math.sqrt(_dot(found, found) * _dot(baseline, baseline))
-    return _dot(found, baseline) / norm if norm > 0 else 1.0
-
-
-def _worst(found: Gradients, baseline: Gradients) -> tuple[torch.nn.Parameter | None, float]:
-    errors: list[tuple[float, torch.nn.Parameter]] = []
-    for parameter, value in baseline.items():
-        norm = _square(value)
-        other = found.get(parameter)
-        if norm > 0 and other is not None:
-            errors.append((math.sqrt(_square(other.double() - value.double()) / norm), parameter))
-    if not errors:
-        return None, 0.0
-    error, parameter = max(errors, key=lambda item: item[0])
-    return parameter, error
-
-
-def _output_error(found: list[torch.Tensor], baseline: list[torch.Tensor]) -> float | None:
-    if not baseline or len(found) != len(baseline):
-        return None
-    error = math.fsum(_square(a.double() - b.double()) for a, b in zip(found, baseline, strict=True))
-    norm = math.fsum(_square(b) for b in baseline)
-    return math.sqrt(error / norm) if norm > 0 else None
-
-
 def _finite(replayed: Replayed) -> bool:
     tensors = [*replayed.gradients.values(), *replayed.outputs]
     return all(bool(torch.isfinite(t).all()) for t in tensors)
-
-
-Check = Callable[[Levers], "Difference | str"]

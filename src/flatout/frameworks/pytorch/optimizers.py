@@ -46,7 +46,8 @@ def set_flags(optimizer: torch.optim.Optimizer, **flags: bool) -> Callable[[], N
 
     def show_own(_: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
         groups = [
-            {**group, **own} for group, own in zip(state_dict["param_groups"], _padded(own_groups, state_dict), strict=True)
+            {**group, **own}
+            for group, own in zip(state_dict["param_groups"], _padded(own_groups, state_dict), strict=True)
         ]
         return {**state_dict, "param_groups": groups}
 

@@ -66,9 +66,9 @@ class Session:
                 for buffer in call.module.buffers():
                     buffer.data = change(buffer.data)
             for optimizer in self.optimizers:
-                for parameter, state in optimizer.state.items():
+                for owner, state in optimizer.state.items():
                     for key, value in state.items():
-                        if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                        if isinstance(value, torch.Tensor) and value.shape == owner.shape:
                             state[key] = change(value)
 
     # -- levers --------------------------------------------------------------------------------------------------

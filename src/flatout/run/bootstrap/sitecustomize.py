@@ -5,8 +5,14 @@ The parent puts this folder in front of `PYTHONPATH`. Here we make ourselves inv
 none. Standard library only; whatever goes wrong, the user's program starts.
 """
 
+from __future__ import annotations
+
 import os
 import sys
+
+if False:  # what type checkers read; nothing is imported for it at start
+    from collections.abc import Sequence
+    from typing import Any
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _OURS = (b"FLATOUT_SESSION", b"FLATOUT_PYTHONPATH", b"PYTHONPATH")
@@ -15,11 +21,11 @@ _OURS = (b"FLATOUT_SESSION", b"FLATOUT_PYTHONPATH", b"PYTHONPATH")
 class _Watcher:
     """A finder that lets the framework be found as always, and tells flatout when its import is complete."""
 
-    def __init__(self, session):
+    def __init__(self, session: str) -> None:
         self.session = session
         self.busy = False
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Delegate to the finders after this one; wrap the loader of the module that is waited for."""
         if self.busy or name not in ("torch", "subprocess"):
             return None
@@ -31,25 +37,25 @@ class _Watcher:
         finally:
             self.busy = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self.session, self)
+            spec.loader = _Loader(spec.loader, self.session, self)  # type: ignore[assignment]
         return spec
 
 
 class _Loader:
     """Runs the real loader, puts everything back as it was, then calls flatout."""
 
-    def __init__(self, loader, session, watcher):
+    def __init__(self, loader: Any, session: str, watcher: _Watcher) -> None:
         self.loader = loader
         self.session = session
         self.watcher = watcher
 
-    def create_module(self, spec):
+    def create_module(self, spec: Any) -> Any:
         return self.loader.create_module(spec)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.loader, name)
 
-    def exec_module(self, module):
+    def exec_module(self, module: Any) -> None:
         module.__spec__.loader = self.loader
         module.__loader__ = self.loader
         self.loader.exec_module(module)
@@ -65,14 +71,14 @@ class _Loader:
                 from flatout.run.child import enter
 
                 enter(self.session)
-        except Exception:
+        except Exception:  # noqa: BLE001  the user's program comes first
             if os.environ.get("FLATOUT_DEBUG"):
                 import traceback
 
                 traceback.print_exc()
 
 
-def _load_flatout():
+def _load_flatout() -> None:
     """Import the flatout that this file belongs to, without a trace on `sys.path`."""
     if "flatout" in sys.modules:
         return
@@ -82,30 +88,34 @@ def _load_flatout():
     spec = importlib.util.spec_from_file_location(
         "flatout", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
     )
+    if spec is None or spec.loader is None:
+        return
     module = importlib.util.module_from_spec(spec)
     sys.modules["flatout"] = module
     spec.loader.exec_module(module)
 
 
-_kept = {}
+_kept: dict[bytes, bytes] = {}
 
 
-def _reach_children(subprocess):
+def _reach_children(subprocess: Any) -> None:
     """Give a child that is started with an environment of its own what a child without one inherits anyway."""
     start = getattr(subprocess, "_fork_exec", None)
     if start is None or getattr(start, "_flatout", False):
         return
 
-    def _fork_exec(args, executables, close_fds, fds, cwd, environment, *rest):
+    def _fork_exec(
+        args: Any, executables: Any, close_fds: Any, fds: Any, cwd: Any, environment: Sequence[bytes] | None, *rest: Any
+    ) -> Any:
         if environment is not None:
             environment = _with_ours(environment)
         return start(args, executables, close_fds, fds, cwd, environment, *rest)
 
-    _fork_exec._flatout = True
+    _fork_exec._flatout = True  # type: ignore[attr-defined]
     subprocess._fork_exec = _fork_exec
 
 
-def _with_ours(environment):
+def _with_ours(environment: Sequence[bytes]) -> Sequence[bytes]:
     names = [entry.split(b"=", 1)[0] for entry in environment]
     if b"FLATOUT_SESSION" in names:
         return environment
@@ -119,7 +129,7 @@ def _with_ours(environment):
     return rest + ours
 
 
-def _hide():
+def _hide() -> str | None:
     """Take our variables out of `os.environ` alone: the process keeps them, so that its children inherit them."""
     values = getattr(os.environ, "_data", None)
     session = os.environ.get("FLATOUT_SESSION")
@@ -134,7 +144,7 @@ def _hide():
     return session
 
 
-def _chain():
+def _chain() -> None:
     """Import the `sitecustomize` that we shadow; without one, leave no module of that name, as in a plain start."""
     import importlib.machinery
     import importlib.util

@@ -21,6 +21,7 @@ class Threads(Lever):
     """`torch.set_num_threads`."""
 
     name = "threads"
+    parameter = "num"
     summary = "threads that one operation uses on the CPU"
     class_ = "rounding"
     shortens: ClassVar = ("data", "forward", "loss", "backward", "optimizer")

@@ -24,6 +24,7 @@ class Workers(Lever):
     """`num_workers`, `prefetch_factor` and persistence of training loaders."""
 
     name = "workers"
+    parameter = "num"
     summary = "batches built in worker processes that stay between epochs"
     class_ = "exact"
     shortens: ClassVar = ("data",)

@@ -1,0 +1,33 @@
+"""`flatout exec`: parse, call, print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from flatout.cli import options
+
+
+@click.command("exec", context_settings=options.SCRIPT_SETTINGS)
+@click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="The plan to run under.")
+@click.option("--levers", "lever_names", metavar="NAMES", help="Engage exactly these, e.g. `bf16,threads=1`; no plan.")
+@options.accept
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write what was measured here."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARGUMENTS]...")
+def command(
+    words: tuple[str, ...], plan: Path | None, lever_names: str | None, accept: str, json_file: Path | None, quiet: bool
+) -> None:
+    """Run any launcher; flatout reaches every Python process that it starts (not those with -I, -E or -S).
+
+    \b
+    Example:  flatout exec -- torchrun --nproc-per-node 2 train.py
+    """  # noqa: D301
+    from flatout import api
+    from flatout.cli.foreground import run_in_foreground
+
+    request = api.RunRequest(launcher=words, plan=plan, levers=options.names(lever_names), accept=accept, fixed=True)
+    run_in_foreground(request, json_file=json_file, quiet=quiet)

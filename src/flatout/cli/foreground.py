@@ -1,0 +1,84 @@
+"""What does flatout say around a run? One line before and one after, on stderr. In: the request. Out: the exit code."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+from flatout import api, stats
+from flatout.run.foreground import Outcome, leave_as
+
+
+def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet: bool) -> None:
+    """Run, say what there is to say, and end as the script ended."""
+
+    def say(line: str) -> None:
+        if not quiet:
+            print(f"flatout: {line}", file=sys.stderr, flush=True)
+
+    ran = api.run(request, say)
+    say(closing_line(ran))
+    if json_file is not None:
+        json_file.write_text(json.dumps(run_summary(ran)) + "\n", encoding="utf-8")
+    leave_as(ran.outcome.exit_code)
+
+
+def closing_line(ran: api.Ran) -> str:
+    """What was measured, in one line."""
+    outcome = ran.outcome
+    if not outcome.num_steps:
+        return "no training step was seen" + _failed(outcome)
+    who = f"{outcome.num_processes} processes, " if outcome.num_processes > 1 else ""
+    steps = f"{who}{outcome.num_steps:,} steps"
+    if outcome.steps_s:
+        steps += f" in {outcome.steps_s:.3g} s" if outcome.steps_s < 100 else f" in {outcome.steps_s:,.0f} s"
+    return f"{steps}{_measured(ran)}{_failed(outcome)}"
+
+
+def _measured(ran: api.Ran) -> str:
+    outcome = ran.outcome
+    if not ran.engagement.levers:
+        return ""
+    if not outcome.engaged:
+        return "; ended before the levers were engaged"
+    compared = stats.compare(outcome.plain_s, outcome.plan_s) if outcome.plain_s else None
+    if compared is None or not math.isfinite(compared.ratio):
+        plan = ran.engagement.plan
+        if outcome.num_busy > len(outcome.plan_s):
+            return "; not checked: other processes used the CPU"
+        return f"; rests on the recorded {plan.ratio:.2f}x, not checked in this run" if plan else "; not checked"
+    interval = f"{compared.ratio:.2f}x [{compared.low:.2f}, {compared.high:.2f}] against its own plain windows"
+    if outcome.released:
+        return f"; the plan was slower here, {interval}, and was released"
+    rest = [name for name in ran.engagement.levers if ran.registry[name].toggles != "step"]
+    also = f" ({', '.join(rest)} engaged in both, as recorded)" if rest else ""
+    return f", {interval}{also}"
+
+
+def _failed(outcome: Outcome) -> str:
+    if not outcome.failures:
+        return ""
+    first = outcome.failures[0]
+    return f"; {first.stage} failed, running on without: {first.error}: {first.message.splitlines()[0][:100]}"
+
+
+def run_summary(ran: api.Ran) -> dict[str, object]:
+    """What `--json FILE` holds."""
+    outcome = ran.outcome
+    compared = stats.compare(outcome.plain_s, outcome.plan_s) if outcome.plain_s else None
+    known = compared is not None and math.isfinite(compared.ratio)
+    return {
+        "exit_code": outcome.exit_code,
+        "steps": outcome.num_steps,
+        "steps_s": outcome.steps_s,
+        "levers": list(ran.engagement.levers),
+        "engaged": outcome.engaged and not outcome.released,
+        "released": outcome.released,
+        "ratio": compared.ratio if compared is not None and known else None,
+        "ratio_low": compared.low if compared is not None and known else None,
+        "ratio_high": compared.high if compared is not None and known else None,
+        "processes": max(outcome.num_processes, 1),
+        "run": ran.run,
+    }

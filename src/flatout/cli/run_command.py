@@ -1,0 +1,49 @@
+"""`flatout run`: parse, call, print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from flatout.cli import options
+
+
+@click.command("run", context_settings=options.SCRIPT_SETTINGS)
+@click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="The plan to run under.")
+@click.option("--levers", "lever_names", metavar="NAMES", help="Engage exactly these, e.g. `bf16,threads=1`; no plan.")
+@options.accept
+@click.option("--fixed", is_flag=True, help="Never toggle a lever, so that two runs are bit-equal.")
+@click.option("--recheck", is_flag=True, help="Test a plan that was made elsewhere before trusting it.")
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write what was measured here."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
+@options.terms
+@options.script_words
+def command(  # noqa: PLR0913  one parameter per option
+    words: tuple[str, ...], module: str | None, plan: Path | None, lever_names: str | None, accept: str, fixed: bool,
+    recheck: bool, json_file: Path | None, quiet: bool, allow_writes: bool, start_limit: str,
+) -> None:  # fmt: skip
+    """Run SCRIPT under its plan; stdout, files and exit code are the script's own.
+
+    \b
+    Example:  flatout run train.py --epochs 3
+
+    Without a plan the script runs plainly. The plan is checked in the first windows of this very run where its levers
+    can be toggled, and released where it is slower.
+    """  # noqa: D301
+    from flatout import api
+    from flatout.cli.foreground import run_in_foreground
+    from flatout.run.script import from_words
+
+    request = api.RunRequest(
+        script=from_words(words, module),
+        plan=plan,
+        levers=options.names(lever_names),
+        accept=accept,
+        fixed=fixed,
+        recheck=recheck,
+        terms=api.Terms(isolate=not allow_writes, start_limit_s=options.seconds(start_limit, "--start-limit")),
+    )
+    run_in_foreground(request, json_file=json_file, quiet=quiet)

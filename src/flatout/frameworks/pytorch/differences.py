@@ -1,0 +1,68 @@
+"""How far apart are two sets of tensors? Relative error, slope, cosine, worst: in double precision, one at a time.
+
+In: gradients (or updates) by parameter, plain and changed. Out: numbers for a `Difference`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+Gradients = dict[torch.nn.Parameter, torch.Tensor]
+
+
+def square(tensor: torch.Tensor) -> float:
+    """The squared norm of a tensor."""
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)) ** 2
+
+
+def relative_error(found: Gradients, baseline: Gradients) -> float:
+    """Norm of the difference over the norm of the baseline; infinite where a gradient is lost or new."""
+    if found.keys() != baseline.keys():
+        return math.inf  # a parameter lost its gradient, or got one
+    error = math.fsum(square(found[p].double() - baseline[p].double()) for p in baseline)
+    norm = math.fsum(square(baseline[p]) for p in baseline)
+    if norm == 0:
+        return 0.0 if error == 0 else math.inf
+    return math.sqrt(error / norm)
+
+
+def dot(a: Gradients, b: Gradients) -> float:
+    """The inner product over all parameters that both have."""
+    return math.fsum(float((a[p].double() * b[p].double()).sum()) for p in b if p in a)
+
+
+def slope(found: Gradients, baseline: Gradients) -> float:
+    """How the baseline is scaled in `found`: its projection on the baseline, 1 where nothing is scaled."""
+    norm = dot(baseline, baseline)
+    return dot(found, baseline) / norm if norm > 0 else 1.0
+
+
+def cosine(found: Gradients, baseline: Gradients) -> float:
+    """The cosine of the angle between both, 1 where they point the same way."""
+    norm = math.sqrt(dot(found, found) * dot(baseline, baseline))
+    return dot(found, baseline) / norm if norm > 0 else 1.0
+
+
+def worst(found: Gradients, baseline: Gradients) -> tuple[torch.nn.Parameter | None, float]:
+    """The parameter with the largest relative error, and that error."""
+    errors: list[tuple[float, torch.nn.Parameter]] = []
+    for parameter, value in baseline.items():
+        norm = square(value)
+        other = found.get(parameter)
+        if norm > 0 and other is not None:
+            errors.append((math.sqrt(square(other.double() - value.double()) / norm), parameter))
+    if not errors:
+        return None, 0.0
+    error, parameter = max(errors, key=lambda item: item[0])
+    return parameter, error
+
+
+def output_error(found: list[torch.Tensor], baseline: list[torch.Tensor]) -> float | None:
+    """Relative error of a call's outputs; None where they cannot be paired."""
+    if not baseline or len(found) != len(baseline):
+        return None
+    error = math.fsum(square(a.double() - b.double()) for a, b in zip(found, baseline, strict=True))
+    norm = math.fsum(square(b) for b in baseline)
+    return math.sqrt(error / norm) if norm > 0 else None

@@ -1,0 +1,129 @@
+"""What was tried, as a table on a terminal: one line a trial, more of it with `--verbose`.
+
+In: a `Result`. Out: lines on a `Screen`.
+"""
+
+from __future__ import annotations
+
+from flatout.report import words
+from flatout.report.screen import Screen
+from flatout.report.tried import ASCII_MARKS, MARKS, Mark, Row, brief, reasons, rows
+from flatout.result import Result
+
+MOST_ROWS = 8
+"""Trials on one screen; `--verbose` shows all."""
+
+MOST_LINES = 2
+"""Lines about what was not tried, on one screen."""
+
+_STYLES: dict[Mark, str] = {"yes": "green", "even": "yellow", "no": "dim", "never": "red"}
+
+
+def show_trials(screen: Screen, result: Result, *, verbose: bool) -> None:
+    """The trials, and what was not tried."""
+    if not result.trials:
+        screen.say("tried", "nothing: no lever was worth trying here")
+    else:
+        _table(screen, result, verbose=verbose)
+    _untried(screen, result, verbose=verbose)
+
+
+def _table(screen: Screen, result: Result, *, verbose: bool) -> None:
+    shown = rows(result, None if verbose else MOST_ROWS)
+    cells = _label_cells(screen, shown)
+    title = f"tried {words.plural(len(result.trials), 'candidate')} in {words.duration(result.trials_s)}"
+    if len(title) > cells + 3:
+        title = f"tried {words.plural(len(result.trials), 'candidate')}"
+    screen.row((f"{title:<{cells + 5}}ratio  {'95 %':<12}  numerics", "bold"))
+    for row in shown:
+        whole = _row(screen, row, cells)
+        if verbose:
+            _details(screen, row, whole=whole)
+    hidden = len(result.trials) - len(shown)
+    if hidden:
+        screen.row(f"  {hidden} more: --verbose")
+
+
+def _label_cells(screen: Screen, shown: tuple[Row, ...]) -> int:
+    """Columns for the levers: what they need, within what leaves the numerics room."""
+    needed = max((2 * row.depth + len(row.words) for row in shown), default=0)
+    return min(max(needed, 22), 26 + (screen.width - 80) // 2)
+
+
+def _row(screen: Screen, row: Row, cells: int) -> bool:
+    """One line a trial, a few where its levers need them; returns whether all of its remark is there."""
+    indent = 2 * row.depth
+    first, *more = screen.folded(row.words, cells - indent)
+    marks = ASCII_MARKS if screen.ascii_only else MARKS
+    head = ("▸ " if row.chosen else "  ", "bold")
+    style = "bold" if row.chosen else ""
+    numbers = f" {words.ratio(row.trial.ratio):>5}  {words.interval(row.trial.ratio_low, row.trial.ratio_high):<12}"
+    if not words.known(row.trial.ratio):
+        numbers = ""
+    room = screen.width - cells - 6 - len(numbers)
+    remark = row.remark if len(row.remark) <= room else _clause(brief(row.trial), room)
+    screen.row(
+        head,
+        (" " * indent + screen.fit(first, cells - indent), style),
+        " ",
+        (marks[row.mark], _STYLES[row.mark]),
+        numbers,
+        f"  {screen.fit(remark, room).rstrip()}",
+    )
+    for line in more[:2]:
+        screen.row(("  " + " " * (indent + 2) + screen.fit(line, cells - indent), style))
+    return remark == row.remark and len(remark) <= room
+
+
+def _clause(text: str, room: int) -> str:
+    """Text without the last of its clauses, where that makes it fit."""
+    while len(text) > room and (cut := max(text.rfind("; "), text.rfind(", "))) > room // 2:
+        text = text[:cut]
+    return text
+
+
+def _details(screen: Screen, row: Row, *, whole: bool) -> None:
+    trial = row.trial
+    parts = [f"took {words.duration(trial.took_s)}"]
+    if trial.num_pairs:
+        parts.append(words.plural(trial.num_pairs, "pair"))
+    if trial.num_discarded:
+        parts.append(f"{words.plural(trial.num_discarded, 'window')} discarded")
+    if trial.engage_s >= 0.05:
+        parts.append(f"engaging it took {words.duration(trial.engage_s)}")
+    if trial.peak_memory_bytes is not None:
+        beside = trial.baseline_peak_memory_bytes
+        plain = f" (plain {words.memory(beside)})" if beside is not None else ""
+        parts.append(f"memory {words.memory(trial.peak_memory_bytes)}{plain}")
+    for text in ("" if whole else row.remark, _numerics(row), "; ".join(parts)):
+        if text:
+            screen.say("", (text, "dim"), indent=6)
+    for lever, proof in trial.evidence.items():
+        screen.say("", (f"{lever}: {proof}", "dim"), indent=6)
+
+
+def _numerics(row: Row) -> str:
+    detail = row.trial.agreement_detail
+    return f"{row.trial.agreement}: {detail}" if detail and detail not in row.remark else ""
+
+
+def _untried(screen: Screen, result: Result, *, verbose: bool) -> None:
+    if not result.untried:
+        return
+    groups = reasons(result.untried)
+    if verbose:
+        for number, (reason, levers) in enumerate(groups):
+            screen.say("  not tried:" if number == 0 else "", f"{', '.join(levers)} ({reason})", indent=13)
+        return
+    room = MOST_LINES * (screen.width - 13) - len("and 00 more: --verbose") - 4
+    shown: list[str] = []
+    left = sum(len(levers) for _, levers in groups)
+    for reason, levers in sorted(groups, key=lambda group: len(group[0])):
+        text = f"{', '.join(levers)} ({reason})"
+        if sum(len(one) + 2 for one in shown) + len(text) > room:
+            break
+        shown.append(text)
+        left -= len(levers)
+    if left:
+        shown.append(f"{left} more: --verbose")
+    screen.say("  not tried:", ", ".join(shown), indent=13)

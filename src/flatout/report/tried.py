@@ -1,0 +1,164 @@
+"""Which trials are shown, in which order, and what is said of each?
+
+In: a `Result`. Out: rows in the order of a tree, where a set of levers stands below the set that it extends, so that
+a long combination reads as `+ bf16`; the terminal's table and the page's figure show the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from flatout.plan import Candidate, Trial, label
+from flatout.report.words import known
+from flatout.result import Result, Untried
+
+Mark = Literal["yes", "even", "no", "never"]
+
+MARKS: dict[Mark, str] = {"yes": "✔", "even": "·", "no": "–", "never": "✖"}
+"""Faster with numbers that agree; no difference that could be told; slower or not measured; other numbers."""
+
+ASCII_MARKS: dict[Mark, str] = {"yes": "+", "even": "=", "no": "-", "never": "x"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One trial as it is shown.
+
+    Attributes:
+        trial: What was measured.
+        depth: How many rows above it are extended by it.
+        words: Its levers; those of the row that it extends are left out.
+        mark: Its verdict.
+        chosen: Whether the plan consists of it.
+        remark: Its numerics, or why it was not kept.
+    """
+
+    trial: Trial
+    depth: int
+    words: str
+    mark: Mark
+    chosen: bool
+    remark: str
+
+
+def rows(result: Result, most: int | None = None) -> tuple[Row, ...]:
+    """The trials as a tree; with `most` the chosen one and the fastest."""
+    kept = _kept(result, most)
+    parents = [_parent(kept, number) for number in range(len(kept))]
+    found: list[Row] = []
+
+    def descend(parent: int | None, depth: int) -> None:
+        for number, trial in enumerate(kept):
+            if parents[number] == parent:
+                above = None if parent is None else kept[parent]
+                found.append(_row(result, trial, above, depth))
+                descend(number, depth + 1)
+
+    descend(None, 0)
+    return tuple(found)
+
+
+def best(result: Result) -> Trial | None:
+    """The trial with the highest ratio; the one that was measured again where there is one."""
+    if result.winner is not None and known(result.winner.ratio):
+        return result.winner
+    measured = [t for t in result.trials if known(t.ratio) and t.outcome not in ("disagrees", "failed")]
+    return max(measured, key=lambda t: t.ratio or 0.0, default=None)
+
+
+def reasons(untried: Sequence[Untried]) -> list[tuple[str, tuple[str, ...]]]:
+    """Why levers were not tried, each reason once with all levers that it holds for."""
+    found: dict[str, list[str]] = {}
+    for one in untried:
+        found.setdefault(one.reason, []).append(one.lever)
+    return [(reason, tuple(dict.fromkeys(levers))) for reason, levers in found.items()]
+
+
+def remark(trial: Trial) -> str:
+    """The numerics of a trial that could be kept, or else why it could not.
+
+    >>> remark(Trial(levers={}, outcome="faster", agreement="agrees", agreement_detail="changes no number"))
+    'exact: changes no number'
+    >>> remark(Trial(levers={}, outcome="slower"))
+    'slower'
+    """
+    if trial.outcome == "faster":
+        if trial.agreement == "inconclusive":
+            return f"numerics inconclusive: {trial.agreement_detail}".removesuffix(": ")
+        return f"{trial.class_}: {trial.agreement_detail or 'not compared'}"
+    if trial.outcome == "disagrees":
+        return f"disagrees: {trial.agreement_detail or trial.reason}".removesuffix(": ")
+    if trial.outcome in ("failed", "ruled out", "slower"):
+        return f"{trial.outcome}: {trial.reason}".removesuffix(": ")
+    return trial.reason or trial.outcome
+
+
+def brief(trial: Trial) -> str:
+    """The same in few words, for a narrow column that stands beside the mark.
+
+    >>> brief(Trial(levers={}, outcome="faster", class_="rounding", agreement="agrees",
+    ...             agreement_detail="gradient error 2.1e-07, noise 0.7; update error 2.1e-07"))
+    'rounding: error 2.1e-07, noise 0.7; update error 2.1e-07'
+    """
+    text = remark(trial).removeprefix("disagrees: ").replace("gradient error", "error")
+    return text.replace("items and random streams equal", "items equal")
+
+
+def mark(trial: Trial) -> Mark:
+    """What a trial's verdict looks like; faster with numbers that nobody could compare is not a success."""
+    if trial.outcome == "faster":
+        return "even" if trial.agreement == "inconclusive" else "yes"
+    if trial.outcome in ("no difference", "inconclusive"):
+        return "even"
+    return "never" if trial.outcome == "disagrees" else "no"
+
+
+def _kept(result: Result, most: int | None) -> list[Trial]:
+    """In the order in which they were tried; the slowest are left out first, the chosen one and disagreements last."""
+    trials = list(result.trials)
+    if most is None or len(trials) <= most:
+        return trials
+
+    def weight(number: int) -> tuple[bool, bool, float]:
+        trial = trials[number]
+        return (_is_chosen(result, trial), trial.outcome == "disagrees", _speed(trial) or 1.0)
+
+    numbers = sorted(range(len(trials)), key=weight, reverse=True)[:most]
+    return [trials[number] for number in sorted(numbers)]
+
+
+def _parent(trials: Sequence[Trial], number: int) -> int | None:
+    """The largest set that this one extends, among equals the fastest; None where it stands for itself."""
+    own = dict(trials[number].levers)
+    largest: tuple[int, float] = (0, 0.0)
+    found = None
+    for other, trial in enumerate(trials):
+        size = len(trial.levers)
+        extends = size < len(own) and all(own.get(n) == s and n in own for n, s in trial.levers.items())
+        if extends and (size, _speed(trial)) > largest:
+            largest, found = (size, _speed(trial)), other
+    return found
+
+
+def _speed(trial: Trial) -> float:
+    return trial.ratio if trial.ratio is not None and known(trial.ratio) else 0.0
+
+
+def _row(result: Result, trial: Trial, above: Trial | None, depth: int) -> Row:
+    added = {n: s for n, s in trial.levers.items() if above is None or n not in above.levers}
+    return Row(
+        trial=trial,
+        depth=depth,
+        words=label(added) if above is None else f"+ {label(added)}",
+        mark=mark(trial),
+        chosen=_is_chosen(result, trial),
+        remark=remark(trial),
+    )
+
+
+def _is_chosen(result: Result, trial: Trial) -> bool:
+    if result.plan is None:
+        return False
+    return Candidate(levers=trial.levers).key == Candidate(levers=result.plan.levers).key

@@ -1,0 +1,130 @@
+"""What does a conducted `tune` or `why` come to? The verdict, the plan and the record of all that was measured.
+
+In: a `Conduct` that is done. Out: its `Result`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from flatout import __version__, stats
+from flatout.plan import PLAN_FORMAT, Plan, Trial, label
+from flatout.result import FORMAT, Result, TimelineStep
+from flatout.trace import Window
+
+if TYPE_CHECKING:
+    from flatout.trials.conduct import Conduct
+
+
+def result_of(conduct: Conduct, command: Literal["tune", "why"]) -> Result:
+    """Everything that was found."""
+    bench = conduct.bench
+    assert bench.facts is not None and bench.header is not None
+    assert conduct.anatomy is not None and conduct.diagnosis is not None
+    summary = stats.summarize([w.training_step_s for w in conduct.baseline])
+    won = conduct.final if conduct.final is not None and conduct.final.outcome == "faster" else None
+    won = won if won is not None and won.agreement == "agrees" else None
+    baseline_step_s = stats.summarize(won.baseline_step_s).median if won else summary.median
+    tuned_step_s = baseline_step_s / won.ratio if won and won.ratio else baseline_step_s
+    foreign = [w.foreign_fraction for _, w in bench.windows if w.foreign_fraction is not None]
+    saved_s = baseline_step_s - tuned_step_s
+    result = Result(
+        format=FORMAT,
+        command=command,
+        flatout=__version__,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        script=conduct.script.key,
+        typed=conduct.script.typed,
+        header=bench.header,
+        machine=conduct.machine,
+        facts=bench.facts,
+        anatomy=conduct.anatomy,
+        diagnosis=conduct.diagnosis,
+        noise=conduct.noise,
+        baseline_steps_per_s=1 / baseline_step_s,
+        baseline_spread_fraction=summary.spread_fraction,
+        baseline_window_step_s=tuple(w.training_step_s for w in conduct.baseline),
+        verdict=_verdict(conduct, won),
+        tuned_steps_per_s=1 / tuned_step_s,
+        tuning_s=conduct.spent_s,
+        ceilings=conduct.ceilings,
+        census=conduct.census,
+        tuned_anatomy=conduct.tuned_anatomy,
+        trials=tuple(conduct.trials),
+        untried=tuple(conduct.untried),
+        winner=conduct.final,
+        break_even_steps=math.ceil(conduct.spent_s / saved_s) if saved_s > 0 else None,
+        steps_in_run=bench.longest_run_steps,
+        foreign_fraction=sum(foreign) / len(foreign) if foreign else None,
+        refused=tuple(bench.refused),
+        written=tuple(bench.written),
+        isolation="namespaces with overlays" if conduct.goal.terms.isolate else "none (`--allow-writes`)",
+        warnings=tuple(bench.warnings),
+        timeline=tuple(_timeline(bench.windows)),
+        run=str(conduct.run_folder),
+        stopped=conduct.stopped,
+    )
+    return replace(result, plan=_plan(conduct, result, won)) if won else result
+
+
+def _verdict(conduct: Conduct, won: Trial | None) -> Literal["faster", "no difference", "inconclusive"]:
+    if won is not None:
+        return "faster"
+    if conduct.final is not None:
+        return "no difference" if conduct.final.outcome == "no difference" else "inconclusive"
+    # Nothing came near a gain: the trials themselves say whether that is known.
+    unclear = [
+        t for t in conduct.trials if t.outcome == "inconclusive" and (t.ratio_high or 9.0) > 1 + stats.NEGLIGIBLE
+    ]
+    quiet = conduct.noise is not None and conduct.noise.verdict == "no difference"
+    return "no difference" if quiet and not unclear and not conduct.stopped else "inconclusive"
+
+
+def _plan(conduct: Conduct, result: Result, won: Trial) -> Plan:
+    assert won.ratio is not None and won.ratio_low is not None and won.ratio_high is not None
+    return Plan(
+        format=PLAN_FORMAT,
+        flatout=__version__,
+        script=conduct.script.key,
+        arguments=conduct.script.arguments,
+        levers=won.levers,
+        ratio=won.ratio,
+        ratio_low=won.ratio_low,
+        ratio_high=won.ratio_high,
+        num_pairs=won.num_pairs,
+        agreement=f"{won.class_}: {won.agreement_detail}",
+        class_=won.class_,
+        baseline_steps_per_s=result.baseline_steps_per_s,
+        tuned_steps_per_s=result.tuned_steps_per_s,
+        machine=conduct.machine,
+        python=result.header.python,
+        framework=result.header.framework,
+        framework_version=result.header.framework_version,
+        created=result.created,
+        run=str(conduct.run_folder),
+    )
+
+
+def _timeline(windows: list[tuple[str, Window]]) -> list[TimelineStep]:
+    found = []
+    offset_s, child, last_s = 0.0, "", 0.0
+    for name, window in windows:
+        if name != child:  # a new child begins its clock anew: put it behind the former one
+            offset_s, child = last_s, name
+        now_s = offset_s + window.start_s
+        for step_s, outside_s in zip(window.step_s, window.outside_s, strict=True):
+            found.append(
+                TimelineStep(
+                    start_s=now_s,
+                    step_s=step_s,
+                    outside_s=outside_s,
+                    group=window.purpose,
+                    label=label(window.levers),
+                )
+            )
+            now_s += step_s
+        last_s = now_s
+    return found
