@@ -134,6 +134,14 @@ def test_the_cache_of_a_disturbed_measurement_is_replaced_by_the_next_one(cache,
     assert calibrate.ceilings().measuring_s == 2.0
 
 
+def test_a_disturbed_measurement_is_returned_and_replaces_no_undisturbed_one(cache, tmp_path, monkeypatch):
+    calibrate.ceilings()
+    disturbed = measured(remarks=("disturbed",))
+    monkeypatch.setattr(calibrate, "measure", lambda machine, **options: disturbed)
+    assert calibrate.ceilings(refresh=True) == disturbed
+    assert load(the_file(tmp_path)).remarks == ()
+
+
 def test_an_unknown_framework_is_a_usage_error():
     with pytest.raises(UsageError, match="unknown framework"):
         calibrate.ceilings(framework="nothing")
@@ -398,6 +406,30 @@ def test_a_matrix_product_counts_two_operations_per_multiply_add(calibration):
 def test_a_copy_counts_what_is_read_and_what_is_written(calibration):
     works = [work for (work, _), *_ in calibration.memory_copies(calibration.torch.device("cpu"), 2**20)]
     assert works == [2 * 2**20, 3 * 2**20]
+
+
+def test_on_a_gpu_calls_are_planned_and_it_is_waited_for_once_a_window(calibration, candidates, monkeypatch):
+    happened = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            happened.append("record")
+
+        def synchronize(self):
+            happened.append("wait")
+
+        def elapsed_time(self, end):
+            return 30.0  # milliseconds
+
+    monkeypatch.setattr(calibration.torch.cuda, "Event", Event)
+    monkeypatch.setattr(calibration.torch.cuda, "synchronize", lambda device: happened.append("idle"))
+    probe = dataclasses.replace(candidates(1.0)[0][1](), call=lambda: happened.append("call"), call_s=0.01)
+    stopwatch = calibration.Stopwatch(device=calibration.torch.device("cuda", 0), window_s=0.03)
+    assert stopwatch.seconds_per_call(probe, 0.03) == pytest.approx(0.01)
+    assert happened == ["idle", "record", "call", "call", "call", "record", "wait"]
 
 
 # -- the real thing

@@ -213,11 +213,11 @@ def _evidence(screen: Screen, result: Result, *, verbose: bool) -> None:
     for number, line in enumerate(diagnosis.evidence):
         screen.say("evidence" if number == 0 else "", line)
     _utilization(screen, result)
-    for number, line in enumerate(result.census.sync_places[:4] if result.census else ()):
-        screen.say("reads at" if number == 0 else "", line)
+    for number, place in enumerate(result.census.sync_places[:4] if result.census else ()):
+        screen.say("reads at" if number == 0 else "", place)
     notes = [note for note in diagnosis.notes if not note.startswith("not observed: ")]  # stands above already
-    for number, line in enumerate(notes):
-        screen.say("notes" if number == 0 else "", line)
+    for number, note in enumerate(notes):
+        screen.say("notes" if number == 0 else "", note)
     if verbose:
         _bounds(screen, result)
 

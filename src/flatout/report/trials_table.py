@@ -10,7 +10,7 @@ from flatout.report.screen import Screen
 from flatout.report.tried import ASCII_MARKS, MARKS, Mark, Row, brief, reasons, rows
 from flatout.result import Result
 
-MOST_ROWS = 8
+MOST_ROWS = 7
 """Trials on one screen; `--verbose` shows all."""
 
 MOST_LINES = 2

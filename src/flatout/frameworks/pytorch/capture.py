@@ -172,7 +172,8 @@ class Capture:
         def zero_grad(target: Any, *args: Any, **kwargs: Any) -> Any:
             cleared = {id(p) for p in parameters_of(target)}
             for captured in self.present:
-                captured.cleared |= cleared
+                if any(g is not None for g in captured.gradients):  # not before its gradient has come at all
+                    captured.cleared |= cleared
             return original(target, *args, **kwargs)
 
         kind.zero_grad = zero_grad

@@ -1,0 +1,24 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+CONSTRAINTS := constraints.txt
+INSTALLED := .venv/installed
+
+.PHONY: demo test bench clean
+
+demo: $(INSTALLED)
+	@bash scripts/demo
+
+test: $(INSTALLED)
+	@bash scripts/check
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/run_all.py
+
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[pytorch,examples,dev]'
+	@touch $(INSTALLED)
+
+clean:
+	rm -rf .venv .flatout .mypy_cache .pytest_cache .ruff_cache build dist
