@@ -278,9 +278,8 @@ def _child(command: Sequence[str], options: Sequence[str], errors: IO[str]) -> I
         )
     except OSError as problem:
         os.close(reading)
-        raise MachineError(
-            f"`{command[0]}` cannot be started", cause=str(problem), hint="name a Python interpreter that has torch"
-        ) from problem
+        hint = "name a Python interpreter that has torch"
+        raise MachineError(f"`{command[0]}` cannot be started", cause=str(problem), hint=hint) from problem
     finally:
         os.close(writing)
     try:

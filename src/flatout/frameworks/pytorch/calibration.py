@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -90,9 +91,7 @@ class Stopwatch:
 
     def _on_host(self, probe: Probe, window_s: float) -> float:
         """Ends by the clock, not after a planned number of calls: on a busy machine that could take minutes."""
-        num_calls = 0
-        elapsed_s = 0.0
-        started_s = time.perf_counter()
+        num_calls, elapsed_s, started_s = 0, 0.0, time.perf_counter()
         while num_calls == 0 or elapsed_s < window_s:
             probe.call()
             num_calls += 1
@@ -284,8 +283,7 @@ def launches(device: torch.device) -> list[Candidate]:
 
 def choose_probes(stopwatch: Stopwatch, buffer_bytes: int) -> Iterator[Probe]:
     """Every probe of this device at its best size; what the device cannot do is left out."""
-    device = stopwatch.device
-    cuda = device.type == "cuda"
+    device, cuda = stopwatch.device, stopwatch.device.type == "cuda"
     dtypes = [("float32", torch.float32), ("bfloat16", torch.bfloat16)]
     if cuda:
         dtypes.append(("float16", torch.float16))
@@ -310,13 +308,13 @@ def choose_threads(candidates: Sequence[int], stopwatch: Stopwatch) -> int:
 
     Two hardware threads of one core share its arithmetic units, so one thread per core is often the faster choice.
     """
-    rates = {}
+    rates: dict[int, float] = {}
     for num_threads in candidates:
         torch.set_num_threads(num_threads)
         if len(candidates) > 1:
             probe = grow(matmuls(torch.device("cpu"), torch.float32, "float32"), stopwatch)
             rates[num_threads] = _rate(probe) if probe else 0.0
-    chosen = max(rates, key=lambda n: rates[n]) if rates else candidates[0]
+    chosen = max(rates, key=rates.__getitem__, default=candidates[0])
     torch.set_num_threads(chosen)
     return chosen
 
@@ -363,11 +361,12 @@ class Calibration:
 
 def main(arguments: Sequence[str]) -> int:
     """Measure as the command line says."""
+    # Huge pages, read at torch's first allocation: a copy then does not depend on which small pages it was given
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     options = _parser().parse_args(arguments)
     device = _device(options.device)
     threads = [int(n) for n in options.threads.split(",")] if options.threads else [torch.get_num_threads()]
-    if device.type == "cuda":  # its host only enqueues
-        threads = threads[:1]
+    threads = threads[:1] if device.type == "cuda" else threads  # there the host only enqueues
     num_threads = choose_threads(threads, Stopwatch(device=torch.device("cpu"), window_s=0.05))
     stopwatch = Stopwatch(device=device, window_s=0.025 if device.type == "cuda" else 0.05)
     with open(options.output, "w", encoding="utf-8", buffering=1) as output:
