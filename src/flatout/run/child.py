@@ -25,7 +25,8 @@ from flatout.records import from_json
 from flatout.run import foreign_cpu
 from flatout.run.orders import Order, SessionSpec, decode
 from flatout.run.pipe import OrderPipe
-from flatout.trace import FORMAT, End, Failure, Header, Ready, Refused, Window, Writer
+from flatout.trace import FORMAT, End, Failure, Header, Ready, Refused, Window
+from flatout.trace_file import Writer
 
 SETTLING_STEPS = 3
 """Steps before anything is measured: allocators, caches and lazily made state."""

@@ -22,7 +22,8 @@ from flatout.errors import RecordError
 from flatout.plan import Lever
 from flatout.run.launch import POLL_S, Launch, environment_for, session_files, write_session
 from flatout.run.orders import Order, SessionSpec, encode
-from flatout.trace import End, Facts, Failure, Follower, Levers, Ready, Record, Window
+from flatout.trace import End, Facts, Failure, Levers, Ready, Record, Window
+from flatout.trace_file import Follower
 
 CHECK_PAIRS = 6
 CHECK_WINDOW_S = 0.3

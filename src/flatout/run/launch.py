@@ -19,7 +19,8 @@ from typing import IO, Any
 
 from flatout.records import to_json
 from flatout.run.orders import Order, SessionSpec, encode
-from flatout.trace import End, Failure, Follower, Ready, Record
+from flatout.trace import End, Failure, Ready, Record
+from flatout.trace_file import Follower
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 POLL_S = 0.02
