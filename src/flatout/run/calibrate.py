@@ -45,10 +45,8 @@ CHOOSING_SHARE = 0.5
 """After a disturbed choice sizes are chosen again, but only in this share of the time limit."""
 
 MAX_AGE_S = 30 * 24 * 3600.0
-"""A month: firmware, drivers and neighbours change."""
-
 MAX_AGE_WITH_REMARKS_S = 600.0
-"""A disturbed or incomplete measurement serves the same session, not the next day."""
+"""A month, for firmware, drivers and neighbours change; with remarks, what serves the same session."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,12 +206,8 @@ def _options(machine: Machine, device: str) -> list[str]:
     threads = sorted({machine.num_cores, machine.num_physical_cores}, reverse=True)
     memory_bytes = min(machine.memory_bytes, machine.memory_limit_bytes or machine.memory_bytes)
     buffer_bytes = min(max(4 * (machine.last_level_cache_bytes or 0), 2**28), memory_bytes // 16)
-    return [
-        *("--device", device),
-        *("--threads", ",".join(map(str, threads))),
-        *("--buffer-bytes", str(buffer_bytes)),
-        "--on-request",
-    ]
+    sizes = ["--threads", ",".join(map(str, threads)), "--buffer-bytes", str(buffer_bytes)]
+    return ["--device", device, *sizes, "--on-request"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -397,9 +391,9 @@ def mean_foreign_fraction(rounds: Sequence[Round]) -> float | None:
 
 def summarize(rounds: Sequence[Round], probes: dict[str, dict[str, Any]]) -> tuple[Ceiling, ...]:
     """One ceiling per probe that has samples, in the order of the probes."""
-    found = []
-    for name, probe in probes.items():
-        samples = [value for part in rounds for sampled, value in part.samples if sampled == name]
-        if samples:
-            found.append(ceiling_of(name, probe["unit"], samples, source=probe["source"]))
-    return tuple(found)
+    samples: dict[str, list[float]] = {name: [] for name in probes}
+    for name, value in (sample for part in rounds for sample in part.samples):
+        samples[name].append(value)
+    return tuple(
+        ceiling_of(n, probes[n]["unit"], found, source=probes[n]["source"]) for n, found in samples.items() if found
+    )
