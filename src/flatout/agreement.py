@@ -26,6 +26,14 @@ NOISE_SHARE = 1 / 3
 #: 0.000 on LeNet and a GPT, 0.004 on a ResNet after 36 steps, 0.050 before its first step).
 SLOPE_ERROR = 0.02
 
+#: Two plain runs may differ by chance on a GPU: up to so many times that, a lever differs no more than plain does.
+NOISE_FLOOR = 3.0
+
+#: Classes that may draw other random numbers, so that equal numbers cannot be asked of them.
+OTHER_NUMBERS = ("statistical", "semantics")
+
+SAME_ITEMS = "items and random streams equal"
+
 #: Cosine between the replayed gradient and the script's own below which gradients bypass the model's outputs.
 EXPLAINED = 0.999
 
@@ -43,46 +51,64 @@ class Judgement:
 def judge(points: Sequence[Agreement], class_: str, checks: Sequence[str]) -> Judgement:
     """Judge the differences measured for one set of levers.
 
+    The worst of all points decides: one that disagrees, else one that is inconclusive.
+
     Args:
         points: What was measured, at one or more points of training.
         class_: The widest class among the levers (see `flatout.plan.CLASSES`).
-        checks: The checks that the levers name; each must have been made at least once.
+        checks: The checks that the levers name; each must have been made at least once. Without any, nothing was
+            measured, and only a lever of class exact needs no more.
     """
     missing = next((p.missing for p in points if p.missing), "")
     found = [d for p in points for d in p.differences]
+    results = [_judge_one(d, class_) for d in found]
+    for result in results:
+        if result.verdict == "disagrees":
+            return result
     unmade = [c for c in checks if c != "none" and not any(d.check == c for d in found)]
     if unmade:
         why = missing or "nothing was captured"
         return Judgement(verdict="inconclusive", detail=f"{' and '.join(unmade)} not compared: {why}")
-    results = [_judge_one(d, class_) for d in found]
-    for word in ("disagrees", "inconclusive"):
-        for result in results:
-            if result.verdict == word:
-                return result
+    for result in results:
+        if result.verdict == "inconclusive":
+            return result
     if not results:
+        if class_ != "exact":
+            return Judgement(verdict="inconclusive", detail=f"nothing was compared, which class {class_} needs")
         return Judgement(verdict="agrees", detail="changes no number")
-    return Judgement(verdict="agrees", detail=_summary(found))
+    return Judgement(verdict="agrees", detail=_summary(found, results))
 
 
 def _judge_one(found: Difference, class_: str) -> Judgement:
     if found.check == "batches":
         return _judge_batches(found, class_)
-    if not found.finite or not math.isfinite(found.error):
+    if not found.finite:
         return Judgement(verdict="disagrees", detail=f"NaN or infinity in the {found.check} that plain does not have")
-    if found.explained_cosine is not None and found.explained_cosine < EXPLAINED:
+    if not math.isfinite(found.error):
+        what = "not numbers, with and without the levers" if math.isnan(found.error) else "lost, or there from nothing"
+        return Judgement(verdict="disagrees", detail=f"{found.check} are {what}")
+    if found.explained_cosine is not None and not found.explained_cosine >= EXPLAINED:
         return Judgement(
             verdict="inconclusive",
             detail="the replayed gradient is not the script's own (cosine "
             f"{found.explained_cosine:.3f}): gradients bypass the model's outputs",
         )
     if not found.random_states_equal:
+        if class_ in OTHER_NUMBERS:
+            return Judgement(
+                verdict="inconclusive", detail=f"class {class_} draws other random numbers: only several seeds can tell"
+            )
         return Judgement(verdict="disagrees", detail="the random generators end elsewhere than under plain")
     return _judge_error(found, class_)
 
 
 def _judge_error(found: Difference, class_: str) -> Judgement:
-    floor = 3 * found.baseline_error  # two plain runs may differ by chance on a GPU
-    if found.error <= floor:
+    if not found.baseline_error <= ROUNDING_ERROR:  # NaN, or more than rounding in another order can be
+        if class_ in ("exact", "rounding"):
+            return Judgement(
+                verdict="inconclusive", detail=f"two plain runs already differ by {found.baseline_error:.1e}"
+            )
+    elif found.error <= min(NOISE_FLOOR * found.baseline_error, ROUNDING_ERROR):
         return Judgement(verdict="agrees", detail=_summary([found]))
     if class_ == "exact":
         return Judgement(
@@ -100,14 +126,13 @@ def _judge_error(found: Difference, class_: str) -> Judgement:
 
 
 def _judge_precision(found: Difference) -> Judgement:
-    slope_error = abs(found.slope - 1)
-    if slope_error > SLOPE_ERROR:
+    if not abs(found.slope - 1) <= SLOPE_ERROR:
         return Judgement(
             verdict="disagrees", detail=f"{found.check} are scaled by {found.slope:.3f}, that is not noise"
         )
     if found.check == "updates":
         return Judgement(verdict="disagrees", detail=f"updates differ by {found.error:.1e} from the same gradients")
-    if found.noise is None:
+    if found.noise is None or not math.isfinite(found.noise):
         return Judgement(verdict="inconclusive", detail="the gradient's own noise between batches was not measured")
     if found.error > NOISE_SHARE * found.noise:
         return Judgement(
@@ -118,17 +143,22 @@ def _judge_precision(found: Difference) -> Judgement:
 
 
 def _judge_batches(found: Difference, class_: str) -> Judgement:
-    if found.baseline_error > 0:
+    if class_ in OTHER_NUMBERS:
+        if found.error == 0 and found.random_states_equal:
+            return Judgement(verdict="agrees", detail=SAME_ITEMS)
+        return Judgement(verdict="agrees", detail=f"{_differing(found)}, which class {class_} admits")
+    if found.baseline_error != 0:
         return Judgement(verdict="inconclusive", detail="two plain loaders already give different batches")
     if found.error == 0 and found.random_states_equal:
-        return Judgement(verdict="agrees", detail="items and random streams equal")
-    what = "other items" if found.error else "same items, but the random generators end elsewhere"
-    if class_ in ("statistical", "semantics"):
-        return Judgement(verdict="agrees", detail=f"{what}: other random numbers, which class {class_} admits")
-    return Judgement(verdict="disagrees", detail=f"{what}: needs `--accept statistical`")
+        return Judgement(verdict="agrees", detail=SAME_ITEMS)
+    return Judgement(verdict="disagrees", detail=f"{_differing(found)}: needs `--accept statistical`")
 
 
-def _summary(found: Sequence[Difference]) -> str:
+def _differing(found: Difference) -> str:
+    return "other items" if found.error != 0 else "same items, but the random generators end elsewhere"
+
+
+def _summary(found: Sequence[Difference], results: Sequence[Judgement] = ()) -> str:
     words = []
     gradients = [d for d in found if d.check == "gradients"]
     if gradients:
@@ -139,8 +169,9 @@ def _summary(found: Sequence[Difference]) -> str:
     updates = [d for d in found if d.check == "updates"]
     if updates:
         words.append(f"update error {_short(max(d.error for d in updates))}")
-    if any(d.check == "batches" for d in found):
-        words.append("items and random streams equal")
+    # Batches may agree because they are equal or because the class admits others: say which, the exception first.
+    batches = {r.detail for d, r in zip(found, results, strict=False) if d.check == "batches"}
+    words += sorted(batches, key=lambda detail: (detail == SAME_ITEMS, detail))[:1]
     return "; ".join(words)
 
 

@@ -14,6 +14,9 @@ from flatout import stats
 from flatout.errors import Inconclusive
 from flatout.trace import OUTSIDE, PHASES, Window
 
+ROUNDING = 1e-12
+"""A remainder below this share of the whole comes from adding floats."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anatomy:
@@ -21,8 +24,9 @@ class Anatomy:
 
     Attributes:
         step_s: Mean wall seconds of a training step (without `outside_s`).
-        phases_s: Seconds by phase within the step, largest first; they and nothing else sum to `step_s`.
-        spread_fraction: By phase, half the interquartile range between windows over the step time.
+        phases_s: Seconds by phase within the step, largest first, `unattributed` last; they and nothing else sum to
+            `step_s`. `unattributed` is below 0 where something was counted twice.
+        spread_fraction: By phase, half the interquartile range of its share of the step between windows; NaN with one.
         outside_s: Seconds per step of what lies between steps (evaluation, checkpoints).
         not_observed: Phases that could not be seen in this run; none of them is known to be 0.
         device_s: Seconds by phase on the device's own clock; empty on a CPU.
@@ -42,36 +46,37 @@ class Anatomy:
     def share(self, phase: str) -> float | None:
         """The phase's share of the step, or None where it was not observed."""
         seconds = self.phases_s.get(phase)
-        return None if seconds is None or self.step_s <= 0 else seconds / self.step_s
+        return None if seconds is None or not self.step_s > 0 else seconds / self.step_s
 
 
 def dissect(windows: Sequence[Window]) -> Anatomy:
     """The anatomy of the steps in those windows whose phases were observed.
 
+    A phase that some windows saw and others did not took no time in those others: it can be seen in this run.
+
     Raises:
-        Inconclusive: No window with phases and at least one step.
+        Inconclusive: No window with phases and at least one step that took time.
     """
     seen = [w for w in windows if w.observe == "phases" and w.num_steps]
-    if not seen:
+    training_s = math.fsum(w.training_s for w in seen)
+    if not training_s > 0:
         raise Inconclusive(
             "no step was taken apart",
             cause="the script ended before a window with phases was complete",
             hint="give the script more steps, e.g. more epochs",
         )
     num_steps = sum(w.num_steps for w in seen)
-    inside = sorted({name for w in seen for name in w.phases if name not in OUTSIDE})
+    inside = sorted({name for w in seen for name in w.phases if name not in (*OUTSIDE, "unattributed")})
     totals = {name: math.fsum(_total(w, name) for w in seen) for name in inside}
-    training_s = math.fsum(w.training_s for w in seen)
-    totals["unattributed"] = training_s - math.fsum(totals.values())
+    rest_s = training_s - math.fsum(totals.values())
+    totals["unattributed"] = 0.0 if abs(rest_s) < ROUNDING * training_s else rest_s
     ordered = sorted(totals, key=lambda name: (name == "unattributed", -totals[name]))
     return Anatomy(
         step_s=training_s / num_steps,
         phases_s={name: totals[name] / num_steps for name in ordered},
         spread_fraction={name: _spread(seen, name) for name in inside},
         outside_s=_outside(seen, num_steps),
-        not_observed=tuple(
-            name for name in PHASES if name not in totals and name not in OUTSIDE and name not in ("other",)
-        ),
+        not_observed=tuple(name for name in PHASES if name not in totals and name not in (*OUTSIDE, "other")),
         device_s=_device(seen, num_steps),
         num_steps=num_steps,
         num_windows=len(seen),

@@ -2,11 +2,18 @@
 
 Records are frozen, slotted, keyword-only dataclasses; their JSON is derived from their fields, so that it is
 written down once. In: a record or a JSON object. Out: the other one, or a `RecordError` that names the field.
+
+JSON has no NaN and no infinity, and browsers and `jq` refuse Python's spelling of them: NaN is written as `null`, the
+infinities as `"Infinity"` and `"-Infinity"`. A `float` field reads all three back; a `float | None` field reads a NaN
+back as None, for both say that the number is not known.
+
+This module is imported in the user's process: it needs the standard library only.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -17,9 +24,11 @@ from flatout.errors import RecordError
 
 R = TypeVar("R")
 
+_INFINITIES = {"Infinity": math.inf, "-Infinity": -math.inf}
+
 
 def to_json(value: Any) -> Any:
-    """The plain JSON value (dict, list, str, number, bool, None) of a record.
+    """The plain JSON value (dict, list, str, finite number, bool, None) of a record.
 
     >>> @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
     ... class Point:
@@ -27,7 +36,13 @@ def to_json(value: Any) -> Any:
     ...     name: str | None = None
     >>> to_json(Point(x_s=0.5))
     {'x_s': 0.5, 'name': None}
+    >>> to_json([float("nan"), float("-inf")])
+    [None, '-Infinity']
     """
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
+        return None if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -35,11 +50,6 @@ def to_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_json(v) for v in value]
     return value
-
-
-@lru_cache(maxsize=256)
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
 
 
 def from_json(kind: type[R], value: Any, *, where: str = "record") -> R:
@@ -53,75 +63,156 @@ def from_json(kind: type[R], value: Any, *, where: str = "record") -> R:
     Raises:
         RecordError: A field is missing or has another type.
     """
+    try:
+        return typing.cast(R, _record(kind, value))
+    except _Misfit as problem:
+        raise problem.error(where) from None
+
+
+class _Misfit(Exception):
+    """A value that is not what its field holds; each level that it passes on its way up puts its name in front."""
+
+    def __init__(self, value: Any, wanted: str) -> None:
+        super().__init__()
+        self.path = ""
+        self._value = value
+        self._wanted = wanted
+
+    def inside(self, step: str) -> _Misfit:
+        self.path = step + ("." if self.path and not self.path.startswith("[") else "") + self.path
+        return self
+
+    def error(self, where: str) -> RecordError:
+        return RecordError(
+            f"{where}: `{self.path}` is `{_short(self._value)}`, not {self._wanted}"
+            if self.path
+            else f"{where} is `{_short(self._value)}`, not {self._wanted}",
+            cause="the file is torn, was edited by hand, or comes from another version",
+            hint="measure again, or restore the file",
+        )
+
+
+class _Missing(_Misfit):
+    """A field that is not there."""
+
+    def error(self, where: str) -> RecordError:
+        return RecordError(
+            f"{where} lacks the field `{self.path}`",
+            cause=f"a `{self._wanted}` record always has it: the file is torn or was edited by hand",
+            hint="measure again, or restore the file",
+        )
+
+
+def _short(value: Any) -> str:
+    """How an error names a value: its beginning, on one line."""
+    try:
+        text = " ".join(str(value).split())
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in lists in lists
+        text = type(value).__name__
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@lru_cache(maxsize=256)
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _record(kind: Any, value: Any) -> Any:
     if not isinstance(value, Mapping):
-        raise _misfit(where, kind.__name__, value)
-    hints = _hints(kind)  # type: ignore[arg-type]
+        raise _Misfit(value, f"a `{kind.__name__}` record")
+    hints = _hints(kind)
     found: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+    for field in dataclasses.fields(kind):
         if field.name in value:
-            found[field.name] = _convert(hints[field.name], value[field.name], f"{where}: `{field.name}`")
+            try:
+                found[field.name] = _convert(hints[field.name], value[field.name])
+            except _Misfit as problem:
+                raise problem.inside(field.name) from None
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise RecordError(
-                f"{where} lacks the field `{field.name}`",
-                cause=f"a `{kind.__name__}` record always has it: the file is torn or was edited by hand",
-                hint="measure again, or restore the file",
-            )
+            raise _Missing(None, kind.__name__).inside(field.name)
     return kind(**found)
 
 
-def _convert(hint: Any, value: Any, where: str) -> Any:
+def _convert(hint: Any, value: Any) -> Any:
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if hint is Any:
         return value
     if origin in (typing.Union, types.UnionType):
-        return _convert_union(arguments, value, where)
+        return _convert_union(arguments, value)
     if origin is typing.Literal:
-        return value if value in arguments else _fail(where, "one of " + ", ".join(map(str, arguments)), value)
+        if not any(value == choice and type(value) is type(choice) for choice in arguments):
+            raise _Misfit(value, "one of " + ", ".join(map(str, arguments)))
+        return value
     if origin in (tuple, list):
-        if not isinstance(value, list):
-            _fail(where, "a list", value)
-        if (len(arguments) == 2 and arguments[1] is Ellipsis) or origin is list:
-            return origin(_convert(arguments[0], v, where) for v in value)
-        return tuple(_convert(a, v, where) for a, v in zip(arguments, value, strict=True))
-    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
-        if not isinstance(value, Mapping):
-            _fail(where, "an object", value)
-        return {k: _convert(arguments[1], v, where) for k, v in value.items()}
+        return _convert_list(origin, arguments, value)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _convert_mapping(arguments[1], value)
     if dataclasses.is_dataclass(hint):
-        return from_json(typing.cast(type[Any], hint), value, where=where)
-    return _convert_plain(hint, value, where)
+        return _record(hint, value)
+    return _convert_plain(hint, value)
 
 
-def _convert_union(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
+def _convert_list(origin: type[list[Any]] | type[tuple[Any, ...]], arguments: tuple[Any, ...], value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        raise _Misfit(value, "a list")
+    alike = origin is list or (len(arguments) == 2 and arguments[1] is Ellipsis)
+    if not alike and len(arguments) != len(value):
+        raise _Misfit(value, f"a list of {len(arguments)}")
+    found = []
+    for index, item in enumerate(value):
+        try:
+            found.append(_convert(arguments[0 if alike else index], item))
+        except _Misfit as problem:
+            raise problem.inside(f"[{index}]") from None
+    return origin(found)
+
+
+def _convert_mapping(hint: Any, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _Misfit(value, "an object")
+    found = {}
+    for name, item in value.items():
+        try:
+            found[name] = _convert(hint, item)
+        except _Misfit as problem:
+            raise problem.inside(str(name)) from None
+    return found
+
+
+def _convert_union(arguments: tuple[Any, ...], value: Any) -> Any:
     if value is None and type(None) in arguments:
         return None
     rest = [a for a in arguments if a is not type(None)]
-    for choice in rest[:-1]:
+    for choice in rest if value is not None else ():
         try:
-            return _convert(choice, value, where)
-        except RecordError:
-            continue
-    return _convert(rest[-1], value, where)
+            return _convert(choice, value)
+        except _Misfit as problem:
+            if len(rest) == 1 or problem.path:  # the right kind with something wrong inside
+                raise
+    raise _Misfit(value, " or ".join(_name(choice) for choice in rest))
 
 
-def _convert_plain(hint: Any, value: Any, where: str) -> Any:
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if hint is int and isinstance(value, bool):
-        _fail(where, "int", value)
-    if isinstance(hint, type) and isinstance(value, hint):
+def _convert_plain(hint: Any, value: Any) -> Any:
+    if hint is float:
+        return _convert_float(value)
+    if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
-    return _fail(where, getattr(hint, "__name__", str(hint)), value)
+    raise _Misfit(value, _name(hint))
 
 
-def _fail(where: str, wanted: str, value: Any) -> typing.NoReturn:
-    raise _misfit(where, wanted, value)
+def _convert_float(value: Any) -> float:
+    if value is None:
+        return math.nan
+    if isinstance(value, str) and value in _INFINITIES:
+        return _INFINITIES[value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            pass
+    raise _Misfit(value, "float")
 
 
-def _misfit(where: str, wanted: str, value: Any) -> RecordError:
-    return RecordError(
-        f"{where} is `{str(value)[:60]}`, not {wanted}",
-        cause="the file is torn, was edited by hand, or comes from another version",
-        hint="measure again, or restore the file",
-    )
+def _name(hint: Any) -> str:
+    return str(getattr(hint, "__name__", hint))

@@ -16,6 +16,9 @@ MIN_PAIRS = 4
 NEGLIGIBLE = 0.02
 """A ratio whose 95 % interval lies within 1 ± this is `no difference`."""
 
+RESOLUTION = 1e-9
+"""Log ratios that scatter less than this scatter by rounding alone: real clocks and real machines scatter more."""
+
 Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
 
 
@@ -66,10 +69,12 @@ def summarize(samples: Sequence[float]) -> Summary:
     2.0
 
     Raises:
-        ValueError: No samples.
+        ValueError: No samples, or one that is NaN or infinite.
     """
     if not samples:
         raise ValueError("no samples to summarise")
+    if not all(math.isfinite(x) for x in samples):
+        raise ValueError("samples that are not finite cannot be summarised")
     ordered = sorted(samples)
     median = quantile(ordered, 0.5)
     half_range = (quantile(ordered, 0.75) - quantile(ordered, 0.25)) / 2
@@ -105,6 +110,14 @@ def compare(baseline_s: Sequence[float], candidate_s: Sequence[float]) -> Compar
         baseline_s: Seconds per step of each baseline window.
         candidate_s: Seconds per step of the candidate window beside it.
 
+    >>> compare([2.0, 2.02, 1.98, 2.01], [1.0, 1.01, 0.98, 1.02]).verdict
+    'faster'
+    >>> compare([2.0], [1.0]).reason
+    '1 of at least 4 pairs of windows that are needed'
+
+    Raises:
+        ValueError: The numbers of windows differ.
+
     Source: paired t interval on log ratios, e.g. Kalibera and Jones, "Rigorous benchmarking in reasonable time" (2013).
     """
     if len(baseline_s) != len(candidate_s):
@@ -112,26 +125,37 @@ def compare(baseline_s: Sequence[float], candidate_s: Sequence[float]) -> Compar
     reason = _unfit(baseline_s, candidate_s)
     if reason:
         return _undecided(len(baseline_s), reason)
-    logs = [math.log(a / b) for a, b in zip(baseline_s, candidate_s, strict=True)]
+    # A difference of logarithms, not the logarithm of a ratio: swapping sides then only changes the sign.
+    logs = [math.log(a) - math.log(b) for a, b in zip(baseline_s, candidate_s, strict=True)]
     num = len(logs)
     mean = math.fsum(logs) / num
     deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in logs) / (num - 1))
+    if deviation < RESOLUTION:
+        if abs(mean) >= RESOLUTION:
+            return _undecided(num, "all pairs are identical: the clock is too coarse or the samples are not real")
+        mean = deviation = 0.0
     error = deviation / math.sqrt(num)
-    if error == 0.0 and mean != 0.0:
-        return _undecided(num, "all pairs are identical: the clock is too coarse or the samples are not real")
     half95, half99 = (error * _student(num - 1, level) for level in (0.95, 0.99))
-    low, high = math.exp(mean - half95), math.exp(mean + half95)
-    low99, high99 = math.exp(mean - half99), math.exp(mean + half99)
+    low, high = _exp(mean - half95), _exp(mean + half95)
+    low99, high99 = _exp(mean - half99), _exp(mean + half99)
+    verdict = _verdict(low, high, low99, high99)
     return Comparison(
-        verdict=_verdict(low, high, low99, high99),
-        ratio=math.exp(mean),
+        verdict=verdict,
+        ratio=_exp(mean),
         low=low,
         high=high,
         low99=low99,
         high99=high99,
         num_pairs=num,
-        reason="" if low99 > 1 or high99 < 1 or _negligible(low, high) else "the interval is too wide to tell",
+        reason="the interval is too wide to tell" if verdict == "inconclusive" else "",
     )
+
+
+def _exp(value: float) -> float:
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
 
 
 def _verdict(low: float, high: float, low99: float, high99: float) -> Verdict:
@@ -140,11 +164,7 @@ def _verdict(low: float, high: float, low99: float, high99: float) -> Verdict:
         return "faster"
     if high99 < 1:
         return "slower"
-    return "no difference" if _negligible(low, high) else "inconclusive"
-
-
-def _negligible(low: float, high: float) -> bool:
-    return low >= 1 - NEGLIGIBLE and high <= 1 + NEGLIGIBLE
+    return "no difference" if low >= 1 - NEGLIGIBLE and high <= 1 + NEGLIGIBLE else "inconclusive"
 
 
 def _unfit(baseline_s: Sequence[float], candidate_s: Sequence[float]) -> str:
@@ -154,7 +174,7 @@ def _unfit(baseline_s: Sequence[float], candidate_s: Sequence[float]) -> str:
     if any(x <= 0 for x in samples):
         return "a window has a step time of zero or less: the clock went backwards or stood still"
     if len(baseline_s) < MIN_PAIRS:
-        return f"only {len(baseline_s)} pairs of windows, at least {MIN_PAIRS} are needed"
+        return f"{len(baseline_s)} of at least {MIN_PAIRS} pairs of windows that are needed"
     return ""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from flatout.errors import RecordError
 from flatout.records import from_json, to_json
@@ -53,7 +53,7 @@ def encode(record: Record) -> str:
     >>> encode(End(num_steps=3, wall_s=0.5))
     '{"kind": "end", "num_steps": 3, "wall_s": 0.5, "exit_code": null}'
     """
-    return json.dumps({"kind": _NAMES[type(record)], **to_json(record)})
+    return json.dumps({"kind": _NAMES[type(record)], **to_json(record)}, allow_nan=False)
 
 
 def decode(line: str, *, where: str = "trace") -> Record | None:
@@ -64,9 +64,9 @@ def decode(line: str, *, where: str = "trace") -> Record | None:
     """
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
-    if not isinstance(value, dict) or "kind" not in value:
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
         raise RecordError(
             f"{where} is not a record",
             cause="the file was cut or edited, or is no trace",
@@ -78,15 +78,25 @@ def decode(line: str, *, where: str = "trace") -> Record | None:
 
 
 class Writer:
-    """Appends records to a trace file, each in one `write`, so that a reader never sees half a line for long."""
+    """Appends records to a trace file, each line in one unbuffered write.
+
+    Nothing is kept back, so that a killed process loses no record and a forked one writes none twice; threads may
+    write at the same time.
+    """
 
     def __init__(self, path: Path | str) -> None:
-        self._file: IO[str] = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
 
     def write(self, record: Record) -> None:
-        """Append one record."""
-        self._file.write(encode(record) + "\n")
-        self._file.flush()
+        """Append one record.
+
+        Raises:
+            OSError: The disk is full; the line may be torn, so write no further.
+        """
+        line = encode(record).encode() + b"\n"
+        written = self._file.write(line)
+        while written < len(line):  # a signal, or the last free bytes of the disk: the next one says which
+            written += self._file.write(line[written:])
 
     def close(self) -> None:
         """Close the file; further writes raise."""
@@ -100,20 +110,41 @@ class Follower:
         self.path = Path(path)
         self._position = 0
         self._rest = b""
+        self._lines: list[bytes] = []
 
     def new(self) -> list[Record]:
-        """Records written since the last call; empty where the file does not exist yet."""
+        """Records written since the last call; empty where the file does not exist yet.
+
+        Raises:
+            RecordError: A whole line is no record. What stood before it has been returned by then, and the next call
+                goes on behind it.
+        """
+        self._take()
+        found: list[Record] = []
+        while self._lines:
+            line = self._lines[0]
+            try:
+                record = decode(line.decode("utf-8", "replace"), where=f"a line of `{self.path}`")
+            except RecordError:
+                if found:
+                    return found
+                del self._lines[0]
+                raise
+            del self._lines[0]
+            if record is not None:
+                found.append(record)
+        return found
+
+    def _take(self) -> None:
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._position)
                 chunk = file.read()
         except FileNotFoundError:
-            return []
+            return
         self._position += len(chunk)
-        lines = (self._rest + chunk).split(b"\n")
-        self._rest = lines.pop()
-        found = [decode(line.decode("utf-8", "replace"), where=f"`{self.path}`") for line in lines if line.strip()]
-        return [record for record in found if record is not None]
+        *whole, self._rest = (self._rest + chunk).split(b"\n")
+        self._lines += [line for line in whole if line.strip()]
 
 
 def read(path: Path | str) -> Trace:
@@ -124,20 +155,19 @@ def read(path: Path | str) -> Trace:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        *lines, rest = path.read_bytes().split(b"\n")
     except OSError as problem:
         raise RecordError(
             f"cannot read `{path}`", cause=str(problem.strerror or problem), hint="`flatout why SCRIPT` records a trace"
         ) from None
-    lines = text.split("\n")
-    torn = bool(lines.pop().strip())
     records: list[Record] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        if number == 1:
-            _check_format(line, path)
-        record = decode(line, where=f"`{path}` line {number}")
+        text = line.decode("utf-8", "replace")
+        if not records:
+            _check_format(text, path)
+        record = decode(text, where=f"`{path}` line {number}")
         if record is not None:
             records.append(record)
     if not records or not isinstance(records[0], Header):
@@ -146,13 +176,14 @@ def read(path: Path | str) -> Trace:
             cause="the run ended before anything was recorded, or this is no trace",
             hint="`flatout why SCRIPT` records a trace",
         )
-    return Trace(header=records[0], records=tuple(records[1:]), torn=torn)
+    return Trace(header=records[0], records=tuple(records[1:]), torn=bool(rest.strip()))
 
 
 def _check_format(line: str, path: Path) -> None:
+    """A newer header may lack what ours must have: say that it is newer before anything else is said."""
     try:
         found = json.loads(line).get("format", 0)
-    except (ValueError, AttributeError):
+    except (ValueError, RecursionError, AttributeError):
         return
     if isinstance(found, int) and found > FORMAT:
         raise RecordError(

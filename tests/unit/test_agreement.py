@@ -1,0 +1,188 @@
+"""Do the numbers agree? Judged from measurements made by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from flatout.agreement import judge
+from flatout.trace import Difference
+from handmade import gradients, measured
+
+BATCHES = Difference(check="batches", error=0.0)
+UPDATES = Difference(check="updates", error=2e-7)
+
+
+def verdict(class_, *differences, checks=None):
+    names = tuple(dict.fromkeys(d.check for d in differences)) if checks is None else checks
+    return judge([measured(*differences)], class_, names)
+
+
+@pytest.mark.parametrize("class_", ["exact", "rounding", "precision", "statistical", "semantics"])
+def test_nothing_measured_never_agrees_where_a_check_is_named(class_):
+    for points in ([], [measured()], [measured(missing="one step's inputs are too large")]):
+        found = judge(points, class_, ("gradients",))
+        assert found.verdict == "inconclusive" and "gradients not compared" in found.detail
+    assert "too large" in found.detail
+
+
+def test_a_lever_that_changes_numbers_and_names_no_check_never_agrees():
+    for class_ in ("rounding", "precision", "statistical", "semantics"):
+        assert judge([], class_, ()).verdict == "inconclusive"
+        assert judge([measured()], class_, ("none",)).verdict == "inconclusive"
+
+
+def test_a_lever_that_changes_no_number_needs_no_check():
+    assert judge([], "exact", ("none",)).verdict == "agrees"
+    assert judge([], "exact", ()).verdict == "agrees"
+
+
+def test_each_named_check_must_have_been_made():
+    found = verdict("rounding", gradients(), checks=("gradients", "updates"))
+    assert found.verdict == "inconclusive" and found.detail.startswith("updates not compared")
+
+
+def test_a_disagreement_is_said_even_where_another_check_could_not_be_made():
+    found = verdict("rounding", gradients(0.5), checks=("gradients", "updates"))
+    assert found.verdict == "disagrees"
+
+
+def test_small_errors_agree_with_the_numbers_behind_it():
+    found = verdict("rounding", gradients(3e-5), UPDATES, BATCHES)
+    assert found.verdict == "agrees"
+    assert found.detail == "gradient error 3.0e-05, noise 0.7; update error 2.0e-07; items and random streams equal"
+
+
+@pytest.mark.parametrize("class_", ["exact", "rounding", "precision", "statistical"])
+@pytest.mark.parametrize("error", [math.nan, math.inf])
+def test_errors_that_are_no_numbers_disagree(class_, error):
+    assert verdict(class_, gradients(error)).verdict == "disagrees"
+    assert verdict(class_, replace(UPDATES, error=error)).verdict == "disagrees"
+
+
+def test_nan_in_the_numbers_of_the_lever_disagrees_whatever_the_error():
+    found = verdict("precision", gradients(0.0, finite=False))
+    assert found.verdict == "disagrees" and "plain does not have" in found.detail
+
+
+@pytest.mark.parametrize("slope", [1.03, 0.97, math.nan, math.inf])
+def test_a_gradient_that_is_scaled_disagrees_under_precision_however_noisy_the_script(slope):
+    assert verdict("precision", gradients(0.05, slope=slope, noise=100.0)).verdict == "disagrees"
+
+
+@pytest.mark.parametrize("slope", [1.0, 0.996, 1.015])
+def test_a_gradient_that_is_hardly_scaled_agrees_under_precision(slope):
+    assert verdict("precision", gradients(0.06, slope=slope, noise=0.9)).verdict == "agrees"
+
+
+def test_the_error_of_a_precision_lever_is_judged_against_the_noise_between_batches():
+    assert verdict("precision", gradients(0.05, noise=0.6)).verdict == "agrees"
+    found = verdict("precision", gradients(0.3, noise=0.6))
+    assert found.verdict == "disagrees" and "noise between batches" in found.detail
+
+
+@pytest.mark.parametrize("noise", [None, math.nan, math.inf])
+def test_without_the_noise_a_precision_error_is_inconclusive(noise):
+    assert verdict("precision", gradients(0.05, noise=noise)).verdict == "inconclusive"
+
+
+def test_a_script_without_any_noise_leaves_no_room_for_a_precision_error():
+    assert verdict("precision", gradients(0.05, noise=0.0)).verdict == "disagrees"
+
+
+def test_rounding_explains_errors_up_to_its_limit_and_names_the_worst_parameter_beyond():
+    assert verdict("rounding", gradients(1e-3)).verdict == "agrees"
+    found = verdict("rounding", gradients(2e-3, worst="fc.weight"))
+    assert found.verdict == "disagrees" and "`fc.weight`" in found.detail
+
+
+def test_exact_means_not_a_bit():
+    assert verdict("exact", gradients(0.0)).verdict == "agrees"
+    found = verdict("exact", gradients(1e-12))
+    assert found.verdict == "disagrees" and "not a bit" in found.detail
+
+
+def test_a_lever_differs_no_more_than_plain_differs_from_plain():
+    assert verdict("exact", gradients(2e-6, baseline_error=1e-6)).verdict == "agrees"
+    assert verdict("exact", gradients(4e-6, baseline_error=1e-6)).verdict == "disagrees"
+
+
+@pytest.mark.parametrize("baseline_error", [0.5, math.inf, math.nan])
+def test_where_plain_does_not_repeat_itself_nothing_can_agree_bit_for_bit(baseline_error):
+    for class_ in ("exact", "rounding"):
+        for error in (0.0, 1e-7, 1.4):
+            assert verdict(class_, gradients(error, baseline_error=baseline_error)).verdict == "inconclusive"
+
+
+def test_where_plain_does_not_repeat_itself_precision_is_still_judged_by_slope_and_noise():
+    assert verdict("precision", gradients(0.05, baseline_error=0.04, noise=0.7)).verdict == "agrees"
+    assert verdict("precision", gradients(0.1, baseline_error=0.04, noise=0.7, slope=0.9)).verdict == "disagrees"
+    assert verdict("precision", gradients(1.2, baseline_error=0.5, noise=0.7)).verdict == "disagrees"
+
+
+def test_other_random_states_disagree_even_with_equal_gradients():
+    for class_ in ("exact", "rounding", "precision"):
+        found = verdict(class_, gradients(0.0, random_states_equal=False))
+        assert found.verdict == "disagrees" and "random generators" in found.detail
+
+
+def test_a_class_that_draws_other_random_numbers_is_not_judged_by_equal_gradients():
+    found = verdict("statistical", gradients(0.4, random_states_equal=False))
+    assert found.verdict == "inconclusive" and "several seeds" in found.detail
+
+
+@pytest.mark.parametrize("cosine", [0.9, -1.0, math.nan])
+def test_gradients_that_bypass_the_outputs_are_inconclusive(cosine):
+    found = verdict("rounding", gradients(1e-7, explained_cosine=cosine))
+    assert found.verdict == "inconclusive" and "bypass" in found.detail
+
+
+def test_gradients_that_the_replay_explains_are_judged():
+    assert verdict("rounding", gradients(1e-7, explained_cosine=0.99999)).verdict == "agrees"
+
+
+def test_updates_from_the_same_gradients_may_only_round():
+    assert verdict("rounding", UPDATES).verdict == "agrees"
+    assert verdict("precision", replace(UPDATES, error=0.01, noise=1.0)).verdict == "disagrees"
+
+
+def test_the_worst_point_of_training_decides():
+    points = [measured(gradients(1e-6)), measured(gradients(0.5))]
+    assert judge(points, "rounding", ("gradients",)).verdict == "disagrees"
+    assert judge(points[::-1], "rounding", ("gradients",)).verdict == "disagrees"
+    unclear = [measured(gradients(1e-6)), measured(gradients(1e-6, explained_cosine=0.5))]
+    assert judge(unclear, "rounding", ("gradients",)).verdict == "inconclusive"
+
+
+def test_equal_items_and_random_streams_agree():
+    assert verdict("exact", BATCHES).verdict == "agrees"
+
+
+def test_other_items_need_the_class_that_admits_them():
+    other = replace(BATCHES, error=1.0)
+    found = verdict("exact", other)
+    assert found.verdict == "disagrees" and "`--accept statistical`" in found.detail
+    assert verdict("rounding", other).verdict == verdict("precision", other).verdict == "disagrees"
+    admitted = verdict("statistical", other)
+    assert admitted.verdict == "agrees" and "other items" in admitted.detail and "equal" not in admitted.detail
+
+
+def test_equal_items_with_other_random_streams_disagree():
+    found = verdict("exact", replace(BATCHES, random_states_equal=False))
+    assert found.verdict == "disagrees" and "same items" in found.detail
+
+
+def test_a_loader_that_does_not_repeat_itself_cannot_be_judged_exact_but_may_be_statistical():
+    loose = replace(BATCHES, error=1.0, baseline_error=1.0)
+    assert verdict("exact", loose).verdict == "inconclusive"
+    assert verdict("statistical", loose).verdict == "agrees"
+    assert verdict("exact", replace(loose, error=math.nan, baseline_error=math.nan)).verdict == "inconclusive"
+
+
+def test_the_summary_shows_the_worst_of_several_points():
+    points = [measured(gradients(0.01, slope=0.999)), measured(gradients(0.05, slope=0.99))]
+    assert judge(points, "precision", ("gradients",)).detail == "gradient error 0.05, noise 0.7, slope 0.990"
+
+
+def test_no_error_at_all_is_written_as_zero():
+    assert verdict("exact", gradients(0.0)).detail == "gradient error 0, noise 0.7"
