@@ -1,0 +1,199 @@
+"""Write the reference pages from the code: `python scripts/make_reference.py [FOLDER]`, by default `docs/reference`.
+
+In: click's help, the lever registry, the records and the errors, as they are now. Out: one Markdown page each. A test
+writes them into a temporary folder and fails where the committed pages differ, so that they are never edited by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from reference_examples import json_page, plan_page
+from reference_records import fenced, records, table
+
+ROOT = Path(__file__).resolve().parent.parent
+MARK = "<!-- Made by `python scripts/make_reference.py`. Do not edit: change the code and make it anew. -->"
+WIDTH = 92
+
+
+def main() -> None:
+    """Write all pages."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "docs" / "reference")
+    for path in write_all(parser.parse_args().folder):
+        print(path)
+
+
+def write_all(folder: Path) -> list[Path]:
+    """Write every page into `folder`; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, make in PAGES.items():
+        path = folder / name
+        path.write_text(f"{MARK}\n\n{make().strip()}\n", encoding="utf-8")
+        written.append(path)
+    return written
+
+
+# -- commands ------------------------------------------------------------------------------------------------------
+
+
+def commands() -> str:
+    """Each command's own help."""
+    import click
+
+    from flatout.cli import COMMANDS, flatout
+
+    top = click.Context(flatout, info_name="flatout", terminal_width=WIDTH, **flatout.context_settings)
+    parts = [
+        "# Commands",
+        "What `--help` says, for every command. flatout's own options stand before the script; everything after the "
+        "script is the script's own. Durations are a number with `s`, `m` or `h`; without a letter they are seconds. "
+        "What a command prints goes to stdout, what it says meanwhile to stderr; see [JSON](json.md) for `--json` and "
+        "[errors and exit codes](errors.md).",
+        "## flatout",
+        fenced(flatout.get_help(top)),
+    ]
+    for name in COMMANDS:
+        command = flatout.get_command(top, name)
+        if command is None:
+            raise LookupError(f"the command `{name}` is listed but cannot be loaded")
+        context = click.Context(command, info_name=name, parent=top, terminal_width=WIDTH)
+        parts += [f"## flatout {name}", fenced(command.get_help(context))]
+    return "\n\n".join(parts)
+
+
+# -- levers --------------------------------------------------------------------------------------------------------
+
+_TOGGLES = {"step": "between two steps", "epoch": "when the loader starts over", "process": "in a new process"}
+_CLASSES = {
+    "exact": ("nothing: same batches, same random numbers, same bits", "bit for bit", "on"),
+    "rounding": ("the order of float operations", "agreement", "on"),
+    "precision": ("the width of floats", "agreement", "on"),
+    "statistical": ("which random numbers are drawn", "by you, over several seeds", "`--accept statistical`"),
+    "semantics": ("batch size, learning rate, the model", "by you", "`--accept semantics`; no such lever yet"),
+}
+
+
+def levers() -> str:
+    """The registry as a table, and a section for each lever."""
+    from flatout.frameworks.pytorch.levers import registry
+    from flatout.plan import CLASSES
+
+    found = list(registry().values())
+    if tuple(_CLASSES) != CLASSES:
+        raise LookupError("the classes of levers have changed: describe them here")
+    rows = [
+        [
+            f"[`{lever.name}`](#{lever.name})",
+            lever.class_,
+            ", ".join(lever.shortens),
+            _TOGGLES[lever.toggles],
+            lever.check,
+            lever.summary,
+        ]
+        for lever in found
+    ]
+    parts = [
+        "# Levers",
+        "A lever is one change to how a script runs. These are all there are, in the order in which they build on "
+        "each other. *Can shorten* names the phases that it can make shorter: where they are too small a part of the "
+        "step, the lever is ruled out unmeasured. *Checked by* names what is compared with and without it, see "
+        "[agreement](../explanation/numbers.md#agreement). `flatout levers SCRIPT` says which of them apply.",
+        table(["lever", "class", "can shorten", "can be toggled", "checked by", "what it does"], rows),
+        "## Classes",
+        "Each class admits those above it; `--accept CLASS` says how far levers may go, `precision` without it.",
+        table(["class", "may change", "judged", "tried"], [[f"`{name}`", *row] for name, row in _CLASSES.items()]),
+        *(_lever_section(lever) for lever in found),
+    ]
+    return "\n\n".join(parts)
+
+
+def _lever_section(lever: Any) -> str:
+    kind = type(lever)
+    module = inspect.getdoc(importlib.import_module(kind.__module__)) or ""
+    head, _, rest = module.partition("\n")
+    text = head.partition(": ")[2] or head
+    lines = [
+        f"- applies to: {_first_line(kind.applies)}",
+        f"- proof that it took effect: {_first_line(kind.evidence)}",
+    ]
+    if "settings" in vars(kind):
+        lines.append(f"- settings tried (`{lever.name}={lever.parameter.upper()}`): {_first_line(kind.settings)}")
+    if lever.compiles:
+        lines.append("- engaging it for the first time compiles, which takes seconds to minutes")
+    if lever.conflicts:
+        lines.append("- not together with: " + ", ".join(f"`{name}`" for name in lever.conflicts))
+    paragraphs = [f"## {lever.name}", text[:1].upper() + text[1:]]
+    if rest.strip():
+        paragraphs.append(" ".join(rest.split()))
+    return "\n\n".join([*paragraphs, "\n".join(lines)])
+
+
+def _first_line(function: Callable[..., Any]) -> str:
+    text = (inspect.getdoc(function) or "").splitlines()[0].rstrip(".")
+    return text[:1].lower() + text[1:] if not text[1:2].isupper() else text
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+
+def errors() -> str:
+    """The hierarchy, each class with its exit code, and what else a command may exit with."""
+    from flatout import errors as module
+
+    kinds = [
+        kind
+        for kind in vars(module).values()
+        if inspect.isclass(kind) and issubclass(kind, module.FlatoutError) and kind is not module.FlatoutError
+    ]
+    example = module.UsageError(
+        "no such script: `trian.py`",
+        cause="it is not in `/home/me/project`",
+        hint="flatout's own options stand before the script; check the path",
+    )
+    rows = [[f"`{kind.__name__}`", str(kind.exit_code), (inspect.getdoc(kind) or "").rstrip(".")] for kind in kinds]
+    tree = textwrap.dedent((inspect.getdoc(module) or "").split("\n\n")[1])
+    return "\n\n".join(
+        [
+            "# Errors and exit codes",
+            "Every error that you can act on has three parts: what happened, why, and what to type next. They go to "
+            "stderr; stdout stays empty.",
+            fenced(str(example)),
+            "In Python each is an exception with the attributes `error`, `cause` and `hint`, and `str()` gives the "
+            "three lines.",
+            fenced(tree),
+            table(["error", "exit code", "when"], rows),
+            "## Other exit codes",
+            table(["exit code", "when"], _OTHER_CODES),
+            "`flatout run` and `flatout exec` end as the script ends: with its exit code, or by the same signal. "
+            "They exit with a code from the table only when the script was not started at all.",
+        ]
+    )
+
+
+_OTHER_CODES = [
+    ["0", "done; for `tune` also where nothing helps, which is an answer and not an error"],
+    ["130", "you stopped it (Ctrl-C) before there was anything to keep"],
+    ["143", "`tune` or `why` was told to end (SIGTERM); its children are ended with it"],
+    ["141", "whoever read our output went away"],
+]
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "commands.md": commands,
+    "levers.md": levers,
+    "json.md": json_page,
+    "records.md": records,
+    "errors.md": errors,
+    "plan-file.md": plan_page,
+}
+
+if __name__ == "__main__":
+    main()

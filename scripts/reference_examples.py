@@ -1,0 +1,280 @@
+"""The pages about JSON and plan files, with examples made by the code from records made by hand.
+
+In: records with invented numbers. Out: Markdown. The keys that a page explains are compared with those that the code
+prints, so that a new key fails here until it is explained.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from reference_records import fenced, record_table, table
+
+from flatout import plan_file, result
+from flatout.anatomy import Anatomy
+from flatout.api import LeverRow, Ran
+from flatout.ceilings import Machine
+from flatout.cli.foreground import run_summary
+from flatout.diagnosis import Bound, Diagnosis
+from flatout.plan import PLAN_FORMAT, Plan, Trial
+from flatout.result import FORMAT, Result
+from flatout.run.foreground import Outcome
+from flatout.running import Engagement
+from flatout.trace import Facts, Header
+
+Row = tuple[str, str, str]
+"""Key, JSON type, meaning."""
+
+TUNE: list[Row] = [
+    ("verdict", "string", "`faster`, `no difference` or `inconclusive`"),
+    ("ratio", "number", "how many times as fast the plan is, measured again in fresh windows; 1 without a plan"),
+    ("ratio_low", "number", "lower end of its 95 % interval; 1 without a plan"),
+    ("ratio_high", "number", "upper end of its 95 % interval; 1 without a plan"),
+    ("levers", "list of strings", "names of the plan's levers; empty without a plan"),
+    ("baseline_steps_per_s", "number", "training steps per second, plain"),
+    ("tuned_steps_per_s", "number", "the same under the plan; the baseline's without one"),
+    ("tuning_s", "number", "wall seconds that all of it took"),
+    ("break_even_steps", "integer or null", "steps after which that is earned back; null where it never is"),
+    ("plan", "string or null", "where the plan was written; null where there is none"),
+    ("run", "string", "the run folder, with `result.json`, `report.html` and every trace"),
+]
+WHY: list[Row] = [
+    ("phases", "object of numbers", "share of the step by phase, 0 to 1; they sum to 1, `unattributed` included"),
+    ("binding", "string", "what binds: one of `flatout.diagnosis.BINDINGS`"),
+    ("bounds", "object of numbers", "by remedy, the most that it can bring: step time now over step time then"),
+    ("steps_per_s", "number", "training steps per second"),
+    ("model_flops_utilization", "number or null", "achieved FLOP/s over the measured float32 ceiling; null unknown"),
+    ("not_observed", "list of strings", "phases that could not be seen; none of them is known to be 0"),
+    ("run", "string", "the run folder"),
+]
+RUN: list[Row] = [
+    ("exit_code", "integer", "the script's; negative for the signal that ended it"),
+    ("steps", "integer", "training steps made"),
+    ("steps_s", "number", "wall seconds from the first to the last of them that was recorded"),
+    ("levers", "list of strings", "what was to be engaged"),
+    ("engaged", "boolean", "whether it still was at the end"),
+    ("released", "boolean", "whether the plan was released because it was slower here"),
+    ("ratio", "number or null", "plain over plan, from this run's own windows; null where it was not checked"),
+    ("ratio_low", "number or null", "lower end of its 95 % interval"),
+    ("ratio_high", "number or null", "upper end of its 95 % interval"),
+    ("processes", "integer", "processes that trained; more than 1 only under a launcher"),
+    ("run", "string", "the run folder"),
+]
+LEVERS: list[Row] = [
+    ("class", "string", "what it may change: `exact`, `rounding`, `precision`, `statistical` or `semantics`"),
+    ("shortens", "list of strings", "phases that it can make shorter"),
+    ("summary", "string", "what it does"),
+    ("toggles", "string", "`step`, `epoch` or `process`: when it can be engaged and released"),
+    ("applies", "boolean or null", "whether it can be tried on the script; null without a script"),
+    ("reason", "string or null", "why not; null where it applies, and without a script"),
+]
+PLAN: list[Row] = [
+    ("flatout", "string", "the version that wrote it"),
+    ("arguments", "list of strings", "the script's own when it was tuned; others are allowed and said"),
+    ("ratio", "number", "how many times as fast it was, measured again in fresh windows"),
+    ("ratio_low", "number", "lower end of its 95 % interval"),
+    ("ratio_high", "number", "upper end of its 95 % interval"),
+    ("num_pairs", "integer", "pairs of windows behind it"),
+    ("agreement", "string", "the widest class among the levers, and the numbers behind their agreement"),
+    ("class_", "string", "that class; `--accept` must admit it"),
+    ("baseline_steps_per_s", "number", "training steps per second, plain"),
+    ("tuned_steps_per_s", "number", "the same under the plan"),
+    ("python", "string", "version of Python; written down, not compared"),
+    ("framework", "string", "`pytorch`"),
+    ("framework_version", "string", "must be equal where the plan is used"),
+    ("created", "string", "when: ISO 8601, UTC, to the second"),
+    ("run", "string", "the run folder with the trials behind it, and the kernels that were compiled for them"),
+    ("levers", "table", "one table per lever with its settings; what is engaged is decided here alone"),
+    ("machine", "table", "where it was measured: the record [`Machine`](records.md#machine), without what is unknown"),
+]
+
+_MACHINE = Machine(
+    hostname="workbench",
+    cpu="AMD EPYC",
+    architecture="x86_64",
+    num_cores=2,
+    num_physical_cores=1,
+    num_cores_total=2,
+    memory_bytes=16 * 2**30,
+    operating_system="Linux 6.1.0",
+    shm_bytes=8 * 2**30,
+    cpu_features=("avx2", "fma", "avx512_bf16"),
+)
+_LEVERS: dict[str, dict[str, str | int | float | bool]] = {"threads": {"num": 1}, "fused_optimizer": {}}
+_PLAN = Plan(
+    format=PLAN_FORMAT,
+    flatout="0.1.0",
+    script="train.py",
+    arguments=("--epochs", "3"),
+    levers=_LEVERS,
+    ratio=1.5,
+    ratio_low=1.45,
+    ratio_high=1.55,
+    num_pairs=10,
+    agreement="rounding: gradient error 2.4e-07, noise 0.7; update error 2.1e-07",
+    class_="rounding",
+    baseline_steps_per_s=100.0,
+    tuned_steps_per_s=150.0,
+    machine=_MACHINE,
+    python="3.11.7",
+    framework="pytorch",
+    framework_version="2.13.0+cpu",
+    created="2026-01-31T12:00:00+00:00",
+    run=".flatout/train-1",
+)
+
+
+def json_page() -> str:
+    """What `--json` prints, command by command."""
+    tune, run = _result("tune"), _ran()
+    printed = {
+        "tune": (TUNE, result.summary_of(tune)),
+        "why": (WHY, result.summary_of(_result("why"))),
+        "run": (RUN, run_summary(run)),
+    }
+    lever = LeverRow(
+        name="bf16", class_="precision", shortens=("forward",), summary="...", toggles="step", known=False, refusal=None
+    ).as_json()
+    parts = [
+        "# JSON",
+        "`--json` prints one object on one line to stdout and nothing else there; progress stays on stderr. "
+        "`flatout run --json FILE` and `flatout exec --json FILE` write it to a file, because stdout is the script's. "
+        "Keys may be added; a key's meaning does not change. Numbers below are invented.",
+    ]
+    titles = {"tune": "tune", "why": "why", "run": "run, exec"}
+    for name, (rows, value) in printed.items():
+        parts += [f"## {titles[name]}", _explained(rows, value), fenced(json.dumps(value, indent=2), "json")]
+    parts += [
+        "## report",
+        "`flatout report --json` prints again what the `tune` or `why` of that run printed.",
+        "## levers",
+        "One object per lever, by name:",
+        _explained(LEVERS, lever),
+        "## machine",
+        "The record `Ceilings` of [the records](records.md#ceilings):",
+        record_table("ceilings", "Ceilings"),
+        "with `machine`:",
+        record_table("ceilings", "Machine"),
+        "each of `values`:",
+        record_table("ceilings", "Ceiling"),
+        "and each of `accelerators`:",
+        record_table("ceilings", "Accelerator"),
+    ]
+    return "\n\n".join(parts)
+
+
+def _explained(rows: list[Row], value: dict[str, Any]) -> str:
+    if [key for key, _, _ in rows] != list(value):
+        raise LookupError(f"the keys {list(value)} are not those explained here: {[key for key, _, _ in rows]}")
+    for key, kind, _ in rows:
+        if not any(_is(value[key], one) for one in kind.split(" or ")):
+            raise TypeError(f"`{key}` is explained as {kind}, and is {value[key]!r}")
+    return table(["key", "type", "meaning"], [(f"`{key}`", kind, meaning) for key, kind, meaning in rows])
+
+
+def _is(value: Any, kind: str) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return {
+        "string": isinstance(value, str),
+        "number": number,
+        "integer": number and isinstance(value, int),
+        "boolean": isinstance(value, bool),
+        "null": value is None,
+        "list of strings": isinstance(value, list) and all(isinstance(v, str) for v in value),
+        "table": isinstance(value, dict),
+        "object of numbers": isinstance(value, dict) and all(_is(v, "number") for v in value.values()),
+    }[kind]
+
+
+def plan_page() -> str:
+    """The plan file, as `plan_file.write` writes it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / plan_file.DEFAULT
+        plan_file.write(_PLAN, path)
+        text = path.read_text(encoding="utf-8")
+    return "\n\n".join(
+        [
+            "# The plan file",
+            f"`flatout tune` writes `{plan_file.DEFAULT}` into the working folder, or the file named by `--plan`. It "
+            "is TOML, one table per script, so that several scripts share a folder; comments of yours and other "
+            "scripts' plans stay when a plan is written anew. It is plain data: nothing in it is evaluated or "
+            "imported. It is safe to commit. Delete a table to forget a plan.",
+            "An example as the code writes it, with invented numbers:",
+            fenced(text, "toml"),
+            "## Fields",
+            "At the top: `format`, the version of the file; a newer one is refused with an error that says so. In "
+            'the table of a script, `[plan."PATH"]`, where PATH is as it was typed, or `-m package.module`:',
+            _explained(PLAN, tomllib.loads(text)["plan"][_PLAN.script]),
+            "`flatout run` compares `machine` with the machine that it is on: the processor and its features, the "
+            "usable cores, accelerators, memory and `/dev/shm` (5 % are forgiven), the C++ compiler and the kernel. "
+            "Where anything differs it says so and runs plainly, until the plan "
+            "[has been tested there](../how-to/other-machine.md). The hostname is written down and not compared.",
+        ]
+    )
+
+
+def _result(command: Any) -> Result:
+    """A result with as little in it as there can be."""
+    trial = Trial(levers=_LEVERS, outcome="faster", ratio=1.5, ratio_low=1.45, ratio_high=1.55)
+    return Result(
+        format=FORMAT,
+        command=command,
+        flatout="0.1.0",
+        created="2026-01-31T12:00:00+00:00",
+        script="train.py",
+        typed="train.py --epochs 3",
+        header=Header(
+            format=1,
+            flatout="0.1.0",
+            started_unix_s=0.0,
+            script="train.py",
+            arguments=(),
+            python="3.11.7",
+            framework="pytorch",
+            framework_version="2.13.0+cpu",
+            pid=1,
+            num_threads=2,
+        ),
+        machine=_MACHINE,
+        facts=Facts(device="cpu", models=(), optimizers=(), loaders=(), num_threads=2),
+        anatomy=Anatomy(
+            step_s=0.01,
+            phases_s={"data": 0.006, "backward": 0.003, "unattributed": 0.001},
+            spread_fraction={},
+            outside_s={},
+            not_observed=("copy", "communication", "sync"),
+            device_s={},
+            num_steps=400,
+            num_windows=4,
+        ),
+        diagnosis=Diagnosis(
+            binding="input",
+            sentence="input: batches are built item by item in the training process while the model waits",
+            evidence=(),
+            bounds=(
+                Bound(remedy="free data", ratio=2.4, low=2.3, high=2.5, how="one cached batch", shortens=("data",)),
+            ),
+            model_flops_utilization=0.25,
+        ),
+        noise=None,
+        baseline_steps_per_s=100.0,
+        baseline_spread_fraction=0.01,
+        baseline_window_step_s=(0.01,),
+        verdict="faster",
+        tuned_steps_per_s=150.0,
+        tuning_s=60.0,
+        winner=trial,
+        plan=_PLAN,
+        plan_path=plan_file.DEFAULT,
+        break_even_steps=18000,
+        run=".flatout/train-1",
+    )
+
+
+def _ran() -> Ran:
+    outcome = Outcome(num_steps=1200, steps_s=8.0, engaged=True)
+    return Ran(engagement=Engagement(levers=_LEVERS), outcome=outcome, registry={}, run=".flatout/train-2")

@@ -1,0 +1,185 @@
+"""Documentation that cannot be wrong unnoticed: fresh reference, whole links, commands that parse, examples that run.
+
+Examples with `>>>` are run by pytest itself (`--doctest-glob=*.md`); here it is checked that none is left out.
+"""
+
+import ast
+import importlib
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import flatout
+from flatout.cli import COMMANDS
+from flatout.cli import flatout as group
+
+ROOT = Path(__file__).parent.parent.parent
+DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(p for p in DOCS.rglob("*.md") if "decisions" not in p.parts),
+    *sorted((ROOT / "changelog.d").glob("*.md")),
+]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```\s*$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`(flatout [^`]+)`")
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def blocks(page: Path, *kinds: str) -> list[str]:
+    return [body for _, kind, body in FENCE.findall(text_of(page)) if kind in kinds]
+
+
+# -- reference -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fresh_reference(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reference")
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        importlib.import_module("make_reference").write_all(folder)
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+    return folder
+
+
+def test_the_reference_says_what_the_code_says(fresh_reference):
+    made = {path.name: text_of(path) for path in fresh_reference.iterdir()}
+    for name, text in made.items():
+        committed = REFERENCE / name
+        assert committed.exists(), f"`{name}` is missing: `python scripts/make_reference.py`"
+        assert text_of(committed) == text, f"`{name}` is stale: `python scripts/make_reference.py`, and commit it"
+
+
+# -- links ---------------------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, by the rule that MkDocs and GitHub share."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#{1,6} (.+)$", FENCE.sub("", text_of(page)), re.MULTILINE):
+        words = re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower()
+        found.add(re.sub(r"\s+", "-", words))
+    return found
+
+
+@every_page
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(FENCE.sub("", text_of(page))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        place = (page.parent / file).resolve() if file else page
+        assert place.exists(), f"`{target}` leads nowhere"
+        if page.is_relative_to(DOCS):
+            assert place.is_relative_to(DOCS), f"`{target}` leaves docs/, which the built pages cannot"
+        if anchor:
+            assert anchor in anchors(place), f"`{target}`: no such heading; there are {sorted(anchors(place))}"
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = text_of(ROOT / "mkdocs.yml").partition("\nnav:\n")[2]
+    listed = set(re.findall(r"[\w./-]+\.md", navigation))
+    there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    assert listed <= there, "mkdocs.yml names pages that are not there"
+    assert {name for name in there - listed if not name.startswith("decisions/")} == set()
+
+
+# -- commands ------------------------------------------------------------------------------------------------------
+
+
+def commands_in(page: Path) -> list[str]:
+    """Every `flatout ...` that a page tells the reader to type."""
+    found = []
+    for body in blocks(page, "console", "bash", "sh", "shell", "yaml"):
+        joined = body.replace("\\\n", " ")
+        for line in joined.splitlines():
+            command = re.match(r"\s*(?:\$ |- run: |run: )?(?:\S+=\S+ )*(flatout(?: .*)?)$", line)
+            if command:
+                found.append(command[1])
+    return found + INLINE.findall(FENCE.sub("", text_of(page)))
+
+
+def parse(line: str) -> None:
+    """Parse a command as click would, and run nothing."""
+    words = shlex.split(line, comments=True)[1:]
+    words = words[: next((i for i, word in enumerate(words) if word in ("|", ">", "&&", ";", "||")), len(words))]
+    context = click.Context(group, info_name="flatout")
+    if words[0] in ("--help", "-h", "--version"):
+        return
+    command = group.get_command(context, words[0])
+    assert command is not None, f"no such command: {words[0]}"
+    for option in command.params:
+        option.callback = None
+    parsed = command.make_context(words[0], list(words[1:]), parent=context, resilient_parsing=False)
+    script = parsed.params.get("words") or ("",)
+    assert not script[0].startswith("-"), f"`{script[0]}` is no option of `flatout {words[0]}`"
+
+
+@every_page
+def test_commands_that_a_page_shows_can_be_typed(page):
+    for line in commands_in(page):
+        if "..." in line or line.split()[1:2] == ["COMMAND"]:
+            continue
+        try:
+            parse(line)
+        except (click.exceptions.Exit, click.exceptions.NoArgsIsHelpError):
+            continue  # --help
+        except (click.UsageError, AssertionError) as problem:
+            pytest.fail(f"`{line}`: {problem}")
+
+
+def test_the_check_of_commands_finds_a_wrong_one():
+    parse("flatout tune --budget 2m train.py --anything 3")
+    with pytest.raises(AssertionError, match="no option"):
+        parse("flatout tune --bugdet 2m train.py")
+    with pytest.raises(click.UsageError):
+        parse("flatout machine --fresh")
+    with pytest.raises(AssertionError, match="no such command"):
+        parse("flatout tine train.py")
+
+
+def test_every_command_is_described_in_the_readme_and_the_reference():
+    for name in COMMANDS:
+        assert f"flatout {name}" in text_of(ROOT / "README.md"), name
+        assert f"## flatout {name}" in text_of(REFERENCE / "commands.md"), name
+
+
+# -- Python --------------------------------------------------------------------------------------------------------
+
+
+@every_page
+def test_python_in_a_page_compiles_and_uses_names_that_exist(page):
+    for body in blocks(page, "python"):
+        if ">>>" in body:
+            assert body.endswith("\n\n"), "doctest takes the closing fence for output: leave a blank line before it"
+            assert page.name == "README.md" or page.is_relative_to(DOCS), "pytest does not look here"
+            continue
+        for node in ast.walk(ast.parse(body)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "flatout":
+                assert node.attr in flatout.__all__, f"`flatout.{node.attr}` is not public"
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flatout":
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
+
+
+# -- what is to be filled in ---------------------------------------------------------------------------------------
+
+
+@every_page
+def test_places_for_real_output_are_whole(page):
+    marks = re.findall(r"<!-- ([\w:-]+-output):(begin|end) -->", text_of(page))
+    assert marks[::2] == [(name, "begin") for name, _ in marks[::2]]
+    assert marks[1::2] == [(name, "end") for name, _ in marks[::2]]
