@@ -51,6 +51,7 @@ WHOLE_EPOCHS_S = 2.0
 
 MAX_RESTARTS = 200
 COMPILE_LIMIT_S = 240.0
+MIN_LIMIT_S = 20.0
 
 
 class CandidateFailed(Exception):
@@ -97,7 +98,9 @@ def size_for(step_s: float, epoch_steps: int | None) -> Size:
     if epoch_steps and epoch_steps * step_s <= WHOLE_EPOCHS_S:
         num = math.ceil(num / epoch_steps) * epoch_steps
     settle = min(max(math.ceil(0.3 / step_s), 3), 40)
-    return Size(num_steps=num, skip_steps=2 if step_s < 0.2 else 1, loader_skip_steps=settle)
+    # What a change of levers costs once (new primitives, moved state) is milliseconds: nothing in a step of a second.
+    skip = 2 if step_s < 0.2 else 1 if step_s < 0.5 else 0
+    return Size(num_steps=num, skip_steps=skip, loader_skip_steps=settle)
 
 
 class Bench:
@@ -126,6 +129,8 @@ class Bench:
         self._endless = True
         self._scratch: Path | None = None
         self.step_guess_s = 0.5
+        self.deadline_s = math.inf
+        """`time.perf_counter` up to which a candidate may keep us waiting."""
         self.last_toggle_s = 0.0
         self.last_evidence: dict[str, str] = {}
         self.last_missing: dict[str, str] = {}
@@ -292,12 +297,9 @@ class Bench:
             CandidateFailed: The script broke under the levers.
             Inconclusive: It always ends too early.
         """
-        limit_s = 30.0 + 20 * self.size.num_steps * self.step_guess_s
-        if any(self.levers[name].compiles for name in levers if name in self.levers):
-            limit_s += COMPILE_LIMIT_S
         records = self._ask(
             levers,
-            limit_s,
+            self._limit_s(levers, 30.0 + 20 * self.size.num_steps * self.step_guess_s),
             kind="window",
             purpose=purpose,
             observe=observe,
@@ -312,11 +314,17 @@ class Bench:
         self.last_missing = {k: v for r in records if isinstance(r, Toggle) for k, v in r.missing.items()}
         return found
 
+    def _limit_s(self, levers: Levers, plain_s: float) -> float:
+        """How long an answer may take; with levers no longer than the budget lasts, since trying is all they are for."""
+        if any(self.levers[name].compiles for name in levers if name in self.levers):
+            plain_s += COMPILE_LIMIT_S
+        if not levers:
+            return plain_s
+        return min(plain_s, max(self.deadline_s - time.perf_counter(), MIN_LIMIT_S))
+
     def agreement(self, levers: Levers, checks: tuple[str, ...]) -> Agreement:
         """Compare the levers with plain at the next step."""
-        limit_s = 60.0 + 100 * self.step_guess_s
-        if any(self.levers[name].compiles for name in levers):
-            limit_s += COMPILE_LIMIT_S
+        limit_s = self._limit_s(levers, 60.0 + 100 * self.step_guess_s)
         records = self._ask(levers, limit_s, kind="compare", purpose=" ".join(checks))
         found = next((r for r in reversed(records) if isinstance(r, Agreement)), None)
         return found or Agreement(levers=levers, differences=(), missing="the comparison gave no answer")

@@ -79,6 +79,7 @@ class Conduct:
         self.bench.on_wait = show.tick
         self.ceilings: Ceilings | None = None
         self.begun_s = time.perf_counter()
+        self.bench.deadline_s = self.begun_s + goal.budget_s
         self.trials: list[Trial] = []
         self.untried: list[Untried] = []
         self.stopped = ""
@@ -155,7 +156,7 @@ class Conduct:
 
     def _take_apart(self) -> None:
         for _ in range(ANATOMY_WINDOWS):
-            self.bench.window({}, purpose="anatomy", observe="phases", skip=1)
+            self.bench.window({}, purpose="anatomy", observe="phases", skip=self.bench.size.skip_steps)
             if time.perf_counter() > self._deadline(0.4):
                 break
         seen = [w for _, w in self.bench.windows if w.purpose == "anatomy" and w.observe == "phases"]

@@ -26,6 +26,7 @@ class CpuAffinity(Lever):
     shortens: ClassVar = ("forward", "loss", "backward", "optimizer")
     toggles = "process"
     check = "none"
+    conflicts: ClassVar = ("workers",)  # workers inherit the one core that the main thread is bound to
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """On a CPU with more than one core, where the script has not decided."""

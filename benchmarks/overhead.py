@@ -1,0 +1,108 @@
+"""What does flatout itself cost? Its recorder per step, an empty plan, `--help`, the time and memory of `tune`.
+
+    python benchmarks/overhead.py [recorder] [empty] [help] [tune]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+from measuring import FLATOUT, PYTHON, ROOT, SHARED, quiet, ratio, timed, write
+
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+
+
+def help_time() -> None:
+    """Wall time of `flatout --help`, beside that of `python -c pass`."""
+    folder = Path(tempfile.mkdtemp())
+    sides = {"help": [FLATOUT, "--help"], "python": [PYTHON, "-c", "pass"]}
+    samples: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(21):
+        for name, command in sides.items():
+            samples[name].append(timed(command, folder).wall_s)
+    print("help", statistics.median(samples["help"]), "python", statistics.median(samples["python"]))
+    write("help", {"unit": "s", "samples": samples, "median_s": statistics.median(samples["help"])})
+
+
+def empty_plan() -> None:
+    """`flatout run` without a plan against plain `python`: seconds at start, and the rate of steps."""
+    folder = Path(tempfile.mkdtemp())
+    script = str(SCRIPTS / "millisecond_steps.py")
+    sides = {"plain": [PYTHON, script], "run": [FLATOUT, "run", "-q", script]}
+    samples: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    for number in range(8):
+        for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:
+            quiet(60)
+            short, long = (timed([*sides[name], str(n)], folder) for n in (1, 4000))
+            samples[name].append(
+                {"start_s": short.wall_s, "step_s": (long.wall_s - short.wall_s) / 3999, "foreign": long.foreign_fraction or 0.0}
+            )
+    start_s = statistics.median(a["start_s"] - b["start_s"] for a, b in zip(samples["run"], samples["plain"], strict=True))
+    compared = ratio([s["step_s"] for s in samples["plain"]], [s["step_s"] for s in samples["run"]])
+    print("empty plan: start +", start_s, "s; plain/run step ratio", compared["ratio"], compared["low"], compared["high"])
+    write("empty_plan", {"samples": samples, "start_extra_s": start_s, "step_ratio": compared})
+
+
+def recorder() -> None:
+    """Seconds inside our code per step, and end to end, at each depth of observation, for 1 ms steps."""
+    folder = Path(tempfile.mkdtemp())
+    found = {}
+    for depth in ("ends", "phases"):
+        done = timed([PYTHON, str(SCRIPTS / "recorder_cost.py"), depth], folder)
+        found[depth] = json.loads(done.output.splitlines()[-1])
+        print("recorder", depth, found[depth]["share"], found[depth]["ratio"])
+    write("recorder", {"depths": found})
+
+
+def tune() -> None:
+    """Wall time of `tune` on LeNet, and the memory of the whole process tree beside that of the script alone."""
+    folder = Path(tempfile.mkdtemp())
+    script = [str(ROOT / "examples" / "lenet.py"), "--data", str(SHARED / "MNIST"), "--epochs", "1"]
+    quiet()
+    alone = _peak_of([PYTHON, *script], folder)
+    tuned = _peak_of([FLATOUT, "tune", "--json", *script], folder)
+    extra = tuned["peak_bytes"] - alone["peak_bytes"]
+    print("tune", tuned["wall_s"], "s; memory beyond one copy", extra / 1e6, "MB")
+    write("tune_lenet", {"alone": alone, "tune": tuned, "extra_bytes": extra})
+
+
+def _peak_of(command: list[str], folder: Path) -> dict[str, float]:
+    """Peak proportional memory (PSS) of everything below us while the command runs."""
+    peak = 0
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        own = psutil.Process()
+        while not done.wait(0.2):
+            total = 0
+            for process in own.children(recursive=True):
+                try:
+                    total += process.memory_full_info().pss
+                except (psutil.Error, OSError):
+                    continue
+            peak = max(peak, total)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    begun_s = time.perf_counter()
+    result = timed(command, folder)
+    done.set()
+    watcher.join()
+    return {"wall_s": time.perf_counter() - begun_s, "peak_bytes": peak, "exit_code": result.exit_code}
+
+
+BENCHMARKS = {"help": help_time, "empty": empty_plan, "recorder": recorder, "tune": tune}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", default=list(BENCHMARKS))
+    for name in parser.parse_args().names:
+        BENCHMARKS[name]()

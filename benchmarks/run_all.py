@@ -1,0 +1,13 @@
+"""`make bench`: every benchmark, one after the other; raw samples go to `results/`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+if __name__ == "__main__":
+    for script in ("overhead.py", "speedups.py"):
+        subprocess.run([sys.executable, str(HERE / script)], check=True)
