@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from flatout import stats
 from flatout.anatomy import Anatomy
-from flatout.ceilings import Ceilings
+from flatout.ceilings import Ceiling, Ceilings
 from flatout.stats import Comparison
 from flatout.trace import Census, Facts, Scaling
 
@@ -34,9 +34,11 @@ WORTHWHILE = 1.1
 FIXED_SHARE = 0.5
 """Share of the model's time that does not shrink with the batch, from which on starting operations is what costs."""
 
-
 FAIR_RATE = 0.25
 """Share of the bandwidth ceiling from which on an operation counts as moving data."""
+
+COUNTED_TWICE = 0.01
+"""Phases that exceed the step by more than this share of it are an error of ours, and said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,9 @@ class Diagnosis:
         bounds: One per remedy, largest first.
         model_flops_per_step: Multiply-adds of matrix products and convolutions times two; None where not counted.
         achieved_flops_per_s: The same over the step time.
-        model_flops_utilization: Achieved over the measured float32 ceiling; None where either is missing.
+        model_flops_utilization: Achieved over the measured ceiling of `arithmetic`; None where either is missing. Above
+            1 it is said in the notes, never clamped.
+        arithmetic: What the script multiplies in: `float32`, `tf32`, `bfloat16` ...
         notes: What the reader must know, e.g. operations that were not counted.
     """
 
@@ -83,6 +87,7 @@ class Diagnosis:
     achieved_flops_per_s: float | None = None
     model_flops_utilization: float | None = None
     notes: tuple[str, ...] = ()
+    arithmetic: str = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,32 +119,51 @@ def diagnose(found: Findings) -> Diagnosis:
         achieved_flops_per_s=achieved,
         model_flops_utilization=_utilization(found, achieved),
         notes=tuple(_notes(found, achieved)),
+        arithmetic=arithmetic_of(found.facts),
     )
+
+
+def arithmetic_of(facts: Facts) -> str:
+    """The width of floats in which the script multiplies; of the script's own half precision only the kind is known.
+
+    On a GPU `autocast` may mean float16 or bfloat16, which run at one rate.
+    """
+    dtypes = {dtype for model in facts.models for dtype in model.dtypes}
+    if facts.autocast or (dtypes and dtypes <= {"bfloat16", "float16"}):
+        return "float16" if dtypes == {"float16"} else "bfloat16"
+    return "tf32" if facts.device == "cuda" and facts.matmul_precision != "highest" else "float32"
+
+
+def _peak(found: Findings) -> Ceiling | None:
+    """The ceiling of the script's own arithmetic; float16 runs at bfloat16's rate where only that was measured."""
+    if found.ceilings is None:
+        return None
+    arithmetic = arithmetic_of(found.facts)
+    return found.ceilings.peak(arithmetic) or (found.ceilings.peak("bfloat16") if arithmetic == "float16" else None)
 
 
 def _bounds(found: Findings) -> list[Bound]:
     result = []
     free_data = found.counterfactuals.get("free_data")
+    data = found.anatomy.phases_s.get("data")
     if free_data is not None and math.isfinite(free_data.ratio):
         result.append(_measured("free data", free_data, "one cached batch replayed", ("data",)))
+    elif data is not None:
+        result.append(_from_seconds("free data", data, found, "its share of the step", ("data",)))
     threads = found.counterfactuals.get("fitting_threads")
     if threads is not None and math.isfinite(threads.ratio):
         shortened = ("forward", "loss", "backward", "optimizer", "data")
         result.append(_measured("threads that fit", threads, f"{found.num_cores} threads in turn with now", shortened))
-    fixed = _fixed_s(found)
-    if fixed is not None:
-        how = "model calls replayed at half the batch"
-        result.append(_from_seconds("free launches", fixed, found, how, ("forward", "backward", "loss")))
-    optimizer = found.anatomy.phases_s.get("optimizer")
-    if optimizer is not None:
-        result.append(_from_seconds("free optimizer", optimizer, found, "its share of the step", ("optimizer",)))
-    sync = found.anatomy.phases_s.get("sync")
-    if sync is not None:
-        result.append(_from_seconds("no host synchronisation", sync, found, "its share of the step", ("sync",)))
-    slack = _compute_slack_s(found)
-    if slack is not None:
-        how = "the step's FLOPs at the measured ceiling"
-        result.append(_from_seconds("compute at the ceiling", slack, found, how, ("forward", "backward")))
+    seconds = (
+        ("free launches", _fixed_s(found), "model calls replayed at half the batch", ("forward", "backward", "loss")),
+        ("free optimizer", found.anatomy.phases_s.get("optimizer"), "its share of the step", ("optimizer",)),
+        ("no host synchronisation", found.anatomy.phases_s.get("sync"), "its share of the step", ("sync",)),
+        ("compute at the ceiling", _compute_slack_s(found), "the step's FLOPs at the measured ceiling",
+         ("forward", "backward")),
+    )  # fmt: skip
+    for remedy, saved_s, how, shortens in seconds:
+        if saved_s is not None:
+            result.append(_from_seconds(remedy, saved_s, found, how, shortens))
     return result
 
 
@@ -150,10 +174,14 @@ def _measured(remedy: str, comparison: Comparison, how: str, shortens: tuple[str
 
 
 def _from_seconds(remedy: str, saved_s: float, found: Findings, how: str, shortens: tuple[str, ...]) -> Bound:
-    step_s = found.anatomy.step_s
-    rest_s = max(step_s - saved_s, step_s * 1e-3)
     nan = float("nan")
-    return Bound(remedy=remedy, ratio=max(step_s / rest_s, 1.0), low=nan, high=nan, how=how, shortens=shortens)
+    return Bound(remedy=remedy, ratio=_without(saved_s, found), low=nan, high=nan, how=how, shortens=shortens)
+
+
+def _without(seconds: float, found: Findings) -> float:
+    """How many times as fast the step would be without these seconds of it, at most a thousand times."""
+    step_s = found.anatomy.step_s
+    return max(step_s / max(step_s - seconds, step_s * 1e-3), 1.0)
 
 
 def _fixed_s(found: Findings) -> float | None:
@@ -165,8 +193,9 @@ def _fixed_s(found: Findings) -> float | None:
         return None
     full = stats.summarize(found.scaling.full_s).median
     half = stats.summarize(found.scaling.half_s).median
-    fixed_share = min(max((2 * half - full) / full, 0.0), 1.0)
-    return fixed_share * _model_s(found)
+    if full <= 0:
+        return None
+    return min(max((2 * half - full) / full, 0.0), 1.0) * _model_s(found)
 
 
 def _fixed_share(found: Findings) -> float | None:
@@ -180,43 +209,44 @@ def _model_s(found: Findings) -> float:
 
 
 def _compute_slack_s(found: Findings) -> float | None:
-    peak = found.ceilings.get("matmul_float32") if found.ceilings else None
+    peak = _peak(found)
     if peak is None or found.census is None or not found.census.flops or _model_s(found) <= 0:
         return None
     return max(_model_s(found) - found.census.flops / peak.value, 0.0)
 
 
 def _binding(found: Findings, bounds: Sequence[Bound]) -> str:
-    by_remedy = {b.remedy: b.ratio for b in bounds}
-    threads = by_remedy.get("threads that fit", 1.0)
+    threads = _believed(found.counterfactuals.get("fitting_threads"), 1.0)
     if found.facts.num_threads > found.num_cores and threads >= WORTHWHILE:
         return "thread oversubscription"
+    by_remedy = {b.remedy: b.ratio for b in bounds}
     causes = {
-        "input": by_remedy.get("free data", _data_share_bound(found)),
+        "input": _believed(found.counterfactuals.get("free_data"), _without(_phase_s(found, "data"), found)),
         "optimizer": by_remedy.get("free optimizer", 1.0),
         "host synchronisation": by_remedy.get("no host synchronisation", 1.0),
-        _model_cause(found): _model_bound(found),
+        # What the step would gain if the model itself cost nothing, on the same scale as the other causes.
+        _model_cause(found): _without(_model_s(found) + _phase_s(found, "loss"), found),
     }
     name, ratio = max(causes.items(), key=lambda item: item[1])
     return name if ratio >= WORTHWHILE else "nothing"
 
 
-def _data_share_bound(found: Findings) -> float:
-    share = found.anatomy.share("data")
-    return 1.0 if share is None else 1 / max(1 - share, 1e-3)
+def _believed(counterfactual: Comparison | None, otherwise: float) -> float:
+    """The measured gain where it is sure, else what is known otherwise as far as the interval admits it."""
+    if counterfactual is None or not math.isfinite(counterfactual.ratio):
+        return otherwise
+    if counterfactual.verdict != "inconclusive":
+        return counterfactual.ratio
+    return min(max(otherwise, counterfactual.low), counterfactual.high)
 
 
-def _model_bound(found: Findings) -> float:
-    """What the step would gain if the model itself cost nothing, on the same scale as the other causes."""
-    step_s = found.anatomy.step_s
-    return step_s / max(step_s - _model_s(found), step_s * 1e-3)
+def _phase_s(found: Findings, name: str) -> float:
+    return found.anatomy.phases_s.get(name, 0.0)
 
 
 def _model_cause(found: Findings) -> str:
     share = _fixed_share(found)
-    if share is not None and share >= FIXED_SHARE:
-        return "launch overhead"
-    if share is None and _launch_share(found) >= FIXED_SHARE:
+    if (_launch_share(found) if share is None else share) >= FIXED_SHARE:
         return "launch overhead"
     return "memory bandwidth" if _memory_bound_share(found) > 0.5 else "compute"
 
@@ -232,25 +262,27 @@ def _launch_share(found: Findings) -> float:
 def _memory_bound_share(found: Findings) -> float:
     """Share of the operations' time in those left of the roofline's ridge that do move data at a fair part of its rate.
 
-    A tiny operation lies left of the ridge too, but what it waits for is its own start.
+    A tiny operation lies left of the ridge too, but what it waits for is its own start. On a GPU an operation's own
+    time on the host says nothing: there its time is what the roofline gives it.
     """
-    if found.census is None or found.ceilings is None:
-        return 0.0
-    peak, bandwidth = found.ceilings.get("matmul_float32"), found.ceilings.get("memory_copy")
-    total = sum(op.self_s for op in found.census.operations)
-    if peak is None or bandwidth is None or total <= 0:
+    bandwidth = found.ceilings.get("memory_copy") if found.ceilings else None
+    peak = _peak(found)
+    if found.census is None or peak is None or bandwidth is None:
         return 0.0
     ridge = peak.value / bandwidth.value
-    below = sum(
-        op.self_s
-        for op in found.census.operations
-        if op.flops < ridge * max(op.moved_bytes, 1) and op.moved_bytes >= FAIR_RATE * bandwidth.value * op.self_s
-    )
-    return below / total
+    total_s = moving_s = 0.0
+    for op in found.census.operations:
+        seconds = op.self_s
+        if found.facts.device != "cpu":
+            seconds = max(op.flops / peak.value, op.moved_bytes / bandwidth.value)
+        total_s += seconds
+        if op.flops < ridge * max(op.moved_bytes, 1) and op.moved_bytes >= FAIR_RATE * bandwidth.value * seconds:
+            moving_s += seconds
+    return moving_s / total_s if total_s > 0 else 0.0
 
 
 def _utilization(found: Findings, achieved: float | None) -> float | None:
-    peak = found.ceilings.get("matmul_float32") if found.ceilings else None
+    peak = _peak(found)
     return None if peak is None or achieved is None else achieved / peak.value
 
 
@@ -266,18 +298,40 @@ def _sentence(binding: str, found: Findings) -> str:
         "thread oversubscription": f"thread oversubscription: {found.facts.num_threads} threads on "
         f"{found.num_cores} cores",
         "optimizer": "optimizer: the update costs more than the model",
-        "nothing": "nothing: no single cause, freed entirely, would bring 10 %",
+        "nothing": _nothing(found),
     }
     return sentences[binding]
 
 
+def _nothing(found: Findings) -> str:
+    """No cause that is known; a large part that belongs to none of them is said."""
+    name, seconds = max(found.anatomy.phases_s.items(), key=lambda item: item[1], default=("", 0.0))
+    if _without(seconds, found) < WORTHWHILE:
+        return "nothing: no single cause, freed entirely, would bring 10 %"
+    share = f"{seconds / found.anatomy.step_s:.0%} of the step"
+    if name == "unattributed":
+        return f"nothing that can be named: {share} lies outside every phase that was seen"
+    return f"nothing that can be named: {share} is `{name}`"
+
+
+#: The remedy that would free what binds.
+REMEDIES = {
+    "input": "free data",
+    "compute": "compute at the ceiling",
+    "launch overhead": "free launches",
+    "host synchronisation": "no host synchronisation",
+    "thread oversubscription": "threads that fit",
+    "optimizer": "free optimizer",
+}
+
+
 def _evidence(binding: str, found: Findings, bounds: Sequence[Bound]) -> list[str]:
     lines = []
-    share = {name: found.anatomy.share(name) or 0.0 for name in found.anatomy.phases_s}
-    main = {"input": "data", "optimizer": "optimizer", "host synchronisation": "sync"}.get(binding)
-    if main in share:
-        lines.append(f"{main} takes {share[main]:.0%} of the step")
-    for bound in bounds[:2]:
+    main = {"input": "data", "optimizer": "optimizer", "host synchronisation": "sync"}.get(binding, "")
+    share = found.anatomy.share(main)
+    if share is not None:
+        lines.append(f"{main} takes {share:.0%} of the step")
+    for bound in sorted(bounds, key=lambda b: b.remedy != REMEDIES.get(binding))[:2]:  # its own first, then the largest
         lines.append(f"{bound.remedy}: at most {bound.ratio:.2f}x ({bound.how})")
     fixed = _fixed_share(found)
     if fixed is not None and binding in ("launch overhead", "compute", "memory bandwidth"):
@@ -300,6 +354,9 @@ def _notes(found: Findings, achieved: float | None) -> list[str]:
             f"{utilization:.0%} of the measured ceiling cannot be: the ceiling was measured too low, "
             "`flatout machine --refresh` on a quiet machine"
         )
+    rest = found.anatomy.share("unattributed")
+    if rest is not None and rest < -COUNTED_TWICE:
+        lines.append(f"the phases sum to {-rest:.0%} more than the step: something was counted twice")
     if found.census is not None and found.census.uncounted:
         lines.append("no FLOP formula for: " + ", ".join(f"`{name}`" for name in found.census.uncounted[:6]))
     if found.anatomy.not_observed:

@@ -12,6 +12,8 @@ In: plain strings. Out: an exception that prints itself as `error:`, `cause:`, `
 
 from __future__ import annotations
 
+import errno
+
 
 class FlatoutError(Exception):
     """An error that a user can act on.
@@ -73,7 +75,7 @@ class Inconclusive(FlatoutError):
 
 def cannot_write(place: object, problem: OSError) -> MachineError:
     """The error for a folder or file that cannot be written."""
-    full = problem.errno == 28
+    full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
     return MachineError(
         f"cannot write `{place}`",
         cause="the disk is full" if full else str(problem.strerror or problem),

@@ -27,6 +27,9 @@ TOGGLES = ("step", "epoch", "process")
 #: How the numerics of a lever are judged.
 CHECKS = ("gradients", "updates", "batches", "none")
 
+#: Words that mean something else where a lever's name could stand.
+RESERVED = ("free_data", "none", "plain")
+
 Outcome = Literal["faster", "slower", "no difference", "inconclusive", "disagrees", "failed", "ruled out"]
 
 
@@ -35,6 +38,9 @@ def allows(accepted: str, wanted: str) -> bool:
 
     >>> allows("precision", "rounding"), allows("exact", "rounding")
     (True, False)
+
+    Raises:
+        ValueError: One of them is no class.
     """
     return CLASSES.index(wanted) <= CLASSES.index(accepted)
 
@@ -91,18 +97,13 @@ def verify(lever: Lever) -> None:
         TypeError: Says which lever, which attribute, and what it may be.
     """
     kind = type(lever)
-    for attribute in ("name", "summary", "class_", "shortens", "check"):
-        if not hasattr(kind, attribute):
-            raise TypeError(f"lever {kind.__name__} does not state its `{attribute}`")
-    _one_of(kind, "class_", lever.class_, CLASSES)
-    _one_of(kind, "toggles", lever.toggles, TOGGLES)
-    _one_of(kind, "check", lever.check, CHECKS)
-    for phase in lever.shortens:
-        _one_of(kind, "shortens", phase, PHASES)
-    if not lever.name.isidentifier():
-        raise TypeError(f"lever {kind.__name__}: `name` is {lever.name!r}, not an identifier")
+    _verify_description(lever, kind)
     if lever.check == "none" and lever.class_ != "exact":
         raise TypeError(f"lever {kind.__name__} changes numbers (class {lever.class_}) but names no check")
+    if lever.parameter is not None and kind.settings is Lever.settings:
+        raise TypeError(f"lever {kind.__name__} takes `{lever.parameter}` but has no `settings` to try")
+    if lever.toggles == "process" and kind.environment is Lever.environment and kind.engage is Lever.engage:
+        raise TypeError(f"lever {kind.__name__} needs a new process but has no `environment` for it and no `engage`")
     if lever.toggles != "process" and kind.engage is Lever.engage:
         raise TypeError(f"lever {kind.__name__} can be toggled but has no `engage`")
     if kind.engage is not Lever.engage and kind.release is Lever.release:
@@ -111,9 +112,44 @@ def verify(lever: Lever) -> None:
         raise TypeError(f"lever {kind.__name__} shows no `evidence` that it took effect")
 
 
-def _one_of(kind: type, attribute: str, value: str, allowed: tuple[str, ...]) -> None:
+def _verify_description(lever: Lever, kind: type[Lever]) -> None:
+    for attribute in ("name", "summary", "class_", "shortens", "check"):
+        if not hasattr(kind, attribute):
+            raise TypeError(f"lever {kind.__name__} does not state its `{attribute}`")
+    if not isinstance(lever.summary, str) or not lever.summary.strip():
+        raise TypeError(f"lever {kind.__name__}: `summary` is {lever.summary!r}, not a text")
+    for attribute in ("name", "parameter"):
+        value = getattr(lever, attribute)
+        if value is None and attribute == "parameter":
+            continue
+        if not isinstance(value, str) or not value.isidentifier() or value in RESERVED:
+            raise TypeError(f"lever {kind.__name__}: `{attribute}` is {value!r}, not an identifier of its own")
+    _one_of(kind, "class_", lever.class_, CLASSES)
+    _one_of(kind, "toggles", lever.toggles, TOGGLES)
+    _one_of(kind, "check", lever.check, CHECKS)
+    _one_of(kind, "compiles", lever.compiles, (True, False))
+    _verify_names(lever, kind)
+
+
+def _verify_names(lever: Lever, kind: type[Lever]) -> None:
+    for attribute in ("shortens", "conflicts"):
+        if not isinstance(getattr(lever, attribute), tuple):  # a text would be taken letter by letter
+            raise TypeError(f"lever {kind.__name__}: `{attribute}` is not a tuple of names")
+    if not lever.shortens:
+        raise TypeError(f"lever {kind.__name__}: `shortens` names no phase, so it could bring nothing")
+    for phase in lever.shortens:
+        _one_of(kind, "shortens", phase, PHASES)
+    if lever.name in lever.conflicts:
+        raise TypeError(f"lever {kind.__name__} is in its own `conflicts`")
+
+
+def _one_of(kind: type, attribute: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
-        raise TypeError(f"lever {kind.__name__}: `{attribute}` is {value!r}, not one of {', '.join(allowed)}")
+        choices = ", ".join(map(str, allowed))
+        raise TypeError(f"lever {kind.__name__}: `{attribute}` is {value!r}, not one of {choices}")
+
+
+Key = tuple[tuple[str, tuple[tuple[str, Setting], ...]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +169,7 @@ class Candidate:
         return label(self.levers)
 
     @property
-    def key(self) -> tuple[tuple[str, tuple[tuple[str, Setting], ...]], ...]:
+    def key(self) -> Key:
         """Equal for equal sets, whatever the order in which they were put together."""
         return tuple(sorted((name, tuple(sorted(settings.items()))) for name, settings in self.levers.items()))
 

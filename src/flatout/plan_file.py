@@ -6,17 +6,22 @@ read back; or an error that says what is wrong with the file. A plan is data: no
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
+import re
+import stat
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from flatout.ceilings import Machine, differences
-from flatout.errors import RecordError, cannot_write
-from flatout.plan import PLAN_FORMAT, Plan, label
+from flatout.errors import RecordError, UsageError, cannot_write
+from flatout.plan import CLASSES, PLAN_FORMAT, Plan, label
 from flatout.records import from_json, to_json
 
 DEFAULT = "flatout.toml"
@@ -26,79 +31,160 @@ _HEAD = """\
 # `flatout run SCRIPT` engages the plan of its script; delete a table to forget it. Safe to commit.
 """
 
+_OURS = re.compile(r"# .*: \S+x \[\S+, \S+\]")
+"""The line under a plan's head, which is written anew with the plan."""
+
+_NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What network file systems say that cannot lock a folder."""
+
 
 def write(plan: Plan, path: Path) -> None:
-    """Put the plan into the file, in place of the former plan of the same script.
+    """Put the plan into the file, in place of the former plan of the same script; everything else stays.
 
     Raises:
         MachineError: The file cannot be written.
         RecordError: The file is there and is not a plan file.
+        UsageError: The script's name or arguments are not text.
     """
-    import tomlkit
-
+    place = Path(os.path.realpath(path))  # a link stays a link
     try:
-        with _locked(path):
-            document = _document(path)
-            plans = document.setdefault("plan", tomlkit.table(is_super_table=True))
-            plans[plan.script] = _table(plan)
-            draft = path.with_name(f".{path.name}.{os.getpid()}")
-            draft.write_text(tomlkit.dumps(document), encoding="utf-8")
-            os.replace(draft, path)
+        with _locked(place.parent):
+            text = place.read_text(encoding="utf-8") if place.exists() else None
+            _put(place, _with_plan(text, plan, path))
+    except UnicodeDecodeError as problem:
+        raise torn(path, str(problem)) from None
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"no plan can be written for {plan.script!r}",
+            cause="the script's name or arguments hold bytes that are not UTF-8, which TOML cannot",
+            hint="rename the file, or start it from its folder",
+        ) from None
     except OSError as problem:
         raise cannot_write(path, problem) from None
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """One writer at a time: the lock is on the folder, which is there and stays."""
-    folder = os.open(path.parent, os.O_RDONLY)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as problem:
+            if problem.errno not in _NO_LOCKS:
+                raise
         yield
     finally:
-        os.close(folder)
+        os.close(lock)
 
 
-def _document(path: Path) -> Any:
+def _put(place: Path, text: str) -> None:
+    """The whole file or none of it: a draft beside it takes its place."""
+    draft = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        if place.exists():
+            draft.chmod(stat.S_IMODE(place.stat().st_mode))
+        os.replace(draft, place)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def _with_plan(text: str | None, plan: Plan, path: Path) -> str:
+    """The file's text with the plan in it."""
+    import tomlkit
+    from tomlkit.container import OutOfOrderTableProxy
+    from tomlkit.items import Table
+
+    document = _document(text, path)
+    kept = _comments(document.body)
+    plans = document.setdefault("plan", tomlkit.table(is_super_table=True))
+    if not isinstance(plans, Table | OutOfOrderTableProxy):
+        raise torn(path, "`plan` is not a table of tables")
+    table = _table(plan)
+    plans[plan.script] = table
+    lost = Counter(kept) - Counter(_comments(document.body))
+    _append(table["machine"], [c for c in kept if lost[c] and not _OURS.fullmatch(c)])
+    found = str(tomlkit.dumps(document))
+    if text is not None and _others(found, plan.script) != _others(text, plan.script):
+        raise torn(path, "its tables are written in a way that cannot be kept beside a new one")
+    return found
+
+
+def _document(text: str | None, path: Path) -> Any:
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
-    if not path.exists():
+    if text is None:
         document = tomlkit.parse(_HEAD)
         document["format"] = PLAN_FORMAT
         return document
     try:
-        found = tomlkit.parse(path.read_text(encoding="utf-8"))
-    except (TOMLKitError, UnicodeDecodeError) as problem:
+        found = tomlkit.parse(text)
+    except TOMLKitError as problem:
         raise torn(path, str(problem)) from None
     _check_format(found, path)
     return found
 
 
+def _comments(body: Iterable[tuple[Any, Any]]) -> list[str]:
+    """Every comment below, in order; a comment before a table's head belongs to the table above it."""
+    from tomlkit.items import AoT, InlineTable, Null, Table, Whitespace
+
+    found: list[str] = []
+    for _, item in body:
+        if isinstance(item, AoT):
+            found += _comments([(None, table) for table in item.body])
+        elif not isinstance(item, Whitespace | Null):
+            found += [item.trivia.comment] if item.trivia.comment else []
+            found += _comments(item.value.body) if isinstance(item, Table | InlineTable) else []
+    return found
+
+
+def _append(table: Any, comments: list[str]) -> None:
+    import tomlkit
+
+    if comments:
+        table.add(tomlkit.nl())
+    for comment in comments:
+        table.add(tomlkit.comment(comment.removeprefix("#").strip()))
+
+
+def _others(text: str, script: str) -> Any:
+    """What the file says apart from one script's plan."""
+    found = tomllib.loads(text)
+    plans = {name: table for name, table in found.get("plan", {}).items() if name != script}
+    return to_json({**found, "plan": plans})  # without NaN, which is not equal to itself
+
+
 def _table(plan: Plan) -> Any:
     import tomlkit
 
-    value = to_json(plan)
     table = tomlkit.table()
     table.add(tomlkit.comment(f"{label(plan.levers)}: {plan.ratio:.2f}x [{plan.ratio_low:.2f}, {plan.ratio_high:.2f}]"))
-    for name in value:
-        if name not in ("script", "levers", "machine", "format"):
-            table[name] = _rounded(value[name])
+    for name in (field for field in Plan.__slots__ if field not in ("script", "levers", "machine", "format")):
+        value = getattr(plan, name)
+        table[name] = float(f"{value:.6g}") if isinstance(value, float) else to_json(value)
     levers = tomlkit.table(is_super_table=True)
-    for name, settings in value["levers"].items():
+    for name, settings in plan.levers.items():
         inner = tomlkit.table()
         inner.update(settings)
         levers[name] = inner
-    if value["levers"]:
+    if plan.levers:
         table["levers"] = levers
     machine = tomlkit.table()
-    machine.update({k: v for k, v in value["machine"].items() if v is not None})
+    machine.update(_without_none(to_json(plan.machine)))
     table["machine"] = machine
     return table
 
 
-def _rounded(value: Any) -> Any:
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+def _without_none(value: Any) -> Any:
+    """TOML has no null: what is not known is left out, at every depth."""
+    if isinstance(value, dict):
+        return {name: _without_none(item) for name, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value
 
 
 def scripts(path: Path) -> tuple[str, ...]:
@@ -128,7 +214,11 @@ def read(path: Path, script: str) -> Plan:
     if not isinstance(table, dict):
         raise torn(path, f"the plan of `{script}` is not a table")
     value = {"format": PLAN_FORMAT, "levers": {}, **table, "script": script}
-    return from_json(Plan, value, where=f"`{path}`, plan of `{script}`")
+    where = f"`{path}`, plan of `{script}`"
+    plan = from_json(Plan, value, where=where)
+    if plan.class_ not in CLASSES:
+        raise torn(path, f"`class_` is `{plan.class_}`, not one of {', '.join(CLASSES)}")
+    return plan
 
 
 def _plans(path: Path) -> dict[str, Any]:
@@ -155,7 +245,7 @@ def _plans(path: Path) -> dict[str, Any]:
 
 def _check_format(found: Any, path: Path) -> None:
     number = found.get("format")
-    if not isinstance(number, int):
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise torn(path, "it states no `format`, so it is not a plan file, or its head is gone")
     if number > PLAN_FORMAT:
         raise RecordError(
@@ -175,9 +265,15 @@ def unknown_levers(plan: Plan, known: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in plan.levers if name not in set(known))
 
 
-def misfits(plan: Plan, machine: Machine, framework_version: str) -> tuple[str, ...]:
-    """What differs from where the plan was made, in words; empty where it fits."""
+def misfits(plan: Plan, machine: Machine, framework_version: str, python: str = "") -> tuple[str, ...]:
+    """What differs from where the plan was made, in words; empty where it fits.
+
+    Patches of Python change no speed that a plan rests on, so that `3.11.7` and `3.11.9` are one; without `python` it
+    is not compared.
+    """
     found = list(differences(plan.machine, machine))
     if plan.framework_version != framework_version:
         found.append(f"{plan.framework} {plan.framework_version} then, {framework_version} now")
+    if python and plan.python.split(".")[:2] != python.split(".")[:2]:
+        found.append(f"Python {plan.python} then, {python} now")
     return tuple(found)

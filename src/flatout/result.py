@@ -5,6 +5,7 @@ In: the records of the chain. Out: a `Result`, its file, and the objects that `-
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -15,7 +16,7 @@ from typing import Any, Literal
 from flatout.anatomy import Anatomy
 from flatout.ceilings import Ceilings, Machine
 from flatout.diagnosis import Diagnosis
-from flatout.errors import RecordError
+from flatout.errors import RecordError, cannot_write
 from flatout.plan import Plan, Trial
 from flatout.records import from_json, to_json
 from flatout.stats import Comparison
@@ -150,11 +151,20 @@ def with_plan_path(result: Result, path: str) -> Result:
 
 
 def save(result: Result, folder: Path) -> Path:
-    """Write `result.json` whole or not at all; returns its path."""
+    """Write `result.json` whole or not at all; returns its path.
+
+    Raises:
+        MachineError: The folder cannot be written.
+    """
     path = folder / FILE
     draft = folder / f".{FILE}.{os.getpid()}"
-    draft.write_text(json.dumps(to_json(result)), encoding="utf-8")
-    os.replace(draft, path)
+    try:
+        draft.write_text(json.dumps(to_json(result), allow_nan=False), encoding="utf-8")
+        os.replace(draft, path)
+    except OSError as problem:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise cannot_write(path, problem) from None
     return path
 
 
@@ -173,7 +183,7 @@ def load(path: Path) -> Result:
             cause=str(problem.strerror or problem),
             hint="`flatout tune SCRIPT` writes one; a run that was stopped early has none",
         ) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RecordError(
             f"`{file}` is torn", cause="it is not complete JSON", hint="measure again, or restore the file"
         ) from None
@@ -188,8 +198,9 @@ def load(path: Path) -> Result:
 
 
 def summary_of(result: Result) -> dict[str, Any]:
-    """What `--json` prints: for `tune` the verdict, for `why` the diagnosis."""
-    return _tune_summary(result) if result.command == "tune" else _why_summary(result)
+    """What `--json` prints: for `tune` the verdict, for `why` the diagnosis. A number that is not known is None."""
+    found: dict[str, Any] = to_json(_tune_summary(result) if result.command == "tune" else _why_summary(result))
+    return found
 
 
 def _tune_summary(result: Result) -> dict[str, Any]:

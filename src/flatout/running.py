@@ -1,11 +1,12 @@
 """Under which levers does the user's run go, and why? The choice before a run in the foreground.
 
-In: the script, what was asked for, and the plan file. Out: `Terms of engagement`: levers, and the line that says so;
-or an error where a plan was named and does not fit. A plan found by default never stops a run.
+In: the script, what was asked for, and the plan file. Out: an `Engagement`: levers, and the line that says so; or an
+error where a plan was named and does not fit. A plan found by default never stops a run.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,13 @@ from pathlib import Path
 from flatout import plan_file
 from flatout.ceilings import Machine
 from flatout.errors import FlatoutError, RecordError, UsageError
-from flatout.plan import Lever, Plan, allows, label
+from flatout.plan import CLASSES, Lever, Plan, allows, label
 from flatout.trace import Levers, Setting
+
+MOST = 1024
+"""The largest number that a lever takes: more threads or workers than any machine has cores."""
+
+EACH_CLASS = "each class admits those before it: " + ", ".join(CLASSES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +59,17 @@ class Engagement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Here:
-    """Where the run takes place: script and arguments, the machine, the framework's version, the levers there are."""
+    """Where the run takes place: script and arguments, the machine, versions, the levers there are.
+
+    `python` is empty where it is not compared.
+    """
 
     script: str
     arguments: tuple[str, ...]
     machine: Machine
     framework_version: str
     registry: Mapping[str, Lever]
+    python: str = ""
 
 
 def engagement(wish: Wish, here: Here) -> Engagement:
@@ -69,14 +79,14 @@ def engagement(wish: Wish, here: Here) -> Engagement:
         FlatoutError: Levers or a plan were named that cannot be engaged.
     """
     if wish.levers is not None:
-        return Engagement(levers=wish.levers, line=f"levers {label(wish.levers)}, as you said")
+        return _as_named(wish.levers, wish, here)
     path = wish.plan or Path(plan_file.DEFAULT)
     if wish.plan is None and not path.exists():
         return Engagement(line=f"no plan for `{here.script}` here, running plainly; `flatout tune` makes one")
     try:
         plan = plan_file.read(path, here.script)
         _check_levers(plan, here, path)
-        _check_class(plan, wish, path)
+        _check_class(plan, wish, here, path)
     except FlatoutError as problem:
         if wish.plan is not None:
             raise
@@ -84,8 +94,22 @@ def engagement(wish: Wish, here: Here) -> Engagement:
     return _fitting(plan, path, wish, here)
 
 
+def _as_named(levers: Levers, wish: Wish, here: Here) -> Engagement:
+    if not levers:
+        return Engagement(line="no levers, as you said: running plainly")
+    for name in levers:
+        wanted = here.registry[name].class_
+        if not allows(wish.accept, wanted):
+            raise UsageError(
+                f"the lever `{name}` is of class {wanted}, `--accept {wish.accept}` does not admit it",
+                cause=EACH_CLASS,
+                hint=f"`--accept {wanted}`",
+            )
+    return Engagement(levers=levers, line=f"levers {label(levers)}, as you said")
+
+
 def _fitting(plan: Plan, path: Path, wish: Wish, here: Here) -> Engagement:
-    misfits = plan_file.misfits(plan, here.machine, here.framework_version)
+    misfits = plan_file.misfits(plan, here.machine, here.framework_version, here.python)
     if misfits and not wish.recheck:
         if wish.plan is not None:
             raise RecordError(
@@ -98,14 +122,16 @@ def _fitting(plan: Plan, path: Path, wish: Wish, here: Here) -> Engagement:
             line=f"the plan in `{path}` was made elsewhere ({misfits[0]}), running plainly; `--recheck` tests it",
             misfits=misfits,
         )
+    return Engagement(levers=plan.levers, line=_line(plan, path, here), plan=plan, misfits=misfits)
+
+
+def _line(plan: Plan, path: Path, here: Here) -> str:
     num = len(plan.levers)
+    if not num:
+        return f"the plan in {path} is to change nothing"
+    ratio = f"{plan.ratio:.2g}" if plan.ratio < 100 else f"{plan.ratio:.0f}"
     other = "" if plan.arguments == here.arguments else ", made with other arguments"
-    return Engagement(
-        levers=plan.levers,
-        line=f"{num} lever{'s' * (num != 1)} from {path}, {plan.ratio:.2g}x expected{other}",
-        plan=plan,
-        misfits=misfits,
-    )
+    return f"{num} lever{'s' * (num != 1)} from {path}, {ratio}x expected{other}"
 
 
 def _check_levers(plan: Plan, here: Here, path: Path) -> None:
@@ -116,41 +142,63 @@ def _check_levers(plan: Plan, here: Here, path: Path) -> None:
             cause="another version of flatout wrote the plan, or it was edited by hand",
             hint="`flatout levers` lists those there are; tune again, or upgrade",
         )
-    for name, settings in plan.levers.items():
-        check_settings(here.registry[name], settings)
+    try:
+        for name, settings in plan.levers.items():
+            check_settings(here.registry[name], settings)
+        _check_conflicts(plan.levers, here.registry)
+    except UsageError as problem:
+        raise RecordError(
+            f"`{path}`: {problem.error}", cause=problem.cause, hint=f"`flatout tune {here.script}`, or mend the plan"
+        ) from None
 
 
 def check_settings(lever: Lever, settings: Mapping[str, Setting]) -> None:
-    """Make sure that a lever's settings are what it takes.
+    """Make sure that a lever's settings are what it takes: its one parameter, a whole number, or nothing.
 
     Raises:
         UsageError: One is missing, unknown, or not a whole number.
     """
-    known = {lever.parameter} if lever.parameter else set()
     for name in settings:
-        if name not in known and name != "prefetch":
+        if name != lever.parameter:
             raise UsageError(
                 f"the lever `{lever.name}` has no setting `{name}`",
-                cause=f"it takes {', '.join(known) or 'none'}",
-                hint="tune again, or mend the plan",
+                cause=f"it takes {f'`{lever.parameter}`' if lever.parameter else 'none'}",
+                hint=f"e.g. `{_example(lever)}`",
             )
     if lever.parameter is None:
         return
     value = settings.get(lever.parameter)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1024:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST:
         raise UsageError(
             f"the lever `{lever.name}` needs a number" + ("" if value is None else f", not `{value}`"),
-            cause=f"its setting `{lever.parameter}` is a whole number from 0 to 1024",
-            hint=f"e.g. `{lever.name}=1`",
+            cause=f"its setting `{lever.parameter}` is a whole number from 0 to {MOST}",
+            hint=f"e.g. `{_example(lever)}`",
         )
 
 
-def _check_class(plan: Plan, wish: Wish, path: Path) -> None:
-    if not allows(wish.accept, plan.class_):
+def _example(lever: Lever) -> str:
+    return f"{lever.name}=1" if lever.parameter else lever.name
+
+
+def _check_conflicts(levers: Levers, registry: Mapping[str, Lever]) -> None:
+    for one in levers:
+        for other in levers:
+            if other in registry[one].conflicts:
+                raise UsageError(
+                    f"`{one}` and `{other}` cannot be combined",
+                    cause="both decide the same thing",
+                    hint="name one of them",
+                )
+
+
+def _check_class(plan: Plan, wish: Wish, here: Here, path: Path) -> None:
+    """The file's own word is not enough: it may have been edited."""
+    widest = max((plan.class_, *(here.registry[name].class_ for name in plan.levers)), key=CLASSES.index)
+    if not allows(wish.accept, widest):
         raise RecordError(
-            f"the plan in `{path}` has levers of class {plan.class_}, `--accept {wish.accept}` does not admit them",
-            cause="each class admits those before it: exact, rounding, precision, statistical, semantics",
-            hint=f"`--accept {plan.class_}`, or tune again with `--accept {wish.accept}`",
+            f"the plan in `{path}` has levers of class {widest}, `--accept {wish.accept}` does not admit them",
+            cause=EACH_CLASS,
+            hint=f"`--accept {widest}`, or tune again with `--accept {wish.accept}`",
         )
 
 
@@ -158,7 +206,7 @@ def parse_levers(words: tuple[str, ...], registry: Mapping[str, Lever]) -> Lever
     """Levers as typed: `bf16`, `threads=1`.
 
     Raises:
-        UsageError: No such lever, or its number is missing or wrong.
+        UsageError: No such lever, its number is missing or wrong, it is named twice, or two cannot be combined.
     """
     found: dict[str, dict[str, Setting]] = {}
     for word in words:
@@ -169,18 +217,15 @@ def parse_levers(words: tuple[str, ...], registry: Mapping[str, Lever]) -> Lever
                 cause="levers are " + ", ".join(registry),
                 hint="`flatout levers` says what each does",
             )
+        if name in found:
+            raise UsageError(f"the lever `{name}` is named twice", cause=f"again in `{word}`", hint="name it once")
         lever = registry[name]
         settings: dict[str, Setting] = {}
-        if value and lever.parameter is None:
+        if "=" in word and lever.parameter is None:
             raise UsageError(f"the lever `{name}` takes no number", cause=f"you wrote `{word}`", hint=f"`{name}`")
         if value and lever.parameter is not None:
-            settings[lever.parameter] = int(value) if value.isdigit() else value
+            settings[lever.parameter] = int(value) if re.fullmatch("[0-9]{1,9}", value) else value
         check_settings(lever, settings)
         found[name] = settings
-    clashes = [(a, b) for a in found for b in found if b in registry[a].conflicts]
-    if clashes:
-        raise UsageError(
-            f"`{clashes[0][0]}` and `{clashes[0][1]}` cannot be combined",
-            cause="both decide the same thing", hint="name one of them",
-        )  # fmt: skip
+    _check_conflicts(found, registry)
     return found

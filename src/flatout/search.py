@@ -8,15 +8,16 @@ interact; known partners are tried together even where each alone loses. Nothing
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from flatout.anatomy import Anatomy
 from flatout.ceilings import Machine
 from flatout.diagnosis import Diagnosis
-from flatout.plan import CLASSES, Candidate, Lever, Trial, allows
+from flatout.plan import CLASSES, Candidate, Key, Lever, Trial, allows
 from flatout.result import Untried
-from flatout.trace import Facts, Setting
+from flatout.trace import Facts, Levers
 
 WORTH_TRYING = 1.02
 """A lever whose phases, freed entirely, would bring less than this is ruled out."""
@@ -77,10 +78,10 @@ def space_of(
         bound = bound_of(lever, anatomy, diagnosis)
         if reason is None and bound < WORTH_TRYING and choice.only is None:
             reason = f"ruled out: what it shortens, entirely free, would bring {bound:.2f}x"
-        if reason is not None:
-            untried.append(Untried(lever=lever.name, reason=reason))
-            continue
-        for settings in lever.settings(facts, machine):
+        tried = lever.settings(facts, machine) if reason is None else ()
+        if not tried:
+            untried.append(Untried(lever=lever.name, reason=reason or "no other setting than the present one"))
+        for settings in tried:
             candidate = Candidate(levers={lever.name: settings}, reason=f"bound {bound:.2f}x")
             rows.append(((_cost(lever), -bound), candidate))
     rows.sort(key=lambda row: row[0])
@@ -108,59 +109,87 @@ def bound_of(lever: Lever, anatomy: Anatomy, diagnosis: Diagnosis) -> float:
 
     Time that no phase explains may belong to any, so it counts for every lever that computes.
     """
+    hidden = any(phase in anatomy.not_observed for phase in lever.shortens)
     share = sum(anatomy.share(phase) or 0.0 for phase in lever.shortens)
-    if set(lever.shortens) & {"forward", "backward", "optimizer"}:
-        share += anatomy.share("unattributed") or 0.0
-    if any(phase in anatomy.not_observed for phase in lever.shortens) and share == 0.0:
-        return float("inf")  # what cannot be seen cannot be ruled out
-    bound = 1 / max(1 - share, 1e-3)
+    bound = math.inf  # what cannot be seen cannot be ruled out
+    if share > 0 or not hidden:
+        if hidden or set(lever.shortens) & {"forward", "backward", "optimizer"}:
+            share += max(anatomy.share("unattributed") or 0.0, 0.0)
+        bound = 1 / max(1 - share, 1e-3)
     for known in diagnosis.bounds:
         if known.remedy == "free data" and set(lever.shortens) <= {"data"}:
             # A worker takes the fetch off the step; the measured counterfactual includes what sharing a core costs.
-            bound = min(bound, max(known.high if known.high == known.high else known.ratio, 1.0))
+            bound = min(bound, max(known.ratio if math.isnan(known.high) else known.high, 1.0))
     return bound
 
 
-def widest_class(levers: Mapping[str, Mapping[str, Setting]], known: Mapping[str, Lever]) -> str:
+def widest_class(levers: Levers, known: Mapping[str, Lever]) -> str:
     """The widest class among some levers."""
     return max((known[name].class_ for name in levers), key=CLASSES.index, default="exact")
 
 
 def next_candidate(space: Space, trials: Sequence[Trial]) -> Candidate | None:
-    """The next set of levers to measure, given what has been measured; None when the search is over."""
+    """The next set of levers to measure, given what has been measured; None when the search is over.
+
+    A set that was tried is not proposed again, nor is one that contains a set that failed or disagrees, nor one in
+    which two levers exclude each other.
+    """
     tried = {Candidate(levers=t.levers).key for t in trials}
-    for candidate in _in_order(space, trials):
-        if candidate.key not in tried:
+    broken = [t.levers for t in trials if _is_broken(t)]
+    for candidate in _in_order(space, trials, tried):
+        if candidate.key in tried or _clash(candidate.levers, space):
+            continue
+        if not any(_contains(candidate.levers, levers) for levers in broken):
             return candidate
     return None
 
 
-def _in_order(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
+def _is_broken(trial: Trial) -> bool:
+    return trial.outcome in ("failed", "disagrees")
+
+
+def _contains(levers: Levers, part: Levers) -> bool:
+    return all(name in levers and dict(levers[name]) == dict(settings) for name, settings in part.items())
+
+
+def _clash(levers: Levers, space: Space) -> bool:
+    return any(other in space.levers[name].conflicts for name in levers for other in levers)
+
+
+def _in_order(space: Space, trials: Sequence[Trial], tried: Set[Key]) -> list[Candidate]:
+    """All that is worth trying now, cheapest first; what compiles or needs processes is put on top of the best."""
     cheap = [c for c in space.singles if _single_cost(c, space) == 0]
-    order = list(cheap)
-    done = {Candidate(levers=t.levers).key for t in trials}
-    if any(c.key not in done for c in cheap):
-        return order
-    order += _partners(space)
-    order += _grown(space, trials)
+    if any(c.key not in tried for c in cheap):
+        return cheap
+    order = _partners(cheap, space) + _grown(space, trials)
     for cost in (2, 3):
         for candidate in space.singles:
             if _single_cost(candidate, space) == cost:
-                best = best_of(trials)
-                base = dict(best.levers) if best is not None else {}
-                if not set(base) & set(candidate.levers):
-                    order.append(Candidate(levers={**base, **candidate.levers}, reason="added to the best so far"))
+                order += _on_top(candidate, space, trials)
     return order
+
+
+def _on_top(candidate: Candidate, space: Space, trials: Sequence[Trial]) -> list[Candidate]:
+    """A costly lever added to the best so far; alone where that broke, for the company may be what broke it."""
+    best = best_of(trials)
+    if best is None:
+        return [candidate]
+    if set(best.levers) & set(candidate.levers):
+        return []
+    base = {n: s for n, s in best.levers.items() if not _clash({n: s, **candidate.levers}, space)}
+    stacked = Candidate(levers={**base, **candidate.levers}, reason="added to the best so far")
+    broke = any(_is_broken(t) and Candidate(levers=t.levers).key == stacked.key for t in trials)
+    return [stacked, candidate] if broke else [stacked]
 
 
 def _single_cost(candidate: Candidate, space: Space) -> int:
     return max(_cost(space.levers[name]) for name in candidate.levers)
 
 
-def _partners(space: Space) -> list[Candidate]:
+def _partners(cheap: Sequence[Candidate], space: Space) -> list[Candidate]:
     found = []
     for names in PARTNERS:
-        choices = [[c.levers[name] for c in space.singles if set(c.levers) == {name}] for name in names]
+        choices = [[c.levers[name] for c in cheap if set(c.levers) == {name}] for name in names]
         for settings in itertools.product(*choices):
             levers = dict(zip(names, settings, strict=True))
             if _sensible(levers, space):
@@ -168,7 +197,7 @@ def _partners(space: Space) -> list[Candidate]:
     return found
 
 
-def _sensible(levers: Mapping[str, Mapping[str, Setting]], space: Space) -> bool:
+def _sensible(levers: Levers, space: Space) -> bool:
     """Workers and threads share the cores: as many threads as the workers leave, at least one."""
     if not {"workers", "threads"} <= set(levers):
         return True
@@ -177,47 +206,44 @@ def _sensible(levers: Mapping[str, Mapping[str, Setting]], space: Space) -> bool
 
 
 def _grown(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
-    """The best so far, with one more lever or one lever less, most promising addition first."""
+    """The best so far, with one more lever or pair of partners, or with one lever less; most promising first."""
     best = best_of(trials)
     if best is None:
         return []
-    singles = [t for t in trials if len(t.levers) == 1 and t.ratio is not None and usable(t)]
-    singles.sort(key=lambda t: -(t.ratio or 0.0))
-    found = []
-    for trial in singles:
-        (name, settings), *_ = trial.levers.items()
-        if (trial.ratio or 0.0) < NOT_HOPELESS or _clashes(name, best.levers, space):
-            continue
-        if best.levers.get(name) == settings:
-            continue
-        found.append(Candidate(levers={**best.levers, name: settings}, reason="added to the best so far"))
-    if len(best.levers) > 2:
-        for name in best.levers:
-            rest = {n: s for n, s in best.levers.items() if n != name}
-            found.append(Candidate(levers=rest, reason=f"the best so far without {name}"))
+    parts = [t for t in trials if usable(t) and t.agreement != "inconclusive" and _is_part(t)]
+    parts.sort(key=lambda t: -(t.ratio or 0.0))
+    found = [
+        Candidate(levers={**best.levers, **part.levers}, reason="added to the best so far")
+        for part in parts
+        if not _contains(best.levers, part.levers)
+    ]
+    for name in best.levers if len(best.levers) > 1 else ():
+        rest = {n: s for n, s in best.levers.items() if n != name}
+        found.append(Candidate(levers=rest, reason=f"the best so far without {name}"))
     return found
 
 
-def _clashes(name: str, levers: Mapping[str, object], space: Space) -> bool:
-    lever = space.levers[name]
-    return any(other in lever.conflicts or name in space.levers[other].conflicts for other in levers if other != name)
+def _is_part(trial: Trial) -> bool:
+    """A lever that is not hopeless alone, or partners that gain together."""
+    if len(trial.levers) == 1:
+        return (trial.ratio or 0.0) >= NOT_HOPELESS
+    return any(set(trial.levers) == set(names) for names in PARTNERS) and (trial.ratio or 0.0) > WORTH_ADDING
 
 
 def usable(trial: Trial) -> bool:
     """Whether the trial's levers may be part of a plan: measured, working, and agreeing where judged."""
-    return trial.ratio is not None and trial.outcome not in ("failed", "disagrees", "ruled out")
+    return trial.ratio is not None and not _is_broken(trial) and trial.outcome != "ruled out"
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """The fastest set that may become a plan; a larger set must earn its size.
+    """The fastest set that may become a plan: faster than plain, and its numbers agree.
 
-    A set is preferred to one it contains only where it is `WORTH_ADDING` faster.
+    A larger set must earn its size: it is preferred to a smaller one only where it is `WORTH_ADDING` times as fast.
     """
     candidates = [t for t in trials if usable(t) and (t.ratio or 0.0) > WORTH_ADDING and t.agreement == "agrees"]
     best: Trial | None = None
     for trial in sorted(candidates, key=lambda t: (len(t.levers), -(t.ratio or 0.0))):
-        if best is None or (trial.ratio or 0.0) > (best.ratio or 0.0) * (
-            WORTH_ADDING if len(trial.levers) > len(best.levers) else 1.0
-        ):
+        worth = WORTH_ADDING if best is not None and len(trial.levers) > len(best.levers) else 1.0
+        if best is None or (trial.ratio or 0.0) > (best.ratio or 0.0) * worth:
             best = trial
     return best

@@ -1,0 +1,309 @@
+"""What binds, with evidence and bounds, on anatomies made by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from flatout.ceilings import Ceiling, Ceilings
+from flatout.diagnosis import BINDINGS, Findings, arithmetic_of, diagnose
+from flatout.records import to_json
+from flatout.stats import Comparison
+from flatout.trace import Census, Operation, Scaling
+from handmade import FACTS, LOADER, MACHINE, MODEL, anatomy
+
+GPU = replace(FACTS, device="cuda")
+
+
+def ceilings(**values):
+    names = {**{"matmul_float32": 100e9, "memory_copy": 40e9, "kernel_launch": 2e-6}, **values}
+    units = {"memory_copy": "B/s", "kernel_launch": "s"}
+    return Ceilings(
+        machine=MACHINE,
+        framework="pytorch",
+        framework_version="2.13.0",
+        device="cpu",
+        num_threads=2,
+        measured_unix_s=1.8e9,
+        measuring_s=10.0,
+        foreign_cpu_fraction=0.0,
+        values=tuple(
+            Ceiling(name=name, value=value, unit=units.get(name, "FLOP/s"), spread_fraction=0.01, num_samples=40,
+                    source="made up")
+            for name, value in names.items() if value
+        ),
+    )  # fmt: skip
+
+
+def operation(name="mm", *, flops=0, moved_bytes=0, self_s=1e-3, num_calls=1):
+    return Operation(
+        name=name, shape="8x8", dtype="float32", num_calls=num_calls, flops=flops, moved_bytes=moved_bytes,
+        self_s=self_s, counted=flops > 0,
+    )  # fmt: skip
+
+
+def census(*operations, num_operations=100, num_syncs=0, uncounted=(), **changes):
+    return Census(
+        num_operations=num_operations,
+        num_syncs=num_syncs,
+        flops=sum(op.flops for op in operations),
+        moved_bytes=sum(op.moved_bytes for op in operations),
+        operations=operations,
+        uncounted=uncounted,
+        **changes,
+    )
+
+
+def compared(ratio, low=None, high=None, verdict="faster"):
+    low, high = low or ratio - 0.05, high or ratio + 0.05
+    return Comparison(verdict=verdict, ratio=ratio, low=low, high=high, low99=low, high99=high, num_pairs=4)
+
+
+def findings(phases_s, *, facts=FACTS, num_cores=2, counterfactuals=None, **rest):
+    return Findings(
+        anatomy=anatomy(phases_s), facts=facts, num_cores=num_cores, counterfactuals=counterfactuals or {}, **rest
+    )
+
+
+MODEL_BOUND = {"data": 0.02, "forward": 0.30, "backward": 0.60, "optimizer": 0.05, "unattributed": 0.03}
+DATA_BOUND = {"data": 0.70, "forward": 0.10, "backward": 0.15, "optimizer": 0.03, "unattributed": 0.02}
+SCALES = Scaling(full_s=(0.9, 0.91, 0.89), half_s=(0.46, 0.46, 0.46))
+FIXED = Scaling(full_s=(0.9, 0.91, 0.89), half_s=(0.80, 0.80, 0.80))
+
+
+def bound(found, remedy):
+    return next(b for b in found.bounds if b.remedy == remedy)
+
+
+PLANTED = {
+    "input": findings(DATA_BOUND, counterfactuals={"free_data": compared(3.2)}),
+    "compute": findings(
+        MODEL_BOUND, scaling=SCALES, ceilings=ceilings(), census=census(operation(flops=80 * 10**9, self_s=0.8))
+    ),
+    "memory bandwidth": findings(
+        MODEL_BOUND,
+        scaling=SCALES,
+        ceilings=ceilings(),
+        census=census(
+            operation("native_layer_norm", flops=0, moved_bytes=int(0.7 * 30e9), self_s=0.7),
+            operation(flops=10**10, self_s=0.1),
+        ),
+    ),
+    "launch overhead": findings(MODEL_BOUND, scaling=FIXED, ceilings=ceilings(), census=census(operation())),
+    "host synchronisation": findings(
+        {"sync": 0.6, "forward": 0.1, "backward": 0.2, "data": 0.1}, facts=GPU, census=census(num_syncs=40)
+    ),
+    "thread oversubscription": findings(
+        MODEL_BOUND, facts=replace(FACTS, num_threads=8), counterfactuals={"fitting_threads": compared(1.8)}
+    ),
+    "optimizer": findings({"optimizer": 0.6, "forward": 0.1, "backward": 0.2, "data": 0.1}),
+    "nothing": findings({f"part{number}": 0.025 for number in range(36)} | {name: 0.025 for name in ("data", "loss",
+                        "forward", "backward")}),
+}  # fmt: skip
+
+
+def test_there_is_a_planted_bottleneck_for_each_binding():
+    assert set(PLANTED) == set(BINDINGS)
+
+
+@pytest.mark.parametrize("binding", PLANTED)
+def test_a_planted_bottleneck_is_named_with_sentence_and_evidence(binding):
+    found = diagnose(PLANTED[binding])
+    assert found.binding == binding
+    assert found.sentence.startswith(binding + ":")
+    assert found.evidence
+    assert list(found.bounds) == sorted(found.bounds, key=lambda b: -b.ratio)
+
+
+def test_an_input_bound_script_is_said_to_wait_for_items_built_in_its_own_process():
+    found = diagnose(PLANTED["input"])
+    assert "item by item in the training process" in found.sentence
+    assert found.evidence[:2] == (
+        "data takes 70% of the step",
+        "free data: at most 3.20x (one cached batch replayed)",
+    )
+    assert (bound(found, "free data").low, bound(found, "free data").high) == pytest.approx((3.15, 3.25))
+
+
+def test_workers_that_do_not_keep_up_are_named():
+    facts = replace(FACTS, loaders=(replace(LOADER, num_workers=12),))
+    assert "by 12 workers" in diagnose(replace(PLANTED["input"], facts=facts)).sentence
+
+
+def test_stolen_cores_are_blamed_on_the_input_though_no_wait_is_seen():
+    """Twelve workers on two cores show no waiting at all: the cost is stolen CPU, which the counterfactual shows."""
+    found = diagnose(findings({**MODEL_BOUND, "forward": 0.02, "backward": 0.02, "data": 0.01, "part": 0.85},
+                              counterfactuals={"free_data": compared(1.6)}))  # fmt: skip
+    assert found.binding == "input"
+
+
+def test_waiting_that_costs_nothing_is_not_blamed():
+    """An asynchronous device works on while the loader is waited for: freeing the data brings nothing."""
+    found = diagnose(findings(DATA_BOUND, counterfactuals={"free_data": compared(1.0, verdict="no difference")}))
+    assert found.binding != "input"
+
+
+def test_a_counterfactual_that_is_not_sure_names_no_bottleneck_by_itself():
+    unsure = compared(1.5, 0.7, 3.0, "inconclusive")
+    assert diagnose(findings(MODEL_BOUND, counterfactuals={"free_data": unsure})).binding == "compute"
+    facts = replace(FACTS, num_threads=8)
+    found = diagnose(findings(MODEL_BOUND, facts=facts, counterfactuals={"fitting_threads": unsure}))
+    assert found.binding == "compute"
+
+
+def test_a_counterfactual_that_is_not_sure_leaves_the_blame_to_the_shares():
+    unsure = compared(1.5, 0.7, 5.0, "inconclusive")
+    assert diagnose(findings(DATA_BOUND, counterfactuals={"free_data": unsure})).binding == "input"
+
+
+def test_without_a_counterfactual_the_share_of_the_step_is_the_bound():
+    found = diagnose(findings(DATA_BOUND))
+    assert found.binding == "input"
+    assert bound(found, "free data").ratio == pytest.approx(1 / 0.3)
+    assert bound(found, "free data").how == "its share of the step"
+    assert math.isnan(bound(found, "free data").low)
+
+
+def test_a_counterfactual_without_a_number_is_as_none():
+    nan = compared(math.nan, math.nan, math.nan, "inconclusive")
+    found = diagnose(findings(DATA_BOUND, counterfactuals={"free_data": nan}))
+    assert to_json(found) == to_json(diagnose(findings(DATA_BOUND)))
+
+
+def test_more_threads_than_cores_are_only_blamed_where_fewer_are_faster():
+    facts = replace(FACTS, num_threads=8)
+    same = compared(1.0, verdict="no difference")
+    found = diagnose(findings(MODEL_BOUND, facts=facts, counterfactuals={"fitting_threads": same}))
+    assert found.binding == "compute" and "8 threads on 2 cores" in found.evidence
+
+
+def test_what_does_not_shrink_with_the_batch_is_launch_overhead_and_bounds_it():
+    found = diagnose(PLANTED["launch overhead"])
+    fixed = (2 * 0.80 - 0.9) / 0.9
+    assert bound(found, "free launches").ratio == pytest.approx(1 / (1 - fixed * 0.9))
+    assert f"{fixed:.0%} of the model's time does not shrink with the batch" in found.evidence
+    assert found.evidence[0].startswith("free launches")
+
+
+def test_many_operations_are_launch_overhead_where_the_batch_could_not_be_halved():
+    slow = ceilings(kernel_launch=5e-6)
+    found = diagnose(findings(MODEL_BOUND, ceilings=slow, census=census(operation(), num_operations=100_000)))
+    assert found.binding == "launch overhead"
+
+
+def test_tiny_operations_left_of_the_ridge_are_not_taken_for_moving_data():
+    tiny = tuple(operation(f"add{i}", flops=0, moved_bytes=100, self_s=0.01) for i in range(40))
+    assert (
+        diagnose(findings(MODEL_BOUND, scaling=SCALES, ceilings=ceilings(), census=census(*tiny))).binding == "compute"
+    )
+
+
+def test_on_a_gpu_the_time_of_an_operation_on_the_host_says_nothing():
+    """All launches take as long; the roofline tells which of them keep the device busy."""
+    operations = (operation("norm", moved_bytes=int(1e9), self_s=1e-5), operation(flops=10**9, self_s=1e-5))
+    found = diagnose(findings(MODEL_BOUND, facts=GPU, scaling=SCALES, ceilings=ceilings(), census=census(*operations)))
+    assert found.binding == "memory bandwidth"
+
+
+def test_a_loss_that_costs_more_than_the_model_is_part_of_it():
+    assert diagnose(findings({"loss": 0.7, "forward": 0.1, "backward": 0.1, "data": 0.1})).binding == "compute"
+
+
+def test_a_large_part_that_no_cause_explains_is_not_called_nothing_to_gain():
+    found = diagnose(findings({"unattributed": 0.95, "forward": 0.02, "backward": 0.03}))
+    assert found.binding == "nothing"
+    assert "95% of the step lies outside every phase" in found.sentence
+    other = diagnose(findings({"communication": 0.95, "forward": 0.02, "backward": 0.03}))
+    assert "95% of the step is `communication`" in other.sentence
+
+
+def test_nothing_binds_where_nothing_is_large():
+    assert diagnose(PLANTED["nothing"]).sentence == "nothing: no single cause, freed entirely, would bring 10 %"
+
+
+# -- utilization ----------------------------------------------------------------------------------------------------
+
+
+def used(flops, **changes):
+    return diagnose(findings(MODEL_BOUND, census=census(operation(flops=flops)), **changes))
+
+
+def test_utilization_is_the_steps_arithmetic_over_the_measured_ceiling():
+    found = used(50 * 10**9, ceilings=ceilings())
+    assert found.model_flops_per_step == 50 * 10**9
+    assert found.achieved_flops_per_s == pytest.approx(50e9)
+    assert found.model_flops_utilization == pytest.approx(0.5)
+    assert bound(found, "compute at the ceiling").ratio == pytest.approx(1 / (1 - (0.9 - 0.5)))
+
+
+def test_a_utilization_above_one_is_said_and_not_clamped():
+    found = used(150 * 10**9, ceilings=ceilings())
+    assert found.model_flops_utilization == pytest.approx(1.5)
+    assert any(note.startswith("150% of the measured ceiling cannot be") for note in found.notes)
+    assert bound(found, "compute at the ceiling").ratio == 1.0
+
+
+def test_the_ceiling_is_the_faster_of_products_and_convolutions():
+    found = used(150 * 10**9, ceilings=ceilings(conv_float32=200e9))
+    assert found.model_flops_utilization == pytest.approx(0.75) and not any("cannot be" in n for n in found.notes)
+
+
+def test_a_script_in_half_precision_is_measured_against_that_ceiling():
+    both = ceilings(matmul_bfloat16=400e9)
+    for facts in (replace(FACTS, autocast=True), replace(FACTS, models=(replace(MODEL, dtypes=("bfloat16",)),))):
+        found = used(200 * 10**9, facts=facts, ceilings=both)
+        assert found.arithmetic == "bfloat16" and found.model_flops_utilization == pytest.approx(0.5)
+
+
+def test_without_the_ceiling_of_its_own_arithmetic_no_utilization_is_claimed():
+    found = used(200 * 10**9, facts=replace(FACTS, autocast=True), ceilings=ceilings())
+    assert found.model_flops_utilization is None
+
+
+def test_the_arithmetic_of_a_script_is_what_it_multiplies_in():
+    assert arithmetic_of(FACTS) == "float32"
+    assert arithmetic_of(replace(GPU, matmul_precision="high")) == "tf32"
+    assert arithmetic_of(replace(FACTS, matmul_precision="high")) == "float32"
+    assert arithmetic_of(replace(GPU, models=(replace(MODEL, dtypes=("float16",)),))) == "float16"
+    assert arithmetic_of(replace(GPU, autocast=True, matmul_precision="high")) == "bfloat16"
+
+
+@pytest.mark.parametrize("missing", ["census", "ceilings"])
+def test_without_census_or_ceilings_nothing_is_said_about_utilization(missing):
+    rest = {"census": census(operation(flops=10**9)), "ceilings": ceilings()}
+    del rest[missing]
+    found = diagnose(findings(MODEL_BOUND, **rest))
+    assert found.model_flops_utilization is None
+    assert not any(b.remedy == "compute at the ceiling" for b in found.bounds)
+
+
+# -- what the reader must know ---------------------------------------------------------------------------------------
+
+
+def test_phases_that_were_not_observed_and_operations_without_a_formula_are_noted():
+    found = diagnose(findings(MODEL_BOUND, census=census(operation(), uncounted=("sort", "topk"))))
+    assert "no FLOP formula for: `sort`, `topk`" in found.notes
+    assert "not observed: copy, communication, sync" in found.notes
+
+
+def test_phases_that_exceed_the_step_are_noted_as_counted_twice():
+    found = diagnose(findings({"forward": 0.7, "backward": 0.5, "unattributed": -0.2}))
+    assert "the phases sum to 20% more than the step: something was counted twice" in found.notes
+    rounding = diagnose(findings({"forward": 0.5, "backward": 0.501, "unattributed": -0.001}))
+    assert not any("twice" in note for note in rounding.notes)
+
+
+def test_values_read_back_are_counted_and_said_to_be_harmless_on_a_cpu():
+    on_cpu = diagnose(findings(MODEL_BOUND, census=census(operation(), num_syncs=7)))
+    assert any("7 values read back" in line and "wait for nothing" in line for line in on_cpu.evidence)
+    on_gpu = diagnose(findings(MODEL_BOUND, facts=GPU, census=census(operation(), num_syncs=7)))
+    assert any("waits for the device" in line for line in on_gpu.evidence)
+
+
+def test_a_phase_that_is_the_whole_step_has_a_finite_bound():
+    assert bound(diagnose(findings({"optimizer": 1.0})), "free optimizer").ratio == pytest.approx(1000.0)
+
+
+def test_replays_that_took_no_time_say_nothing_about_launches():
+    found = diagnose(findings(MODEL_BOUND, scaling=Scaling(full_s=(0.0, 0.0), half_s=(0.0, 0.0))))
+    assert not any(b.remedy == "free launches" for b in found.bounds)

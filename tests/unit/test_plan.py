@@ -1,0 +1,93 @@
+"""Levers, candidates and classes."""
+
+import pytest
+
+from flatout.plan import CLASSES, Candidate, Lever, allows, label, verify
+from handmade import FACTS, MACHINE, lever, trial
+
+
+@pytest.mark.parametrize("accepted", CLASSES)
+def test_each_class_admits_itself_and_those_before_it(accepted):
+    admitted = [wanted for wanted in CLASSES if allows(accepted, wanted)]
+    assert admitted == list(CLASSES[: CLASSES.index(accepted) + 1])
+
+
+@pytest.mark.parametrize("words", [("fast", "exact"), ("exact", "fast")])
+def test_a_word_that_is_no_class_is_a_mistake_of_the_caller(words):
+    with pytest.raises(ValueError, match="not in tuple"):
+        allows(*words)
+
+
+def test_a_lever_that_keeps_the_contract_passes():
+    verify(lever())
+    verify(lever(toggles="process", engage=None, release=None, environment=lambda self, settings: {"X": "1"}))
+    verify(lever(class_="exact", check="none"))
+    verify(lever(parameter="num", settings=lambda self, facts, machine: ({"num": 1},)))
+
+
+def test_every_lever_there_is_keeps_the_contract():
+    from flatout.frameworks.pytorch.levers import registry
+
+    for each in registry().values():
+        verify(each)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"summary": None}, "does not state its `summary`"),
+        ({"class_": None}, "does not state its `class_`"),
+        ({"shortens": None}, "does not state its `shortens`"),
+        ({"check": None}, "does not state its `check`"),
+        ({"summary": " "}, "`summary` is ' ', not a text"),
+        ({"name": "two words"}, "`name` is 'two words', not an identifier"),
+        ({"name": "free_data"}, "`name` is 'free_data', not an identifier of its own"),
+        ({"name": "plain"}, "not an identifier of its own"),
+        ({"class_": "harmless"}, "`class_` is 'harmless', not one of exact, rounding"),
+        ({"toggles": "often"}, "`toggles` is 'often', not one of step, epoch, process"),
+        ({"check": "by eye"}, "`check` is 'by eye', not one of gradients"),
+        ({"shortens": ("forward", "thinking")}, "`shortens` is 'thinking', not one of data"),
+        ({"shortens": "forward"}, "`shortens` is not a tuple"),
+        ({"shortens": ()}, "`shortens` names no phase"),
+        ({"conflicts": "other"}, "`conflicts` is not a tuple"),
+        ({"conflicts": ("some",)}, "is in its own `conflicts`"),
+        ({"compiles": "yes"}, "`compiles` is 'yes', not one of True, False"),
+        ({"check": "none"}, "changes numbers (class rounding) but names no check"),
+        ({"parameter": "num"}, "takes `num` but has no `settings`"),
+        ({"parameter": 3}, "`parameter` is 3, not an identifier"),
+        ({"engage": None, "release": None}, "can be toggled but has no `engage`"),
+        ({"release": None}, "has `engage` but no `release`"),
+        ({"evidence": None}, "shows no `evidence`"),
+        ({"toggles": "process", "engage": None, "release": None}, "needs a new process but has no `environment`"),
+    ],
+)
+def test_each_violation_of_the_contract_is_named_at_registration(changes, complaint):
+    with pytest.raises(TypeError) as caught:
+        verify(lever(**changes))
+    assert complaint in str(caught.value)
+    assert type(lever(**changes)).__name__ in str(caught.value)
+
+
+def test_a_lever_that_does_not_say_whether_it_applies_cannot_be_made():
+    with pytest.raises(TypeError, match="applies"):
+        type("Silent", (Lever,), {"name": "silent"})()
+
+
+def test_what_a_lever_leaves_out_does_nothing():
+    plain = type("Plain", (Lever,), {"applies": lambda self, facts, machine: None})()
+    assert plain.settings(FACTS, MACHINE) == ({},)
+    assert plain.environment({}) == {} and plain.evidence(None) is None
+    assert plain.engage(None, {}) is None and plain.release(None) is None
+
+
+def test_sets_are_equal_whatever_the_order_in_which_they_were_put_together():
+    one = Candidate(levers={"threads": {"num": 1}, "bf16": {}})
+    other = Candidate(levers={"bf16": {}, "threads": {"num": 1}})
+    assert one.key == other.key
+    assert one.key != Candidate(levers={"threads": {"num": 2}, "bf16": {}}).key
+
+
+def test_a_set_of_levers_reads_as_one_line():
+    assert label({}) == "plain"
+    assert label({"bf16": {}, "threads": {"num": 2}, "loader": {"a": 1, "b": "x"}}) == "bf16 threads=2 loader(a=1, b=x)"
+    assert trial({"bf16": {}}).label == "bf16"

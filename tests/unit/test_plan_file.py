@@ -1,0 +1,415 @@
+"""Plans on disk: readable, shared by several scripts and people, and never trusted blindly."""
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import stat
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flatout import plan_file
+from flatout.ceilings import Accelerator
+from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
+from flatout.plan_file import misfits, read, scripts, unknown_levers, write
+from handmade import MACHINE, plan
+
+ODD_NAMES = [
+    "train.py",
+    "a folder/my train.py",
+    'quo"te.py',
+    "apo'strophe.py",
+    "back\\slash.py",
+    "dots.in.name.py",
+    "-m package.module",
+    "[brackets].py",
+    "plan.machine",
+    "über/训练.py",
+    "#comment.py",
+    "=",
+    "tab\there.py",
+    "line\nbreak.py",
+    "../up/one.py",
+    "emoji🚂.py",
+    "format",
+    "",
+]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "flatout.toml"
+
+
+def refusal(call, *arguments, kind=RecordError):
+    with pytest.raises(kind) as caught:
+        call(*arguments)
+    problem = caught.value
+    assert problem.error and problem.cause and problem.hint
+    assert str(problem).startswith(f"error: {problem.error}\ncause: ")
+    return problem
+
+
+# -- there and back -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_plan_survives_its_file_whatever_its_script_is_called(path, name):
+    write(plan(name), path)
+    assert read(path, name) == plan(name)
+    assert scripts(path) == (name,)
+
+
+def test_all_odd_names_fit_into_one_file(path):
+    for number, name in enumerate(ODD_NAMES):
+        write(plan(name, ratio=1.0 + number), path)
+    assert scripts(path) == tuple(ODD_NAMES)
+    for number, name in enumerate(ODD_NAMES):
+        assert read(path, name).ratio == 1.0 + number
+
+
+def test_arguments_and_agreements_of_any_text_survive(path):
+    made = plan(arguments=("--name", 'a "b" \n\t\\ é', ""), agreement="x: 'y'\n# z", run="")
+    write(made, path)
+    assert read(path, made.script) == made
+
+
+def test_a_plan_that_changes_nothing_survives(path):
+    write(plan(levers={}, arguments=()), path)
+    assert read(path, "train.py").levers == {} and read(path, "train.py").arguments == ()
+
+
+def test_settings_keep_their_types(path):
+    levers = {"a": {"num": 2, "on": True, "share": 0.5, "word": "x"}, "b": {}}
+    write(plan(levers=levers), path)
+    found = read(path, "train.py").levers
+    assert found == levers and found["a"]["on"] is True
+
+
+def test_a_machine_with_everything_and_one_with_gaps_survive(path):
+    full = replace(
+        MACHINE,
+        cores_quota=1.5,
+        memory_limit_bytes=2**33,
+        shm_bytes=2**26,
+        cxx_compiler="/usr/bin/c++",
+        accelerators=(
+            Accelerator(name="NVIDIA H200", memory_bytes=2**37, compute_capability="9.0"),
+            Accelerator(name="a card whose driver says little", memory_bytes=2**30),
+        ),
+    )
+    for machine in (full, MACHINE):
+        write(plan(machine=machine), path)
+        assert read(path, "train.py").machine == machine
+
+
+def test_numbers_are_written_as_people_read_them(path):
+    write(plan(ratio=1.23456789, baseline_steps_per_s=231.123456789), path)
+    text = path.read_text()
+    assert "ratio = 1.23457\n" in text and "baseline_steps_per_s = 231.123\n" in text
+    assert "# bf16 threads=1: 1.23x [1.45, 1.55]" in text
+
+
+def test_a_second_write_of_the_same_plan_changes_nothing(path):
+    write(plan("a.py"), path)
+    write(plan("b.py"), path)
+    before = path.read_text()
+    write(plan("a.py"), path)
+    assert path.read_text() == before
+
+
+# -- what stays -----------------------------------------------------------------------------------------------------
+
+
+def test_other_plans_stay_as_they_were(path):
+    for name in ("a.py", "b.py", "c.py"):
+        write(plan(name), path)
+    write(plan("b.py", levers={"compile": {}}, ratio=2.0), path)
+    assert scripts(path) == ("a.py", "b.py", "c.py")
+    assert read(path, "a.py") == plan("a.py") and read(path, "c.py") == plan("c.py")
+    assert read(path, "b.py").levers == {"compile": {}} and read(path, "b.py").ratio == 2.0
+
+
+def test_the_former_plan_of_the_same_script_leaves_nothing_behind(path):
+    accelerator = Accelerator(name="NVIDIA H200", memory_bytes=2**37)
+    write(plan(machine=replace(MACHINE, accelerators=(accelerator,))), path)
+    write(plan(levers={"compile": {}}), path)
+    assert read(path, "train.py") == plan(levers={"compile": {}})
+    assert "threads" not in path.read_text() and "H200" not in path.read_text()
+    assert path.read_text().count("1.50x") == 1
+
+
+COMMENTED = """\
+# ours to keep
+format = 1  # the version
+
+# team: ask Ada before you change anything here
+[plan."a.py"] # the small one
+# bf16 threads=1: 1.50x [1.45, 1.55]
+# found on a quiet evening
+ratio = 1.5 # nice
+
+# about b, which follows
+[plan."b.py"]
+ratio = 2.0  # b's own
+
+[notes]
+text = "not a # comment"
+# the end
+"""
+
+
+@pytest.mark.parametrize("name", ["a.py", "b.py", "c.py"])
+def test_every_comment_of_the_users_stays_whichever_plan_is_written(path, name):
+    path.write_text(COMMENTED)
+    for _ in range(2):
+        write(plan(name), path)
+    text = path.read_text()
+    for comment in (
+        "# ours to keep",
+        "# the version",
+        "# team: ask Ada before you change anything here",
+        "# the small one",
+        "# found on a quiet evening",
+        "# nice",
+        "# about b, which follows",
+        "# b's own",
+        "# the end",
+    ):
+        assert text.count(comment) == 1, comment
+    assert tomllib.loads(text)["notes"] == {"text": "not a # comment"}
+    assert read(path, name) == plan(name)
+
+
+def test_our_own_line_about_the_former_plan_goes_with_it(path):
+    path.write_text(COMMENTED)
+    write(plan("a.py", ratio=9.0), path)
+    assert "1.50x" not in path.read_text() and "# bf16 threads=1: 9.00x" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'format = 1\nplan."b.py".ratio = 1.0\n',
+        'format = 1\n[plan]\n[plan."b.py"]\nratio = 1.0\n',
+        'format = 1\n[plan."b.py".machine]\ncpu = "x"\n[plan."b.py"]\nratio = 1.0\n',
+        'format = 1\n[plan."b.py"]\nratio = 1.0\n[tool]\nx = nan\n[plan."d.py"]\nratio = 2.0\n',
+        'format = 1\r\n[plan."b.py"]\r\nratio = 1.0\r\n',
+    ],
+    ids=["dotted", "with a head", "parts first", "out of order", "windows line ends"],
+)
+@pytest.mark.parametrize("name", ["a.py", "b.py"])
+def test_files_that_people_have_rearranged_are_added_to_or_left_alone(path, text, name):
+    path.write_bytes(text.encode())
+    try:
+        write(plan(name), path)
+    except RecordError as problem:
+        assert path.read_bytes() == text.encode() and problem.hint
+        return
+    assert read(path, name) == plan(name)
+    if name != "b.py":
+        assert tomllib.loads(path.read_text())["plan"]["b.py"]["ratio"] == 1.0
+
+
+def test_a_link_to_a_shared_file_stays_a_link(tmp_path, path):
+    shared = tmp_path / "elsewhere" / "shared.toml"
+    shared.parent.mkdir()
+    write(plan("a.py"), shared)
+    path.symlink_to(shared)
+    write(plan("b.py"), path)
+    assert path.is_symlink() and scripts(shared) == ("a.py", "b.py")
+
+
+def test_the_files_permissions_stay(path):
+    write(plan("a.py"), path)
+    path.chmod(0o660)
+    write(plan("b.py"), path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+
+
+def _write_many(path, writer):
+    for number in range(5):
+        write(plan(f"{writer}-{number}.py"), path)
+
+
+def test_writers_at_the_same_time_lose_nothing(path):
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write_many, args=(path, writer)) for writer in range(3)]
+    for process in writers:
+        process.start()
+    for process in writers:
+        process.join()
+    assert [process.exitcode for process in writers] == [0, 0, 0]
+    assert set(scripts(path)) == {f"{writer}-{number}.py" for writer in range(3) for number in range(5)}
+    assert os.listdir(path.parent) == ["flatout.toml"]
+
+
+def test_a_network_folder_that_cannot_be_locked_is_written_all_the_same(path, monkeypatch):
+    def flock(file, how):
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    write(plan(), path)
+    assert read(path, "train.py") == plan()
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_file_is_refused_with_how_to_make_one(path):
+    problem = refusal(read, path, "train.py")
+    assert "No such file" in problem.cause and "tune" in problem.hint
+
+
+def test_a_plan_for_another_script_names_those_there_are(path):
+    write(plan("a.py"), path)
+    problem = refusal(read, path, "b.py")
+    assert problem.error == f"`{path}` has no plan for `b.py`"
+    assert "`a.py`" in problem.cause and problem.hint == "`flatout tune b.py` makes one"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"format = 1\n[plan.",
+        b"\xff\xfe",
+        b"",
+        b'[plan."train.py"]\n',
+        b"format = 'one'\n",
+        b"format = true\n",
+        b"format = 0\n",
+        b"format = 1\nplan = 3\n",
+        b"format = 1\nplan = ['train.py']\n",
+        b"format = 1\n[plan]\n'train.py' = 3\n",
+        b'{"format": 1}',
+    ],
+)
+def test_a_torn_file_is_refused_for_reading_and_never_written_over(path, content):
+    path.write_bytes(content)
+    assert refusal(read, path, "train.py").error == f"`{path}` is torn"
+    if content != b"format = 1\n[plan]\n'train.py' = 3\n":  # there the plan of the script itself is what is torn
+        assert refusal(write, plan(), path).error == f"`{path}` is torn"
+        assert path.read_bytes() == content
+
+
+def test_a_plan_that_is_torn_itself_is_mended_by_a_new_one(path):
+    path.write_text("format = 1\n[plan]\n'train.py' = 3\n")
+    write(plan(), path)
+    assert read(path, "train.py") == plan()
+
+
+def test_a_plan_written_inline_is_left_alone(path):
+    text = 'format = 1\nplan = {"b.py" = {ratio = 1.0}}\n'
+    path.write_text(text)
+    refusal(write, plan(), path)
+    assert path.read_text() == text
+
+
+def test_a_newer_file_is_refused_for_reading_and_never_written_over(path):
+    path.write_text("format = 99\n")
+    for call in ((read, path, "train.py"), (write, plan(), path), (scripts, path)):
+        problem = refusal(*call)
+        assert "format 99" in problem.error and "newer" in problem.cause and "upgrade" in problem.hint
+    assert path.read_text() == "format = 99\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "complaint"),
+    [
+        ("ratio = 1.5", 'ratio = "fast"', "`ratio` is `fast`, not float"),
+        ("ratio = 1.5", "", "lacks the field `ratio`"),
+        ("num_pairs = 10", "num_pairs = 1.5", "`num_pairs` is `1.5`, not int"),
+        ("num = 1", "num = 1979-05-27", "`levers.threads.num` is `1979-05-27`, not str or int or float or bool"),
+        ('cpu = "AMD EPYC"', "cpu = 7", "`machine.cpu` is `7`, not str"),
+        ('class_ = "precision"', 'class_ = "harmless"', "is torn"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_place(path, line, other, complaint):
+    write(plan(), path)
+    text = path.read_text()
+    assert text.count(line + "\n") == 1
+    path.write_text(text.replace(line + "\n", other + "\n"))
+    assert complaint in refusal(read, path, "train.py").error
+
+
+def test_levers_that_this_version_does_not_have_are_found():
+    assert unknown_levers(plan(), {"bf16"}) == ("threads",)
+    assert unknown_levers(plan(), {"bf16", "threads", "more"}) == ()
+
+
+def test_a_plan_is_data_and_nothing_in_it_is_evaluated(path, tmp_path):
+    trap = tmp_path / "trap"
+    evil = f"__import__('os').mkdir('{trap}')"
+    write(plan(agreement=evil, run=f"$(mkdir {trap})", arguments=(f"{{{evil}}}", "!!python/object"), script=evil), path)
+    found = read(path, evil)
+    assert found.agreement == evil and not trap.exists()
+    source = Path(plan_file.__file__).read_text()
+    assert not any(word in source for word in ("eval(", "exec(", "pickle", "importlib"))
+
+
+# -- what cannot be written -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_folder_is_a_machine_error_in_three_parts(path):
+    path.parent.chmod(0o500)
+    try:
+        assert "ermission" in refusal(write, plan(), path, kind=MachineError).cause
+    finally:
+        path.parent.chmod(0o700)
+
+
+def test_a_folder_that_is_not_there_is_a_machine_error_in_three_parts(tmp_path):
+    problem = refusal(write, plan(), tmp_path / "nowhere" / "flatout.toml", kind=MachineError)
+    assert "No such file" in problem.cause
+
+
+def test_a_plan_that_is_a_folder_is_refused_in_three_parts(tmp_path):
+    refusal(write, plan(), tmp_path, kind=FlatoutError)
+    refusal(read, tmp_path, "train.py")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_leaves_the_former_file_and_no_draft(path, monkeypatch, number):
+    write(plan("a.py"), path)
+    before = path.read_bytes()
+
+    def full(self, text, **options):
+        with open(self, "w") as file:
+            file.write(text[:10])
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    problem = refusal(write, plan("b.py"), path, kind=MachineError)
+    assert "full" in problem.cause and "space" in problem.hint
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == ["flatout.toml"]
+
+
+def test_a_script_whose_name_is_not_text_is_refused_and_the_file_stays(path):
+    write(plan("a.py"), path)
+    before = path.read_bytes()
+    problem = refusal(write, plan("b\udcff.py"), path, kind=UsageError)
+    assert "UTF-8" in problem.cause and path.read_bytes() == before
+
+
+# -- does it fit here? ----------------------------------------------------------------------------------------------
+
+
+def test_a_plan_made_here_fits():
+    assert misfits(plan(), MACHINE, "2.13.0", "3.11.9") == ()
+
+
+def test_what_differs_from_where_the_plan_was_made_is_said_in_words():
+    other = replace(MACHINE, num_cores=64, hostname="there")
+    found = misfits(plan(machine=other, framework_version="2.11.0", python="3.14.0"), MACHINE, "2.13.0", "3.11.7")
+    assert len(found) == 3
+    assert "usable cores" in found[0]
+    assert found[1:] == ("pytorch 2.11.0 then, 2.13.0 now", "Python 3.14.0 then, 3.11.7 now")
+
+
+def test_another_python_is_not_compared_where_it_is_not_known():
+    assert misfits(plan(python="3.14.0"), MACHINE, "2.13.0") == ()

@@ -1,0 +1,311 @@
+"""The search over sets of levers, against machines whose true speed is made up."""
+
+import itertools
+import math
+
+import pytest
+
+from flatout.diagnosis import Bound, Diagnosis
+from flatout.plan import Candidate, Trial, allows
+from flatout.search import Choice, Space, best_of, bound_of, next_candidate, space_of, usable, widest_class
+from handmade import FACTS, LOADER, MACHINE, anatomy, lever, registry, trial
+
+ANATOMY = anatomy({"data": 0.3, "forward": 0.3, "backward": 0.3, "optimizer": 0.1})
+DIAGNOSIS = Diagnosis(binding="compute", sentence="compute", evidence=(), bounds=())
+
+
+def numbers(*values):
+    return lambda self, facts, machine: tuple({"num": value} for value in values)
+
+
+LEVERS = registry(
+    lever("threads", parameter="num", settings=numbers(1, 2), shortens=("forward", "backward", "optimizer")),
+    lever("workers", parameter="num", settings=numbers(1, 2), shortens=("data",), class_="exact", check="batches",
+          toggles="epoch"),
+    lever("channels_last"),
+    lever("fused_optimizer", shortens=("optimizer",), check="updates", conflicts=("foreach_optimizer",)),
+    lever("foreach_optimizer", shortens=("optimizer",), check="updates"),
+    lever("bf16", class_="precision"),
+    lever("compile", compiles=True),
+    lever("affinity", class_="exact", check="none", toggles="process", engage=None, release=None,
+          environment=lambda self, settings: {"X": "1"}),
+    lever("other_seeds", class_="statistical", check="gradients"),
+)  # fmt: skip
+
+
+def space(levers=LEVERS, *, choice=None, found=ANATOMY, diagnosis=DIAGNOSIS):
+    return space_of(levers, FACTS, MACHINE, (found, diagnosis), choice or Choice())
+
+
+def product(**factors):
+    """A machine on which levers multiply; `a__b` is what two bring together on top."""
+
+    def speed(levers):
+        words = {f"{name}{settings.get('num', '')}" for name, settings in levers.items()}
+        ratio = 1.0
+        for name, factor in factors.items():
+            if set(name.split("__")) <= words:
+                ratio *= factor
+        return ratio
+
+    return speed
+
+
+def conducted(where, speed, broken=lambda levers: "", limit=300):
+    """All trials that the search asks for, each checked against the rules."""
+    trials = []
+    while (candidate := next_candidate(where, trials)) is not None:
+        assert len(trials) < limit, "it does not end"
+        assert candidate.key not in {Candidate(levers=t.levers).key for t in trials}
+        assert not any(b in where.levers[a].conflicts for a in candidate.levers for b in candidate.levers)
+        outcome = broken(candidate.levers)
+        ratio = speed(candidate.levers)
+        if outcome:
+            trials.append(Trial(levers=candidate.levers, outcome=outcome, ratio=None))
+        else:
+            agreement = "agrees" if ratio > 1 else ""
+            trials.append(trial(candidate.levers, ratio, "faster" if ratio > 1 else "slower", agreement))
+    return trials
+
+
+def true_best(where, speed):
+    """By trying everything: the best ratio of any set without a conflict."""
+    choices = {}
+    for candidate in where.singles:
+        for name, settings in candidate.levers.items():
+            choices.setdefault(name, [None]).append(settings)
+    best = 1.0
+    for settings in itertools.product(*choices.values()):
+        levers = {n: s for n, s in zip(choices, settings, strict=True) if s is not None}
+        if not any(b in where.levers[a].conflicts for a in levers for b in levers):
+            best = max(best, speed(levers))
+    return best
+
+
+MODELS = {
+    "partners that lose alone": product(bf16=0.8, channels_last=0.95, bf16__channels_last=1.8 / (0.8 * 0.95)),
+    "partners that add to others": product(
+        workers1=1.6, threads1=1.2, fused_optimizer=1.1, bf16=0.8, channels_last=0.95, bf16__channels_last=1.6
+    ),
+    "a worker and a thread": product(
+        workers1=0.8, threads1=0.8, workers1__threads1=1.3 / 0.64, workers2=0.7, threads2=0.99, bf16=1.1
+    ),
+    "a lever that loses alone and gains in company": product(workers2=1.5, bf16=0.95, bf16__workers2=1.3),
+    "one lever spoils another": product(bf16=1.5, channels_last=1.2, bf16__channels_last=0.7, threads1=1.1),
+    "the better of two that exclude each other": product(fused_optimizer=1.1, foreach_optimizer=1.3, bf16=1.2),
+    "compiling gains on top": product(bf16=1.3, compile=1.2, affinity=1.1),
+    "compiling gains only with bf16": product(bf16=1.2, compile=0.9, bf16__compile=1.6),
+    "compiling makes another lever needless": product(bf16=1.3, channels_last=1.2, compile=1.5,
+                                                      channels_last__compile=0.75),
+    "the better of two settings": product(threads1=1.2, threads2=1.4, workers1=1.1, workers2=1.3),
+    "nothing helps": product(threads1=0.9, threads2=0.9, workers1=0.9, workers2=0.9, channels_last=0.9, bf16=0.9,
+                             fused_optimizer=0.99, foreach_optimizer=0.99, compile=0.8, affinity=0.99),
+    "everything helps": product(threads2=1.1, workers2=1.1, channels_last=1.1, bf16=1.1, fused_optimizer=1.1,
+                                compile=1.1, affinity=1.1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_search_finds_the_best_set_and_ends(name):
+    where, speed = space(), MODELS[name]
+    trials = conducted(where, speed)
+    best = best_of(trials)
+    assert (best.ratio if best else 1.0) == pytest.approx(true_best(where, speed), rel=0.011)
+
+
+def test_the_order_is_cheap_levers_alone_then_partners_then_what_compiles_then_new_processes():
+    trials = conducted(space(), MODELS["compiling gains on top"])
+    names = [set(t.levers) for t in trials]
+    first_compile = next(i for i, n in enumerate(names) if "compile" in n)
+    first_process = next(i for i, n in enumerate(names) if "affinity" in n)
+    cheap = {frozenset(n) for n in names[:first_compile]}
+    assert {frozenset({name}) for name in ("threads", "workers", "channels_last", "bf16", "fused_optimizer")} <= cheap
+    assert frozenset({"bf16", "channels_last"}) in cheap
+    assert first_compile < first_process
+    assert "bf16" in names[first_compile], "compiled on top of the best"
+    assert {"bf16", "compile"} <= names[first_process]
+
+
+def test_what_compiles_is_tried_alone_where_nothing_else_gains():
+    trials = conducted(space(), product(compile=1.4, **{n: 0.9 for n in ("threads1", "threads2", "workers1",
+                       "workers2", "channels_last", "bf16", "fused_optimizer", "foreach_optimizer")}))  # fmt: skip
+    assert best_of(trials).levers == {"compile": {}}
+    assert next(set(t.levers) for t in trials if "compile" in t.levers) == {"compile"}
+
+
+def test_what_compiles_is_tried_alone_where_it_breaks_on_top_of_the_best():
+    speed = product(bf16=1.2, compile=1.5)
+    trials = conducted(space(), speed, broken=lambda levers: "failed" if {"bf16", "compile"} <= set(levers) else "")
+    assert best_of(trials).levers == {"compile": {}}
+
+
+def test_a_set_that_contains_a_broken_one_is_never_proposed():
+    def broken(levers):
+        if levers.get("workers") == {"num": 2}:
+            return "disagrees"
+        return "failed" if "channels_last" in levers else ""
+
+    trials = conducted(space(), product(workers1=1.3, workers2=3.0, channels_last=2.0, bf16=1.1), broken)
+    assert [t.levers for t in trials if t.outcome == "disagrees"] == [{"workers": {"num": 2}}]
+    assert [t.levers for t in trials if t.outcome == "failed"] == [{"channels_last": {}}]
+    assert best_of(trials).levers == {"workers": {"num": 1}, "bf16": {}}
+
+
+def test_a_lever_whose_numbers_could_not_be_judged_is_no_part_of_a_larger_set():
+    trials = [trial({"bf16": {}}, 1.5, agreement="inconclusive"), trial({"threads": {"num": 1}}, 1.2)]
+    where = space(registry(LEVERS["bf16"], lever("threads", parameter="num", settings=numbers(1))))
+    assert next_candidate(where, trials) is None
+
+
+def test_conflicts_are_seen_from_either_side():
+    one = registry(lever("a", conflicts=("b",)), lever("b"))
+    other = registry(lever("a"), lever("b", conflicts=("a",)))
+    for levers in (one, other):
+        trials = conducted(space(levers), product(a=1.2, b=1.3))
+        assert [set(t.levers) for t in trials] == [{"a"}, {"b"}]
+
+
+def test_what_compiles_takes_the_place_of_levers_that_it_excludes():
+    levers = registry(lever("a"), lever("b"), lever("graphs", compiles=True, conflicts=("a",)))
+    trials = conducted(space(levers), product(a=1.3, b=1.2, graphs=1.6))
+    assert best_of(trials).levers == {"b": {}, "graphs": {}}
+
+
+@pytest.mark.parametrize("accept", ["exact", "rounding", "precision", "statistical", "semantics"])
+def test_no_lever_above_the_accepted_class_is_proposed_and_each_is_named(accept):
+    where = space(choice=Choice(accept=accept))
+    trials = conducted(where, lambda levers: 1.1 ** len(levers))
+    assert all(allows(accept, LEVERS[name].class_) for t in trials for name in t.levers)
+    above = {name for name, each in LEVERS.items() if not allows(accept, each.class_)}
+    assert {u.lever for u in where.untried} == above
+    assert all(f"`--accept {LEVERS[u.lever].class_}`" in u.reason for u in where.untried)
+
+
+def test_a_lever_whose_phases_are_too_short_is_ruled_out_with_its_bound():
+    found = anatomy({"data": 0.01, "forward": 0.5, "backward": 0.49})
+    where = space(found=found)
+    reasons = {u.lever: u.reason for u in where.untried}
+    assert reasons["workers"] == "ruled out: what it shortens, entirely free, would bring 1.01x"
+    assert not any("workers" in c.levers for c in where.singles)
+
+
+def test_a_lever_that_was_named_is_tried_whatever_its_bound():
+    found = anatomy({"data": 0.01, "forward": 0.5, "backward": 0.49})
+    where = space(found=found, choice=Choice(only=("workers",)))
+    assert [set(c.levers) for c in where.singles] == [{"workers"}, {"workers"}]
+    assert {u.reason for u in where.untried if u.lever != "other_seeds"} == {"not among `--levers`"}
+
+
+def test_levers_that_were_left_out_or_do_not_apply_or_have_nothing_to_set_are_named():
+    levers = registry(
+        lever("a"),
+        lever("b", applies=lambda self, facts, machine: "no convolution"),
+        lever("c", parameter="num", settings=numbers()),
+        lever("d"),
+    )
+    where = space(levers, choice=Choice(without=("d",)))
+    assert {u.lever: u.reason for u in where.untried} == {
+        "b": "no convolution",
+        "c": "no other setting than the present one",
+        "d": "left out by `--without`",
+    }
+    assert [set(c.levers) for c in where.singles] == [{"a"}]
+
+
+def test_every_lever_is_either_proposed_or_named():
+    where = space()
+    assert {n for c in where.singles for n in c.levers} | {u.lever for u in where.untried} == set(LEVERS)
+
+
+def test_cheap_levers_with_the_largest_bound_come_first():
+    found = anatomy({"data": 0.7, "forward": 0.1, "backward": 0.1, "optimizer": 0.1})
+    names = [next(iter(c.levers)) for c in space(found=found).singles]
+    assert names[0] == "workers" and names[-2:] == ["compile", "affinity"]
+
+
+# -- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_bound_of_a_lever_is_its_phases_entirely_free():
+    assert bound_of(LEVERS["workers"], ANATOMY, DIAGNOSIS) == pytest.approx(1 / 0.7)
+    assert bound_of(LEVERS["bf16"], ANATOMY, DIAGNOSIS) == pytest.approx(1 / 0.4)
+
+
+def test_time_that_no_phase_explains_may_belong_to_any_lever_that_computes():
+    found = anatomy({"data": 0.2, "forward": 0.3, "backward": 0.3, "unattributed": 0.2})
+    assert bound_of(LEVERS["bf16"], found, DIAGNOSIS) == pytest.approx(1 / 0.2)
+    assert bound_of(LEVERS["workers"], found, DIAGNOSIS) == pytest.approx(1 / 0.8)
+
+
+def test_a_phase_that_was_not_observed_hides_in_what_no_phase_explains():
+    found = anatomy({"data": 0.1, "forward": 0.5, "unattributed": 0.4}, not_observed=("copy",))
+    pinned = lever("pinned", shortens=("data", "copy"))
+    assert bound_of(pinned, found, DIAGNOSIS) == pytest.approx(1 / 0.5)
+
+
+def test_what_cannot_be_seen_at_all_cannot_be_ruled_out():
+    assert bound_of(lever("pinned", shortens=("copy",)), ANATOMY, DIAGNOSIS) == math.inf
+
+
+def test_a_measured_counterfactual_limits_what_a_loader_lever_can_bring():
+    def with_bound(ratio, high):
+        bound = Bound(remedy="free data", ratio=ratio, low=1.0, high=high, how="measured", shortens=("data",))
+        return Diagnosis(binding="input", sentence="input", evidence=(), bounds=(bound,))
+
+    assert bound_of(LEVERS["workers"], ANATOMY, with_bound(1.1, 1.15)) == pytest.approx(1.15)
+    assert bound_of(LEVERS["workers"], ANATOMY, with_bound(1.1, math.nan)) == pytest.approx(1.1)
+    assert bound_of(LEVERS["workers"], ANATOMY, with_bound(0.9, 0.95)) == 1.0
+    assert bound_of(LEVERS["bf16"], ANATOMY, with_bound(1.1, 1.15)) == pytest.approx(1 / 0.4)
+
+
+# -- the choice -----------------------------------------------------------------------------------------------------
+
+
+def test_of_two_sets_within_one_percent_the_smaller_one_is_preferred():
+    small, large = trial({"a": {}}, 1.500), trial({"a": {}, "b": {}}, 1.514)
+    assert best_of([large, small]) is small
+    assert best_of([small, trial({"a": {}, "b": {}}, 1.516)]).ratio == 1.516
+
+
+def test_of_two_sets_of_one_size_the_faster_one_is_preferred_however_little():
+    assert best_of([trial({"a": {}}, 1.500), trial({"b": {}}, 1.501)]).levers == {"b": {}}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        trial({"b": {}}, 2.0, agreement="inconclusive"),
+        trial({"b": {}}, 2.0, agreement=""),
+        trial({"b": {}}, 2.0, outcome="disagrees", agreement="disagrees"),
+        trial({"b": {}}, None, outcome="failed", agreement=""),
+    ],
+)
+def test_a_set_whose_numbers_do_not_agree_is_never_chosen_however_fast(other):
+    assert best_of([other]) is None
+    assert best_of([other, trial({"a": {}}, 1.1)]).levers == {"a": {}}
+
+
+def test_nothing_is_chosen_where_nothing_gains_a_percent():
+    assert best_of([]) is None
+    assert best_of([trial({"a": {}}, 1.005), trial({"b": {}}, 0.9)]) is None
+
+
+def test_only_what_was_measured_and_works_is_usable():
+    assert usable(trial({"a": {}}, 0.9, outcome="slower"))
+    for outcome in ("failed", "disagrees", "ruled out"):
+        assert not usable(trial({"a": {}}, 1.2, outcome=outcome))
+    assert not usable(trial({"a": {}}, None, outcome="inconclusive"))
+
+
+def test_the_class_of_a_set_is_the_widest_of_its_levers():
+    assert widest_class({}, LEVERS) == "exact"
+    assert widest_class({"workers": {"num": 1}, "bf16": {}, "threads": {"num": 1}}, LEVERS) == "precision"
+
+
+def test_the_levers_there_are_can_all_be_searched():
+    from flatout.frameworks.pytorch.levers import registry as real
+
+    levers = real()
+    where = space_of(levers, FACTS, MACHINE, (ANATOMY, DIAGNOSIS), Choice(accept="semantics"))
+    conducted(where, lambda levers: 1.05 ** len(levers), limit=2000)
+    assert isinstance(where, Space) and LOADER in FACTS.loaders
