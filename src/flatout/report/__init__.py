@@ -1,17 +1,22 @@
 """How is a record shown? On a terminal, as one HTML page, or as JSON; nothing is computed here but what is displayed.
 
-In: a `Result`, ceilings or levers. Out: renderables, files, text. Importing this package imports no library: `rich`
-comes with `flatout.report.terminal`, `jinja2` and `matplotlib` with the first page.
+In: a `Result`, ceilings or levers. Out: printed lines, files, text. Importing this package imports no library: `rich`
+comes with the first print, `jinja2` and `matplotlib` with the first page.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
+from flatout.ceilings import Ceilings
 from flatout.result import Result, summary_of
+
+if TYPE_CHECKING:
+    from flatout.report.levers import LeverRow
 
 PAGE = "report.html"
 """The page's name in a run folder."""
@@ -35,6 +40,39 @@ def write_html(result: Result, path: Path | str) -> Path:
     from flatout.report import html
 
     return html.write_html(result, path)
+
+
+def print_result(
+    result: Result, *, page: Path | str | None = None, verbose: bool = False, file: IO[str] | None = None
+) -> None:
+    """Print what `tune` or `why` found.
+
+    Args:
+        result: What to show.
+        page: Where its page was written; in the run folder without it.
+        verbose: Everything instead of one screen.
+        file: A stream; stdout without it.
+    """
+    from flatout.report import screen, terminal
+
+    show = terminal.tune if result.command == "tune" else terminal.why
+    screen.show(show(result, verbose=verbose, page=page), file)
+
+
+def print_machine(ceilings: Ceilings, *, now_unix_s: float | None = None, file: IO[str] | None = None) -> None:
+    """Print this machine and its ceilings; `now_unix_s` is the present, for their age."""
+    import time
+
+    from flatout.report import machine, screen
+
+    screen.show(machine.machine(ceilings, now_unix_s=time.time() if now_unix_s is None else now_unix_s), file)
+
+
+def print_levers(rows: Sequence[LeverRow], *, file: IO[str] | None = None) -> None:
+    """Print every lever, by class."""
+    from flatout.report import levers, screen
+
+    screen.show(levers.levers(rows), file)
 
 
 def _finite(value: Any) -> Any:

@@ -7,7 +7,6 @@ paths, apart), as a `rich` renderable or as plain text.
 from __future__ import annotations
 
 import io
-import re
 import sys
 from collections.abc import Callable
 from typing import IO
@@ -16,7 +15,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from flatout.report.words import printable
+from flatout.report.words import TOKEN, printable, unbroken
 
 NARROWEST = 60
 WIDEST = 120
@@ -34,9 +33,6 @@ _ASCII = str.maketrans({
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _GLUE = "\ue000"
 """Stands for a space at which no line may break, until the lines are broken."""
-
-_UNBREAKABLE = re.compile(r"(?<=\d) (?=[A-Za-zµ%]{1,9}\b|%)|(?<=\d,) (?=[\d.]+\])| (?=[·|] )|(?<=±) |(?<=more:) ")
-_TOKEN = re.compile(r"""(?:[^\s'"]|'[^']*'|"(?:\\.|[^"\\])*")+""")
 
 
 class Report:
@@ -89,7 +85,7 @@ class Screen:
         """One line, cut where it does not fit."""
         line = self.text(*parts)
         if line.cell_len > self.width:
-            line.truncate(self.width - len(self._dots))
+            line.truncate(self.width - len(self._dots), overflow="crop")
             line.append(self._dots)
         line.rstrip()
         self.lines.append(line)
@@ -97,7 +93,7 @@ class Screen:
     def say(self, label: str, *parts: Part, indent: int = LABEL, most: int = 0) -> None:
         """A paragraph beside its label, broken between words; cut after `most` lines where that is given."""
         body = self.text(*parts)
-        body.plain = _UNBREAKABLE.sub(_GLUE, body.plain)
+        body.plain = unbroken(body.plain, _GLUE)
         body.no_wrap = False
         broken = body.wrap(self._console, self.width - indent, overflow="fold")
         for number, line in enumerate(broken):
@@ -107,7 +103,7 @@ class Screen:
             row = self.text((head.ljust(indent), "bold"))
             row.append_text(line)
             if most and number + 1 == most and len(broken) > most:
-                row.truncate(self.width - len(self._dots) - 1)
+                row.truncate(self.width - len(self._dots) - 1, overflow="crop")
                 row.append(f" {self._dots}")
             row.rstrip()
             self.lines.append(row)
@@ -116,7 +112,7 @@ class Screen:
 
     def command(self, label: str, *words: str) -> None:
         """A command that can be copied: broken only between arguments, with a backslash."""
-        tokens = [token for text in words for token in _TOKEN.findall(self.clean(text)) or [self.clean(text)]]
+        tokens = [token for text in words for token in TOKEN.findall(self.clean(text)) or [self.clean(text)]]
         lines = [""]
         for token in tokens:
             if lines[-1] and LABEL + 2 + cell_len(lines[-1]) + 1 + cell_len(token) > self.width - 2:

@@ -12,10 +12,11 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from markupsafe import Markup
+from rich.cells import cell_len, set_cell_size
 
 from flatout.report.words import printable
 
@@ -30,9 +31,27 @@ NARROW = 340
 FONT = 13
 """Size of text in the same units."""
 
+LETTER = 7.6
+"""Units that a letter of the drawing's text takes at most, for deciding where text fits."""
+
 #: Colours as matplotlib is given them, and what they become. The page's style sheet says what each looks like.
 _TOKENS = (
-    *("ink", "soft", "line", "paper", "on-phase", "yes", "no", "never", "even", "band", "plain", "try", "plan", "aside"),
+    *(
+        "ink",
+        "soft",
+        "line",
+        "paper",
+        "on-phase",
+        "yes",
+        "no",
+        "never",
+        "even",
+        "band",
+        "plain",
+        "try",
+        "plan",
+        "aside",
+    ),
     *("data", "copy", "forward", "loss", "backward", "optimizer", "communication", "sync", "other", "unattributed"),
 )
 _COLOURS = {f"#a1b2{number:02x}": f"var(--{name})" for number, name in enumerate(_TOKENS)}
@@ -42,7 +61,7 @@ _NUMBER = re.compile(r"-?\d+\.\d+")
 _UPRIGHT = re.compile(r"^rotate\(-?0 ")
 _SVG = "{http://www.w3.org/2000/svg}"
 _LINK = "{http://www.w3.org/1999/xlink}href"
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "flatout",
     "text.parse_math": False,
@@ -51,6 +70,12 @@ _SETTINGS = {
     "font.family": "DejaVu Sans",
     "path.simplify": False,
 }
+
+
+def cut(text: str, letters: int) -> str:
+    """Text in at most so many letters; one of Chinese or Japanese counts as two."""
+    text = printable(text)
+    return text if cell_len(text) <= letters else set_cell_size(text, max(letters - 1, 1)).rstrip() + "…"
 
 
 def colour(name: str) -> str:
@@ -112,7 +137,7 @@ def both(name: str, label: str, heights: tuple[int, int], draw: Callable[[Canvas
     """
     wide = _drawn(f"{name}-wide", label, (WIDE, heights[0]), draw)
     narrow = _drawn(f"{name}-narrow", label, (NARROW, heights[1]), draw)
-    return Markup(wide + narrow)  # noqa: S704  every text and attribute in it was escaped by ElementTree
+    return Markup(wide + narrow)  # every text and attribute in it was escaped by ElementTree
 
 
 def _drawn(name: str, label: str, size: tuple[int, int], draw: Callable[[Canvas], None]) -> str:
@@ -124,7 +149,7 @@ def _drawn(name: str, label: str, size: tuple[int, int], draw: Callable[[Canvas]
     raw = io.BytesIO()
     with rc_context(_SETTINGS), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # glyphs that our font lacks and the reader's has
-        figure = Figure(figsize=(width / 72, height / 72))
+        figure = Figure(figsize=(width / 72, height / 72), dpi=72)  # so that a unit is a pixel everywhere
         FigureCanvasSVG(figure)
         figure.patch.set_visible(False)
         draw(Canvas(figure=figure, width=width, height=height, narrow=width == NARROW))

@@ -1,4 +1,4 @@
-"""What does a terminal show? The result of `tune` and `why`, a machine, and the levers, on one screen each.
+"""What does a terminal show of a result? What `tune` and `why` found, on one screen each.
 
 In: records. Out: a `Report`, which `flatout.report.screen.show` prints and `plain` turns into text.
 """
@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flatout import stats
-from flatout.ceilings import Ceilings
-from flatout.plan import CLASSES, Lever, label
+from flatout.plan import label
 from flatout.report import PAGE, tried, words
-from flatout.report.screen import Part, Report, Screen
+from flatout.report.screen import LABEL, Part, Report, Screen
 from flatout.report.trials_table import show_trials
 from flatout.result import Result
 
@@ -23,8 +22,14 @@ NAME = 14
 """Columns of a phase's name."""
 
 
-def tune(result: Result, *, verbose: bool = False) -> Report:
-    """What `flatout tune` found: where a step goes, what was tried, and the verdict."""
+def tune(result: Result, *, verbose: bool = False, page: Path | str | None = None) -> Report:
+    """What `flatout tune` found: where a step goes, what was tried, and the verdict.
+
+    Args:
+        result: What to show.
+        verbose: Everything instead of one screen.
+        page: Where its page is; in the run folder without it.
+    """
 
     def compose(screen: Screen) -> None:
         _measured(screen, result, verbose=verbose)
@@ -34,12 +39,12 @@ def tune(result: Result, *, verbose: bool = False) -> Report:
         _verdict(screen, result)
         _cautions(screen, result, verbose=verbose)
         _cost(screen, result)
-        _places(screen, result)
+        _places(screen, result, page)
 
     return Report(compose)
 
 
-def why(result: Result, *, verbose: bool = False) -> Report:
+def why(result: Result, *, verbose: bool = False, page: Path | str | None = None) -> Report:
     """What `flatout why` found: where a step goes, what holds it back, and how that is known."""
 
     def compose(screen: Screen) -> None:
@@ -48,69 +53,9 @@ def why(result: Result, *, verbose: bool = False) -> Report:
         screen.blank()
         _cautions(screen, result, verbose=verbose)
         _cost(screen, result)
-        _places(screen, result)
+        _places(screen, result, page)
 
     return Report(compose)
-
-
-def machine(ceilings: Ceilings, *, now_unix_s: float | None = None) -> Report:
-    """This machine and its measured ceilings.
-
-    Args:
-        ceilings: What was measured.
-        now_unix_s: The present, for the age of the measurement; without it no age is shown.
-    """
-
-    def compose(screen: Screen) -> None:
-        here = ceilings.machine
-        screen.row((here.hostname, "bold"), f" · {here.cpu} · {here.operating_system}")
-        screen.blank()
-        quota = f", a quota of {words.three(here.cores_quota)}" if here.cores_quota else ""
-        total = f" of {here.num_cores_total}" if here.num_cores_total != here.num_cores else ""
-        screen.say(
-            "cores", f"{here.num_cores}{total} usable ({words.plural(here.num_physical_cores, 'physical core')}{quota})"
-        )
-        screen.say("features", " ".join(here.cpu_features) or "none that decide the speed of matrix products")
-        limit = f", limited to {words.memory(here.memory_limit_bytes)}" if here.memory_limit_bytes else ""
-        shm = f" · /dev/shm {words.memory(here.shm_bytes)}" if here.shm_bytes is not None else ""
-        screen.say("memory", f"{words.memory(here.memory_bytes)}{limit}{shm}")
-        for accelerator in here.accelerators:
-            screen.say("gpu", f"{accelerator.name}, {words.memory(accelerator.memory_bytes)}")
-        screen.say("compiler", here.cxx_compiler or "none: `torch.compile` needs one on a CPU")
-        screen.blank()
-        _ceilings_table(screen, ceilings, now_unix_s)
-        screen.command("next", "flatout why SCRIPT")
-
-    return Report(compose)
-
-
-def levers(rows: Sequence[Lever]) -> Report:
-    """Every lever with its class, what it can shorten and what it does, from the safest class to the widest."""
-
-    def compose(screen: Screen) -> None:
-        name = max((len(lever.name) for lever in rows), default=0)
-        for class_ in CLASSES:
-            here = [lever for lever in rows if lever.class_ == class_]
-            if not here:
-                continue
-            screen.blank()
-            screen.row((class_, "bold"), f"  {_CLASS_WORDS[class_]}")
-            for lever in here:
-                screen.say(f"  {lever.name}", lever.summary, indent=name + 4)
-        screen.blank()
-        screen.say("classes", "each includes those above it; `--accept CLASS` says how far levers may go")
-        screen.command("next", "flatout tune SCRIPT")
-
-    return Report(compose)
-
-
-_CLASS_WORDS = {
-    "exact": "same batches, same random numbers, same bits",
-    "rounding": "the order of float operations",
-    "precision": "the width of floats",
-    "statistical": "which random numbers are drawn; only with `--accept statistical`",
-    "semantics": "batch size, learning rate, the model; only with `--accept semantics`",
-}
 
 
 # -- measured ------------------------------------------------------------------------------------------------------
@@ -120,7 +65,7 @@ def _measured(screen: Screen, result: Result, *, verbose: bool) -> None:
     _head(screen, result)
     screen.blank()
     _ceilings(screen, result)
-    _baseline(screen, result)
+    _baseline(screen, result, verbose=verbose)
     screen.blank()
     _anatomy(screen, result, verbose=verbose)
     binding, _, rest = result.diagnosis.sentence.partition(":")
@@ -151,19 +96,25 @@ def _ceilings(screen: Screen, result: Result) -> None:
         screen.say("ceilings", "not measured")
         return
     named = [found.get(name) for name in ("matmul_float32", "matmul_tf32", "matmul_bfloat16", "memory_copy")]
-    parts = [f"{words.ceiling(c.name)} {words.limit(c.value, c.unit)}" for c in named if c is not None]
+    rates = [(words.ceiling(c.name), words.limit(c.value, c.unit)) for c in named if c is not None]
+    parts = []
+    for number, (name, rate) in enumerate(rates):
+        value, _, unit = rate.partition(" ")
+        again = number + 1 < len(rates) and rates[number + 1][1].endswith(f" {unit}")
+        parts.append(f"{name} {value if again else rate}")
     created = words.unix_s(result.created)
-    age = words.age(found.age_s(created)) if created is not None else ""
-    screen.say("ceilings", " · ".join(parts) or "not measured", (f"  (measured {age})" if age else "", "dim"))
+    text = " · ".join(parts) or "not measured"
+    age = f"  ({words.age(found.age_s(created))})" if created is not None else ""
+    screen.say("ceilings", text, (age if LABEL + len(text) + len(age) <= screen.width else "", "dim"))
 
 
-def _baseline(screen: Screen, result: Result) -> None:
+def _baseline(screen: Screen, result: Result, *, verbose: bool) -> None:
     spread = result.baseline_spread_fraction
     windows = [s for s in result.baseline_window_step_s if words.known(s)]
     details = []
     if windows:
         step = words.seconds(stats.summarize(windows).median)
-        details.append(f"{step} a step, median of {words.plural(len(windows), 'window')}")
+        details.append(f"{step} a step" + (f", median of {words.plural(len(windows), 'window')}" if verbose else ""))
     if result.foreign_fraction is not None:
         details.append(f"others used {words.percent(result.foreign_fraction)} of the CPU")
     screen.say(
@@ -234,14 +185,15 @@ def _bounds(screen: Screen, result: Result) -> None:
 
 def _utilization(screen: Screen, result: Result) -> None:
     diagnosis = result.diagnosis
-    peak = result.ceilings.get("matmul_float32") if result.ceilings else None
-    if diagnosis.model_flops_utilization is None or peak is None:
+    if diagnosis.model_flops_utilization is None:
         return
+    peak = result.ceilings.peak(diagnosis.arithmetic) if result.ceilings else None
     achieved = words.scaled(diagnosis.achieved_flops_per_s, "FLOP/s")
     screen.say(
         "arithmetic",
-        (f"{words.percent(diagnosis.model_flops_utilization)} of the float32 ceiling", "bold"),
-        f": {achieved} over the whole step, of {words.limit(peak.value, peak.unit)}",
+        (f"{words.percent(diagnosis.model_flops_utilization)} of the {diagnosis.arithmetic} ceiling", "bold"),
+        f": {achieved} over the whole step",
+        f", of {words.limit(peak.value, peak.unit)}" if peak is not None else "",
     )
 
 
@@ -289,7 +241,8 @@ def _best_words(result: Result) -> str:
 def _limit_words(result: Result) -> str:
     used = result.diagnosis.model_flops_utilization
     binding, _, rest = result.diagnosis.sentence.partition(": ")
-    at = f", at {words.percent(used)} of this machine's float32 ceiling" if used is not None else ""
+    ceiling = f"this machine's {result.diagnosis.arithmetic} ceiling"
+    at = f", at {words.percent(used)} of {ceiling}" if used is not None else ""
     if result.diagnosis.binding == "nothing":
         return f"{rest[:1].upper()}{rest[1:]}{at}"
     return f"The step is bound by {binding}{at}: {rest}" if rest else f"The step is bound by {binding}{at}"
@@ -312,8 +265,8 @@ def _open_questions(result: Result, equal: str) -> list[str]:
 
 def _cautions(screen: Screen, result: Result, *, verbose: bool) -> None:
     if result.num_discarded:
-        number = words.plural(result.num_discarded, "window")
-        screen.say("discarded", f"{number}: others used the CPU, or something was compiled")
+        windows = words.plural(result.num_discarded, "window")
+        screen.say("discarded", f"{windows}: others used the CPU, or something was compiled")
     for number, warning in enumerate(result.warnings):
         screen.say("warning" if number == 0 else "", (warning, "yellow"), most=0 if verbose else 2)
     most = None if verbose else 2
@@ -347,13 +300,13 @@ def _pays(result: Result) -> str:
     return f". This run has {words.count(steps)}: {pays}"
 
 
-def _places(screen: Screen, result: Result) -> None:
+def _places(screen: Screen, result: Result, page: Path | str | None) -> None:
     if result.plan_path:
         screen.command("plan", result.plan_path)
     elif result.plan is not None:
         screen.say("plan", label(result.plan.levers))
-    if result.run:
-        screen.command("report", str(_nearby(Path(result.run)) / PAGE))
+    if page is not None or result.run:
+        screen.command("report", str(_nearby(Path(page) if page is not None else Path(result.run) / PAGE)))
     screen.command("next", *_next(result))
 
 
@@ -367,26 +320,3 @@ def _next(result: Result) -> tuple[str, ...]:
 
 def _nearby(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
-# -- machine -------------------------------------------------------------------------------------------------------
-
-
-def _ceilings_table(screen: Screen, ceilings: Ceilings, now_unix_s: float | None) -> None:
-    age = words.age(ceilings.age_s(now_unix_s)) if now_unix_s is not None else ""
-    framework = words.framework(ceilings.framework, ceilings.framework_version)
-    threads = words.plural(ceilings.num_threads, "thread")
-    took = words.duration(ceilings.measuring_s)
-    screen.row(
-        ("ceilings", "bold"),
-        (f"   {framework} on {ceilings.device}, {threads}, measured {age + ' ' if age else ''}in {took}", "dim"),
-    )
-    name = max((len(words.ceiling(c.name)) for c in ceilings.values), default=0)
-    for c in ceilings.values:
-        spread = f"± {words.percent(c.spread_fraction)}"
-        head = f"  {words.ceiling(c.name):<{name}}  {words.limit(c.value, c.unit):>12} {spread:<8} "
-        screen.row(head, (c.source, "dim"))
-    for remark in ceilings.remarks:
-        screen.say("remark", (remark, "yellow"))
-    if ceilings.foreign_cpu_fraction is not None:
-        screen.say("others", f"used {words.percent(ceilings.foreign_cpu_fraction)} of the CPU meanwhile")

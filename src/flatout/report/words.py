@@ -25,7 +25,12 @@ CEILINGS = {
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
+TOKEN = re.compile(r"""(?:[^\s'"]|'[^']*'|"(?:\\.|[^"\\])*")+""")
+"""One argument of a command as a shell reads it."""
+
 _BREAKS = re.compile(r"\s*[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]\s*")
+
+_UNBREAKABLE = re.compile(r"(?<=\d) (?=[A-Za-zµ%]{1,9}\b|%)|(?<=\d,) (?=[\d.]+\])| (?=[·|] )|(?<=±) |(?<=more:) ")
 
 _BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Controls that let a name read differently from what it is."""
@@ -302,8 +307,17 @@ def printable(text: str) -> str:
     return "".join(_escaped(c) if _is_control(c) else c for c in flat)
 
 
+def unbroken(text: str, glue: str) -> str:
+    """Text in which the spaces that must stay in one line, as between a number and its unit, are `glue`.
+
+    >>> unbroken("4.33 ms a step [3.49, 3.70] ± 2 %", "_")
+    '4.33_ms a step [3.49,_3.70] ±_2_%'
+    """
+    return _UNBREAKABLE.sub(glue, text)
+
+
 def _is_control(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cs") or character in _BIDIRECTIONAL
+    return unicodedata.category(character) in ("Cc", "Cs") or character in _BIDIRECTIONAL or character in "\ufffe\uffff"
 
 
 def _escaped(character: str) -> str:

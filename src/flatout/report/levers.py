@@ -1,0 +1,65 @@
+"""What does a terminal show of the levers? Their names, classes and what they do, and whether they apply.
+
+In: rows. Out: a `Report`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from flatout.plan import CLASSES
+from flatout.report.screen import Report, Screen
+
+_CLASS_WORDS = {
+    "exact": "same batches, same random numbers, same bits",
+    "rounding": "the order of float operations",
+    "precision": "the width of floats",
+    "statistical": "which random numbers are drawn; only with `--accept statistical`",
+    "semantics": "batch size, learning rate, the model; only with `--accept semantics`",
+}
+
+
+class LeverRow(Protocol):
+    """What is shown of one lever; `flatout.api.LeverRow` is one."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def class_(self) -> str:
+        """One of `flatout.plan.CLASSES`."""
+
+    @property
+    def summary(self) -> str:
+        """What it does."""
+
+    @property
+    def known(self) -> bool:
+        """Whether it was looked at beside a script."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it does not apply there, None where it does."""
+
+
+def levers(rows: Sequence[LeverRow]) -> Report:
+    """Every lever, from the class that changes nothing to the one that changes most."""
+
+    def compose(screen: Screen) -> None:
+        name = max((len(row.name) for row in rows), default=0)
+        for class_ in CLASSES:
+            here = [row for row in rows if row.class_ == class_]
+            if not here:
+                continue
+            screen.blank()
+            screen.row((class_, "bold"), f"  {_CLASS_WORDS[class_]}")
+            for row in here:
+                why_not = f" (not here: {row.refusal})" if row.known and row.refusal is not None else ""
+                screen.say(f"  {row.name}", (row.summary, "dim" if why_not else ""), why_not, indent=name + 4)
+        screen.blank()
+        screen.say("classes", "each includes those above it; `--accept CLASS` says how far levers may go")
+        screen.command("next", "flatout tune SCRIPT")
+
+    return Report(compose)

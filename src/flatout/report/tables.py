@@ -1,0 +1,225 @@
+"""Which numbers stand behind each figure, and where does each come from? The page's tables.
+
+In: a `Result`. Out: a `Table` of strings each; the template escapes and sets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from flatout import stats
+from flatout.anatomy import Anatomy
+from flatout.plan import Trial
+from flatout.report import words
+from flatout.report.thinned import KINDS, dots
+from flatout.report.tried import remark
+from flatout.result import Result
+
+MOST_ROWS = 400
+"""Rows of one table in the page; `result.json` has the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Strings in rows.
+
+    Attributes:
+        title: What it holds.
+        head: Names of the columns.
+        rows: As long as `head` each.
+        texts: How many columns from the left are text; the others are numbers.
+        left_out: Rows that are not shown.
+    """
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    texts: int = 1
+    left_out: int = 0
+
+
+def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int = 1) -> Table:
+    """A table, cut where it would make the page heavy."""
+    found = [tuple(row) for row in rows]
+    return Table(
+        title=title,
+        head=tuple(head),
+        rows=tuple(found[:MOST_ROWS]),
+        texts=texts,
+        left_out=max(len(found) - MOST_ROWS, 0),
+    )
+
+
+def steps(result: Result) -> Table:
+    """Every phase with its time, before and with the plan."""
+    tuned = result.tuned_anatomy if result.plan is not None else None
+    names = list(dict.fromkeys([*result.anatomy.phases_s, *(tuned.phases_s if tuned else ())]))
+    head = ["phase", "a step", "share", "spread", *(["with the plan", "share"] if tuned else []), "if free, at most"]
+    alone = {b.shortens[0]: b for b in reversed(result.diagnosis.bounds) if len(b.shortens) == 1}
+    rows = []
+    for name in names:
+        bound = alone.get(name)
+        rows.append([
+            name,
+            *_phase(result.anatomy, name, spread=True),
+            *(_phase(tuned, name, spread=False) if tuned else []),
+            f"{words.ratio(bound.ratio)} {words.interval(bound.low, bound.high)}".rstrip() if bound else "",
+        ])  # fmt: skip
+    return table("Time of a step by phase", head, rows)
+
+
+def _phase(anatomy: Anatomy, name: str, *, spread: bool) -> list[str]:
+    if name not in anatomy.phases_s:
+        return ["not observed", "", ""] if spread else ["not observed", ""]
+    found = [words.seconds(anatomy.phases_s[name]), words.share(anatomy.share(name))]
+    wide = anatomy.spread_fraction.get(name)
+    return [*found, f"± {words.percent(wide)}" if words.known(wide) else ""] if spread else found
+
+
+def bounds(result: Result) -> Table:
+    """What each remedy could bring at most."""
+    rows = [
+        (b.remedy, b.how, ", ".join(b.shortens), words.ratio(b.ratio), words.interval(b.low, b.high))
+        for b in result.diagnosis.bounds
+    ]
+    return table("What each remedy can bring at most", ("remedy", "how", "shortens", "at most", "95 %"), rows, texts=3)
+
+
+def timeline(result: Result) -> Table:
+    """Each kind of step in a few numbers."""
+    found = dots(result)
+    rows = []
+    for kind, name in KINDS.items():
+        samples = [dot.step_s for dot in found if dot.kind == kind]
+        if samples:
+            summary = stats.summarize(samples)
+            values = (summary.low, summary.median, summary.high, max(samples))
+            rows.append([name, words.count(len(samples)), *(words.seconds(value) for value in values)])
+    return table("Steps by what they were measured for", ("steps", "number", "5 %", "median", "95 %", "slowest"), rows)
+
+
+def trials(result: Result) -> Table:
+    """Every trial with what it brought and cost."""
+    again = [result.winner] if result.winner is not None else []
+    rows = [_trial(t, t.label) for t in result.trials] + [_trial(t, f"{t.label}, measured again") for t in again]
+    head = ("levers", "verdict", "remark", "ratio", "95 %", "pairs", "discarded", "took", "engaging", "memory", "plain")
+    return table("Every trial", head, rows, texts=3)
+
+
+def _trial(trial: Trial, name: str) -> list[str]:
+    return [
+        name,
+        trial.outcome,
+        remark(trial),
+        words.ratio(trial.ratio),
+        words.interval(trial.ratio_low, trial.ratio_high),
+        words.count(trial.num_pairs),
+        words.count(trial.num_discarded),
+        words.duration(trial.took_s),
+        words.duration(trial.engage_s) if trial.engage_s >= 0.05 else "",
+        words.memory(trial.peak_memory_bytes) if trial.peak_memory_bytes is not None else "",
+        words.memory(trial.baseline_peak_memory_bytes) if trial.baseline_peak_memory_bytes is not None else "",
+    ]
+
+
+def operations(result: Result) -> Table:
+    """The heaviest operations of one step."""
+    rows = []
+    for op in result.census.operations if result.census else ():
+        timed = op.self_s > 0
+        rows.append([
+            op.name, op.shape, op.dtype, words.count(op.num_calls), words.seconds(op.self_s),
+            words.scaled(op.flops, "FLOP") if op.counted else "no formula",
+            words.scaled(op.moved_bytes, "B"),
+            words.scaled(op.flops / op.self_s, "FLOP/s") if op.counted and op.flops and timed else "",
+            words.scaled(op.moved_bytes / op.self_s, "B/s") if op.moved_bytes and timed else "",
+        ])  # fmt: skip
+    head = ("operation", "shapes", "type", "calls", "time", "FLOP", "moved", "rate", "traffic")
+    return table("The heaviest operations of one step", head, rows, texts=3)
+
+
+def numerics(result: Result) -> Table:
+    """What the comparison of numbers said for every trial whose numbers were compared."""
+    again = [result.winner] if result.winner is not None else []
+    rows = [
+        (f"{t.label}{', measured again' if t.remeasured else ''}", t.class_, t.agreement, t.agreement_detail)
+        for t in (*again, *result.trials)
+        if t.agreement
+    ]
+    return table("Numerics of every trial", ("levers", "class", "verdict", "error and noise"), rows, texts=4)
+
+
+def sources(result: Result) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Each command with the numbers that it obtains again, and how each was obtained."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for number, how, command in _sources(result):
+        found.setdefault(command, []).append((number, how))
+    return list(found.items())
+
+
+def _sources(result: Result) -> list[tuple[str, str, str]]:
+    why, tune = f"flatout why {result.typed}", f"flatout tune {result.typed}"
+    windows = words.plural(len(result.baseline_window_step_s), "window")
+    rows = [
+        ("steps a second", f"median of {windows} of the plain script; only the ends of steps are timed", why),
+        (
+            "where a step goes",
+            f"means over {words.plural(result.anatomy.num_steps, 'step')} in "
+            f"{words.plural(result.anatomy.num_windows, 'window')} of their own; watching costs time, so these windows "
+            "enter no ratio",
+            why,
+        ),
+        ("if it were free, at most", "each as its row says; measured before anything was tried", why),
+    ]
+    if result.noise is not None:
+        rows.append(("two equal runs", "95 % interval of plain against plain, in alternating windows", why))
+    if result.trials:
+        rows.append(("ratios", "windows of plain and candidate in turn; Student's t on the logarithms, 95 %", tune))
+    if result.winner is not None and result.winner.remeasured:
+        how = (
+            f"{words.plural(result.winner.num_pairs, 'further pair')} after the choice: the best of many is partly luck"
+        )
+        rows.append(("the final ratio", how, tune))
+    if any(trial.agreement for trial in result.trials):
+        rows.append(("numerics", "the same batch and random state with and without; norm of the difference", tune))
+    if result.census is not None:
+        how = "one step, each operation counted by formula (two per multiply-add) and by its arguments' bytes"
+        rows.append(("FLOP and bytes", how, why))
+    if result.ceilings is not None:
+        rows.append(("ceilings", "microbenchmarks, the 90th percentile of their windows", "flatout machine --refresh"))
+    rows.append(("this page", "from `result.json` beside it", f"flatout report {result.run}".rstrip()))
+    return rows
+
+
+def ceilings(result: Result) -> Table:
+    """The machine's measured limits."""
+    values = result.ceilings.values if result.ceilings else ()
+    rows = [
+        (words.ceiling(c.name), c.source, words.limit(c.value, c.unit), f"± {words.percent(c.spread_fraction)}")
+        for c in values
+    ]
+    return table("Measured ceilings", ("limit", "measured on", "value", "spread"), rows, texts=2)
+
+
+def windows(result: Result) -> list[Table]:
+    """The raw samples behind every ratio."""
+    head = ("window", "plain", "candidate")
+    found = [
+        table(
+            "Baseline windows",
+            ("window", "a step"),
+            [(str(number), _raw(value)) for number, value in enumerate(result.baseline_window_step_s, 1)],
+        )
+    ]
+    again = [result.winner] if result.winner is not None else []
+    for trial in (*again, *result.trials):
+        pairs = zip(trial.baseline_step_s, trial.candidate_step_s, strict=False)
+        rows = [(str(number), _raw(plain), _raw(other)) for number, (plain, other) in enumerate(pairs, 1)]
+        if rows:
+            found.append(table(f"{trial.label}{', measured again' if trial.remeasured else ''}", head, rows))
+    return found
+
+
+def _raw(value_s: float) -> str:
+    return f"{1e3 * value_s:,.4f} ms" if words.known(value_s) else words.MISSING

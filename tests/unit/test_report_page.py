@@ -1,0 +1,314 @@
+"""The HTML page and the JSON, as text; what a browser makes of it is in `tests/end_to_end/test_report_browser.py`."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flatout.report.html
+from flatout.report import figures, html, json_text, roofline, svg, tables, thinned, ticks, write_html
+from flatout.result import TimelineStep
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
+
+import report_examples as examples
+
+RESULTS = {name: make() for name, make in examples.EXAMPLES.items()}
+PAGES = {name: html.html_text(result) for name, result in RESULTS.items()}
+VOID = {"meta", "br", "wbr", "link", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Collects elements, text and ids, and checks that every element is closed."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.elements, self.stack, self.words, self.ids = [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.elements.append((tag, found))
+        if "id" in found:
+            self.ids.append(found["id"])
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if "id" in dict(attributes):
+            self.ids.append(dict(attributes)["id"])
+
+    def handle_endtag(self, tag):
+        assert self.stack and self.stack[-1] == tag, f"</{tag}> closes <{self.stack[-1] if self.stack else None}>"
+        self.stack.pop()
+
+    def handle_data(self, data):
+        if not self.stack or self.stack[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join("".join(self.words).replace("\u00a0", " ").split())
+
+    def named(self, tag):
+        return [found for name, found in self.elements if name == tag]
+
+
+@pytest.fixture(params=PAGES)
+def page(request):
+    return Page(PAGES[request.param])
+
+
+def test_every_element_is_closed_and_every_id_unique(page):
+    assert page.stack == []
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_the_page_needs_no_script_and_no_network(page):
+    assert not {"script", "link", "iframe", "img", "object"} & {tag for tag, _ in page.elements}
+    for tag, attributes in page.elements:
+        assert not any(name.startswith("on") for name in attributes), tag
+        for name in ("href", "src", "xlink:href"):
+            assert attributes.get(name, "#").startswith("#")
+
+
+def test_every_reference_inside_a_drawing_leads_somewhere(page):
+    for tag, attributes in page.elements:
+        if tag == "use":
+            assert attributes["href"][1:] in page.ids
+        if "clip-path" in attributes:
+            assert attributes["clip-path"][5:-1] in page.ids
+
+
+def test_the_head_says_what_a_browser_and_a_reader_need(page):
+    assert page.named("html")[0]["lang"] == "en"
+    assert page.named("meta")[0] == {"charset": "utf-8"}
+    assert any(found.get("name") == "viewport" for found in page.named("meta"))
+    assert len(page.named("title")) == len(page.named("h1")) == len(page.named("main")) == 1
+
+
+def test_every_drawing_is_an_image_with_words_drawn_wide_and_narrow(page):
+    drawings = page.named("svg")
+    assert [d["class"] for d in drawings] == ["wide", "narrow"] * (len(drawings) // 2)
+    assert all(d["role"] == "img" and len(d["aria-label"]) > 20 for d in drawings)
+
+
+def test_every_figure_has_a_caption(page):
+    tags = [tag for tag, _ in page.elements]
+    assert tags.count("figure") == tags.count("figcaption")
+
+
+def test_every_colour_of_a_drawing_is_a_custom_property_of_the_style_sheet(page):
+    style = (Path(flatout.report.html.__file__).parent / "page.css").read_text()
+    for _, attributes in page.elements:
+        for value in re.findall(r"(?:fill|stroke):([^;]+)", attributes.get("style", "")):
+            assert value == "none" or value.startswith("var(--"), value
+            if value.startswith("var("):
+                assert f"{value[4:-1]}: #" in style
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_stays_small(name):
+    assert len(PAGES[name].encode()) < 300_000
+
+
+def test_a_long_timeline_does_not_make_a_heavy_page():
+    steps = tuple(
+        TimelineStep(start_s=n * 0.004, step_s=0.004 + (n % 97) * 1e-5, group="trial", label="x" if n % 2 else "plain")
+        for n in range(200_000)
+    )
+    assert len(html.html_text(replace(RESULTS["lenet"], timeline=steps)).encode()) < 1_000_000
+
+
+def test_names_of_the_record_are_text_wherever_they_stand():
+    page = Page(PAGES["huge"])
+    assert "<script>alert(1)</script>.py trains 123 times as fast" in page.text
+    assert "<img src=x onerror=alert(1)>" in page.text
+    labels = " ".join(found.get("aria-label", "") for found in page.named("svg"))
+    assert "</text><script>alert(2)</script>" in labels
+    assert "$\\frac{1}{2}$" in page.text  # no formula is made of it
+    assert "<svg onload=alert(3)>" in page.text
+
+
+def test_no_control_character_reaches_the_page():
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", PAGES["huge"])
+    assert "h\\x07ost\\u202egnp.exe" in PAGES["huge"]
+
+
+hostile = st.text(st.sampled_from("<>&\"'`$\\{}%;/=\x00\x1b\n\u202e\ud800\uffffaA0 訓"), max_size=30)
+
+
+@given(name=hostile, lever=hostile, reason=hostile)
+@settings(max_examples=15, deadline=None)
+def test_whatever_the_names_are_the_page_is_well_formed(name, lever, reason):
+    result = RESULTS["lenet"]
+    trial = replace(result.trials[0], levers={lever: {reason: name}}, agreement_detail=reason)
+    operation = replace(result.census.operations[0], name=lever, shape=reason)
+    found = replace(
+        result, script=name, typed=reason, trials=(trial,), winner=trial, warnings=(reason,), refused=(name,),
+        plan=replace(result.plan, levers=trial.levers), census=replace(result.census, operations=(operation,)),
+        timeline=(),
+    )  # fmt: skip
+    page = Page(html.html_text(found))
+    assert page.stack == []
+    assert not page.named("script")
+    html.html_text(found).encode("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "sentence"),
+    [
+        ("lenet", "3.6x as fast", "lenet.py trains 3.6 times as fast on this machine, and its numbers agree."),
+        ("nothing", "1.01x at best", "resnet_folder.py is as fast as any lever makes it on this machine."),
+        ("busy", "[0.88, 1.58] 95 % interval", "lenet.py may or may not be faster with a lever"),
+        ("why", "59.2 steps a second", "char_gpt.py is bound by launch overhead"),
+    ],
+)
+def test_the_page_begins_with_one_number_and_one_sentence(name, number, sentence):
+    text = Page(PAGES[name]).text
+    assert text.index(number) < text.index(sentence) < 600
+
+
+def test_the_sections_tell_a_story_in_order():
+    text = PAGES["lenet"]
+    ids = ["h-step", "h-time", "h-tried", "h-roof", "h-numerics", "h-cost", "h-machine", "h-raw"]
+    places = [text.index(f'<h2 id="{name}">') for name in ids]
+    assert places == sorted(places)
+
+
+def test_every_raw_sample_is_in_the_page():
+    text = PAGES["lenet"]
+    for trial in RESULTS["lenet"].trials:
+        for value in (*trial.baseline_step_s, *trial.candidate_step_s):
+            assert f"{1e3 * value:,.4f} ms" in text
+
+
+def test_a_table_too_long_for_the_page_says_so():
+    long = tables.table("x", ("a",), [("1",)] * (tables.MOST_ROWS + 5))
+    assert len(long.rows) == tables.MOST_ROWS and long.left_out == 5
+
+
+def test_every_number_comes_with_the_command_that_obtains_it_again():
+    text = Page(PAGES["lenet"]).text
+    for command in ("flatout why lenet.py --data mnist", "flatout tune lenet.py", "flatout machine --refresh"):
+        assert command in text
+
+
+def test_a_result_without_anything_still_has_a_page():
+    page = Page(PAGES["hollow"])
+    assert not page.named("svg")
+    assert "nan" not in page.text.lower().replace("finance", "")
+
+
+def test_the_page_is_the_same_every_time():
+    assert html.html_text(RESULTS["lenet"]) == PAGES["lenet"]
+
+
+def test_drawing_leaves_matplotlib_as_it_was():
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    figures.forest(RESULTS["lenet"])
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_writing_is_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "report.html"
+    assert write_html(RESULTS["why"], path) == path
+    before = path.read_text(encoding="utf-8")
+
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="No space"):
+        write_html(RESULTS["lenet"], str(path))
+    assert path.read_text(encoding="utf-8") == before
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_importing_the_report_imports_no_library():
+    heavy = {"rich", "jinja2", "matplotlib", "markupsafe", "numpy", "torch"}
+    code = f"import flatout.report, sys; print(sorted({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_json_is_the_summary_and_valid_even_where_numbers_are_missing():
+    assert json.loads(json_text(RESULTS["lenet"]))["ratio"] == 3.6
+    assert json.loads(json_text(RESULTS["hollow"]))["baseline_steps_per_s"] is None
+    assert set(json.loads(json_text(RESULTS["why"]))["phases"]) == set(RESULTS["why"].anatomy.phases_s)
+
+
+times = st.floats(min_value=1e-6, max_value=1e4)
+
+
+points_of_steps = st.tuples(times, times, st.sampled_from(sorted(thinned.KINDS)), st.booleans())
+
+
+@given(st.lists(points_of_steps, min_size=2, max_size=300))
+def test_thinning_keeps_the_fastest_and_the_slowest_of_every_kind(points):
+    found = [thinned.Dot(start_s=a, step_s=b, kind=kind, outside=c) for a, b, kind, c in points]
+    kept = thinned.thin(found, slices=5, each=3)
+    assert set(kept) <= set(found)
+    assert len(kept) <= max(5 * 3 * len(thinned.KINDS) * 2, 15)
+    for kind in {dot.kind for dot in found}:
+        own = [dot.step_s for dot in found if dot.kind == kind]
+        left = [dot.step_s for dot in kept if dot.kind == kind]
+        assert (min(left), max(left)) == (min(own), max(own))
+
+
+def test_every_far_outlier_survives_thinning():
+    found = [
+        thinned.Dot(start_s=n * 0.01, step_s=0.5 if n % 1000 == 7 else 0.004, kind="plain", outside=False)
+        for n in range(20_000)
+    ]
+    kept = thinned.thin(found, slices=180)
+    assert sum(dot.step_s == 0.5 for dot in kept) == 20
+
+
+@given(st.floats(min_value=1e-6, max_value=1e9), st.integers(min_value=2, max_value=9))
+def test_even_ticks_are_few_round_and_inside(last, most):
+    found = ticks.even(last, most)
+    assert found[0] == 0 and found[-1] <= last * (1 + 1e-9) and len(found) <= most + 2
+
+
+@given(st.floats(min_value=1e-3, max_value=0.99), st.floats(min_value=1.01, max_value=900), st.integers(4, 8))
+def test_one_is_among_the_ticks_of_every_range_of_ratios(low, high, most):
+    found = ticks.ratios(low, high, most)
+    assert 1.0 in found
+    assert all(low <= x <= high for x in found)
+
+
+@given(st.floats(min_value=1e-9, max_value=1e3), st.floats(min_value=1.5, max_value=1e6))
+def test_logarithmic_ticks_lie_inside(low, factor):
+    found = ticks.logarithmic(low, low * factor)
+    assert all(low <= x <= low * factor for x in found)
+
+
+def test_cut_text_ends_in_an_ellipsis_and_counts_wide_letters_twice():
+    assert svg.cut("convolution", 20) == "convolution"
+    assert svg.cut("convolution_backward", 12) == "convolution…"
+    assert len(svg.cut("訓" * 20, 10)) < 8
+
+
+def test_operations_above_every_ceiling_are_drawn_all_the_same():
+    census = RESULTS["lenet"].census
+    fast = replace(census.operations[0], self_s=1e-9)
+    assert roofline.roofline(replace(RESULTS["lenet"], census=replace(census, operations=(fast,)))) is not None
+
+
+def test_a_single_step_or_a_constant_timeline_is_no_problem():
+    one = TimelineStep(start_s=0.0, step_s=0.004, group="baseline")
+    assert figures.timeline(replace(RESULTS["lenet"], timeline=(one,))) is None
+    assert figures.timeline(replace(RESULTS["lenet"], timeline=(one, one))) is not None

@@ -1,0 +1,257 @@
+"""What a terminal shows, against golden files and by its rules."""
+
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from flatout.plan import Trial
+from flatout.report import levers, machine, screen, terminal, trials_table, tried
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+sys.path.insert(0, str(GOLDEN))
+
+import report_examples as examples  # noqa: E402
+
+RESULTS = {name: make() for name, make in examples.EXAMPLES.items()}
+TUNED = [name for name, result in RESULTS.items() if result.command == "tune"]
+
+
+def shown(result, **options):
+    width, ascii_only = options.pop("width", 80), options.pop("ascii_only", False)
+    make = terminal.why if result.command == "why" else terminal.tune
+    return screen.plain(make(result, **options), width=width, ascii_only=ascii_only)
+
+
+def wider_than(text, width):
+    """Lines that are too wide, but for commands and paths, in which no word may be cut."""
+    lines, kept = text.splitlines(), False
+    found = []
+    for line in lines:
+        kept = line.startswith(("next ", "report ", "plan ")) or (kept and line.startswith("             "))
+        if cell_len(line) > width and not kept:
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(examples.terminal_texts()))
+def test_the_terminal_shows_what_it_showed(name):
+    assert examples.terminal_texts()[name] == (GOLDEN / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("width", [60, 80, 81, 100, 120, 200])
+@pytest.mark.parametrize("verbose", [False, True])
+def test_no_line_is_wider_than_the_terminal(name, width, verbose):
+    assert wider_than(shown(RESULTS[name], width=width, verbose=verbose), width) == []
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_no_line_ends_in_spaces_and_no_two_blank_lines_follow(name):
+    text = shown(RESULTS[name], verbose=True)
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert "\n\n\n" not in text
+
+
+@pytest.mark.parametrize("name", ["lenet", "nothing", "busy", "why", "gpu"])
+def test_the_default_fits_one_screen(name):
+    assert 20 <= len(shown(RESULTS[name]).splitlines()) <= 39
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_ascii_streams_get_ascii(name):
+    shown(RESULTS[name], ascii_only=True, verbose=True).encode("ascii")
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_the_last_line_names_the_next_command(name):
+    *_, last = [line for line in shown(RESULTS[name]).splitlines() if line.startswith("next")]
+    assert last.startswith("next       flatout ")
+
+
+def test_a_winner_says_how_much_how_sure_and_when_it_pays():
+    text = " ".join(shown(RESULTS["lenet"]).split())
+    assert "3.6x faster: 231 → 832 steps/s [3.49, 3.70] when measured again" in text
+    assert "two equal runs differ by up to 1.4 % here" in text
+    assert "earned back after 22,700 steps. This run has 2,814: it pays from the ninth run on" in text
+
+
+def test_a_run_long_enough_pays_within_itself():
+    result = replace(RESULTS["lenet"], steps_in_run=40_000)
+    assert "This run has 40,000: it pays within this very run" in " ".join(shown(result).split())
+
+
+def test_an_unknown_length_of_the_run_is_not_guessed():
+    text = shown(replace(RESULTS["lenet"], steps_in_run=None))
+    assert "earned back after 22,700 steps" in text
+    assert "This run" not in text
+
+
+def test_nothing_helps_says_what_binds_and_how_close_to_the_ceiling():
+    text = " ".join(shown(RESULTS["nothing"]).split())
+    assert "no difference: best of 9 candidates 1.01x [0.98, 1.03] when measured again" in text
+    assert "bound by compute, at 86 % of this machine's float32 ceiling" in text
+
+
+def test_inconclusive_says_why():
+    text = " ".join(shown(RESULTS["busy"]).split())
+    assert "inconclusive: best of 2 candidates 1.18x [0.88, 1.58], the interval is too wide to tell" in text
+    assert "Plain against plain: only 2 pairs of windows" in text
+    assert "stopped the search ended early: the budget of 180 s is spent" in text
+    assert "21 windows: others used the CPU" in text
+
+
+def test_faster_with_numbers_that_nobody_compared_is_no_success():
+    text = " ".join(shown(RESULTS["gpu"]).split())
+    assert "✔" not in text
+    assert "but its numbers could not be compared" in text
+
+
+def test_a_disagreement_has_its_own_mark():
+    line = next(line for line in shown(RESULTS["nothing"]).splitlines() if line.startswith("  bf16"))
+    assert "✖" in line and "1.41" in line
+
+
+def test_a_phase_without_a_measured_bound_has_none():
+    lines = shown(RESULTS["lenet"]).splitlines()
+    assert next(line for line in lines if line.startswith("  backward")).endswith("12 %")
+    assert "3.4x  one cached batch replayed" in next(line for line in lines if line.startswith("  data"))
+
+
+def test_phases_that_were_not_seen_are_named():
+    assert "not observed  copy, communication" in shown(RESULTS["lenet"])
+
+
+def test_warnings_refusals_and_discarded_windows_are_said():
+    text = shown(RESULTS["busy"])
+    for label in ("discarded", "warning", "refused"):
+        assert f"\n{label}" in text
+
+
+def test_what_trials_wrote_is_listed_with_verbose():
+    assert "runs/lenet.pt" in shown(RESULTS["lenet"], verbose=True)
+
+
+def test_a_set_stands_below_the_set_that_it_extends():
+    words = [(row.depth, row.words) for row in tried.rows(RESULTS["lenet"])]
+    assert words[:5] == [
+        (0, "fused_fetch"), (1, "+ fused_optimizer"), (2, "+ threads=1"), (3, "+ bf16"), (3, "+ compile"),
+    ]  # fmt: skip
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abcde"), st.just({}), min_size=1), min_size=1, max_size=12))
+@settings(deadline=None)
+def test_every_trial_has_one_row_and_its_levers_are_those_on_the_way_to_it(sets):
+    unique = list({tuple(sorted(one)): one for one in sets}.values())
+    trials = tuple(Trial(levers=one, outcome="faster", ratio=1.0 + len(one)) for one in unique)
+    rows = tried.rows(replace(RESULTS["lenet"], trials=trials))
+    assert sorted(id(row.trial) for row in rows) == sorted(map(id, trials))
+    path = []
+    for row in rows:
+        path = [*path[: row.depth], row.words.removeprefix("+ ")]
+        assert sorted(" ".join(path).split()) == sorted(row.trial.levers)
+
+
+def test_the_chosen_one_and_disagreements_are_kept_when_rows_are_few():
+    result = RESULTS["lenet"]
+    kept = tried.rows(result, trials_table.MOST_ROWS)
+    assert len(kept) == trials_table.MOST_ROWS
+    assert any(row.chosen for row in kept)
+    assert any(row.mark == "never" for row in kept)
+    assert f"{len(result.trials) - len(kept)} more: --verbose" in shown(result)
+
+
+def test_reasons_are_said_once_for_all_levers_that_share_them():
+    assert "pinned_memory, cudnn_benchmark, tf32 (trains on the CPU)" in shown(RESULTS["lenet"])
+
+
+def test_a_long_command_is_broken_between_arguments_so_that_it_can_be_copied():
+    lines = shown(RESULTS["huge"]).splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("next"))
+    command = "\n".join(lines[start:]).removeprefix("next       ")
+    assert " ".join(command.replace("\\\n", "").split()) == " ".join(("flatout run " + RESULTS["huge"].typed).split())
+    assert all(line.endswith(" \\") for line in lines[start:-1])
+    assert "'a  b'" in command
+
+
+def test_a_terminal_that_wants_colour_gets_it_and_others_do_not(monkeypatch):
+    class Terminal(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self):
+            return True
+
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    coloured, plain, without = Terminal(), io.StringIO(), Terminal()
+    screen.show(terminal.tune(RESULTS["lenet"]), coloured)
+    screen.show(terminal.tune(RESULTS["lenet"]), plain)
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen.show(terminal.tune(RESULTS["lenet"]), without)
+    assert "\x1b[" in coloured.getvalue()
+    assert "\x1b[" not in plain.getvalue()
+    assert "\x1b[3" not in without.getvalue()  # bold stays, colour goes
+    assert plain.getvalue() == shown(RESULTS["lenet"])
+
+
+def test_a_stream_that_is_not_utf_8_is_not_broken():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="latin-1", newline="\n")
+    screen.show(terminal.tune(RESULTS["huge"]), stream)
+    stream.flush()
+    assert b"\\u8a13" in raw.getvalue() or b"faster" in raw.getvalue()
+
+
+def test_the_machine_shows_every_ceiling_and_its_age():
+    text = screen.plain(machine.machine(examples.CEILINGS, now_unix_s=examples.CREATED_UNIX_S))
+    assert "159 GFLOP/s" in text and "measured 2 days ago" in text and "1.9 µs" in text
+
+
+def test_levers_stand_under_their_class():
+    class Lever:
+        known = True
+
+        def __init__(self, name, class_, refusal=None):
+            self.name, self.class_, self.summary, self.refusal = name, class_, f"what {name} does", refusal
+
+    text = screen.plain(levers.levers([Lever("bf16", "precision", "no bf16 here"), Lever("workers", "exact")]))
+    assert text.index("exact") < text.index("workers") < text.index("precision") < text.index("bf16")
+    assert "what bf16 does (not here: no bf16 here)" in text
+    assert "what workers does\n" in text
+
+
+@given(share=st.floats(min_value=0, max_value=1), cells=st.integers(min_value=1, max_value=60))
+@settings(deadline=None)
+def test_a_bar_is_as_long_as_its_share_and_shows_whatever_is_not_zero(share, cells):
+    found = {}
+
+    def compose(page):
+        found["bar"] = page.bar(share, cells)
+
+    for ascii_only in (False, True):
+        screen.plain(screen.Report(compose), ascii_only=ascii_only)
+        bar = found["bar"]
+        assert cell_len(bar) == cells
+        assert (bar.strip() == "") == (share == 0)
+        full = bar.count("█") + bar.count("#")
+        assert full <= share * cells + 1 and share * cells <= full + 1.1
+
+
+@given(text=st.text(max_size=60), cells=st.integers(min_value=3, max_value=40))
+@settings(deadline=None)
+def test_fitted_text_has_exactly_its_columns(text, cells):
+    found = {}
+
+    def compose(page):
+        found["text"] = page.fit(text, cells)
+
+    for ascii_only in (False, True):
+        screen.plain(screen.Report(compose), ascii_only=ascii_only)
+        assert cell_len(found["text"]) == cells
