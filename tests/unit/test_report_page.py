@@ -172,11 +172,27 @@ def test_whatever_the_names_are_the_page_is_well_formed(name, lever, reason):
         ("nothing", "1.01x at best", "resnet_folder.py is as fast as any lever makes it on this machine."),
         ("busy", "[0.88, 1.58] 95 % interval", "lenet.py may or may not be faster with a lever"),
         ("why", "59.2 steps a second", "char_gpt.py is bound by launch overhead"),
+        ("gpu", "1.2x but numbers that nobody compared", "train.py stays as it is: the fastest candidate could not be"),
     ],
 )
 def test_the_page_begins_with_one_number_and_one_sentence(name, number, sentence):
     text = Page(PAGES[name]).text
     assert text.index(number) < text.index(sentence) < 600
+
+
+def test_a_fast_winner_with_other_numbers_is_no_success():
+    result = RESULTS["gpu"]
+    winner = replace(result.winner, outcome="disagrees", agreement="disagrees", agreement_detail="scaled by 0.9")
+    text = Page(html.html_text(replace(result, winner=winner))).text
+    assert "1.2x but other numbers" in text
+    assert "does not compute the same" in text
+
+
+def test_numbers_are_said_to_agree_only_where_they_do():
+    result = RESULTS["lenet"]
+    unjudged = replace(result, winner=replace(result.winner, agreement=""))
+    assert "numbers agree" in Page(PAGES["lenet"]).text
+    assert "numbers agree" not in Page(html.html_text(unjudged)).text
 
 
 def test_the_sections_tell_a_story_in_order():

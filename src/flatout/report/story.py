@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flatout.plan import Trial
 from flatout.report import words
 from flatout.report.tried import best, remark
 from flatout.result import Result
@@ -55,7 +56,8 @@ def _faster(result: Result) -> Story:
     return Story(
         number=gain,
         unit="as fast",
-        sentence=f"trains {gain.removesuffix('x')} times as fast on this machine, and its numbers agree.",
+        sentence=f"trains {gain.removesuffix('x')} times as fast on this machine"
+        + (", and its numbers agree." if won.agreement == "agrees" else "."),
         lead=tuple(line for line in lead if line),
         command=f"flatout run {result.typed}",
     )
@@ -96,14 +98,11 @@ def _nothing(result: Result) -> Story:
 
 def _inconclusive(result: Result) -> Story:
     found = best(result)
+    if found is not None and found.outcome in ("faster", "disagrees"):
+        return _unproven(result, found)
     ends = words.interval(found.ratio_low, found.ratio_high) if found is not None else ""
     lead = []
-    if found is not None and found.outcome == "faster":
-        why = found.agreement_detail or "nothing was captured"
-        lead.append(
-            f"The best candidate is {words.times(found.ratio)} faster, but its numbers were not compared: {why}."
-        )
-    elif found is not None:
+    if found is not None:
         lead.append(f"The best candidate brought {words.ratio(found.ratio)}x: {remark(found)}.")
     if result.noise is not None and result.noise.reason:
         lead.append(f"The plain script against itself could not be judged either: {result.noise.reason}.")
@@ -117,6 +116,25 @@ def _inconclusive(result: Result) -> Story:
         unit="95 % interval of the best candidate" if ends else "no candidate was measured",
         sentence="may or may not be faster with a lever: this measurement cannot tell.",
         lead=tuple(lead),
+        command=f"flatout tune {result.typed}",
+    )
+
+
+def _unproven(result: Result, found: Trial) -> Story:
+    """Speed without numbers to trust is no result."""
+    compared = found.outcome == "disagrees"
+    ends = words.interval(found.ratio_low, found.ratio_high)
+    detail = found.agreement_detail or found.reason or "nothing was captured"
+    return Story(
+        number=words.times(found.ratio),
+        unit="but other numbers" if compared else "but numbers that nobody compared",
+        sentence="stays as it is: the fastest candidate "
+        + ("does not compute the same." if compared else "could not be shown to compute the same."),
+        lead=(
+            f"`{found.label}` is {words.ratio(found.ratio)}x as fast {ends}, but: {detail}.",
+            "Nothing was changed and no plan was written.",
+            _cost(result),
+        ),
         command=f"flatout tune {result.typed}",
     )
 
