@@ -23,8 +23,6 @@ _PUBLIC: dict[str, str] = {
     "UsageError": "flatout.errors",
     "levers": "flatout.api",
     "machine": "flatout.api",
-    "report": "flatout.api",
-    "run": "flatout.api",
     "tune": "flatout.api",
     "why": "flatout.api",
 }

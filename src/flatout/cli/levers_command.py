@@ -20,7 +20,8 @@ def command(words: tuple[str, ...], module: str | None, allow_writes: bool, star
     Example:  flatout levers train.py --epochs 3
     Next:     flatout run --levers bf16,channels_last train.py --epochs 3
     """  # noqa: D301
-    from flatout import api, report
+    from flatout import api
+    from flatout.report import print_levers
     from flatout.run.script import from_words
 
     script = from_words(words, module) if words or module else None
@@ -29,4 +30,4 @@ def command(words: tuple[str, ...], module: str | None, allow_writes: bool, star
     if as_json:
         print(json.dumps({row.name: row.as_json() for row in rows}))
     else:
-        report.print_levers(rows)
+        print_levers(rows)

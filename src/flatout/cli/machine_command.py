@@ -19,11 +19,12 @@ def command(refresh: bool, as_json: bool) -> None:
     Example:  flatout machine
     Next:     flatout why train.py
     """  # noqa: D301
-    from flatout import api, report
+    from flatout import api
     from flatout.records import to_json
+    from flatout.report import print_machine
 
     ceilings = api.machine(refresh=refresh)
     if as_json:
         print(json.dumps(to_json(ceilings)))
     else:
-        report.print_machine(ceilings)
+        print_machine(ceilings)

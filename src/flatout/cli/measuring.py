@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from flatout import report
 from flatout.plan import Trial
+from flatout.report import print_result, write_html
 from flatout.result import Result, summary_of
 from flatout.trials.conduct import Show
 
@@ -22,11 +22,11 @@ def measured(call: Callable[[Show], Result], *, as_json: bool, verbose: bool) ->
     progress = Progress()
     with progress:
         result = call(progress.show)
-    page = report.write_html(result, Path(result.run) / "report.html")
+    page = write_html(result, Path(result.run) / "report.html")
     if as_json:
         print(json.dumps(summary_of(result)))
     else:
-        report.print_result(result, page=page, verbose=verbose)
+        print_result(result, page=page, verbose=verbose)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

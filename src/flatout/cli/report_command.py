@@ -21,12 +21,13 @@ def command(run: str | None, html: Path | None, as_json: bool, verbose: bool) ->
     \b
     Example:  flatout report lenet-3 --html lenet.html
     """  # noqa: D301
-    from flatout import api, report
+    from flatout import api
+    from flatout.report import print_result, write_html
     from flatout.result import summary_of
 
     result = api.report(run)
-    page = report.write_html(result, html or Path(result.run) / "report.html")
+    page = write_html(result, html or Path(result.run) / "report.html")
     if as_json:
         print(json.dumps(summary_of(result)))
     else:
-        report.print_result(result, page=page, verbose=verbose)
+        print_result(result, page=page, verbose=verbose)

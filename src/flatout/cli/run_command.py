@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import click
@@ -37,6 +38,7 @@ def command(  # noqa: PLR0913  one parameter per option
     from flatout.cli.foreground import run_in_foreground
     from flatout.run.script import from_words
 
+    limit_s = options.seconds(start_limit, "--start-limit")
     request = api.RunRequest(
         script=from_words(words, module),
         plan=plan,
@@ -44,6 +46,8 @@ def command(  # noqa: PLR0913  one parameter per option
         accept=accept,
         fixed=fixed,
         recheck=recheck,
-        terms=api.Terms(isolate=not allow_writes, start_limit_s=options.seconds(start_limit, "--start-limit")),
     )
+    if recheck:  # only then something is measured, and what measures takes a while to load
+        terms = api.Terms(isolate=not allow_writes, start_limit_s=limit_s)
+        request = dataclasses.replace(request, terms=terms)
     run_in_foreground(request, json_file=json_file, quiet=quiet)
