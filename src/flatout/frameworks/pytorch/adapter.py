@@ -5,9 +5,7 @@ In: what the conductor asks for. Out: steps, windows, facts, numerics. One insta
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
-from threading import get_ident
 from time import perf_counter
 from typing import Any
 
@@ -16,19 +14,19 @@ import torch
 from flatout.frameworks.contract import StepListener
 from flatout.frameworks.pytorch import facts as fact_finding
 from flatout.frameworks.pytorch.calls import Calls
-from flatout.frameworks.pytorch.capture import Capture
+from flatout.frameworks.pytorch.capture import CAPTURE_BYTES, Capture
 from flatout.frameworks.pytorch.census import OperationCounter
 from flatout.frameworks.pytorch.compilation import num_compilations
 from flatout.frameworks.pytorch.loaders import Loaders
 from flatout.frameworks.pytorch.memory import PeakMemory
 from flatout.frameworks.pytorch.numerics import Numerics
 from flatout.frameworks.pytorch.observer import Observer
-from flatout.frameworks.pytorch.rhythm import Rhythm
 from flatout.frameworks.pytorch.session import Session
+from flatout.frameworks.pytorch.steps import Steps
 from flatout.trace import Agreement, Census, Facts, Levers, Scaling, Toggle
 
-BACKWARDS_WITHOUT_UPDATE = 20
-"""After so many backward passes without an optimizer update that shows, the loader's fetches are taken for steps."""
+FEWEST_SETTLING_STEPS = 4
+"""Steps that are looked at before it is said what the script does."""
 
 
 class PyTorch:
@@ -36,139 +34,119 @@ class PyTorch:
 
     name = "pytorch"
 
-    def __init__(self, cache_folder: str | None = None) -> None:
+    def __init__(self, cache_folder: str | None = None, capture_bytes: int = CAPTURE_BYTES) -> None:
         self.version: str = str(torch.__version__)
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.calls = Calls(self.device)
+        self.calls = Calls()
         self.loaders = Loaders()
-        self.rhythm = Rhythm()
-        self.observer = Observer(self.calls, self.loaders, self.device)
-        self.session = Session(self.calls, self.loaders, self.device, cache_folder)
-        self.capture = Capture(self.calls)
+        self.observer = Observer(self.calls, self.loaders)
+        self.session = Session(self.calls, self.loaders, cache_folder)
+        self.capture = Capture(self.calls, capture_bytes)
         self.numerics = Numerics(self.session, self.capture)
-        self._memory = PeakMemory(self.device)
-        self._listener: StepListener | None = None
-        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
-        self._known: set[int] = set()
-        self._handles: list[Any] = []
-        self._scaler_step: Any = None
-        self._thread = get_ident()
+        self.steps = Steps(self)
+        self.listener: StepListener | None = None
+        self._memory = PeakMemory()
         self._last_phases: dict[str, float] = {}
         self._last_outside_s = 0.0
-        self._num_updates = 0
         self._settled = False
+        self._num_settling = 0
         self._census: OperationCounter | None = None
         self._compilations_before = 0
         self._restarts_before = 0
-        self._num_settling = 0
 
     # -- attach --------------------------------------------------------------------------------------------------
 
     def prepare(self, levers: Levers, *, endless: bool, trial: bool) -> None:
         """See `Framework.prepare`."""
-        early = {name: settings for name, settings in levers.items() if self.session.levers[name].toggles != "step"}
         self.loaders.endless = endless
         self.loaders.reopen = trial
-        if trial or any(self.session.levers[name].toggles == "epoch" for name in early):
-            self.loaders.install()
-        for name, settings in early.items():
-            self.session.engage(name, settings)
+        self.loaders.install()
+        for name, settings in levers.items():
+            if self.session.levers[name].toggles != "step":
+                self.session.engage(name, settings)
 
     def attach(self, listener: StepListener) -> None:
         """See `Framework.attach`."""
-        self._listener = listener
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before_update),
-            register_optimizer_step_post_hook(self._after_update),
-        ]
-        self._watch_scaler()
-
-    def _watch_scaler(self) -> None:
-        """A scaler that skips an update still ends a step."""
-        scaler = torch.amp.GradScaler
-        original = scaler.step
-        self._scaler_step = original
-
-        def step(scaler_self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            before = self._num_updates
-            self.session.scaler_seen = True
-            result = original(scaler_self, optimizer, *args, **kwargs)
-            if self._num_updates == before and isinstance(optimizer, torch.optim.Optimizer):
-                self._after_update(optimizer, (), {})
-            return result
-
-        scaler.step = step  # type: ignore[method-assign,assignment]
+        self.listener = listener
+        self.loaders.on_failure = self.fail
+        self.calls.on_broken = self._drop_levers
+        self.loaders.install()
+        self.steps.install()
 
     def detach(self) -> None:
         """See `Framework.detach`."""
+        counter, self._census = self._census, None
+        if counter is not None:
+            counter.__exit__(None, None, None)
+        try:
+            self.session.engage_exactly({})
+        finally:
+            self.steps.remove()
+            self.capture.drop()
+            self.observer.observe("off")
+            self.calls.remove()
+            self.loaders.settings = {}
+            self.loaders.remove()
+            self.listener = None
+
+    def fail(self, stage: str, problem: BaseException) -> None:
+        """Something of ours went wrong; training goes on."""
+        if self.listener is not None:
+            self.listener.on_failure(stage, problem)
+
+    def _drop_levers(self, problem: Exception) -> None:
+        """A model call raised under levers: release them in the middle of the step, the call is made again."""
         self.session.engage_exactly({})
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        if self._scaler_step is not None:
-            torch.amp.GradScaler.step = self._scaler_step  # type: ignore[method-assign]
-        self.observer.observe("off")
-        self.calls.remove()
-        self.loaders.remove()
-        self._listener = None
+        self.fail("step", problem)
 
-    # -- updates and steps ---------------------------------------------------------------------------------------
+    # -- steps ---------------------------------------------------------------------------------------------------
 
-    def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if get_ident() != self._thread or self.session.silent:
-            return
-        if id(optimizer) not in self._known:
-            self._meet(optimizer)
-        if self.observer.depth == "phases":
-            self.observer.push("optimizer")
-        listener = self._listener
-        if self.capture.active and listener is not None:
-            self.capture.before_update(optimizer)
-            if self.capture.complete and self._is_last_update():
-                listener.on_update()
+    def meet(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer makes its first update, or has groups that it had not."""
+        if not any(o is optimizer for o in self.session.optimizers):
+            self.session.add_optimizer(optimizer)
+        self._look_for([p for group in optimizer.param_groups for p in group["params"]])
 
-    def _is_last_update(self) -> bool:
-        return self.rhythm.next_ends()
+    def meet_gradients(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Parameters are trained without an optimizer that shows."""
+        self._look_for(parameters)
 
-    def _after_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if get_ident() != self._thread or self.session.silent:
-            return
-        self._num_updates += 1
-        if self.observer.depth == "phases":
-            self.observer.pop("optimizer")
-        if not self.rhythm.update(id(optimizer)):
-            return
+    def _look_for(self, parameters: Sequence[torch.Tensor]) -> None:
+        if any(p.device.type == "cuda" for p in parameters):
+            self.calls.device = "cuda"
+        self.calls.look_for(parameters)
+        self._settled = False
+        self._num_settling = 0
+
+    def end_of_step(self) -> None:
+        """A step has ended, by whichever rhythm."""
         if self._census is not None:
             self._census.pause()
         if self.observer.depth == "off":
             now_s = perf_counter()
         else:
             self._last_phases, self._last_outside_s = self.observer.end_step()
-            now_s = self.observer.clock.last if self.observer.depth == "phases" else perf_counter()
+            now_s = self.observer.clock.last
         self.loaders.num_steps += 1
-        if self.capture.wanted:
+        if self.capture.active:
             self.capture.at_boundary()
         if not self._settled:
             self._settle()
-        if self._listener is not None:
-            self._listener.on_step(now_s)
-
-    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
-        self._known.add(id(optimizer))
-        self._optimizers.append(weakref.ref(optimizer))
-        self.session.optimizers = [o for ref in self._optimizers if (o := ref()) is not None]
-        self.calls.look_for([optimizer])
-        self._settled = False
+        if self.listener is not None:
+            self.listener.on_step(now_s)
 
     def _settle(self) -> None:
         self._num_settling += 1
+        for call in self.calls.found:
+            call.end_step()
         if self.observer.depth == "off" and self.calls.found:
             self.observer.observe("ends")
-        if self.calls.settle() and self._num_settling > 3:
+            self.observer.start()
+        if self.calls.settle() and self._num_settling >= FEWEST_SETTLING_STEPS:
             self._settled = True
             self.observer.evaluation_is_training = self.observer.num_steps_with_evaluation > self._num_settling / 2
+            self.observer.num_steps_with_evaluation = 0
+            if any(self.session.levers[name].toggles == "step" for name in self.session.engaged):
+                self.session.engage_again()  # models and optimizers that came after the levers
 
     # -- the contract --------------------------------------------------------------------------------------------
 
@@ -178,7 +156,7 @@ class PyTorch:
 
     def facts(self) -> Facts:
         """See `Framework.facts`."""
-        return fact_finding.find(self.session, self.rhythm.num_updates)
+        return fact_finding.find(self.session, self.steps.num_updates, by_loader=self.steps.by_loader)
 
     def engage(self, levers: Levers) -> Toggle:
         """See `Framework.engage`."""
@@ -198,14 +176,12 @@ class PyTorch:
 
     def start_window(self) -> float:
         """See `Framework.start_window`."""
+        self.calls.refresh()
         self._compilations_before = num_compilations()
         self._restarts_before = self.loaders.num_restarts
-        self.observer.losses.clear()
-        self._memory.reset()
+        self._memory.reset(self.calls.device)
         self._wait()
         self.observer.start()
-        if self.observer.device_clock is not None:
-            self.observer.device_clock.start()
         return self.observer.clock.last
 
     def end_step(self) -> tuple[dict[str, float], float]:
@@ -221,17 +197,19 @@ class PyTorch:
             "losses": [float(loss) for loss in self.observer.losses],
             "device_phases": {name: tuple(step.get(name, 0.0) for step in device_steps) for name in names},
             "recompilations": num_compilations() - self._compilations_before,
-            "peak_memory_bytes": self._memory.peak_bytes(),
+            "peak_memory_bytes": self._memory.peak_bytes(self.calls.device),
             "new_epochs": self.loaders.num_restarts - self._restarts_before,
         }
 
     def _wait(self) -> None:
-        if self.device == "cuda":
+        if self.calls.device == "cuda":
             torch.cuda.synchronize()
 
     def begin_capture(self) -> None:
         """See `Framework.begin_capture`."""
         self.capture.want()
+        if self.steps.by_loader:  # no update shows: what waits for one is told after a backward
+            self.capture.on_backward = self.steps.tell_update
 
     def compare(self, levers: Levers, checks: Sequence[str]) -> Agreement:
         """See `Framework.compare`."""

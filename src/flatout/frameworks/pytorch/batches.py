@@ -6,16 +6,19 @@ states. In: a session and levers. Out: a `Difference` whose error is the share o
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import hashlib
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader
 
-from flatout.frameworks.pytorch.capture import RandomStates
+from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.session import Session
+from flatout.frameworks.pytorch.trees import MAX_DEPTH, parts_of
 from flatout.trace import Difference, Levers
 
 NUM_BATCHES = 3
@@ -26,24 +29,22 @@ def compare_batches(session: Session, levers: Levers) -> Difference | str:
     if not session.loaders.training:
         return "no training loader was seen"
     loader = session.loaders.training[0]
-    start = RandomStates()
-    generator = loader.generator.get_state() if loader.generator is not None else None
+    start = RandomStates([loader.generator])
+    num = _num_batches(session, loader, levers)
 
-    def draw() -> tuple[list[str], RandomStates]:
+    def draw(wanted: Levers) -> tuple[list[str], RandomStates]:
+        session.engage_exactly(wanted)
         start.restore()
-        if generator is not None:
-            loader.generator.set_state(generator)
-        return _first_hashes(session, loader), RandomStates()
+        with _own_samplers(loader):
+            return _first_hashes(session, loader, num), RandomStates([loader.generator])
 
-    session.engage_exactly({})
-    plain, plain_after = draw()
-    again, _ = draw()
-    session.engage_exactly(levers)
-    changed, changed_after = draw()
-    session.engage_exactly({})
-    start.restore()
-    if generator is not None:
-        loader.generator.set_state(generator)
+    try:
+        plain, plain_after = draw({})
+        again, _ = draw({})
+        changed, changed_after = draw(levers)
+    finally:
+        session.engage_exactly({})
+        start.restore()
     return Difference(
         check="batches",
         error=_share_different(changed, plain),
@@ -53,36 +54,74 @@ def compare_batches(session: Session, levers: Levers) -> Difference | str:
     )
 
 
-def _first_hashes(session: Session, loader: DataLoader[Any]) -> list[str]:
-    iterator = session.loaders.open(loader)
+def _num_batches(session: Session, loader: DataLoader[Any], levers: Levers) -> int:
+    """A few; all of a short loader, whose sampler workers would otherwise have brought to its end ahead of plain."""
+    workers = max((int(settings.get("num", 0)) for settings in levers.values()), default=0)
+    ahead = NUM_BATCHES + workers * (loader.prefetch_factor or 2)
+    try:
+        num = len(loader)
+    except TypeError:
+        return NUM_BATCHES
+    return num + 1 if num <= ahead else NUM_BATCHES
+
+
+@contextlib.contextmanager
+def _own_samplers(loader: DataLoader[Any]) -> Iterator[None]:
+    """Samplers that remember something are drawn from as they are now, and the script's own workers are not touched."""
+    attributes = loader.__dict__
+    memo = {id(value): value for value in (loader.dataset, loader.generator) if value is not None}
+    kept = {name: attributes.get(name) for name in ("sampler", "batch_sampler", "_iterator", "persistent_workers")}
+    try:
+        sampler, batch_sampler = copy.deepcopy((loader.sampler, loader.batch_sampler), memo)
+        attributes.update(sampler=sampler, batch_sampler=batch_sampler)
+    except Exception:  # noqa: BLE001  a user's sampler may refuse in any way: then it moves on, and the check says so
+        attributes.update(kept)
+    attributes.update(_iterator=None, persistent_workers=False)
+    try:
+        yield
+    finally:
+        attributes.update(kept)
+
+
+def _first_hashes(session: Session, loader: DataLoader[Any], num: int) -> list[str]:
+    opened = session.loaders.open(loader)
     found = []
     try:
-        for _ in range(NUM_BATCHES):
-            found.append(digest(next(iterator)))
+        for _ in range(num):
+            found.append(digest(next(opened.iterator)))
     except StopIteration:
         pass
     finally:
-        if hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()
+        if hasattr(opened.iterator, "_shutdown_workers"):
+            opened.iterator._shutdown_workers()
     return found
 
 
 def digest(batch: Any) -> str:
-    """A hash of every value in a batch: type, shape and bytes of tensors, pickles of the rest."""
+    """A hash of every value in a batch: type, shape and bytes of tensors and arrays, pickles of the rest."""
     state = hashlib.blake2b(digest_size=16)
-    leaves, structure = tree_flatten(batch)
-    state.update(str(structure).encode())
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            state.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
-            raw = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            state.update(raw.numpy().tobytes())
-        else:
-            try:
-                state.update(pickle.dumps(leaf))
-            except Exception:  # noqa: BLE001  a user's object may refuse in any way
-                state.update(repr(type(leaf)).encode())
+    _add(state, batch, 0)
     return state.hexdigest()
+
+
+def _add(state: Any, value: Any, depth: int) -> None:
+    state.update(type(value).__name__.encode())
+    if isinstance(value, torch.Tensor):
+        state.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        dense = value.detach().cpu() if value.layout is torch.strided else value.detach().cpu().to_dense()
+        state.update(dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif hasattr(value, "__array_interface__"):
+        state.update(f"{value.dtype} {value.shape}".encode())
+        state.update(value.tobytes() if value.dtype.kind != "O" else pickle.dumps(value.tolist()))
+    elif depth < MAX_DEPTH and (parts := list(parts_of(value))):
+        for key, part in parts:
+            state.update(repr(key).encode())
+            _add(state, part, depth + 1)
+    else:
+        try:
+            state.update(pickle.dumps(value))
+        except Exception:  # noqa: BLE001  a user's object may refuse in any way
+            return
 
 
 def _share_different(found: list[str], baseline: list[str]) -> float:

@@ -3,23 +3,34 @@
 The model is found from the optimizers: the modules that own their parameters and have no owner themselves. Such a
 module's `_compiled_call_impl` (what `Module.compile` sets; copies and pickles leave it out) becomes an `OuterCall`,
 which times the call, and which levers give other ways to compute. A module that training never calls hands over to
-its children. In: optimizers. Out: the `OuterCall`s of the models that training calls.
+its children. In: parameters. Out: the `OuterCall`s of the models that training calls.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator
+import copy
+import sys
+import weakref
+from collections.abc import Callable, Collection
+from threading import get_ident
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+
+from flatout.frameworks.pytorch.module_state import ModuleState
+from flatout.frameworks.pytorch.owners import Owners, children
+from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.frameworks.pytorch.trees import tensors_of
 
 Compute = Callable[..., Any]
 Around = Callable[[Compute, tuple[Any, ...], dict[str, Any]], Any]
 
 MAX_DESCENT = 6
 """Levels of children looked through for the modules that training really calls."""
+
+NUM_GUARDED = 5
+"""First calls under a set of levers before which all state is kept, so that one that raises leaves no trace."""
 
 
 class CallObserver(Protocol):
@@ -33,40 +44,85 @@ class CallObserver(Protocol):
 
 
 class OuterCall:
-    """The seam in one outermost module.
+    """The seam in one outermost module, which lives as long as the module and does not keep it alive.
 
     Levers set `compute` (another way to compute the same, e.g. compiled) and `arounds` (context and casts around it);
     both are used only where gradients are taken. Evaluation is always computed as the script wrote it.
     """
 
     def __init__(self, module: nn.Module, owner: Calls, name: str) -> None:
-        self.module = module
+        self._module = weakref.ref(module)
         self.name = name
-        self.plain: Compute = module._compiled_call_impl or module._call_impl
-        self.compiled_by_script = module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
-        self.compute: Compute = self.plain
+        self.compute: Compute | None = None
         self.arounds: dict[str, Around] = {}
+        self.kept: dict[str, Any] = {}
+        """What levers keep with this model, such as its compiled form; goes when the model goes."""
         self.num_calls = 0
         self.num_training_calls = 0
+        self.calls_per_step = 1.0
+        self.plain_dtypes: tuple[torch.dtype, ...] | None = None
+        """Types of the floating-point outputs as the script computes them; None before the first training call."""
+        self._num_guarded: dict[tuple[Any, ...], int] = {}
+        self._num_before_step = 0
         self._owner = owner
-        self._former = module.__dict__.get("_compiled_call_impl")
+        self._former: Compute | None = module.__dict__.get("_compiled_call_impl")
+        self.compiled_by_script = self._former is not None or type(module).__name__ == "OptimizedModule"
+
+    @property
+    def module(self) -> nn.Module:
+        """The module, which must still exist."""
+        module = self._module()
+        if module is None:
+            raise ReferenceError(f"the model `{self.name}` is gone")
+        return module
+
+    @property
+    def alive(self) -> bool:
+        """Whether the module still exists."""
+        return self._module() is not None
 
     def install(self) -> None:
-        """Become the module's call."""
-        self.module.__dict__["_compiled_call_impl"] = self
+        """Become the module's call, also on top of a compilation that the script has made since."""
+        attributes = self.module.__dict__
+        present = attributes.get("_compiled_call_impl")
+        if present is not self:
+            if present is not None:
+                self._former, self.compiled_by_script = present, True
+            attributes["_compiled_call_impl"] = self
 
     def remove(self) -> None:
         """Give the module its own call back."""
-        if self.module.__dict__.get("_compiled_call_impl") is self:
+        module = self._module()
+        if module is not None and module.__dict__.get("_compiled_call_impl") is self:
             if self._former is None:
-                del self.module.__dict__["_compiled_call_impl"]
+                del module.__dict__["_compiled_call_impl"]
             else:
-                self.module.__dict__["_compiled_call_impl"] = self._former
+                module.__dict__["_compiled_call_impl"] = self._former
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A user's own pickling or copying of `__dict__` finds None in our place, and needs no flatout to load."""
+        return type(None), ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """The script's own compiled call, or None."""
+        return copy.deepcopy(self._former, memo)
+
+    def plain(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module as the script wrote it."""
+        if self._former is not None:
+            return self._former(*args, **kwargs)
+        return self.module._call_impl(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module: observed where it is the outermost, with the levers where gradients are taken."""
+        if torch.compiler.is_compiling():  # a compilation of the script's own passes through here
+            return self.plain(*args, **kwargs)
+        caller = sys._getframe(1).f_locals.get("self")
+        if caller is not self._module() and isinstance(caller, nn.Module):
+            # a clone that was made by copying `__dict__` has our seam as well
+            return (self._former or caller._call_impl)(*args, **kwargs)
         owner = self._owner
-        if owner.inside or torch.compiler.is_compiling():
+        if owner.inside or get_ident() != owner.thread or torch._C._get_tracing_state() is not None:
             return self.plain(*args, **kwargs)
         training = torch.is_grad_enabled()
         owner.inside = True
@@ -75,27 +131,57 @@ class OuterCall:
         if observer is not None:
             observer.before_call(self, training)
         try:
-            if not training:
-                return self.plain(*args, **kwargs)
-            self.num_training_calls += 1
-            if self.num_training_calls < 10 and torch.is_autocast_enabled(owner.device):
-                owner.autocast_seen = True
-            if owner.capture is not None:
-                return owner.capture(self, args, kwargs)
-            return self.with_levers(args, kwargs)
+            return self._train(args, kwargs) if training else self.plain(*args, **kwargs)
         finally:
             owner.inside = False
             if observer is not None:
                 observer.after_call(self, training)
 
+    def _train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        owner = self._owner
+        self.num_training_calls += 1
+        if self.num_training_calls < 10 and torch.is_autocast_enabled(owner.device):
+            owner.autocast_seen = True
+        if owner.capture is not None:
+            return owner.capture(self, args, kwargs)
+        if self.compute is not None or self.arounds:
+            return self._guarded(args, kwargs)
+        out = self.plain(*args, **kwargs)
+        if self.plain_dtypes is None:
+            self.plain_dtypes = tuple(t.dtype for t in tensors_of(out) if t.is_floating_point())
+        return out
+
     def with_levers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the call as the engaged levers say."""
-        if not self.arounds:
-            return self.compute(*args, **kwargs)
-        compute = self.compute
+        compute = self.compute or self.plain
         for around in self.arounds.values():
             compute = _nest(around, compute)
         return compute(*args, **kwargs)
+
+    def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call with levers; where they make it raise, they are released and the call is made as plain."""
+        owner = self._owner
+        if owner.on_broken is None:
+            return self.with_levers(args, kwargs)
+        kept = None
+        levers = (self.compute is not None, *self.arounds)
+        num = self._num_guarded.get(levers, 0)
+        if num < NUM_GUARDED:
+            self._num_guarded[levers] = num + 1
+            kept = ModuleState(self.module), RandomStates()
+        try:
+            return self.with_levers(args, kwargs)
+        except Exception as problem:  # noqa: BLE001  perhaps the script's own: then plain raises it again below
+            owner.on_broken(problem)
+        if kept is not None:
+            for state in kept:
+                state.restore()
+        return self.plain(*args, **kwargs)
+
+    def end_step(self) -> None:
+        """A step has ended: note how many calls it had."""
+        self.calls_per_step = float(self.num_training_calls - self._num_before_step)
+        self._num_before_step = self.num_training_calls
 
 
 def _nest(around: Around, inner: Compute) -> Compute:
@@ -107,84 +193,71 @@ class Calls:
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
-        self.found: list[OuterCall] = []
         self.inside = False
+        self.thread = get_ident()
+        """The thread that trains; calls in others are left alone."""
         self.autocast_seen = False
         """Whether the script calls its model under an autocast of its own."""
         self.observer: CallObserver | None = None
         self.capture: Callable[[OuterCall, tuple[Any, ...], dict[str, Any]], Any] | None = None
+        self.on_broken: Callable[[Exception], None] | None = None
+        """Told when a call raised under levers; it must release them at once."""
+        self._found: list[OuterCall] = []
+        self._owners = Owners()
+        self._wanted: set[int] = set()
         self._descents = 0
-        self._parameters: set[int] = set()
 
-    def look_for(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Find the outermost modules that own parameters of these optimizers, and install their seam."""
-        wanted = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-        new = wanted - self._parameters
-        if not new:
-            return
-        self._parameters |= wanted
-        known = {id(call.module) for call in self.found}
-        for module in _owners(new):
-            if id(module) not in known:
-                self._add(module, type(module).__name__)
+    @property
+    def found(self) -> list[OuterCall]:
+        """The seams whose modules still exist."""
+        if not all(call.alive for call in self._found):
+            self._found = [call for call in self._found if call.alive]
+        return self._found
+
+    def look_for(self, parameters: Collection[torch.Tensor]) -> None:
+        """Find the outermost modules that own these parameters, and install their seam."""
+        covered = {id(p) for call in self.found for p in call.module.parameters()}
+        wanted = {id(p) for p in parameters}
+        self._wanted |= wanted
         self._descents = 0
+        if wanted - covered:
+            for module in self._owners.of(wanted - covered):
+                self._add(module, type(module).__name__)
 
     def settle(self) -> bool:
         """After a step: replace modules that were not called by their children; True once none is left."""
-        if self._descents >= MAX_DESCENT:
-            self._drop_uncalled()
-            return True
-        uncalled = [call for call in self.found if not call.num_training_calls]
+        found = self.found
+        uncalled = [call for call in found if not call.num_training_calls]
         if not uncalled:
             return True
+        if self._descents >= MAX_DESCENT:
+            self._drop(uncalled)
+            return True
         self._descents += 1
-        covered = {id(p) for call in self.found if call.num_training_calls for p in call.module.parameters()}
+        covered = {id(p) for call in found if call.num_training_calls for p in call.module.parameters()}
+        open_parameters = self._wanted - covered
         for call in uncalled:
-            open_parameters = [p for p in call.module.parameters() if id(p) in self._parameters - covered]
-            if not open_parameters:
-                continue
-            for name, child in _children(call.module):
-                if any(id(p) in self._parameters for p in child.parameters()):
+            for name, child in children(call.module):
+                if any(id(p) in open_parameters for p in child.parameters()):
                     self._add(child, f"{call.name}.{name}")
         return False
 
-    def _add(self, module: nn.Module, name: str) -> None:
-        if any(call.module is module for call in self.found) or isinstance(module, torch.jit.ScriptModule):
-            return
-        call = OuterCall(module, self, name)
-        call.install()
-        self.found.append(call)
-
-    def _drop_uncalled(self) -> None:
+    def refresh(self) -> None:
+        """Be in place again where the script has compiled a module in place since."""
         for call in self.found:
-            if not call.num_training_calls:
-                call.remove()
-        self.found = [call for call in self.found if call.num_training_calls]
+            call.install()
+
+    def _add(self, module: nn.Module, name: str) -> None:
+        if not any(call.module is module for call in self.found):
+            call = OuterCall(module, self, name)
+            call.install()
+            self._found.append(call)
+
+    def _drop(self, calls: list[OuterCall]) -> None:
+        for call in calls:
+            call.remove()
+        self._found = [call for call in self._found if call not in calls]
 
     def remove(self) -> None:
         """Leave no seam behind."""
-        for call in self.found:
-            call.remove()
-        self.found = []
-
-
-def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for name, child in module.named_children():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict):  # containers that nobody calls
-            for inner, grandchild in _children(child):
-                yield f"{name}.{inner}", grandchild
-        else:
-            yield name, child
-
-
-def _owners(parameters: set[int]) -> list[nn.Module]:
-    """Modules with one of these parameters below them and no parent module, in order of creation."""
-    modules = [o for o in gc.get_objects() if _is_module(o)]
-    inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
-    owners = [m for m in modules if id(m) not in inner]
-    return [m for m in owners if any(id(p) in parameters for p in m.parameters())]
-
-
-def _is_module(value: object) -> bool:
-    # type(), not isinstance(): a proxy's __class__ may run code of the user's
-    return issubclass(type(value), nn.Module) and "_modules" in getattr(value, "__dict__", {})
+        self._drop(list(self._found))

@@ -7,179 +7,237 @@ memory limit.
 
 from __future__ import annotations
 
-import random
-import sys
+import contextlib
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
 
 from flatout.frameworks.pytorch.calls import Calls, OuterCall
+from flatout.frameworks.pytorch.differences import Gradients
+from flatout.frameworks.pytorch.module_state import ModuleState
+from flatout.frameworks.pytorch.patches import Patch
+from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
 
-
-def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """All tensors of a call's result, in order: trees of containers, and objects that are mappings or dataclasses."""
-    leaves, _ = tree_flatten(tree)
-    found: list[torch.Tensor] = []
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        elif hasattr(leaf, "__dataclass_fields__"):
-            found.extend(t for name in leaf.__dataclass_fields__ for t in tensors_of(getattr(leaf, name)))
-    return found
-
-
-class RandomStates:
-    """Where every random generator stands: PyTorch's, Python's, and NumPy's where it is loaded."""
-
-    def __init__(self) -> None:
-        self.torch = torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        self.python = random.getstate()
-        numpy = sys.modules.get("numpy")
-        self.numpy = numpy.random.get_state() if numpy is not None else None
-
-    def restore(self) -> None:
-        """Put every generator back here."""
-        torch.set_rng_state(self.torch)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(self.cuda)
-        random.setstate(self.python)
-        if self.numpy is not None:
-            sys.modules["numpy"].random.set_state(self.numpy)
-
-    def equals(self, other: RandomStates) -> bool:
-        """Whether all generators stand at the same place."""
-        if not torch.equal(self.torch, other.torch) or self.python != other.python:
-            return False
-        if any(not torch.equal(a, b) for a, b in zip(self.cuda, other.cuda, strict=False)):
-            return False
-        if self.numpy is None or other.numpy is None:
-            return True
-        return bool(self.numpy[2] == other.numpy[2] and (self.numpy[1] == other.numpy[1]).all())
+CAPTURE_BYTES = 200_000_000
 
 
 class CapturedCall:
-    """One outermost call: its arguments before it ran, the random states, its buffers, the gradient that came back."""
+    """One outermost call: its arguments and all state before it ran, and the gradient that came back."""
 
     def __init__(self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.call = call
-        self.args = tree_map(_copy, args)
-        self.kwargs = tree_map(_copy, kwargs)
+        self.args = map_tensors(_copy, args, objects=False)
+        self.kwargs = map_tensors(_copy, kwargs, objects=False)
         self.random = RandomStates()
-        self.buffers = [(b, b.detach().clone()) for b in call.module.buffers()]
+        self.state = ModuleState(call.module)
         self.gradients: list[torch.Tensor | None] = []
+        """For each differentiable output, the gradient that came from outside the call."""
         self.cleared: set[int] = set()
         """Parameters whose gradient was set to zero after this call, so that it is no longer part of theirs."""
+        self.former_values: dict[torch.Tensor, torch.Tensor] = {}
+        """Parameters that were updated within the step after this call, as they were."""
+        self._autocasts = [(kind, *_autocast(kind)) for kind in ("cpu", "cuda")]
+        self._cached = torch.is_autocast_cache_enabled()
 
     @property
     def num_bytes(self) -> int:
         """Memory that keeping it takes."""
-        kept = [t for t in tree_flatten((self.args, self.kwargs))[0] if isinstance(t, torch.Tensor)]
-        kept += [value for _, value in self.buffers]
-        return sum(t.numel() * t.element_size() for t in kept)
+        kept = [*tensors_of((self.args, self.kwargs)), *(g for g in self.gradients if g is not None)]
+        return self.state.num_bytes + sum(t.numel() * t.element_size() for t in kept)
 
-    def watch(self, out: Any) -> None:
-        """Note the gradients that come back for the tensors of `out`."""
-        for position, tensor in enumerate(t for t in tensors_of(out) if t.requires_grad):
+    def surroundings(self) -> contextlib.AbstractContextManager[Any]:
+        """The autocast that the script had around the call."""
+        stack = contextlib.ExitStack()
+        for kind, enabled, dtype in self._autocasts:
+            if enabled or torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, dtype, enabled, self._cached))
+        return stack
+
+    def watch(self, out: Any) -> Any:
+        """Note the gradients that come back for the tensors of `out`; returns it for the script.
+
+        The script is given copies, because a hook on an output itself also sees what reaches it from another output
+        of the same call: a hidden state and the logits made from it.
+        """
+
+        def watched(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.grad_fn is None:
+                return tensor
+            position = len(self.gradients)
             self.gradients.append(None)
-            tensor.register_hook(self._noter(position))
+            copied = tensor.clone()
+            copied.register_hook(lambda gradient: self._note(position, gradient))
+            return copied
 
-    def _noter(self, position: int) -> Callable[[torch.Tensor], None]:
-        def note(gradient: torch.Tensor) -> None:
-            former = self.gradients[position]
-            self.gradients[position] = gradient.detach() if former is None else former + gradient.detach()
+        return map_tensors(watched, out)
 
-        return note
+    def _note(self, position: int, gradient: torch.Tensor) -> None:
+        former = self.gradients[position]
+        gradient = gradient.detach()
+        self.gradients[position] = gradient if former is None else former + gradient
+
+    def changed(self, **changes: Any) -> CapturedCall:
+        """A copy with other values."""
+        other = copy.copy(self)
+        other.__dict__.update(changes)
+        return other
 
 
-def _copy(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone().requires_grad_(value.requires_grad)
-    return value
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _autocast(kind: str) -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
 
 class Capture:
     """Keeps the calls of two consecutive steps when asked to."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, limit_bytes: int = CAPTURE_BYTES) -> None:
         self._calls = calls
-        self.limit_bytes = 200_000_000
-        self.wanted = False
+        self.limit_bytes = limit_bytes
         self.active = False
         self.complete = False
         """Whether the second step is under way."""
-        self.overflow = False
+        self.problem = ""
+        """Why calls could not be kept, or empty."""
         self.former: list[CapturedCall] = []
         self.present: list[CapturedCall] = []
-        self._undo: list[Callable[[], None]] = []
+        self.own_gradients: Gradients = {}
+        """What the script's own latest backward left in the parameters, before it clipped or averaged."""
+        self.optimizer: torch.optim.Optimizer | None = None
+        """The one that is about to update."""
+        self.on_backward: Callable[[], None] | None = None
+        """Told after each backward of the second step."""
+        self._patches: list[Patch] = []
 
     def want(self) -> None:
         """Keep the next two steps; the first begins now, at a boundary."""
         self.drop()
-        self.wanted = True
         self.active = True
+        self._calls.refresh()
         self._calls.capture = self._record
-        self._watch_zeroing()
-
-    def at_boundary(self) -> None:
-        """A step has ended: what was kept becomes the former step."""
-        self.former, self.present = self.present, []
-        self.complete = True
-        if self.overflow:  # one step alone, as far as memory allows
-            self.former = []
-
-    def drop(self) -> None:
-        """Forget everything and stop."""
-        self.wanted = self.active = self.complete = self.overflow = False
-        self.former, self.present = [], []
-        self._calls.capture = None
-        for undo in self._undo:
-            undo()
-        self._undo = []
-
-    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to update; nothing is kept beyond this point of the step's last update."""
-
-    def _record(self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.overflow:
-            return call.with_levers(args, kwargs)
-        captured = CapturedCall(call, args, kwargs)
-        kept = sum(c.num_bytes for c in (*self.former, *self.present))
-        if kept + captured.num_bytes > self.limit_bytes:
-            self.former = []
-            kept = sum(c.num_bytes for c in self.present)
-        if kept + captured.num_bytes > self.limit_bytes:
-            self.overflow = True
-            self.present = []
-            return call.with_levers(args, kwargs)
-        self.present.append(captured)
-        out = call.with_levers(args, kwargs)
-        captured.watch(out)
-        return out
-
-    def _watch_zeroing(self) -> None:
         for kind, parameters_of in (
             (torch.optim.Optimizer, lambda o: (p for g in o.param_groups for p in g["params"])),
             (torch.nn.Module, lambda m: m.parameters()),
         ):
-            self._undo.append(self._replace_zero_grad(kind, parameters_of))
+            self._patches.append(Patch(kind, "zero_grad", self._noting_zeroing(parameters_of)))
+        self._patches.append(Patch(torch.autograd, "backward", self._noting_gradients))
 
-    def _replace_zero_grad(self, kind: Any, parameters_of: Callable[[Any], Iterable[Any]]) -> Callable[[], None]:
-        original = kind.zero_grad
+    def at_boundary(self) -> None:
+        """A step has ended: what was kept becomes the former step."""
+        if self.problem and self.complete:
+            return
+        self.former, self.present = self.present, []
+        self.own_gradients = {}
+        self.problem = ""  # what was too large once may fit where one step alone is kept
+        self.complete = True
 
-        def zero_grad(target: Any, *args: Any, **kwargs: Any) -> Any:
-            cleared = {id(p) for p in parameters_of(target)}
-            for captured in self.present:
-                if any(g is not None for g in captured.gradients):  # not before its gradient has come at all
-                    captured.cleared |= cleared
-            return original(target, *args, **kwargs)
+    def drop(self) -> None:
+        """Forget everything and stop."""
+        self.active = self.complete = False
+        self.problem = ""
+        self.former, self.present = [], []
+        self.own_gradients, self.optimizer, self.on_backward = {}, None, None
+        self._calls.capture = None
+        for patch in reversed(self._patches):
+            patch.remove()
+        self._patches = []
 
-        kind.zero_grad = zero_grad
+    def before_update(self, optimizer: torch.optim.Optimizer, *, last: bool) -> None:
+        """An optimizer is about to update; parameters that calls of this step have used are kept as they are."""
+        self.optimizer = optimizer
+        if last or not self.complete:
+            return
+        values = {p: p.detach() for g in optimizer.param_groups for p in g["params"] if p.grad is not None}
+        if self._num_bytes() + sum(t.numel() * t.element_size() for t in values.values()) > self.limit_bytes:
+            return  # the replayed gradient will not be the script's own, which shows
+        copies = {p: value.clone() for p, value in values.items()}
+        for captured in self.present:
+            captured.former_values = {**copies, **captured.former_values}
 
-        def undo() -> None:
-            if kind.zero_grad is zero_grad:
-                kind.zero_grad = original
+    def _num_bytes(self) -> int:
+        values = {id(v): v for c in self.present for v in c.former_values.values()}
+        return sum(c.num_bytes for c in (*self.former, *self.present)) + sum(
+            v.numel() * v.element_size() for v in values.values()
+        )
 
-        return undo
+    # -- calls ---------------------------------------------------------------------------------------------------
+
+    def _record(self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        captured = self._keep(call, args, kwargs) if not self.problem else None
+        out = call.with_levers(args, kwargs)
+        if captured is None:
+            return out
+        out_bytes = sum(t.numel() * t.element_size() for t in tensors_of(out) if t.grad_fn is not None)
+        if not self._fits(captured.num_bytes + out_bytes):
+            return out
+        try:
+            watched = captured.watch(out)
+        except Exception as problem:  # noqa: BLE001  a container of the user's own may refuse in any way
+            self._give_up(f"the model's output cannot be followed ({type(problem).__name__})")
+            return out
+        self.present.append(captured)
+        return watched
+
+    def _keep(self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CapturedCall | None:
+        inside_transform = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)() is not None
+        if inside_transform:
+            self._give_up("the model is called within a transform of `torch.func`")
+            return None
+        try:
+            return CapturedCall(call, args, kwargs)
+        except Exception as problem:  # noqa: BLE001
+            self._give_up(f"the model's inputs cannot be kept ({type(problem).__name__})")
+            return None
+
+    def _fits(self, num_bytes: int) -> bool:
+        if self._num_bytes() + num_bytes > self.limit_bytes:
+            self.former = []  # one step alone, as far as memory allows
+        if self._num_bytes() + num_bytes > self.limit_bytes:
+            self._give_up("one step's inputs are larger than the memory set aside for keeping them")
+            return False
+        return True
+
+    def _give_up(self, problem: str) -> None:
+        self.problem = problem
+        self.present = []
+
+    # -- gradients -----------------------------------------------------------------------------------------------
+
+    def _noting_zeroing(self, parameters_of: Callable[[Any], Iterable[Any]]) -> Callable[[Any, Patch], Any]:
+        def make(original: Any, patch: Patch) -> Any:
+            def zero_grad(target: Any, *args: Any, **kwargs: Any) -> Any:
+                if patch.active:
+                    cleared = {id(p) for p in parameters_of(target)}
+                    for captured in self.present:
+                        if any(g is not None for g in captured.gradients):  # not before its gradient has come at all
+                            captured.cleared |= cleared
+                return original(target, *args, **kwargs)
+
+            return zero_grad
+
+        return make
+
+    def _noting_gradients(self, original: Any, patch: Patch) -> Any:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if patch.active and self.complete and not torch.compiler.is_compiling():
+                self._note_gradients()
+                if self.on_backward is not None:
+                    self.on_backward()
+            return result
+
+        return backward
+
+    def _note_gradients(self) -> None:
+        """Copy the gradients, unless that takes too much memory: then the ones at the update have to do."""
+        parameters = {p for call in self._calls.found for p in call.module.parameters() if p.grad is not None}
+        if sum(p.numel() * p.element_size() for p in parameters) > self.limit_bytes:
+            return
+        with torch.no_grad():
+            self.own_gradients = {p: p.grad.clone() for p in parameters if p.grad is not None}

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from collections import Counter
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from flatout.trace import Census, Operation
 
@@ -26,9 +28,40 @@ MOST_OPERATIONS = 40
 UNCOUNTED_SHARE = 0.02
 """An operation without a FLOP formula is named where it takes more than this share of the time."""
 
-READ_BACK = "_local_scalar_dense"
+READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")
+"""Operations whose result the host needs before it can go on."""
 
-_PACKAGES = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
+_INSTALLED = tuple({os.path.join(sysconfig.get_path(kind), "") for kind in ("purelib", "platlib", "stdlib")})
+
+
+def _flash_for_cpu(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """The forward of `scaled_dot_product_attention` on a CPU, for which PyTorch has no formula of its own."""
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+
+
+def _flash_for_cpu_backward(grad_out: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(grad_out.shape, query.shape, key.shape, value.shape))
+
+
+def _recurrent(input_: Any, *weights: Any, **_: Any) -> int:
+    """One layer of an LSTM or GRU: each step multiplies input and state by their weights. Biases are not counted."""
+    steps = input_.shape[0] * input_.shape[1] if input_.dim() == 3 else input_.shape[0]
+    return int(2 * steps * sum(w.numel() for w in weights[:2] if isinstance(w, torch.Tensor)))
+
+
+def _recurrent_backward(input_: Any, *weights: Any, **_: Any) -> int:
+    return 2 * _recurrent(input_, *weights)
+
+
+FORMULAS: dict[str, Callable[..., int]] = {
+    "_scaled_dot_product_flash_attention_for_cpu": _flash_for_cpu,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _flash_for_cpu_backward,
+    "mkldnn_rnn_layer": _recurrent,
+    "mkldnn_rnn_layer_backward": _recurrent_backward,
+}
+"""Formulas that `torch.utils.flop_counter` lacks."""
 
 
 class OperationCounter(TorchDispatchMode):
@@ -55,26 +88,23 @@ class OperationCounter(TorchDispatchMode):
         return out
 
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, took_s: float) -> None:
-        packet = func._overloadpacket
-        name = packet.__name__
+        name = func._overloadpacket.__name__
         tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         results = [t for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)]
-        formula = flop_registry.get(packet)
-        flops = 0
-        if formula is not None:
-            flops = int(formula(*args, **kwargs, out_val=out))
-        elif not func.is_view:
+        flops = _flops(func, args, kwargs, out)
+        if flops is None and not func.is_view:
             self._uncounted[name] += int(took_s * 1e9)
         moved = 0 if func.is_view else sum(t.numel() * t.element_size() for t in (*tensors, *results))
         shape = " ".join("x".join(map(str, t.shape)) or "scalar" for t in tensors[:3])
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
-        row = self._rows.setdefault((name, shape, dtype), [0, 0, 0, 0.0, float(formula is not None)])
+        row = self._rows.setdefault((name, shape, dtype), [0, 0, 0, 0.0, float(flops is not None)])
         row[0] += 1
-        row[1] += flops
+        row[1] += flops or 0
         row[2] += moved
         row[3] += took_s
-        if name == READ_BACK:
-            self._places[_place()] += 1
+        place = _read_back(name, tensors, results)
+        if place is not None:
+            self._places[place] += 1
 
     def census(self) -> Census:
         """What was counted."""
@@ -104,9 +134,39 @@ class OperationCounter(TorchDispatchMode):
         )
 
 
-def _place() -> str:
-    """The script's own line that asked for a value."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+def _flops(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> int | None:
+    """What the operation computes, or None where no formula is known or the formula does not fit."""
+    packet = func._overloadpacket
+    formula: Callable[..., int] | None = flop_registry.get(packet)
+    try:
+        if formula is not None:
+            return int(formula(*args, **kwargs, out_val=out))
+        own = FORMULAS.get(packet.__name__)
+        return own(*args, **kwargs) if own is not None else None
+    except Exception:  # noqa: BLE001  a formula for other arguments than these must not end the script
+        return None
+
+
+def _read_back(name: str, tensors: list[torch.Tensor], results: list[torch.Tensor]) -> str | None:
+    """Where the script waits for a value, or None where this operation waits for nothing."""
+    on_device = any(t.device.type != "cpu" for t in tensors)
+    to_host = name in ("_to_copy", "copy_") and on_device and all(t.device.type == "cpu" for t in results)
+    if not to_host and name not in READS[: len(READS) if on_device else 1]:
+        return None
+    return _place(on_device)
+
+
+def _place(on_device: bool) -> str | None:
+    """The script's own line; None where PyTorch's optimizer reads its own step counter, which lies on the host."""
+    frame = sys._getframe(3)
+    nearest = None
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not on_device and name.startswith(_TORCH + "optim"):
+            return None
+        if not name.startswith((_TORCH, _OURS)):
+            nearest = nearest or frame
+            if not name.startswith(_INSTALLED):
+                return f"{name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"
+    return f"{nearest.f_code.co_filename}:{nearest.f_lineno}" if nearest is not None else "?"

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 
+BASE = ""
+"""Pushed where the script's own code runs within a part (a closure within an update): outside every phase again."""
+
 
 class PhaseClock:
     """Exclusive time by phase.
 
     >>> times = iter([0.0, 1.0, 3.0, 4.0, 10.0])
     >>> clock = PhaseClock(now=lambda: next(times))
-    >>> clock.start(); clock.push("forward"); clock.push("data"); clock.pop(); clock.end()
+    >>> clock.start(); clock.push("forward"); clock.push("data"); clock.pop("data"); clock.end()
     {'unattributed': 1.0, 'forward': 8.0, 'data': 1.0}
     """
 
@@ -29,14 +32,15 @@ class PhaseClock:
         self._spent: dict[str, float] = {}
 
     def start(self) -> None:
-        """Begin a step here, forgetting what was noted before."""
+        """Begin a step here, outside every phase, forgetting what was noted before."""
         self._spent = {}
+        self._stack = []
         self._base = "unattributed"
         self.last = self._now()
 
     def _stamp(self) -> None:
         now = self._now()
-        top = self._stack[-1] if self._stack else self._base
+        top = (self._stack[-1] if self._stack else BASE) or self._base
         self._spent[top] = self._spent.get(top, 0.0) + now - self.last
         self.last = now
 
@@ -45,11 +49,16 @@ class PhaseClock:
         self._stamp()
         self._stack.append(phase)
 
-    def pop(self) -> None:
-        """The time belongs again to what it belonged to before the last `push`."""
+    def pop(self, phase: str) -> None:
+        """The time belongs again to what it belonged to before the last `push` of `phase`.
+
+        What was pushed since and never popped, because an exception passed by, is over as well.
+        """
         self._stamp()
-        if self._stack:
-            self._stack.pop()
+        for depth in range(len(self._stack) - 1, -1, -1):
+            if self._stack[depth] == phase:
+                del self._stack[depth:]
+                return
 
     def between(self, phase: str) -> None:
         """From here on, time outside every phase belongs to `phase` (the loss, after a forward call)."""

@@ -9,7 +9,12 @@ import math
 
 import torch
 
-Gradients = dict[torch.nn.Parameter, torch.Tensor]
+Gradients = dict[torch.Tensor, torch.Tensor]
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient written out."""
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def square(tensor: torch.Tensor) -> float:
@@ -26,6 +31,11 @@ def relative_error(found: Gradients, baseline: Gradients) -> float:
     if norm == 0:
         return 0.0 if error == 0 else math.inf
     return math.sqrt(error / norm)
+
+
+def lost_or_new(found: Gradients, baseline: Gradients) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Parameters that have a value in the baseline alone, and those that have one in `found` alone."""
+    return [p for p in baseline if p not in found], [p for p in found if p not in baseline]
 
 
 def dot(a: Gradients, b: Gradients) -> float:
@@ -45,9 +55,9 @@ def cosine(found: Gradients, baseline: Gradients) -> float:
     return dot(found, baseline) / norm if norm > 0 else 1.0
 
 
-def worst(found: Gradients, baseline: Gradients) -> tuple[torch.nn.Parameter | None, float]:
+def worst(found: Gradients, baseline: Gradients) -> tuple[torch.Tensor | None, float]:
     """The parameter with the largest relative error, and that error."""
-    errors: list[tuple[float, torch.nn.Parameter]] = []
+    errors: list[tuple[float, torch.Tensor]] = []
     for parameter, value in baseline.items():
         norm = square(value)
         other = found.get(parameter)

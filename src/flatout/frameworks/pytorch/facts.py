@@ -24,27 +24,27 @@ CONVOLUTIONS = {
 }  # fmt: skip
 
 
-def find(session: Session, updates_per_step: int) -> Facts:
+def find(session: Session, updates_per_step: int, *, by_loader: bool = False) -> Facts:
     """The facts as they stand now."""
-    steps = max(session.loaders.num_steps, 1)
     devices = {p.device.type for p in session.parameters()}
     return Facts(
         device="cuda" if "cuda" in devices else "cpu" if devices <= {"cpu"} else sorted(devices)[0],
-        models=tuple(_model(call, steps) for call in session.calls.found),
+        models=tuple(_model(call) for call in session.calls.found),
         optimizers=tuple(_optimizer(o) for o in session.optimizers),
         loaders=tuple(_loader(loader, session) for loader in session.loaders.training),
         num_threads=torch.get_num_threads(),
         autocast=session.calls.autocast_seen,
         grad_scaler=session.scaler_seen,
         distributed=torch.distributed.is_available() and torch.distributed.is_initialized(),
-        matmul_precision=torch.get_float32_matmul_precision(),
+        matmul_precision=_matmul_precision(),
         cudnn_benchmark=torch.backends.cudnn.benchmark,
-        optimizers_per_step=updates_per_step,
+        step_rhythm="loader" if by_loader else "optimizer",
+        optimizers_per_step=max(updates_per_step, 1),
         tensor_threads_env=os.environ.get("OMP_NUM_THREADS"),
     )
 
 
-def _model(call: OuterCall, steps: int) -> ModelFacts:
+def _model(call: OuterCall) -> ModelFacts:
     parameters = list(call.module.parameters())
     modules = list(call.module.modules())
     return ModelFacts(
@@ -58,7 +58,7 @@ def _model(call: OuterCall, steps: int) -> ModelFacts:
         ),
         recurrent=any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in modules),
         compiled=call.compiled_by_script or any(type(m).__name__ == "OptimizedModule" for m in modules),
-        calls_per_step=call.num_training_calls / steps,
+        calls_per_step=call.calls_per_step,
     )
 
 
@@ -93,7 +93,15 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
         generator=loader.generator is not None,
         picklable=_picklable(loader),
         changeable=session.loaders.may_change(loader),
+        fetches_per_step=session.loaders.fetches_per_step(loader),
     )
+
+
+def _matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # the script uses the newer settings, and PyTorch refuses to be asked in the older terms
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
 def _picklable(loader: DataLoader[Any]) -> bool | None:

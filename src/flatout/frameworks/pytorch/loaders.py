@@ -1,20 +1,26 @@
 """How are batches fetched, and how can that be changed while the script runs?
 
-`DataLoader.__iter__` is replaced so that each pass over a loader is a `Pass`: it times fetches, can fetch with other
-worker settings, can start over instead of ending (in a trial), and can hand out one cached batch (a counterfactual).
-In: the loaders that the script iterates. Out: batches, and what is known about the loaders.
+`DataLoader.__iter__` is replaced so that each pass over a loader is a `Pass` (`flatout.frameworks.pytorch.passes`).
+Here passes are opened, with the script's own worker settings or with others, and workers are kept between epochs.
+In: the loaders that the script iterates. Out: iterators, and what is known about the loaders.
 """
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
-WORKER_ATTRIBUTES = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+from flatout.frameworks.pytorch.dataset_state import fingerprint, held_open
+from flatout.frameworks.pytorch.passes import Opened, Pass
+from flatout.frameworks.pytorch.patches import Patch
+from flatout.frameworks.pytorch.random_states import RandomStates
+
+WORKER_ATTRIBUTES = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout")
 
 
 class FetchObserver(Protocol):
@@ -27,102 +33,43 @@ class FetchObserver(Protocol):
         """The batch is there, or the pass is over."""
 
 
-class Pass:
-    """One pass over a loader, as the script's `for` loop sees it."""
-
-    def __init__(self, loader: DataLoader[Any], owner: Loaders) -> None:
-        self._loader = loader
-        self._owner = owner
-        self._generation = owner.generation
-        self._inner = owner.open(loader)
-        self._cached: Any = None
-        self.num_fetches = 0
-        self.num_steps_before = owner.num_steps
-        self.trains = False
-
-    def __iter__(self) -> Pass:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._inner)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_inner"], name)
-
-    def __next__(self) -> Any:
-        owner = self._owner
-        if self.num_fetches and owner.num_steps > self.num_steps_before:
-            self.trains = True
-        self.num_steps_before = owner.num_steps
-        observer = owner.observer
-        if observer is not None:
-            observer.before_fetch()
-        try:
-            return self._fetch()
-        finally:
-            if observer is not None:
-                observer.after_fetch()
-
-    def _fetch(self) -> Any:
-        owner = self._owner
-        if owner.reopen and self._generation != owner.generation and self.trains:
-            self._reopen()
-        if owner.replay_batch and self.trains:
-            if self._cached is None:
-                self._cached = self._draw()
-            return self._cached
-        self._cached = None
-        return self._draw()
-
-    def _draw(self) -> Any:
-        try:
-            batch = next(self._inner)
-        except StopIteration:
-            self._owner.exhausted(self._loader, self._inner)
-            if not (self._owner.endless and self.trains):
-                raise
-            self._owner.num_restarts += 1
-            self._reopen()
-            batch = next(self._inner)
-        self.num_fetches += 1
-        self._owner.note(self._loader, self.trains)
-        return batch
-
-    def _reopen(self) -> None:
-        self._generation = self._owner.generation
-        self._inner = self._owner.open(self._loader)
-
-
 class Loaders:
     """All loaders of a process, and how they are run."""
 
     def __init__(self) -> None:
         self.observer: FetchObserver | None = None
+        self.on_fetch: Callable[[], None] | None = None
+        """Told before each fetch of the script's, where fetches are taken for steps."""
+        self.on_failure: Callable[[str, BaseException], None] | None = None
         self.settings: dict[str, Any] = {}
         """Worker attributes that replace the script's own while a pass is opened; empty means as the script says."""
-        self.generation = 0
-        """Rises when `settings` changed; passes of a trial open again at their next fetch."""
         self.reopen = False
-        """Whether passes that are under way open again when `settings` change (in a trial)."""
+        """Whether training passes that are under way open again when `settings` change (in a trial)."""
         self.endless = False
         self.replay_batch = False
         self.num_steps = 0
         self.num_restarts = 0
         self.num_changed = 0
         """Passes opened with `settings`."""
-        self._original = DataLoader.__iter__
-        self._installed = False
-        self._training: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
-        self._kept: weakref.WeakKeyDictionary[DataLoader[Any], Any] = weakref.WeakKeyDictionary()
+        self._pid = os.getpid()
+        self._patch: Patch | None = None
+        self._training: weakref.WeakKeyDictionary[DataLoader[Any], list[int]] = weakref.WeakKeyDictionary()
+        """For each loader that feeds the training: batches drawn, and the step before the first."""
+        self._others: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        """Loaders of which a pass ended without a step."""
+        self._refused: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        """Loaders that failed under other settings."""
+        self._kept: weakref.WeakKeyDictionary[DataLoader[Any], Opened] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
         """Replace `DataLoader.__iter__`."""
-        if self._installed:
-            return
-        original = self._original
+        if self._patch is None:
+            self._patch = Patch(DataLoader, "__iter__", self._observed)
 
+    def _observed(self, original: Any, patch: Patch) -> Any:
         def __iter__(loader: DataLoader[Any]) -> Iterator[Any]:
-            if torch.utils.data.get_worker_info() is not None or torch.compiler.is_compiling():
+            in_worker = torch.utils.data.get_worker_info() is not None
+            if not patch.active or in_worker or torch.compiler.is_compiling():
                 return original(loader)
             observer = self.observer
             if observer is None:
@@ -133,72 +80,139 @@ class Loaders:
             finally:
                 observer.after_fetch()
 
-        DataLoader.__iter__ = __iter__  # type: ignore[method-assign,assignment]
-        self._installed = True
+        return __iter__
 
     def remove(self) -> None:
-        """Give the class its own `__iter__` back."""
-        if self._installed:
-            DataLoader.__iter__ = self._original  # type: ignore[method-assign]
-            self._installed = False
+        """Give the class its own `__iter__` back; passes under way go on as they are."""
+        if self._patch is not None:
+            self._patch.remove()
+            self._patch = None
+        self.close_kept()
+
+    # -- what is known -------------------------------------------------------------------------------------------
 
     @property
     def training(self) -> list[DataLoader[Any]]:
         """Loaders whose batches were followed by steps, most used first."""
-        return sorted(self._training, key=lambda loader: -self._training[loader])
+        return sorted(self._training, key=lambda loader: -self._training[loader][0])
+
+    def fetches_per_step(self, loader: DataLoader[Any]) -> float:
+        """Batches drawn from a training loader in each step."""
+        num, first_step = self._training.get(loader, (0, 0))
+        num_steps = self.num_steps - first_step
+        return num / num_steps if num_steps > 0 and num else 1.0
 
     def note(self, loader: DataLoader[Any], trains: bool) -> None:
         """A batch was drawn from `loader`."""
         if trains:
-            self._training[loader] = self._training.get(loader, 0) + 1
+            seen = self._training.setdefault(loader, [0, self.num_steps - 1])
+            seen[0] += 1
+
+    def ended(self, opened: Opened, trains: bool) -> None:
+        """A pass is over: persistent workers of ours are kept for the next one."""
+        if not trains and opened.loader not in self._training:
+            self._others.add(opened.loader)
+        if opened.changed and opened.settings == self.settings and self.settings.get("persistent_workers"):
+            self._kept[opened.loader] = opened
+        else:
+            opened.close()
+
+    # -- opening -------------------------------------------------------------------------------------------------
 
     def change(self, settings: Mapping[str, Any]) -> None:
         """Run training loaders with these worker attributes from their next pass on (in a trial: next fetch)."""
         if dict(settings) != self.settings:
             self.settings = dict(settings)
-            self.generation += 1
             self.close_kept()
 
-    def open(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """The loader's own iterator, made under the present settings."""
-        if not self.settings or not self.may_change(loader) or not self._feeds_training(loader):
-            return self._original(loader)
-        return self._open_changed(loader)
+    def may_change(self, loader: DataLoader[Any]) -> bool:
+        """Whether the loader's workers can be set without asking it to do what it does not do."""
+        return (
+            self._may_open(loader)
+            and loader not in self._refused
+            and loader.multiprocessing_context is None
+            and not isinstance(loader.dataset, IterableDataset)
+            and held_open(loader.dataset) is None
+        )
+
+    def _may_open(self, loader: DataLoader[Any]) -> bool:
+        # not in a process that was forked from here, to which the workers do not belong
+        return type(loader).__iter__ is DataLoader.__iter__ and os.getpid() == self._pid
 
     def _feeds_training(self, loader: DataLoader[Any]) -> bool:
         # A loader in order is most often an evaluation's, for which starting workers each time would cost; it is
         # left alone until it has been seen to train.
-        return loader in self._training or not isinstance(loader.sampler, SequentialSampler)
+        if loader in self._training:
+            return True
+        return loader not in self._others and not isinstance(loader.sampler, SequentialSampler)
 
-    def may_change(self, loader: DataLoader[Any]) -> bool:
-        """Whether the loader's workers can be set without asking it to do what it does not do."""
-        return type(loader).__iter__ is DataLoader.__iter__ and loader.multiprocessing_context is None
-
-    def _open_changed(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        self.num_changed += 1
-        kept = self._kept.pop(loader, None)
-        former = {name: getattr(loader, name) for name in WORKER_ATTRIBUTES}
-        wanted = {**former, **self.settings}
-        if not wanted["num_workers"]:
-            wanted.update(prefetch_factor=None, persistent_workers=False)
+    def open(self, loader: DataLoader[Any]) -> Opened:
+        """A pass made under the present settings; as the script says where they do not apply, or fail."""
+        if not self.settings or loader in self._refused:
+            return self.open_plain(loader)
+        before = RandomStates([loader.generator])
         try:
-            loader.__dict__.update(wanted)
+            settings = self._settings_for(loader)
+            if settings:
+                return self._open_changed(loader, settings, before)
+        except Exception as problem:  # noqa: BLE001  a process that cannot be started must not end the training
+            before.restore()
+            self.refuse(loader, "engage", problem)
+        return self.open_plain(loader)
+
+    def _settings_for(self, loader: DataLoader[Any]) -> Mapping[str, Any]:
+        """What may be changed about this loader; empty where nothing."""
+        if not self._feeds_training(loader) or not self._may_open(loader):
+            return {}
+        if self.may_change(loader):
+            return self.settings
+        # how batches are handed over may still be chosen
+        return {name: value for name, value in self.settings.items() if name == "pin_memory"}
+
+    def open_plain(self, loader: DataLoader[Any]) -> Opened:
+        """A pass as the script makes it."""
+        original = self._patch.original if self._patch is not None else DataLoader.__iter__
+        return Opened(loader, original(loader), dict(self.settings))
+
+    def refuse(self, loader: DataLoader[Any], stage: str, problem: BaseException) -> None:
+        """The loader does not bear our settings: run it as the script does from now on."""
+        self._refused.add(loader)
+        if self.on_failure is not None:
+            self.on_failure(stage, problem)
+
+    def _open_changed(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:
+        kept = self._kept.pop(loader, None)
+        mark = fingerprint(loader.dataset)
+        if kept is not None and kept.fingerprint != mark:  # its workers have the dataset as it was
+            kept.close()
+            kept = None
+        former = {name: getattr(loader, name) for name in WORKER_ATTRIBUTES}
+        try:
+            loader.__dict__.update(_wanted(former, settings))
             if kept is not None:
                 # Workers stay, but the script's random stream must move as it does for new workers: one draw first.
                 torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
-                kept._reset(loader)
-                return kept  # type: ignore[no-any-return]
-            return loader._get_iterator()
+                kept.iterator._reset(loader)
+                iterator = kept.iterator
+            else:
+                iterator = loader._get_iterator()
         finally:
             loader.__dict__.update(former)
-
-    def exhausted(self, loader: DataLoader[Any], iterator: Any) -> None:
-        """A pass is over; persistent workers of ours are kept for the next one."""
-        if self.settings.get("persistent_workers") and getattr(iterator, "_num_workers", 0) and self.may_change(loader):
-            self._kept[loader] = iterator
+        self.num_changed += 1
+        return Opened(loader, iterator, dict(self.settings), before=before, fingerprint=mark)
 
     def close_kept(self) -> None:
         """End workers that wait for a next pass."""
-        for iterator in list(self._kept.values()):
-            iterator._shutdown_workers()
+        for opened in list(self._kept.values()):
+            opened.close()
         self._kept.clear()
+
+
+def _wanted(former: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The script's own worker attributes with `settings` in their place, as far as they go together."""
+    wanted = {**former, **settings}
+    if former["prefetch_factor"] is not None:
+        wanted["prefetch_factor"] = former["prefetch_factor"]  # the script has chosen
+    if not wanted["num_workers"]:
+        wanted.update(prefetch_factor=None, persistent_workers=False, timeout=0)
+    return wanted

@@ -14,12 +14,9 @@ import torch
 class PeakMemory:
     """The peak since the last `reset`."""
 
-    def __init__(self, device: str) -> None:
-        self._device = device
-
-    def reset(self) -> None:
+    def reset(self, device: str) -> None:
         """Forget the peak so far."""
-        if self._device == "cuda":
+        if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             return
         try:
@@ -27,9 +24,9 @@ class PeakMemory:
         except OSError:
             return
 
-    def peak_bytes(self) -> int | None:
+    def peak_bytes(self, device: str) -> int | None:
         """Bytes, or None where nothing tells."""
-        if self._device == "cuda":
+        if device == "cuda":
             return int(torch.cuda.max_memory_allocated())
         try:
             status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")

@@ -10,39 +10,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from flatout.frameworks.pytorch.batches import compare_batches
-from flatout.frameworks.pytorch.capture import Capture, CapturedCall, RandomStates, tensors_of
+from flatout.frameworks.pytorch.capture import Capture, CapturedCall
 from flatout.frameworks.pytorch.differences import (
     Gradients,
     cosine,
+    dense,
+    lost_or_new,
     output_error,
     relative_error,
     slope,
     square,
     worst,
 )
+from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.frameworks.pytorch.replay import Replayed, Replayer, half
 from flatout.frameworks.pytorch.session import Session
+from flatout.frameworks.pytorch.updates import Snapshot, has_gradients, updated
 from flatout.trace import Agreement, Difference, Levers, Scaling
 
-NUM_UPDATES = 3
-"""Updates compared: the first has no moments yet, the third shows a wrong pairing of moments and parameters."""
-
 SCALING_REPEATS = 5
+SCALING_FEWEST_S = 0.3
 SCALING_LIMIT_S = 4.0
-
-
-class Replayed:
-    """What one replay of a step's calls gave."""
-
-    def __init__(self, gradients: Gradients, outputs: list[torch.Tensor], random: RandomStates) -> None:
-        self.gradients = gradients
-        self.outputs = outputs
-        self.random = random
 
 
 class Numerics:
@@ -51,6 +43,7 @@ class Numerics:
     def __init__(self, session: Session, capture: Capture) -> None:
         self._session = session
         self._capture = capture
+        self._replayer = Replayer(session.calls)
 
     # -- compare -------------------------------------------------------------------------------------------------
 
@@ -75,20 +68,23 @@ class Numerics:
 
     def _gradients(self, levers: Levers) -> Difference | str:
         calls = self._capture.present
-        if self._capture.overflow:
-            return "one step's inputs are larger than the memory set aside for keeping them"
+        if self._capture.problem:
+            return self._capture.problem
         if not calls:
             return "no model call was captured"
         if not any(g is not None for c in calls for g in c.gradients):
             return "no gradient came back for the model's outputs"
-        first = self._replay(calls)
+        run = self._replayer.run
+        self._session.engage_exactly({})
+        first = run(calls)
         noise = self._noise(first)
         explained = self._explained(calls, first)
-        again = self._replay(calls)
+        again = run(calls)
         baseline_error = relative_error(again.gradients, first.gradients)
         del again
         self._session.engage_exactly(levers)
-        changed = self._replay(calls, levers=True)
+        changed = run(calls, levers=True)
+        self._session.engage_exactly({})
         furthest, worst_error = worst(changed.gradients, first.gradients)
         return Difference(
             check="gradients",
@@ -100,16 +96,17 @@ class Numerics:
             output_error=output_error(changed.outputs, first.outputs),
             worst=self._name(furthest),
             worst_error=worst_error,
-            random_states_equal=changed.random.equals(first.random),
-            finite=_finite(changed) or not _finite(first),
+            random_states_equal=_stand_alike(changed, first),
+            finite=changed.finite or not first.finite,
             explained_cosine=explained,
+            detail=self._told(*lost_or_new(changed.gradients, first.gradients)),
         )
 
     def _noise(self, present: Replayed) -> float | None:
         """Relative spread of the gradient between batches: norm of the difference over the root of summed squares."""
         if not self._capture.former:
             return None
-        former = self._replay(self._capture.former)
+        former = self._replayer.run(self._capture.former)
         keys = [p for p in present.gradients if p in former.gradients]
         difference = math.fsum(square(present.gradients[p] - former.gradients[p]) for p in keys)
         total = math.fsum(square(present.gradients[p]) + square(former.gradients[p]) for p in keys)
@@ -118,63 +115,49 @@ class Numerics:
     def _explained(self, calls: Sequence[CapturedCall], present: Replayed) -> float | None:
         """Cosine of the replayed gradient with the one that the script computed, for parameters of the last update.
 
-        Calls whose gradient the script has cleared since are left out. The script may have clipped or averaged, which
-        scales the whole gradient; a cosine does not see that.
+        Gradients that the script has cleared since are left out. The script's is taken as its backward left it;
+        where it was kept only after clipping or averaging, that scales the whole, which a cosine does not see. 0 where
+        one of both is nothing; None where both are.
         """
-        counting = [c for c in calls if not c.cleared]
-        if len(counting) != len(calls):
-            if not counting:
-                return None
-            present = self._replay(counting)
-        last = self._session.optimizers[-1]
-        parameters = [p for group in last.param_groups for p in group["params"] if p.grad is not None]
-        dot = own = ours = 0.0
-        for parameter in parameters:
-            gradient = parameter.grad.detach().double()
-            own += square(gradient)
-            replayed = present.gradients.get(parameter)
-            if replayed is not None:
-                dot += float((gradient * replayed.double()).sum())
-                ours += square(replayed)
-        return dot / math.sqrt(own * ours) if own > 0 and ours > 0 else None
+        optimizer = self._capture.optimizer
+        parameters: list[torch.Tensor]
+        if optimizer is None:
+            parameters = [p for call in self._session.calls.found for p in call.module.parameters()]
+        else:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(c.cleared for c in calls):
+            present = self._replayer.run(calls, uncleared=True)
+        ids = {id(p) for p in parameters}
+        ours = {p: g for p, g in present.gradients.items() if id(p) in ids}
+        kept = self._capture.own_gradients
+        own: Gradients = {p: dense(g) for p in parameters if (g := kept.get(p, p.grad)) is not None}
+        if not any(square(g) for g in own.values()):
+            return None if not any(square(g) for g in ours.values()) else 0.0
+        for parameter in own:
+            ours.setdefault(parameter, torch.zeros_like(parameter))
+        for parameter in ours:
+            own.setdefault(parameter, torch.zeros_like(parameter))
+        return cosine(ours, own) if any(square(g) for g in ours.values()) else 0.0
 
-    def _replay(self, calls: Sequence[CapturedCall], *, levers: bool = False) -> Replayed:
-        """Run the calls again, forward and backward, and put everything back as it was."""
-        parameters = {p for c in calls for p in c.call.module.parameters() if p.requires_grad}
-        kept_gradients = [(p, p.grad) for p in parameters]
-        kept_buffers = [(b, b.detach().clone()) for c in calls for b in c.call.module.buffers()]
-        kept_random = RandomStates()
-        capture, self._session.calls.capture = self._session.calls.capture, None
-        outputs: list[torch.Tensor] = []
-        try:
-            for parameter in parameters:
-                parameter.grad = None
-            with torch.enable_grad():
-                for captured in calls:
-                    outputs += _run(captured, levers=levers)
-            random = RandomStates()
-            gradients = {p: p.grad for p in parameters if p.grad is not None}
-        finally:
-            for parameter, gradient in kept_gradients:
-                parameter.grad = gradient
-            with torch.no_grad():
-                for buffer, value in kept_buffers:
-                    buffer.copy_(value)
-            kept_random.restore()
-            self._session.calls.capture = capture
-        return Replayed(gradients, outputs, random)
-
-    def _name(self, parameter: torch.nn.Parameter | None) -> str:
+    def _name(self, parameter: torch.Tensor | None) -> str:
         for call in self._session.calls.found:
             for name, candidate in call.module.named_parameters():
                 if candidate is parameter:
                     return name
         return ""
 
+    def _told(self, lost: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> str:
+        words = []
+        if lost:
+            words.append(f"no gradient any more for {len(lost)} parameters (`{self._name(lost[0])}`)")
+        if new:
+            words.append(f"a gradient for {len(new)} parameters that have none in plain (`{self._name(new[0])}`)")
+        return "; ".join(words)
+
     # -- updates -------------------------------------------------------------------------------------------------
 
     def _updates(self, levers: Levers) -> Difference | str:
-        optimizers = [o for o in self._session.optimizers if _has_gradients(o)]
+        optimizers = [o for o in self._session.optimizers if has_gradients(o)]
         if any(isinstance(o, torch.optim.LBFGS) for o in optimizers):
             return "an optimizer with a closure cannot be replayed"
         if not optimizers:
@@ -182,12 +165,15 @@ class Numerics:
         self._session.engage_exactly({})
         snapshot = Snapshot(optimizers)
         random = RandomStates()
-        plain = self._updated(optimizers, snapshot)
-        again = self._updated(optimizers, snapshot)
+        plain = updated(self._session, optimizers, snapshot)
+        again = updated(self._session, optimizers, snapshot)
         self._session.engage_exactly(levers)
-        changed = self._updated(optimizers, snapshot)
-        self._session.engage_exactly({})
-        random.restore()
+        try:
+            changed = updated(self._session, optimizers, snapshot)
+        finally:
+            self._session.engage_exactly({})
+            snapshot.restore()
+            random.restore()
         furthest, worst_error = worst(changed, plain)
         return Difference(
             check="updates",
@@ -197,21 +183,8 @@ class Numerics:
             baseline_error=relative_error(again, plain),
             worst=self._name(furthest),
             worst_error=worst_error,
-            finite=all(bool(torch.isfinite(t).all()) for t in changed.values()),
+            finite=all(bool(torch.isfinite(t).all()) for t in changed.values()) or not _finite(plain),
         )
-
-    def _updated(self, optimizers: Sequence[torch.optim.Optimizer], snapshot: Snapshot) -> Gradients:
-        """How far each parameter moves in three updates; everything is put back after."""
-        self._session.silent = True
-        try:
-            for optimizer in optimizers:
-                with _without_hooks(optimizer):
-                    for _ in range(NUM_UPDATES):
-                        type(optimizer).step(optimizer)
-            return snapshot.moved()
-        finally:
-            snapshot.restore()
-            self._session.silent = False
 
     # -- batches -------------------------------------------------------------------------------------------------
 
@@ -224,9 +197,9 @@ class Numerics:
         """Seconds of the captured calls at full and at half batch, in turn."""
         try:
             calls = self._capture.present
-            if not calls or not any(g is not None for c in calls for g in c.gradients):
+            if not any(g is not None for c in calls for g in c.gradients):
                 return None
-            halves = [_half(c) for c in calls]
+            halves = [half(c) for c in calls]
             if any(h is None for h in halves):
                 return None
             return self._time_scaling(calls, [h for h in halves if h is not None])
@@ -234,142 +207,25 @@ class Numerics:
             self._capture.drop()
 
     def _time_scaling(self, calls: list[CapturedCall], halves: list[CapturedCall]) -> Scaling | None:
+        run = self._replayer.run
         try:
-            self._replay(halves)
+            run(halves)
         except (RuntimeError, ValueError, IndexError):  # the model does not take half a batch
             return None
         full_s: list[float] = []
         half_s: list[float] = []
         begun_s = perf_counter()
-        while len(full_s) < SCALING_REPEATS or perf_counter() - begun_s < 0.3:
-            full_s.append(self._timed(calls))
-            half_s.append(self._timed(halves))
+        while len(full_s) < SCALING_REPEATS or perf_counter() - begun_s < SCALING_FEWEST_S:
+            full_s.append(run(calls).took_s)
+            half_s.append(run(halves).took_s)
             if perf_counter() - begun_s > SCALING_LIMIT_S and len(full_s) >= 2:
                 break
         return Scaling(full_s=tuple(full_s), half_s=tuple(half_s))
 
-    def _timed(self, calls: list[CapturedCall]) -> float:
-        if self._session.device == "cuda":
-            torch.cuda.synchronize()
-        begun_s = perf_counter()
-        self._replay(calls)
-        if self._session.device == "cuda":
-            torch.cuda.synchronize()
-        return perf_counter() - begun_s
+
+def _stand_alike(a: Replayed, b: Replayed) -> bool:
+    return a.random is not None and b.random is not None and a.random.equals(b.random)
 
 
-def _run(captured: CapturedCall, *, levers: bool) -> list[torch.Tensor]:
-    """One captured call, forward and backward; its output tensors, detached."""
-    captured.random.restore()
-    with torch.no_grad():
-        for buffer, value in captured.buffers:
-            buffer.copy_(value)
-    args = tree_map(_fresh, captured.args)
-    kwargs = tree_map(_fresh, captured.kwargs)
-    out = captured.call.with_levers(args, kwargs) if levers else captured.call.plain(*args, **kwargs)
-    tensors = tensors_of(out)
-    wanted = [t for t in tensors if t.requires_grad]
-    pairs = [(t, g) for t, g in zip(wanted, captured.gradients, strict=False) if g is not None]
-    if pairs:
-        torch.autograd.backward([t for t, _ in pairs], [g.to(t.dtype) for t, g in pairs])
-    return [t.detach() for t in tensors if t.is_floating_point()]
-
-
-def _fresh(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):  # the call may write into its input
-        return value.detach().clone().requires_grad_(value.requires_grad)
-    return value
-
-
-def _half(captured: CapturedCall) -> CapturedCall | None:
-    """The same call with the first half of its batch, or None where no batch dimension shows."""
-    tensors = [t for t in tensors_of((captured.args, captured.kwargs)) if t.dim()]
-    sizes = {t.shape[0] for t in tensors}
-    gradient_sizes = {g.shape[0] for g in captured.gradients if g is not None and g.dim()}
-    size = max(sizes & gradient_sizes or (sizes if not gradient_sizes else set()), default=0)
-    if size < 2:
-        return None
-
-    def cut(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == size:
-            return value[: size // 2]
-        return value
-
-    half = CapturedCall.__new__(CapturedCall)
-    half.call = captured.call
-    half.args = tree_map(cut, captured.args)
-    half.kwargs = tree_map(cut, captured.kwargs)
-    half.random = captured.random
-    half.buffers = captured.buffers
-    half.gradients = [cut(g) for g in captured.gradients]
-    half.cleared = set()
-    return half
-
-
-class Snapshot:
-    """Parameters and optimizer state as they are now, in memory of their own."""
-
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._optimizers = optimizers
-        self._parameters = [
-            (p, p.detach().clone()) for o in optimizers for group in o.param_groups for p in group["params"]
-        ]
-        self._states = [
-            (o, {p: {k: _kept(v) for k, v in state.items()} for p, state in o.state.items()}) for o in optimizers
-        ]
-
-    def moved(self) -> Gradients:
-        """How far each parameter is from here."""
-        return {p: (p.detach() - value) for p, value in self._parameters}
-
-    def restore(self) -> None:
-        """Put everything back, in the memory format that it has now."""
-        with torch.no_grad():
-            for parameter, value in self._parameters:
-                parameter.copy_(value)
-        for optimizer, states in self._states:
-            for parameter in list(optimizer.state):
-                if parameter not in states:
-                    del optimizer.state[parameter]
-                    continue
-                present = optimizer.state[parameter]
-                for key in [k for k in present if k not in states[parameter]]:
-                    del present[key]
-                for key, value in states[parameter].items():
-                    _put_back(present, key, value)
-
-
-def _kept(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
-
-
-def _put_back(state: dict[str, Any], key: str, value: Any) -> None:
-    present = state.get(key)
-    if isinstance(value, torch.Tensor) and isinstance(present, torch.Tensor):
-        present.copy_(value)
-    else:
-        state[key] = value
-
-
-class _without_hooks:
-    """The script's own step hooks (averages of weights, schedules) do not see our updates."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-
-    def __enter__(self) -> None:
-        self._kept = (self._optimizer._optimizer_step_pre_hooks, self._optimizer._optimizer_step_post_hooks)
-        self._optimizer._optimizer_step_pre_hooks = type(self._kept[0])()
-        self._optimizer._optimizer_step_post_hooks = type(self._kept[1])()
-
-    def __exit__(self, *_: object) -> None:
-        self._optimizer._optimizer_step_pre_hooks, self._optimizer._optimizer_step_post_hooks = self._kept
-
-
-def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
-
-
-def _finite(replayed: Replayed) -> bool:
-    tensors = [*replayed.gradients.values(), *replayed.outputs]
-    return all(bool(torch.isfinite(t).all()) for t in tensors)
+def _finite(values: Gradients) -> bool:
+    return all(bool(torch.isfinite(t).all()) for t in values.values())

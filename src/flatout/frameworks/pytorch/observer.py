@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from flatout.frameworks.pytorch.calls import Calls, OuterCall
-from flatout.frameworks.pytorch.clock import PhaseClock
+from flatout.frameworks.pytorch.clock import BASE, PhaseClock
 from flatout.frameworks.pytorch.device_clock import DeviceClock
 from flatout.frameworks.pytorch.loaders import Loaders
+from flatout.frameworks.pytorch.patches import Patch
 
 SYNCS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
 """Tensor methods that wait for the device."""
@@ -29,20 +30,22 @@ COPIES = ("to", "cuda")
 class Observer:
     """Accounts for each step's time at the depth that is asked for."""
 
-    def __init__(self, calls: Calls, loaders: Loaders, device: str) -> None:
+    def __init__(self, calls: Calls, loaders: Loaders) -> None:
         self.calls = calls
         self.loaders = loaders
         self.clock = PhaseClock()
-        self.device_clock = DeviceClock() if device == "cuda" else None
+        self.device_clock: DeviceClock | None = None
+        """While phases are observed on a GPU."""
         self.depth = "off"
         self.evaluation_is_training = False
         """Whether calls without gradients belong to each step (sampling, targets) instead of lying between steps."""
         self.num_steps_with_evaluation = 0
         self.losses: list[Any] = []
+        """The loss that `backward` was last given in each step of the window."""
+        self._loss: Any = None
         self.outside_s = 0.0
-        self._thread = get_ident()
-        self._undo: list[Callable[[], None]] = []
-        self._undo_save: Callable[[], None] | None = None
+        self._patches: list[Patch] = []
+        self._save_patch: Patch | None = None
         self._started_step_s = 0.0
         self._trained_in_step = False
         self._evaluated_in_step = False
@@ -53,57 +56,43 @@ class Observer:
         """Observe at `off`, `ends` or `phases` from here on."""
         if depth == self.depth:
             return
-        for undo in reversed(self._undo):
-            undo()
-        self._undo = []
+        for patch in reversed(self._patches):
+            patch.remove()
+        self._patches = []
         self.depth = depth
+        self.device_clock = None
         self.calls.observer = None if depth == "off" else self
         self.loaders.observer = self if depth == "phases" else None
-        if depth == "off":
-            self._restore_save()
-            return
-        if self._undo_save is None:
-            self._undo_save = self._replace(torch, "save", self._around("checkpoint"))
+        if depth == "off" and self._save_patch is not None:
+            self._save_patch.remove()
+            self._save_patch = None
+        elif depth != "off" and self._save_patch is None:
+            self._save_patch = Patch(torch, "save", self._around("checkpoint"))
         if depth == "phases":
             self._patch_phases()
 
-    def _restore_save(self) -> None:
-        if self._undo_save is not None:
-            self._undo_save()
-            self._undo_save = None
-
     def _patch_phases(self) -> None:
-        add = self._undo.append
-        add(self._replace(torch.autograd, "backward", self._around_backward))
-        add(self._replace(torch.autograd, "grad", self._around("backward")))
-        add(self._replace(torch.optim.Optimizer, "zero_grad", self._around("optimizer")))
-        if self.device_clock is not None:  # on a CPU nothing is copied to a device and nothing waits for one
+        add = self._patches.append
+        add(Patch(torch.autograd, "backward", self._around_backward))
+        add(Patch(torch.autograd, "grad", self._around("backward")))
+        add(Patch(torch.optim.Optimizer, "zero_grad", self._around("optimizer")))
+        if self.calls.device == "cuda":  # on a CPU nothing is copied to a device and nothing waits for one
+            self.device_clock = DeviceClock()
             for name in SYNCS:
-                add(self._replace(torch.Tensor, name, self._around("sync")))
+                add(Patch(torch.Tensor, name, self._around("sync")))
             for name in COPIES:
-                add(self._replace(torch.Tensor, name, self._around("copy")))
-            add(self._replace(torch.cuda, "synchronize", self._around("sync")))
+                add(Patch(torch.Tensor, name, self._around("copy")))
+            add(Patch(torch.cuda, "synchronize", self._around("sync")))
 
-    def _replace(self, holder: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
-        own = name in vars(holder)
-        original = getattr(holder, name)
-        replacement = make(original)
-        setattr(holder, name, replacement)
+    def _ignores(self, patch: Patch) -> bool:
+        """Whether a call passes through unseen: the patch is taken away, something is traced, or another thread."""
+        return not patch.active or torch.compiler.is_compiling() or get_ident() != self.calls.thread
 
-        def undo() -> None:
-            if vars(holder).get(name) is replacement:  # else somebody patched on top of us: leave theirs
-                if own:
-                    setattr(holder, name, original)
-                else:
-                    delattr(holder, name)
-
-        return undo
-
-    def _around(self, phase: str) -> Callable[[Any], Any]:
-        def make(original: Any) -> Any:
+    def _around(self, phase: str) -> Callable[[Any, Patch], Any]:
+        def make(original: Any, patch: Patch) -> Any:
             @wraps(original)
             def timed(*args: Any, **kwargs: Any) -> Any:
-                if torch.compiler.is_compiling() or get_ident() != self._thread:
+                if self._ignores(patch):
                     return original(*args, **kwargs)
                 self.push(phase)
                 try:
@@ -115,15 +104,18 @@ class Observer:
 
         return make
 
-    def _around_backward(self, original: Any) -> Any:
-        timed = self._around("backward")(original)
+    def _around_backward(self, original: Any, patch: Patch) -> Any:
+        timed = self._around("backward")(original, patch)
 
         @wraps(original)
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(tensors, torch.Tensor) and tensors.numel() == 1 and not torch.compiler.is_compiling():
-                self.losses.append(tensors.detach())
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if self._ignores(patch):
+                return original(*args, **kwargs)
+            loss = args[0] if args else None
+            if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+                self._loss = loss.detach()
             self.clock.between("unattributed")
-            return timed(tensors, *args, **kwargs)
+            return timed(*args, **kwargs)
 
         return backward
 
@@ -132,27 +124,39 @@ class Observer:
     def push(self, phase: str) -> None:
         """A part of the step begins."""
         self.clock.push(phase)
-        if self.device_clock is not None and self.depth == "phases":
-            self.device_clock.push(phase)
+        if self.device_clock is not None:
+            self.device_clock.push(phase or "unattributed")
 
     def pop(self, phase: str) -> None:
         """It ends; checkpoints lie outside the step whatever the depth."""
+        before = self.clock.last
+        self.clock.pop(phase)
         if phase == "checkpoint":
-            before = self.clock.last
-            self.clock.pop()
             self.outside_s += self.clock.last - before
-        else:
-            self.clock.pop()
-        if self.device_clock is not None and self.depth == "phases":
-            self.device_clock.pop(phase)
+        if self.device_clock is not None:
+            self.device_clock.pop(phase or "unattributed")
+
+    def around_closure(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """A closure that an optimizer calls in its update: what it does is no part of the update."""
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            self.push(BASE)
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self.pop(BASE)
+
+        return observed
 
     def before_fetch(self) -> None:
         """A batch is asked for."""
-        self.push("data")
+        if get_ident() == self.calls.thread:
+            self.push("data")
 
     def after_fetch(self) -> None:
         """The batch is there."""
-        self.pop("data")
+        if get_ident() == self.calls.thread:
+            self.pop("data")
 
     def before_call(self, call: OuterCall, training: bool) -> None:
         """An outermost model call begins."""
@@ -179,7 +183,10 @@ class Observer:
     def start(self) -> None:
         """A step begins here."""
         self.clock.start()
-        self._started_step_s = perf_counter()
+        if self.device_clock is not None:
+            self.device_clock.start()
+        self._started_step_s = self.clock.last
+        self.losses.clear()
         self._forget()
 
     def end_step(self) -> tuple[dict[str, float], float]:
@@ -189,12 +196,15 @@ class Observer:
         outside_s = self.outside_s
         if self._evaluated_in_step:
             self.num_steps_with_evaluation += 1
+        if self._loss is not None:
+            self.losses.append(self._loss)
         self._forget()
-        if self.device_clock is not None and self.depth == "phases":
+        if self.device_clock is not None:
             self.device_clock.end_step()
         return spent, outside_s
 
     def _forget(self) -> None:
         self.outside_s = 0.0
+        self._loss = None
         self._trained_in_step = False
         self._evaluated_in_step = False

@@ -1,84 +1,154 @@
-"""How are an optimizer's flags changed without the user's seeing it? In its groups, with `state_dict` kept as it was.
+"""How are an optimizer's flags changed without the user's seeing it? They hold while it updates, and not between.
 
-In: the user's optimizer. Out: a function that undoes the change.
+So `param_groups`, `state_dict()`, `load_state_dict()` and groups that the script adds are the script's own at any time.
+In: the user's optimizers and flags. Out: updates made with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+Group = dict[str, Any]
+_MISSING = object()
+
+FUSED_DEVICES = {"Adagrad": ("cpu",)}
+"""Devices on which an optimizer's fused update exists, where that is not everywhere. Source: `torch.optim.adagrad`."""
+
 
 def can_fuse(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a fused update exists for this optimizer, its options and its parameters' devices."""
-    if "fused" not in optimizer.defaults or any(group.get("fused") for group in optimizer.param_groups):
+    """Whether a fused update exists for this optimizer, its options, its parameters and their gradients.
+
+    An optimizer whose script decided about `fused` or `foreach` is left alone.
+    """
+    kind = type(optimizer)
+    if optimizer.defaults.get("fused", False) is not None or not kind.__module__.startswith("torch.optim"):
         return False
+    devices = FUSED_DEVICES.get(kind.__name__, ("cpu", "cuda"))
     for group in optimizer.param_groups:
-        if group.get("differentiable") or group.get("capturable") or group.get("foreach"):
+        if group.get("fused") or group.get("foreach"):
             return False
-        if any(p.device.type not in ("cpu", "cuda") or not p.is_floating_point() for p in group["params"]):
+        if group.get("differentiable") or group.get("capturable") or isinstance(group.get("lr"), torch.Tensor):
             return False
-        if isinstance(group.get("lr"), torch.Tensor):
+        if not all(_can_fuse(p, devices) for p in group["params"]):
             return False
-    return type(optimizer).__module__.startswith("torch.optim")
+    return True
+
+
+def _can_fuse(parameter: torch.Tensor, devices: tuple[str, ...]) -> bool:
+    gradient = parameter.grad
+    dense = gradient is None or gradient.layout is torch.strided
+    return parameter.device.type in devices and parameter.is_floating_point() and dense
 
 
 def can_foreach(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer knows the flag and the script has not decided about it."""
-    return "foreach" in optimizer.defaults and all(g.get("foreach") is None for g in optimizer.param_groups)
+    return "foreach" in optimizer.defaults and all(
+        g.get("foreach") is None and not g.get("fused") and not g.get("differentiable") for g in optimizer.param_groups
+    )
 
 
-def set_flags(optimizer: torch.optim.Optimizer, **flags: bool) -> Callable[[], None]:
-    """Set flags in `defaults` and every group; returns what undoes it.
+class UpdateFlags:
+    """Flags by optimizer that are set in its groups while it updates."""
 
-    `state_dict()` shows the script's own flags meanwhile, and a `load_state_dict()` keeps ours engaged.
-    """
-    own_defaults = {name: optimizer.defaults[name] for name in flags if name in optimizer.defaults}
-    own_groups = [{name: group.get(name) for name in flags} for group in optimizer.param_groups]
+    def __init__(self) -> None:
+        self._flags: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, bool]] = weakref.WeakKeyDictionary()
+        self._own: list[tuple[Group, dict[str, Any]]] = []
+        self._handles: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[Any]] = weakref.WeakKeyDictionary()
+        self.num_updates = 0
+        """Updates made with flags of ours since `engage`."""
 
-    def engage(*_: Any) -> None:
-        optimizer.defaults.update({name: flags[name] for name in own_defaults})
+    def engage(self, optimizer: torch.optim.Optimizer, flags: Mapping[str, bool]) -> None:
+        """Set these flags in each update from now on."""
+        self.num_updates = 0
+        self._flags[optimizer] = {**self._flags.get(optimizer, {}), **flags}
+        if flags.get("fused"):
+            _align(optimizer)
+            _place_steps(optimizer, fused=True)
+            self._handles[optimizer] = [
+                optimizer.register_state_dict_post_hook(_show_plain_steps),
+                optimizer.register_load_state_dict_post_hook(lambda loaded: _place_steps(loaded, fused=True)),
+            ]
+
+    def release(self, *names: str) -> None:
+        """Set these flags no more, in any optimizer."""
+        self.after_update()
+        for optimizer, flags in list(self._flags.items()):
+            if any(flags.pop(name, False) for name in names) and "fused" in names:
+                for handle in self._handles.pop(optimizer, []):
+                    handle.remove()
+                _place_steps(optimizer, fused=False)
+                vars(optimizer).pop("_need_device_dtype_check_for_fused", None)  # noted by the fused update
+            for name in names:
+                flags.pop(name, None)
+            if not flags:
+                del self._flags[optimizer]
+
+    def num_optimizers(self, name: str) -> int:
+        """Optimizers for which the flag is engaged."""
+        return sum(bool(flags.get(name)) for flags in self._flags.values())
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer is about to update: its groups carry the flags."""
+        flags = self._flags.get(optimizer) if self._flags else None
+        if not flags:
+            return
+        self.after_update()  # of an update that raised
+        self.num_updates += 1
         for group in optimizer.param_groups:
+            self._own.append((group, {name: group.get(name, _MISSING) for name in flags}))
             group.update(flags)
-        _place_steps(optimizer, fused=bool(flags.get("fused")))
 
-    def show_own(_: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
-        groups = [
-            {**group, **own}
-            for group, own in zip(state_dict["param_groups"], _padded(own_groups, state_dict), strict=True)
-        ]
-        return {**state_dict, "param_groups": groups}
-
-    handles = [
-        optimizer.register_state_dict_post_hook(show_own),
-        optimizer.register_load_state_dict_post_hook(engage),
-    ]
-
-    def restore() -> None:
-        for handle in handles:
-            handle.remove()
-        optimizer.defaults.update(own_defaults)
-        for group, own in zip(optimizer.param_groups, own_groups, strict=False):
-            group.update(own)
-        _place_steps(optimizer, fused=False)
-
-    engage()
-    return restore
+    def after_update(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """It has updated: its groups are the script's own again."""
+        for group, own in self._own:
+            for name, value in own.items():
+                if value is _MISSING:
+                    group.pop(name, None)
+                else:
+                    group[name] = value
+        self._own.clear()
 
 
-def _padded(own_groups: list[dict[str, Any]], state_dict: dict[str, Any]) -> list[dict[str, Any]]:
-    # A group that the script added after the lever was engaged shows the first group's flags.
-    missing = len(state_dict["param_groups"]) - len(own_groups)
-    return own_groups + own_groups[:1] * max(missing, 0)
+def _align(optimizer: torch.optim.Optimizer) -> None:
+    """Give moments and gradients the memory layout of their parameter: a fused kernel pairs them as they lie."""
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient, state = parameter.grad, optimizer.state.get(parameter, {})
+                if gradient is not None and gradient.stride() != parameter.stride():
+                    parameter.grad.data = torch.empty_like(parameter).copy_(gradient)
+                for key, value in state.items():
+                    moment = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+                    if moment and value.stride() != parameter.stride():
+                        state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _place_steps(optimizer: torch.optim.Optimizer, *, fused: bool) -> None:
-    """A fused update wants its step counters on the parameter's device, a plain one on the CPU."""
+    """Put step counters where a fused update (or a plain one) makes them itself, in the type that it gives them."""
+    plain_dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
     for parameter, state in optimizer.state.items():
-        step = state.get("step")
+        step = state.get("step") if isinstance(state, dict) else None
         if isinstance(step, torch.Tensor):
-            state["step"] = step.to(parameter.device if fused else "cpu")
-        elif isinstance(step, int | float) and fused:
-            state["step"] = torch.tensor(float(step), dtype=torch.float32, device=parameter.device)
+            device = parameter.device if fused else "cpu"
+            state["step"] = step.to(device=device, dtype=torch.float32 if fused else plain_dtype)
+
+
+def _show_plain_steps(_: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Step counters in a checkpoint lie on the CPU in plain's type, as without us."""
+    plain_dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+    state = {
+        number: {
+            key: value.to(device="cpu", dtype=plain_dtype)
+            if key == "step" and isinstance(value, torch.Tensor)
+            else value
+            for key, value in kept.items()
+        }
+        if isinstance(kept, dict)
+        else kept
+        for number, kept in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state}

@@ -10,8 +10,20 @@ from __future__ import annotations
 REPEATS = 3
 """A period is believed when it has been seen this many times in a row."""
 
-LONGEST = 32
-"""Longest period looked for; beyond it each update of the first optimizer ends a step."""
+LONGEST = 4096
+"""Longest period looked for (one optimizer for each parameter of a large model)."""
+
+MOST_DISTANCES = 64
+"""Distances followed at once; an order that repeats has few."""
+
+PATIENCE = 12
+"""Updates for which an optimizer that exists and has not updated yet is waited for."""
+
+GIVE_UP = 96
+"""Updates without a repeating order after which each update ends a step."""
+
+PREMATURE = 32
+"""A period that held for no more updates than this was believed too early: the search goes on where it began."""
 
 
 class Rhythm:
@@ -23,41 +35,120 @@ class Rhythm:
     """
 
     def __init__(self) -> None:
-        self._history: list[int | str] = []
         self._period: list[int | str] = []
         self._position = 0
+        self._num_held = 0
+        """Updates for which the period has held."""
+        self._held: dict[tuple[str, ...], int] = {}
+        """For each period that was believed and broke: the updates for which it held."""
+        self._expected = 0
+        self._irregular = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._history: list[int | str] = []
+        """Updates since the present order began."""
+        self._last_seen: dict[int | str, int] = {}
+        self._widest: dict[int | str, int] = {}
+        """For each optimizer: the most updates that lay between two of its own, or before its first."""
+        self._runs: dict[int, int] = {}
+        """For each distance at which an update repeated: the length of the end of the history that repeats so."""
 
     @property
     def num_updates(self) -> int:
         """Updates in one step; 0 while it is being learned."""
-        return len(self._period)
+        return len(self._period) or int(self._irregular)
+
+    def expect(self, num: int) -> None:
+        """So many optimizers exist: wait a little until each has updated before an order is believed."""
+        self._expected = num
 
     def next_ends(self) -> bool:
         """Whether the next update, if the order holds, ends a step."""
-        return bool(self._period) and self._position == len(self._period) - 1
+        if self._period:
+            return self._position == len(self._period) - 1
+        return self._irregular
 
     def update(self, optimizer: int | str) -> bool:
         """Note one update and say whether it ends a step; False while the period is being learned."""
-        if self._period:
-            if optimizer == self._period[self._position]:
-                self._position = (self._position + 1) % len(self._period)
-                return self._position == 0
-            # Another order from here on: two models trained one after the other, or a rare extra update.
-            self._period, self._position, self._history = [], 0, []
-        self._history.append(optimizer)
-        return self._learn()
+        if not self._period:
+            self._note(optimizer)
+            return self._learn() or self._irregular
+        if optimizer != self._period[self._position]:
+            self._break()
+            self._note(optimizer)
+            return self._learn() or self._irregular
+        self._position = (self._position + 1) % len(self._period)
+        self._num_held += 1
+        if self._num_held <= PREMATURE:
+            self._note(optimizer)
+        return self._position == 0
+
+    def _break(self) -> None:
+        """Another order from here on: believed too early, two models one after the other, or a rare extra update."""
+        key = _key(self._period)
+        self._held[key] = max(self._num_held, self._held.get(key, 0))
+        if self._num_held > PREMATURE:
+            self._forget()
+        self._period, self._position, self._num_held = [], 0, 0
+
+    def _note(self, optimizer: int | str) -> None:
+        history = self._history
+        if len(history) >= 8 * LONGEST:  # an irregular script: forget, so that nothing grows
+            self._forget()
+            history = self._history
+        former = self._last_seen.get(optimizer)
+        gap = len(history) - (former if former is not None else -1)
+        self._widest[optimizer] = max(gap, self._widest.get(optimizer, 0))
+        self._last_seen[optimizer] = len(history)
+        history.append(optimizer)
+        for distance, run in self._runs.items():
+            if len(history) > distance and history[-1 - distance] == optimizer:
+                self._runs[distance] = (run or distance) + 1
+            else:
+                self._runs[distance] = 0
+        if former is not None and gap <= LONGEST and gap not in self._runs:
+            if len(self._runs) >= MOST_DISTANCES:
+                self._runs = {d: run for d, run in self._runs.items() if run}
+            if len(self._runs) < MOST_DISTANCES:
+                self._runs[gap] = _run(history, gap)
 
     def _learn(self) -> bool:
-        seen = self._history
-        for length in range(1, min(LONGEST, len(seen) // REPEATS) + 1):
-            candidate = seen[-length:]
-            if seen[-length * REPEATS :] == candidate * REPEATS and self._starts_in_phase(length):
-                self._period, self._position = candidate, 0
-                return True
-        if len(seen) > LONGEST * REPEATS:
-            self._period, self._position, self._history = [seen[0]], 0, []
+        num = len(self._history)
+        if len(self._last_seen) >= self._expected or num >= PATIENCE:
+            for distance in sorted(self._runs):
+                run = self._runs[distance]
+                if run >= REPEATS * distance and run % distance == 0 and self._is_whole(distance, run):
+                    self._period, self._position, self._num_held = self._history[-distance:], 0, run
+                    self._irregular, self._expected = False, 0
+                    return True
+        if num >= max(GIVE_UP, (REPEATS + 1) * len(self._last_seen)):
+            self._irregular, self._expected = True, 0
         return False
 
-    def _starts_in_phase(self, length: int) -> bool:
-        # The order in which the script began is the order of its step, unless it began with a prelude of its own.
-        return len(self._history) % length == 0 or len(self._history) > REPEATS * length + length
+    def _is_whole(self, distance: int, run: int) -> bool:
+        """Whether what repeats at this distance is the whole order, not a stretch of a longer one."""
+        if any(self._runs[d] >= run for d in self._runs if d < distance and distance % d == 0):
+            return False  # a shorter order repeats as long, and was not believed
+        candidate = self._history[-distance:]
+        if run <= 2 * self._held.get(_key(candidate), 0):
+            return False
+        since = {
+            o: len(self._history) - 1 - last
+            for o, last in self._last_seen.items()
+            if last + distance < len(self._history)
+        }
+        return all(num > 2 * self._widest[o] for o, num in since.items())
+
+
+def _run(history: list[int | str], distance: int) -> int:
+    """How long the end of the history is that repeats at this distance."""
+    start = len(history) - distance
+    while start > 0 and history[start - 1] == history[start - 1 + distance]:
+        start -= 1
+    return len(history) - start
+
+
+def _key(period: list[int | str]) -> tuple[str, ...]:
+    """The same for every rotation of a period."""
+    return tuple(sorted(map(str, period)))

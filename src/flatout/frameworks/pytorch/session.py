@@ -5,6 +5,7 @@ In: levers by name with settings. Out: the levers engaged, released and proven. 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any
@@ -14,19 +15,19 @@ import torch
 from flatout.frameworks.pytorch.calls import Calls
 from flatout.frameworks.pytorch.levers import registry
 from flatout.frameworks.pytorch.loaders import Loaders
+from flatout.frameworks.pytorch.optimizers import UpdateFlags
 from flatout.plan import Lever
 from flatout.trace import Levers, Setting, Toggle
 
 
 class Session:
-    """The script's objects, as levers may touch them."""
+    """The script's objects, as levers may touch them. It keeps none of them alive."""
 
-    def __init__(self, calls: Calls, loaders: Loaders, device: str, cache_folder: str | None = None) -> None:
+    def __init__(self, calls: Calls, loaders: Loaders, cache_folder: str | None = None) -> None:
         self.calls = calls
         self.loaders = loaders
-        self.device = device
         self.cache_folder = cache_folder
-        self.optimizers: list[torch.optim.Optimizer] = []
+        self.flags = UpdateFlags()
         self.scaler_seen = False
         self.silent = False
         """Whether updates made now are ours and count for nothing."""
@@ -34,48 +35,79 @@ class Session:
         self.engaged: dict[str, Mapping[str, Setting]] = {}
         self.kept: dict[str, Any] = {}
         """What a lever needs in order to release itself, by its name."""
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+
+    @property
+    def device(self) -> str:
+        """Where the models compute, `cuda` or `cpu`."""
+        return self.calls.device
+
+    # -- optimizers ----------------------------------------------------------------------------------------------
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that have made an update and still exist, in the order of their first."""
+        return [o for ref in self._optimizers if (o := ref()) is not None]
+
+    def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """One has made its first update."""
+        self._optimizers = [ref for ref in self._optimizers if ref() is not None]
+        self._optimizers.append(weakref.ref(optimizer))
 
     # -- state ---------------------------------------------------------------------------------------------------
 
-    def parameters(self) -> Iterator[torch.nn.Parameter]:
+    def parameters(self) -> Iterator[torch.Tensor]:
         """Every parameter of the found models and optimizers, once."""
         seen: set[int] = set()
-        for call in self.calls.found:
-            for parameter in call.module.parameters():
+        groups = [group["params"] for optimizer in self.optimizers for group in optimizer.param_groups]
+        for source in (*(call.module.parameters() for call in self.calls.found), *groups):
+            for parameter in source:
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield parameter
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if id(parameter) not in seen:
-                        seen.add(id(parameter))
-                        yield parameter
 
-    def map_state(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """Every buffer of the found models, once."""
+        seen: set[int] = set()
+        for call in self.calls.found:
+            for buffer in call.module.buffers():
+                if id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    yield buffer
+
+    def map_state(self, change: Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]) -> None:
         """Change the storage of all state alike: parameters, gradients, buffers, and moments of a parameter's shape.
 
         A lever that moved parameters alone would leave a fused optimizer to pair elements of different places.
+        `change` is given a tensor, the parameter or buffer that it belongs to, which has not moved yet, and what it is
+        of it: `data`, `grad`, or the name of a moment.
         """
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.data = change(parameter.data)
-                if parameter.grad is not None:
-                    parameter.grad.data = change(parameter.grad.data)
-            for call in self.calls.found:
-                for buffer in call.module.buffers():
-                    buffer.data = change(buffer.data)
-            for optimizer in self.optimizers:
-                for owner, state in optimizer.state.items():
+        moments: dict[int, list[tuple[dict[str, Any], str]]] = {}
+        for optimizer in self.optimizers:
+            for owner, state in optimizer.state.items():
+                if isinstance(owner, torch.Tensor) and isinstance(state, dict):
                     for key, value in state.items():
                         if isinstance(value, torch.Tensor) and value.shape == owner.shape:
-                            state[key] = change(value)
+                            moments.setdefault(id(owner), []).append((state, key))
+        with torch.no_grad():
+            for parameter in self.parameters():
+                for state, key in moments.get(id(parameter), ()):
+                    state[key] = change(state[key], parameter, key)
+                if parameter.grad is not None:
+                    _move(parameter.grad, change(parameter.grad.data, parameter, "grad"))
+                _move(parameter, change(parameter.data, parameter, "data"))
+            for buffer in self.buffers():
+                _move(buffer, change(buffer.data, buffer, "data"))
 
     # -- levers --------------------------------------------------------------------------------------------------
 
     def engage(self, name: str, settings: Mapping[str, Setting]) -> None:
         """Engage one lever that is not engaged."""
-        self.levers[name].engage(self, settings)
+        try:
+            self.levers[name].engage(self, settings)
+        except Exception:
+            self._release_quietly(name)
+            raise
         self.engaged[name] = settings
 
     def release(self, name: str) -> None:
@@ -83,12 +115,19 @@ class Session:
         del self.engaged[name]
         self.levers[name].release(self)
 
+    def _release_quietly(self, name: str) -> None:
+        try:
+            self.levers[name].release(self)
+        except Exception:  # noqa: BLE001  it may have got as far as nowhere; why it failed is on its way already
+            return
+
     def engage_exactly(self, wanted: Levers) -> Toggle:
         """Engage exactly `wanted`; a lever with other settings is released first.
 
         Levers that need a new process are as they were at its start and are not touched.
         """
         begun_s = perf_counter()
+        self.calls.refresh()
         togglable = {name: s for name, s in wanted.items() if self.levers[name].toggles != "process"}
         present = [name for name in self.engaged if self.levers[name].toggles != "process"]
         released = [name for name in present if togglable.get(name) != self.engaged[name]]
@@ -104,6 +143,14 @@ class Session:
             step=-1,
         )
 
+    def engage_again(self) -> None:
+        """Extend the engaged levers to models and optimizers that have come since."""
+        wanted = {name: s for name, s in self.engaged.items() if self.levers[name].toggles == "step"}
+        for name in reversed(list(wanted)):
+            self.release(name)
+        for name, settings in wanted.items():
+            self.engage(name, settings)
+
     def evidence(self) -> tuple[dict[str, str], dict[str, str]]:
         """Lever to proof, and lever to why there is none."""
         proofs, missing = {}, {}
@@ -114,3 +161,8 @@ class Session:
             else:
                 missing[name] = "no effect was seen"
         return proofs, missing
+
+
+def _move(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    if value.data_ptr() != tensor.data_ptr() or value.stride() != tensor.stride():
+        tensor.data = value

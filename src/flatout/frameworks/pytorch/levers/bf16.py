@@ -6,6 +6,7 @@ Only calls of which gradients are taken; outputs are cast back to the type that 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.ceilings import Machine
@@ -13,7 +14,9 @@ from flatout.plan import Lever
 from flatout.trace import Facts, Setting
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.calls import Compute
+    import torch
+
+    from flatout.frameworks.pytorch.calls import Around, Compute, OuterCall
     from flatout.frameworks.pytorch.session import Session
 
 
@@ -41,30 +44,78 @@ class Bf16(Lever):
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Put autocast around each outermost call."""
         import torch
-        from torch.utils._pytree import tree_map
 
-        seen: set[str] = session.kept.setdefault(self.name, set())
-
-        def back(value: Any) -> Any:
-            if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
-                seen.add("output")
-                return value.float()
-            return value
-
-        def around(compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            with torch.autocast(session.device, dtype=torch.bfloat16):
-                out = compute(*args, **kwargs)
-            return tree_map(back, out)
-
+        seen: set[str] = set()
+        session.kept[self.name] = seen
         for call in session.calls.found:
             if any(p.dtype == torch.float32 for p in call.module.parameters()):
-                call.arounds[self.name] = around
+                call.arounds[self.name] = _around(call, session.device, seen)
 
     def release(self, session: Session) -> None:
         """Take autocast away."""
+        session.kept.pop(self.name, None)
         for call in session.calls.found:
             call.arounds.pop(self.name, None)
 
     def evidence(self, session: Session) -> str | None:
-        """An output that came back in bfloat16."""
-        return "model outputs were computed in bfloat16" if session.kept.get(self.name) else None
+        """Products that were computed in bfloat16, or outputs that came out so."""
+        seen = session.kept.get(self.name)
+        return f"{' and '.join(sorted(seen))} in bfloat16" if seen else None
+
+
+def _around(call: OuterCall, device: str, seen: set[str]) -> Around:
+    import torch
+
+    from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
+
+    probed = False
+
+    def around(compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal probed
+        probe = _products(seen) if not probed and call.compute is None else nullcontext()
+        with torch.autocast(device, dtype=torch.bfloat16), probe:
+            out = compute(*args, **kwargs)
+        found = [t for t in tensors_of(out) if t.is_floating_point()]
+        if not probed and call.compute is not None and any(_saved_bfloat16(t) for t in found):
+            seen.add("products")
+        probed = True
+        plain = call.plain_dtypes
+        if plain is None or len(plain) != len(found):
+            # nothing to go by: the script's own bfloat16 is told from ours where it has some
+            plain = () if torch.bfloat16 in (plain or ()) else tuple(torch.float32 for _ in found)
+        wanted = {id(t): dtype for t, dtype in zip(found, plain, strict=False)}
+
+        def back(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.dtype != torch.bfloat16 or wanted.get(id(tensor), tensor.dtype) == torch.bfloat16:
+                return tensor
+            seen.add("outputs")
+            return tensor.to(wanted[id(tensor)])
+
+        return map_tensors(back, out)
+
+    return around
+
+
+def _saved_bfloat16(tensor: torch.Tensor) -> bool:
+    """Whether the compiled function that made this tensor keeps something in bfloat16 for its backward."""
+    import torch
+
+    saved = getattr(tensor.grad_fn, "saved_tensors", ())
+    return any(isinstance(t, torch.Tensor) and t.dtype == torch.bfloat16 for t in saved)
+
+
+def _products(seen: set[str]) -> Any:
+    """Looks at one call's operations, for the proof that products are computed in bfloat16."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import flop_registry
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func._overloadpacket in flop_registry and any(
+                isinstance(a, torch.Tensor) and a.dtype == torch.bfloat16 for a in args
+            ):
+                seen.add("products")
+            return func(*args, **(kwargs or {}))
+
+    return Products()

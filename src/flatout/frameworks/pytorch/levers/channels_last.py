@@ -5,6 +5,7 @@ The whole state moves: parameters, gradients, buffers and moments alike; inputs 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,29 +40,47 @@ class ChannelsLast(Lever):
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Move the state, and convert inputs from now on."""
         import torch
-        from torch.utils._pytree import tree_map
+
+        from flatout.frameworks.pytorch.trees import map_tensors
 
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        strides: dict[tuple[int, str], tuple[int, ...]] = {}
+        session.kept[self.name] = strides
+        shared = Counter(_storage(p) for p in session.parameters())
 
-        def convert(value: Any) -> Any:
-            if isinstance(value, torch.Tensor) and value.dim() in formats and value.is_floating_point():
+        def move(value: torch.Tensor, owner: torch.Tensor, what: str) -> torch.Tensor:
+            if not _may_move(owner) or shared[_storage(owner)] > 1:
+                return value
+            moved = value.contiguous(memory_format=formats[value.dim()])
+            strides[id(owner), what] = value.stride()
+            return moved
+
+        def convert(value: torch.Tensor) -> torch.Tensor:
+            if value.dim() in formats and value.is_floating_point() and value.layout is torch.strided:
                 return value.contiguous(memory_format=formats[value.dim()])
             return value
 
         def around(compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return compute(*tree_map(convert, args), **tree_map(convert, kwargs))
+            args, kwargs = map_tensors(convert, (args, kwargs), objects=False)
+            return compute(*args, **kwargs)
 
-        session.map_state(convert)
+        session.map_state(move)
         for call in session.calls.found:
             call.arounds[self.name] = around
 
     def release(self, session: Session) -> None:
-        """Move everything back."""
+        """Move everything back to where it was; what has come since lies as its parameter does."""
+        import torch
 
-        def convert(value: torch.Tensor) -> torch.Tensor:
-            return value.contiguous() if value.dim() in (4, 5) else value
+        strides: dict[tuple[int, str], tuple[int, ...]] = session.kept.pop(self.name)
 
-        session.map_state(convert)
+        def move(value: torch.Tensor, owner: torch.Tensor, what: str) -> torch.Tensor:
+            stride = strides.get((id(owner), what), strides.get((id(owner), "data")))
+            if stride is None or value.stride() == stride or value.shape != owner.shape:
+                return value
+            return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
+
+        session.map_state(move)
         for call in session.calls.found:
             call.arounds.pop(self.name, None)
 
@@ -69,9 +88,30 @@ class ChannelsLast(Lever):
         """Weights that are laid out so."""
         import torch
 
-        for parameter in session.parameters():
-            if parameter.dim() == 4 and min(parameter.shape[1:]) > 1:
-                if parameter.is_contiguous(memory_format=torch.channels_last):
-                    return "convolution weights lie in channels_last"
-                return None
-        return "convolution weights lie in channels_last (3D, or of size 1)"
+        moved = {owner for owner, _ in session.kept.get(self.name, ())}
+        weights = [p for p in session.parameters() if id(p) in moved]
+        telling = [p for p in weights if min(p.shape[1:]) > 1]  # of size 1 both layouts are the same
+        if not all(p.is_contiguous(memory_format=_format(torch, p)) for p in telling):
+            return None
+        return f"{len(weights)} convolution weights lie in channels_last" if weights else None
+
+
+def _format(torch: Any, value: torch.Tensor) -> Any:
+    return torch.channels_last if value.dim() == 4 else torch.channels_last_3d
+
+
+def _storage(value: torch.Tensor) -> int:
+    return value.untyped_storage().data_ptr() if value.layout is _strided() else id(value)
+
+
+def _may_move(owner: torch.Tensor) -> bool:
+    """Whether it is an image-like tensor with a storage of its own, of which nobody keeps another view."""
+    if owner.dim() not in (4, 5) or not owner.is_floating_point() or owner.layout is not _strided():
+        return False
+    return owner.untyped_storage().nbytes() == owner.numel() * owner.element_size()
+
+
+def _strided() -> Any:
+    import torch
+
+    return torch.strided

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
 from flatout.plan import Lever
@@ -16,6 +16,8 @@ from flatout.trace import Facts, Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
+
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class Compile(Lever):
@@ -41,28 +43,28 @@ class Compile(Lever):
         return None
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
-        """Compute each outermost call through its compiled form, made once and kept."""
+        """Compute each outermost call through its compiled form, made once and kept with the model."""
         import torch
         import torch._inductor.config as inductor
 
+        session.kept[self.name] = (inductor.fallback_random, os.environ.get(CACHE_VARIABLE))
         if session.cache_folder is not None:
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", session.cache_folder)
-        session.kept[self.name] = inductor.fallback_random
+            os.environ.setdefault(CACHE_VARIABLE, session.cache_folder)
         inductor.fallback_random = True
-        compiled: dict[int, Any] = session.kept.setdefault("compiled", {})
         for call in session.calls.found:
-            if id(call) not in compiled:
-                compiled[id(call)] = torch.compile(call.plain)
-            call.compute = compiled[id(call)]
-        session.kept["graphs_before"] = _num_graphs()
+            if self.name not in call.kept:
+                call.kept[self.name] = torch.compile(call.module._call_impl)
+            call.compute = call.kept[self.name]
 
     def release(self, session: Session) -> None:
         """Compute as plain again; the compiled form is kept for another time."""
         import torch._inductor.config as inductor
 
-        inductor.fallback_random = session.kept.pop(self.name)
+        inductor.fallback_random, folder = session.kept.pop(self.name)
+        if folder is None:
+            os.environ.pop(CACHE_VARIABLE, None)
         for call in session.calls.found:
-            call.compute = call.plain
+            call.compute = None
 
     def evidence(self, session: Session) -> str | None:
         """Graphs that were compiled."""

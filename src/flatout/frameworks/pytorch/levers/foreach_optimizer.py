@@ -36,19 +36,20 @@ class ForeachOptimizer(Lever):
         return None
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
-        """Set the flags."""
-        from flatout.frameworks.pytorch.optimizers import can_foreach, set_flags
+        """Set the flag in each update."""
+        from flatout.frameworks.pytorch.optimizers import can_foreach
 
-        session.kept[self.name] = [
-            set_flags(optimizer, foreach=True) for optimizer in session.optimizers if can_foreach(optimizer)
-        ]
+        for optimizer in session.optimizers:
+            if can_foreach(optimizer):
+                session.flags.engage(optimizer, {"foreach": True})
 
     def release(self, session: Session) -> None:
-        """Give each optimizer its own flags back."""
-        for restore in session.kept.pop(self.name):
-            restore()
+        """Update as the script says."""
+        session.flags.release("foreach")
 
     def evidence(self, session: Session) -> str | None:
-        """Groups that carry the flag."""
-        num = sum(any(group.get("foreach") for group in o.param_groups) for o in session.optimizers)
-        return f"{num} of {len(session.optimizers)} optimizers use foreach" if num else None
+        """Updates that carried the flag."""
+        num = session.flags.num_optimizers("foreach")
+        if not num or not session.flags.num_updates:
+            return None
+        return f"{num} of {len(session.optimizers)} optimizers use foreach in {session.flags.num_updates} updates"

@@ -1,6 +1,6 @@
 """fused_optimizer: one kernel for the whole update of a parameter instead of one per arithmetic operation.
 
-The user's optimizer object stays: flags in its groups change, `state_dict()` shows the user's own.
+The user's optimizer object stays: flags in its groups change while it updates, and are the user's own between.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ class FusedOptimizer(Lever):
         return None
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
-        """Set the flags."""
-        from flatout.frameworks.pytorch.optimizers import can_fuse, set_flags
+        """Set the flag in each update."""
+        from flatout.frameworks.pytorch.optimizers import can_fuse
 
-        session.kept[self.name] = [
-            set_flags(optimizer, fused=True, foreach=False) for optimizer in session.optimizers if can_fuse(optimizer)
-        ]
+        for optimizer in session.optimizers:
+            if can_fuse(optimizer):
+                session.flags.engage(optimizer, {"fused": True})
 
     def release(self, session: Session) -> None:
-        """Give each optimizer its own flags back."""
-        for restore in session.kept.pop(self.name):
-            restore()
+        """Update as the script says."""
+        session.flags.release("fused")
 
     def evidence(self, session: Session) -> str | None:
-        """Groups that carry the flag."""
-        fused = sum(any(group.get("fused") for group in o.param_groups) for o in session.optimizers)
-        return f"{fused} of {len(session.optimizers)} optimizers fused" if fused else None
+        """Updates that carried the flag."""
+        num = session.flags.num_optimizers("fused")
+        if not num or not session.flags.num_updates:
+            return None
+        return f"{num} of {len(session.optimizers)} optimizers fused in {session.flags.num_updates} updates"

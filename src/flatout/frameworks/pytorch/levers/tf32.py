@@ -37,20 +37,30 @@ class Tf32(Lever):
         return None
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
-        """Allow it."""
+        """Allow it, in the terms that the script uses: PyTorch refuses to be asked in both."""
         import torch
 
-        session.kept[self.name] = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-        torch.backends.cuda.matmul.allow_tf32 = True
-        torch.backends.cudnn.allow_tf32 = True
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        precision = getattr(matmul, "fp32_precision", None)  # not before PyTorch 2.9
+        try:
+            session.kept[self.name] = (matmul.allow_tf32, cudnn.allow_tf32, precision)
+        except RuntimeError:
+            session.kept[self.name] = (None, None, precision)
+            matmul.fp32_precision = "tf32"
+            return
+        matmul.allow_tf32 = True
+        cudnn.allow_tf32 = True
 
     def release(self, session: Session) -> None:
         """Back to the script's."""
         import torch
 
-        matmul, cudnn = session.kept.pop(self.name)
-        torch.backends.cuda.matmul.allow_tf32 = matmul
-        torch.backends.cudnn.allow_tf32 = cudnn
+        matmul, cudnn, precision = session.kept.pop(self.name)
+        if matmul is not None:
+            torch.backends.cuda.matmul.allow_tf32 = matmul
+            torch.backends.cudnn.allow_tf32 = cudnn
+        if precision is not None:
+            torch.backends.cuda.matmul.fp32_precision = precision
 
     def evidence(self, session: Session) -> str | None:
         """A product that shows the rounding: 1 + 2^-12 squared keeps its small part in float32 alone."""

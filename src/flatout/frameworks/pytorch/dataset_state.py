@@ -1,0 +1,87 @@
+"""What does a dataset hold that worker processes would not share with the script?
+
+Workers work on a copy of the dataset, made when they start. Where the script changes the dataset between epochs, kept
+workers would not see it; where it holds an open file, forked workers would move each other's position. In: a dataset.
+Out: a fingerprint that changes with it, and what it holds open.
+"""
+
+from __future__ import annotations
+
+import io
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+MAX_OBJECTS = 2000
+"""Objects looked at; a dataset has a handful, beside its items."""
+
+MAX_DEPTH = 5
+MAX_ITEMS = 64
+"""Items of one container looked at: lists of paths and labels are not gone through."""
+
+OPEN_KINDS = ("h5py.", "sqlite3.", "lmdb.", "zipfile.ZipFile", "tarfile.TarFile", "cv2.VideoCapture", "netCDF4.")
+"""Classes, by the beginning of their full name, that hold a file or a connection open."""
+
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+_OPAQUE = (torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType, *_VALUES)
+
+
+def fingerprint(dataset: Any) -> int:
+    """A number that differs when the dataset's attributes were changed in between, as far as can be seen cheaply.
+
+    Values of simple types count by value, tensors by identity and version, containers by length and first items.
+    """
+    return hash(tuple(_mark(value) for value in _walk(dataset)))
+
+
+def held_open(dataset: Any) -> str | None:
+    """The kind of an open file or connection that the dataset holds, or None."""
+    for value in _walk(dataset):
+        kind = type(value)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if name.startswith(OPEN_KINDS):
+            return name
+        if isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO) and not value.closed:
+            return name
+    return None
+
+
+def _mark(value: Any) -> Any:
+    if isinstance(value, _VALUES):
+        return type(value).__name__, value
+    if isinstance(value, torch.Tensor):
+        return id(value), value._version
+    if isinstance(value, list | tuple | dict | set | frozenset):
+        return type(value).__name__, len(value)
+    return id(value)
+
+
+def _walk(value: Any) -> Iterator[Any]:
+    """The value and what it refers to, breadth first and bounded."""
+    level, num, seen = [value], 0, set()
+    for _ in range(MAX_DEPTH):
+        following: list[Any] = []
+        for one in level:
+            if not isinstance(one, _VALUES):
+                if id(one) in seen:
+                    continue
+                seen.add(id(one))
+            num += 1
+            if num > MAX_OBJECTS:
+                return
+            yield one
+            following += _parts(one)
+        level = following
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, list | tuple):
+        return list(value[:MAX_ITEMS])
+    if isinstance(value, dict):
+        return [part for pair in list(value.items())[:MAX_ITEMS] for part in pair] if len(value) <= MAX_ITEMS else []
+    if isinstance(value, _OPAQUE):
+        return []
+    attributes = getattr(value, "__dict__", None)
+    return list(attributes.values()) if isinstance(attributes, dict) else []

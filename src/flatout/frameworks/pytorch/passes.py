@@ -1,0 +1,158 @@
+"""What does the script's `for` loop over a loader get? Batches, from whatever fetches them at present.
+
+A `Pass` stands between the loop and the loader's own iterator: it tells of fetches, opens again when worker settings
+change in a trial, starts over instead of ending, can hand out one cached batch (a counterfactual), and goes on as
+plain where changed workers break. In: a loader and its owner. Out: batches in the script's own order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader
+
+from flatout.frameworks.pytorch.random_states import RandomStates
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.loaders import Loaders
+
+
+class Opened:
+    """A loader's own iterator, and how it was made.
+
+    Attributes:
+        loader: Whose it is.
+        iterator: What the loader's `__iter__` gives.
+        settings: The worker settings that were asked for at the time.
+        before: The random states before it was made, where the settings took effect; else None.
+        fingerprint: The dataset's at the time.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        iterator: Any,
+        settings: dict[str, Any],
+        *,
+        before: RandomStates | None = None,
+        fingerprint: int = 0,
+    ) -> None:
+        self.loader = loader
+        self.iterator = iterator
+        self.settings = settings
+        self.before = before
+        self.fingerprint = fingerprint
+
+    @property
+    def changed(self) -> bool:
+        """Whether it runs under settings of ours."""
+        return self.before is not None
+
+    def close(self) -> None:
+        """End worker processes that are ours."""
+        if self.changed and hasattr(self.iterator, "_shutdown_workers"):
+            self.iterator._shutdown_workers()
+
+
+class Pass:
+    """One pass over a loader, as the script's `for` loop sees it."""
+
+    def __init__(self, loader: DataLoader[Any], owner: Loaders) -> None:
+        self._owner = owner
+        self._loader = loader
+        self._opened = owner.open(loader)
+        self._inner = self._opened.iterator
+        self._num_drawn = 0
+        """Batches drawn since the pass was last opened."""
+        self._cached: list[Any] = []
+        self._num_steps_before = owner.num_steps
+        self.trains = False
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # while being copied
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __next__(self) -> Any:
+        owner = self._owner
+        if owner.on_fetch is not None:
+            owner.on_fetch()
+        if self._num_drawn and owner.num_steps > self._num_steps_before:
+            self.trains = True
+        self._num_steps_before = owner.num_steps
+        observer = owner.observer
+        if observer is None:
+            return self._fetch()
+        observer.before_fetch()
+        try:
+            return self._fetch()
+        finally:
+            observer.after_fetch()
+
+    def _fetch(self) -> Any:
+        owner = self._owner
+        if owner.reopen and self.trains and self._opened.settings != owner.settings:
+            self._opened.close()
+            self._open()
+        if owner.replay_batch and self.trains:
+            if not self._cached:
+                self._cached = [self._draw()]
+            return tree_map(lambda leaf: leaf, self._cached[0])  # new containers: the script may take them apart
+        self._cached = []
+        return self._draw()
+
+    def _draw(self) -> Any:
+        owner = self._owner
+        try:
+            batch = self._next()
+        except StopIteration:
+            owner.ended(self._opened, self.trains)
+            if not (owner.endless and self.trains):
+                raise
+            owner.num_restarts += 1
+            self._open()
+            batch = self._next()
+        self._num_drawn += 1
+        owner.note(self._loader, self.trains)
+        return batch
+
+    def _open(self) -> None:
+        self._opened = self._owner.open(self._loader)
+        self._inner = self._opened.iterator
+        self._num_drawn = 0
+
+    def _next(self) -> Any:
+        try:
+            return next(self._inner)
+        except StopIteration:
+            raise
+        except Exception as problem:
+            if not self._opened.changed:
+                raise
+            self._owner.refuse(self._loader, "step", problem)
+        self._go_on_plain()
+        return next(self._inner)
+
+    def _go_on_plain(self) -> None:
+        """Put the script's own iterator in place of ours, in the same order and at the same batch."""
+        failed, before = self._opened, self._opened.before
+        failed.close()
+        now = RandomStates()
+        if before is not None:
+            before.restore()
+        self._opened = self._owner.open_plain(self._loader)
+        self._inner = self._opened.iterator
+        for _ in range(self._num_drawn):
+            if getattr(self._inner, "_num_workers", 0):
+                next(self._inner)
+            else:
+                self._inner._next_index()
+                self._inner._num_yielded += 1
+        now.restore()

@@ -1,0 +1,234 @@
+"""When does a step end, and when is its last update about to be made? Hooks on optimizers, or fetches where none shows.
+
+Hooks that PyTorch offers for all optimizers tell of updates; a gradient scaler that skips one is told of as well. A
+script that updates by hand shows no update: then the batches that it fetches and differentiates are its steps. Nothing
+here may raise into the script. In: updates, backward passes, fetches. Out: ends of steps.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from threading import get_ident
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from flatout.frameworks.pytorch.owners import num_optimizers, with_gradients
+from flatout.frameworks.pytorch.patches import Patch
+from flatout.frameworks.pytorch.rhythm import Rhythm
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.adapter import PyTorch
+
+BACKWARDS_WITHOUT_UPDATE = 20
+"""After so many backward passes without an optimizer update that shows, the loader's fetches are taken for steps."""
+
+BACKWARDS_OF_ONE_UPDATE = 320
+"""The same where an optimizer exists: it may be accumulating gradients."""
+
+PATIENCE_S = 10.0
+"""Seconds for which optimizers that have not updated yet are waited for before an order is believed."""
+
+
+class Steps:
+    """Follows one process's updates."""
+
+    def __init__(self, framework: PyTorch) -> None:
+        self._framework = framework
+        self._rhythm = Rhythm()
+        self._known: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int]] = {}
+        """By identity: the optimizer, and how many groups it had."""
+        self._handles: list[Any] = []
+        self._patches: list[Patch] = []
+        self._backward_patch: Patch | None = None
+        self._num_updates = 0
+        self._num_backwards = 0
+        self._num_since_fetch = 0
+        self._limit = BACKWARDS_WITHOUT_UPDATE
+        self._first_update_s: float | None = None
+        self.by_loader = False
+        """Whether fetches are taken for steps."""
+
+    @property
+    def num_updates(self) -> int:
+        """Updates in one step."""
+        return self._rhythm.num_updates
+
+    def install(self) -> None:
+        """Begin to follow."""
+        for hook in (Steps._before_update, Steps._after_update):
+            _leave_uncompiled(hook)
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before_update),
+            register_optimizer_step_post_hook(self._after_update),
+        ]
+        self._patches = [Patch(torch.amp.GradScaler, "step", self._watch_scaler)]
+        self._backward_patch = Patch(torch.autograd, "backward", self._count_backward)
+
+    def remove(self) -> None:
+        """Leave nothing behind."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        for patch in self._patches:
+            patch.remove()
+        self._patches = []
+        self._stop_counting()
+        self._known.clear()
+
+    # -- updates -------------------------------------------------------------------------------------------------
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        framework = self._framework
+        if framework.session.silent:
+            return None
+        if self._first_update_s is None:
+            self._begin()
+        if get_ident() != framework.calls.thread:
+            return None
+        try:
+            known = self._known.get(id(optimizer))
+            if known is None or known[0]() is not optimizer or known[1] != len(optimizer.param_groups):
+                self._known[id(optimizer)] = (weakref.ref(optimizer), len(optimizer.param_groups))
+                framework.meet(optimizer)
+            framework.session.flags.before_update(optimizer)
+            if framework.observer.depth == "phases":
+                framework.observer.push("optimizer")
+            return self._with_closure(optimizer, args, kwargs)
+        except Exception as problem:  # noqa: BLE001
+            framework.fail("recorder", problem)
+            return None
+
+    def _begin(self) -> None:
+        """The first update of all: this thread is the one that trains."""
+        self._first_update_s = perf_counter()
+        self._framework.calls.thread = get_ident()
+        self._stop_counting()
+        self._rhythm.expect(num_optimizers())
+
+    def _with_closure(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """Tell of the last update: now, or, where a closure is still to compute the gradients, after it."""
+        framework = self._framework
+        last = framework.capture.active and self._rhythm.next_ends()
+        if framework.capture.active:
+            framework.capture.before_update(optimizer, last=last)
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure) or not (last or framework.observer.depth == "phases"):
+            if last:
+                self.tell_update()
+            return None
+        observed = framework.observer.around_closure(closure) if framework.observer.depth == "phases" else closure
+        if last:
+            observed = self._telling(observed)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": observed}
+        return (args[0], observed, *args[2:]), kwargs
+
+    def _telling(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        def told(*args: Any, **kwargs: Any) -> Any:
+            result = closure(*args, **kwargs)
+            self.tell_update()  # again at each evaluation of the closure; only the first finds somebody waiting
+            return result
+
+        return told
+
+    def tell_update(self) -> None:
+        """Gradients are complete: whoever waits for that compares now."""
+        framework = self._framework
+        if framework.capture.complete and framework.listener is not None:
+            framework.listener.on_update()
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        framework = self._framework
+        if framework.session.silent or get_ident() != framework.calls.thread:
+            return
+        try:
+            self._num_updates += 1
+            framework.session.flags.after_update(optimizer)
+            if framework.observer.depth == "phases":
+                framework.observer.pop("optimizer")
+            if self._rhythm.num_updates == 0 and perf_counter() - (self._first_update_s or 0.0) > PATIENCE_S:
+                self._rhythm.expect(0)
+            if self._rhythm.update(id(optimizer)):
+                framework.end_of_step()
+        except Exception as problem:  # noqa: BLE001
+            framework.fail("recorder", problem)
+
+    def _watch_scaler(self, original: Any, patch: Patch) -> Any:
+        """A scaler that skips an update still ends a step."""
+
+        @wraps(original)
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self._num_updates
+            result = original(scaler, optimizer, *args, **kwargs)
+            if patch.active and scaler.is_enabled():
+                self._framework.session.scaler_seen = True
+                if self._num_updates == before and isinstance(optimizer, torch.optim.Optimizer):
+                    self._after_update(optimizer, (), {})
+            return result
+
+        return step
+
+    # -- without updates -----------------------------------------------------------------------------------------
+
+    def _count_backward(self, original: Any, patch: Patch) -> Any:
+        @wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if patch.active and not torch.compiler.is_compiling():
+                self._num_backwards += 1
+                self._num_since_fetch += 1
+                if self._num_backwards == self._limit:
+                    self._miss_updates()
+            return result
+
+        return backward
+
+    def _miss_updates(self) -> None:
+        try:
+            if self._limit == BACKWARDS_WITHOUT_UPDATE and num_optimizers():
+                self._limit = BACKWARDS_OF_ONE_UPDATE
+                return
+            self._framework.calls.thread = get_ident()
+            self._framework.loaders.on_fetch = self._before_fetch
+            self._framework.meet_gradients(with_gradients())
+        except Exception as problem:  # noqa: BLE001
+            self._framework.fail("recorder", problem)
+
+    def _before_fetch(self) -> None:
+        """A batch is asked for; if the last one was differentiated, its step is over."""
+        framework = self._framework
+        if not self._num_since_fetch or get_ident() != framework.calls.thread or framework.session.silent:
+            return
+        self._num_since_fetch = 0
+        self.by_loader = True
+        try:
+            framework.end_of_step()
+        except Exception as problem:  # noqa: BLE001
+            framework.fail("recorder", problem)
+
+    def _stop_counting(self) -> None:
+        self.by_loader = False
+        self._framework.loaders.on_fetch = None
+        if self._backward_patch is not None:
+            self._backward_patch.remove()
+            self._backward_patch = None
+
+
+def _leave_uncompiled(function: Any) -> None:
+    """Let a compilation of the script's own that reaches `function` call it, instead of tracing into it.
+
+    What `torch.compiler.disable` does, which would import the compiler.
+    """
+    function._torchdynamo_disable = True
+    try:
+        from torch._C._dynamo import eval_frame
+
+        skip = eval_frame._FrameAction.SKIP
+        eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    except (ImportError, AttributeError):  # other versions of PyTorch: it is traced, and breaks the graph
+        return
