@@ -53,7 +53,7 @@ WHY: list[Row] = [
 ]
 RUN: list[Row] = [
     ("exit_code", "integer", "the script's; negative for the signal that ended it"),
-    ("steps", "integer", "training steps made"),
+    ("steps", "integer", "training steps that were seen"),
     ("steps_s", "number", "wall seconds from the first to the last of them that was recorded"),
     ("levers", "list of strings", "what was to be engaged"),
     ("engaged", "boolean", "whether it still was at the end"),
@@ -83,7 +83,7 @@ PLAN: list[Row] = [
     ("class_", "string", "that class; `--accept` must admit it"),
     ("baseline_steps_per_s", "number", "training steps per second, plain"),
     ("tuned_steps_per_s", "number", "the same under the plan"),
-    ("python", "string", "version of Python; written down, not compared"),
+    ("python", "string", "version of Python; its first two numbers must be equal where the plan is used"),
     ("framework", "string", "`pytorch`"),
     ("framework_version", "string", "must be equal where the plan is used"),
     ("created", "string", "when: ISO 8601, UTC, to the second"),
