@@ -163,7 +163,8 @@ def _table(plan: Plan) -> Any:
     import tomlkit
 
     table = tomlkit.table()
-    table.add(tomlkit.comment(f"{label(plan.levers)}: {plan.ratio:.2f}x [{plan.ratio_low:.2f}, {plan.ratio_high:.2f}]"))
+    head = f"{label(plan.levers)}: {plan.ratio:.2f}x [{plan.ratio_low:.2f}, {plan.ratio_high:.2f}]"
+    table.add(tomlkit.comment("".join(c if c.isprintable() else " " for c in head)))  # a comment ends with its line
     for name in (field for field in Plan.__slots__ if field not in ("script", "levers", "machine", "format")):
         value = getattr(plan, name)
         table[name] = float(f"{value:.6g}") if isinstance(value, float) else to_json(value)

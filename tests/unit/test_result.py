@@ -1,0 +1,184 @@
+"""The record of a `tune` or `why`: saved whole, read back, and summed up for programs."""
+
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flatout import result as results
+from flatout.diagnosis import Findings, diagnose
+from flatout.errors import MachineError, RecordError
+from flatout.result import Result, TimelineStep, Untried, load, save, summary_of, with_plan_path
+from flatout.stats import Comparison, compare
+from handmade import FACTS, HEADER, MACHINE, anatomy, plan, trial
+
+ANATOMY = anatomy({"data": 0.005, "forward": 0.002, "backward": 0.002, "unattributed": 0.001})
+NOISE = compare([1.0, 1.01, 0.99, 1.0, 1.02], [1.01, 1.0, 1.0, 0.99, 1.0])
+WON = trial({"bf16": {}}, 1.5, ratio_low=1.45, ratio_high=1.55, num_discarded=1, took_s=3.0, remeasured=True)
+
+
+def result(**changes):
+    fields = dict(
+        format=results.FORMAT,
+        command="tune",
+        flatout="0.1.0",
+        created="2026-11-21T10:46:07+00:00",
+        script="train.py",
+        typed="train.py --epochs 3",
+        header=HEADER,
+        machine=MACHINE,
+        facts=FACTS,
+        anatomy=ANATOMY,
+        diagnosis=diagnose(Findings(anatomy=ANATOMY, facts=FACTS, num_cores=2, counterfactuals={})),
+        noise=NOISE,
+        baseline_steps_per_s=100.0,
+        baseline_spread_fraction=0.01,
+        baseline_window_step_s=(0.01, 0.0101),
+        verdict="faster",
+        tuned_steps_per_s=150.0,
+        tuning_s=60.0,
+        trials=(trial({"bf16": {}}, 1.48, num_discarded=2, took_s=2.0), trial({}, None, outcome="failed")),
+        untried=(Untried(lever="compile", reason="no compiler"),),
+        winner=WON,
+        plan=plan(),
+        plan_path="flatout.toml",
+        break_even_steps=18_000,
+        steps_in_run=5_000,
+        timeline=(TimelineStep(start_s=0.0, step_s=0.01, group="baseline"),),
+        run=".flatout/train-1",
+    )
+    return Result(**{**fields, **changes})
+
+
+def refusal(path):
+    with pytest.raises(RecordError) as caught:
+        load(path)
+    assert caught.value.cause and caught.value.hint
+    return caught.value
+
+
+def same(one, other):
+    """Equal up to NaN, which is not equal to itself."""
+    return results.to_json(one) == results.to_json(other)
+
+
+def test_a_result_survives_its_file_found_by_folder_or_by_name(tmp_path):
+    made = result()
+    path = save(made, tmp_path)
+    assert path == tmp_path / "result.json"
+    assert same(load(tmp_path), made) and same(load(path), made)
+    assert os.listdir(tmp_path) == ["result.json"]
+
+
+def test_a_why_without_trials_survives_its_file(tmp_path):
+    made = result(command="why", verdict="inconclusive", trials=(), winner=None, plan=None, plan_path=None, noise=None)
+    save(made, tmp_path)
+    assert same(load(tmp_path), made)
+
+
+def test_numbers_that_are_not_known_make_a_file_that_every_reader_takes(tmp_path):
+    unknown = Comparison(verdict="inconclusive", ratio=math.nan, low=math.nan, high=math.inf, low99=math.nan,
+                         high99=math.inf, num_pairs=1, reason="too few")  # fmt: skip
+    path = save(result(noise=unknown), tmp_path)
+    json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    found = load(path).noise
+    assert math.isnan(found.ratio) and found.high == math.inf
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", "3", "[" * 100_000, '{"format": 1}'])
+def test_a_torn_file_is_refused_in_three_parts(tmp_path, content):
+    (tmp_path / "result.json").write_text(content)
+    assert str(tmp_path) in refusal(tmp_path).error
+
+
+def test_bytes_that_are_no_text_are_refused_in_three_parts(tmp_path):
+    (tmp_path / "result.json").write_bytes(b"\xff\xfe\x00")
+    assert "torn" in refusal(tmp_path).error
+
+
+def test_a_missing_file_says_how_one_is_made(tmp_path):
+    assert "tune" in refusal(tmp_path).hint
+
+
+def test_a_newer_file_is_said_to_be_newer_even_where_fields_have_changed(tmp_path):
+    (tmp_path / "result.json").write_text('{"format": 99}')
+    problem = refusal(tmp_path)
+    assert "format 99" in problem.error and "newer" in problem.cause
+
+
+def test_a_field_of_another_type_is_named_by_its_path(tmp_path):
+    save(result(), tmp_path)
+    path = tmp_path / "result.json"
+    value = json.loads(path.read_text())
+    value["trials"][0]["ratio"] = "fast"
+    path.write_text(json.dumps(value))
+    assert "`trials[0].ratio` is `fast`, not float" in refusal(path).error
+
+
+def test_a_full_disk_is_an_error_in_three_parts_and_leaves_the_former_result(tmp_path, monkeypatch):
+    save(result(), tmp_path)
+    before = (tmp_path / "result.json").read_bytes()
+
+    def full(self, text, **options):
+        with open(self, "w") as file:
+            file.write("{")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(MachineError) as caught:
+        save(result(), tmp_path)
+    assert "full" in caught.value.cause and "space" in caught.value.hint
+    assert os.listdir(tmp_path) == ["result.json"] and (tmp_path / "result.json").read_bytes() == before
+
+
+def test_the_noise_is_how_far_plain_against_plain_reaches_from_one():
+    noise = Comparison(verdict="inconclusive", ratio=1.0, low=0.97, high=1.02, low99=0.9, high99=1.1, num_pairs=5)
+    assert result(noise=noise).noise_fraction == pytest.approx(0.03)
+    assert result(noise=None).noise_fraction is None
+    assert result(noise=compare([1.0], [1.0])).noise_fraction is None
+    assert result(noise=compare([1.0] * 5, [1.0] * 5)).noise_fraction == 0.0
+
+
+def test_costs_are_summed_over_trials_and_windows_left_out_over_the_winner_too():
+    assert result().trials_s == 2.0
+    assert result().num_discarded == 3 and result(winner=None).num_discarded == 2
+
+
+@pytest.mark.parametrize(
+    ("steps", "per_run", "runs"),
+    [(18_000, 5_000, 4), (10, 5_000, 1), (0, 5_000, 1), (None, 5_000, None), (9, None, None)],
+)
+def test_the_run_within_which_tuning_is_earned_back_counts_from_one(steps, per_run, runs):
+    assert result(break_even_steps=steps, steps_in_run=per_run).break_even_runs == runs
+
+
+def test_the_place_of_the_plan_is_added_when_it_is_written():
+    assert with_plan_path(result(plan_path=None), "x.toml").plan_path == "x.toml"
+
+
+def test_the_summary_of_a_tune_is_its_verdict_with_the_measured_ratio():
+    found = summary_of(result())
+    assert (found["verdict"], found["ratio"], found["ratio_low"], found["ratio_high"]) == ("faster", 1.5, 1.45, 1.55)
+    assert found["levers"] == ["bf16"] and found["plan"] == "flatout.toml"
+
+
+def test_without_a_plan_the_summary_claims_no_gain_though_a_candidate_was_measured_again():
+    found = summary_of(result(plan=None, plan_path=None, verdict="inconclusive", tuned_steps_per_s=100.0))
+    assert (found["ratio"], found["levers"], found["plan"]) == (1.0, [], None)
+
+
+def test_the_summary_of_a_why_is_its_diagnosis():
+    found = summary_of(result(command="why"))
+    assert found["binding"] == "input" and found["phases"]["data"] == pytest.approx(0.5)
+    assert sum(found["phases"].values()) == pytest.approx(1.0)
+    assert set(found["bounds"]) == {"free data"} and "copy" in found["not_observed"]
+
+
+@pytest.mark.parametrize("command", ["tune", "why"])
+def test_a_summary_is_json_that_every_reader_takes(command):
+    odd = replace(ANATOMY, phases_s={**ANATOMY.phases_s, "data": math.nan})
+    text = json.dumps(summary_of(result(command=command, anatomy=odd, baseline_steps_per_s=math.inf)), allow_nan=False)
+    assert "NaN" not in text

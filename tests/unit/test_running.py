@@ -1,0 +1,270 @@
+"""What a run in the foreground engages, and what it says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flatout import plan_file
+from flatout.errors import FlatoutError, RecordError, UsageError
+from flatout.running import Engagement, Here, Wish, check_settings, engagement, parse_levers
+from handmade import MACHINE, lever, plan, registry
+
+
+def numbers(self, facts, machine):
+    return ({"num": 1},)
+
+
+LEVERS = registry(
+    lever("bf16", class_="precision"),
+    lever("threads", parameter="num", settings=numbers),
+    lever("workers", parameter="num", settings=numbers, class_="exact", check="batches"),
+    lever("fused", conflicts=("foreach",)),
+    lever("foreach"),
+    lever("seeds", class_="statistical"),
+)
+ELSEWHERE = replace(MACHINE, num_cores=64)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def here(**changes):
+    fields = dict(
+        script="train.py",
+        arguments=("--epochs", "3"),
+        machine=MACHINE,
+        framework_version="2.13.0",
+        registry=LEVERS,
+        python="3.11.9",
+    )
+    return Here(**{**fields, **changes})
+
+
+def found(name="flatout.toml", **changes):
+    """A plan in a file of the working folder."""
+    path = Path(name)
+    plan_file.write(plan(**changes), path)
+    return path
+
+
+def set_aside(wish=None, **changes):
+    chosen = engagement(wish or Wish(), here(**changes))
+    assert chosen.levers == {} and chosen.plan is None
+    assert "\n" not in chosen.line and "running plainly" in chosen.line
+    return chosen
+
+
+def refusal(wish, kind=RecordError, **changes):
+    with pytest.raises(kind) as caught:
+        engagement(wish, here(**changes))
+    assert caught.value.error and caught.value.cause and caught.value.hint
+    return caught.value
+
+
+# -- no plan --------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_plan_the_script_runs_plainly_and_is_told_how_to_get_one():
+    assert set_aside().line == "no plan for `train.py` here, running plainly; `flatout tune` makes one"
+
+
+def test_a_plan_for_another_script_alone_is_no_plan():
+    found(script="other.py")
+    assert set_aside().line == "`flatout.toml` has no plan for `train.py`; running plainly"
+
+
+# -- a plan that fits -----------------------------------------------------------------------------------------------
+
+
+def test_a_plan_that_fits_is_engaged_with_one_line():
+    found()
+    chosen = engagement(Wish(), here())
+    assert chosen == Engagement(
+        levers=plan().levers, line="2 levers from flatout.toml, 1.5x expected", plan=plan(), misfits=()
+    )
+
+
+def test_a_plan_that_was_named_is_engaged_from_where_it_lies(folder):
+    (folder / "plans").mkdir()
+    path = found("plans/mine.toml")
+    chosen = engagement(Wish(plan=path), here())
+    assert chosen.levers == plan().levers and "from plans/mine.toml" in chosen.line
+
+
+def test_other_arguments_are_said_and_stop_nothing():
+    found()
+    assert engagement(Wish(), here(arguments=("--epochs", "90"))).line.endswith(", made with other arguments")
+
+
+def test_one_lever_is_one_lever_and_a_large_ratio_is_a_plain_number():
+    found(levers={"bf16": {}}, ratio=123.4)
+    assert engagement(Wish(), here()).line == "1 lever from flatout.toml, 123x expected"
+
+
+def test_a_plan_to_change_nothing_is_a_plan():
+    found(levers={}, class_="exact")
+    chosen = engagement(Wish(accept="exact"), here())
+    assert chosen.levers == {} and chosen.plan is not None
+    assert chosen.line == "the plan in flatout.toml is to change nothing"
+
+
+# -- a plan that does not fit here ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"machine": ELSEWHERE}, "usable cores"),
+        ({"framework_version": "2.11.0"}, "pytorch 2.11.0 then, 2.13.0 now"),
+        ({"python": "3.14.1"}, "Python 3.14.1 then, 3.11.9 now"),
+    ],
+)
+def test_a_plan_made_elsewhere_is_set_aside_with_one_line_and_refused_where_it_was_named(changes, word):
+    path = found(**changes)
+    chosen = set_aside()
+    assert word in chosen.line and "`--recheck` tests it" in chosen.line and len(chosen.misfits) == 1
+    problem = refusal(Wish(plan=path))
+    assert problem.error.startswith("`flatout.toml` was made elsewhere: ") and word in problem.error
+    assert "--recheck" in problem.hint
+
+
+def test_everything_that_differs_is_said_where_the_plan_was_named():
+    path = found(machine=ELSEWHERE, framework_version="2.11.0")
+    assert "also: pytorch 2.11.0 then" in refusal(Wish(plan=path)).cause
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_to_recheck_a_misfit_it_is_handed_on_with_what_differs(named):
+    path = found(machine=ELSEWHERE)
+    chosen = engagement(Wish(plan=path if named else None, recheck=True), here())
+    assert chosen.levers == plan().levers and chosen.misfits
+
+
+# -- a plan that cannot be engaged ----------------------------------------------------------------------------------
+
+
+def broken_plans():
+    yield "missing", lambda: Path("nowhere.toml"), "cannot read the plan"
+    yield "unknown lever", lambda: found("p.toml", levers={"magic": {}}), "names the lever `magic`"
+    yield "unknown setting", lambda: found("p.toml", levers={"threads": {"num": 1, "x": 2}}), "has no setting `x`"
+    yield "setting of none", lambda: found("p.toml", levers={"bf16": {"num": 1}}), "has no setting `num`"
+    yield "missing setting", lambda: found("p.toml", levers={"threads": {}}), "needs a number"
+    yield "wrong setting", lambda: found("p.toml", levers={"threads": {"num": "two"}}), "not `two`"
+    yield "conflict", lambda: found("p.toml", levers={"foreach": {}, "fused": {}}), "cannot be combined"
+    yield "class", lambda: found("p.toml", class_="statistical"), "levers of class statistical"
+    yield "edited class", lambda: found("p.toml", levers={"seeds": {}}, class_="exact"), "levers of class statistical"
+
+
+@pytest.mark.parametrize(("make", "words"), [(make, words) for _, make, words in broken_plans()],
+                         ids=[name for name, _, _ in broken_plans()])  # fmt: skip
+def test_a_named_plan_that_cannot_be_engaged_is_an_error_that_names_the_file(make, words):
+    path = make()
+    problem = refusal(Wish(plan=path))
+    assert words in problem.error and str(path) in problem.error
+
+
+@pytest.mark.parametrize(("make", "words"), [(make, words) for name, make, words in broken_plans()
+                         if name != "missing"])  # fmt: skip
+def test_the_same_plan_found_by_default_never_stops_a_run(make, words):
+    make().rename("flatout.toml")
+    assert words in set_aside().line
+
+
+@pytest.mark.parametrize("content", [b"format = 1\n[plan", b"format = 99\n", b"\xff", b"", b"plan = 3\nformat = 1\n"])
+def test_a_torn_or_newer_default_plan_never_stops_a_run(content):
+    Path("flatout.toml").write_bytes(content)
+    set_aside()
+    refusal(Wish(plan=Path("flatout.toml")))
+
+
+def test_a_default_plan_that_is_a_folder_never_stops_a_run():
+    Path("flatout.toml").mkdir()
+    set_aside()
+
+
+@pytest.mark.parametrize(("accept", "fits"), [("exact", False), ("rounding", False), ("precision", True),
+                                              ("statistical", True), ("semantics", True)])  # fmt: skip
+def test_a_plan_is_engaged_where_its_class_is_accepted(accept, fits):
+    path = found()
+    if fits:
+        assert engagement(Wish(plan=path, accept=accept), here()).levers
+        return
+    problem = refusal(Wish(plan=path, accept=accept))
+    assert "class precision" in problem.error and "`--accept precision`" in problem.hint
+    assert "class precision" in set_aside(Wish(accept=accept)).line
+
+
+def test_a_plan_that_names_what_to_import_engages_nothing():
+    path = found(levers={"os.system": {}, "__import__": {}})
+    refusal(Wish(plan=path))
+
+
+# -- levers as typed ------------------------------------------------------------------------------------------------
+
+
+def test_levers_that_were_named_are_engaged_without_a_plan():
+    found()
+    levers = parse_levers(("bf16", "threads=1"), LEVERS)
+    chosen = engagement(Wish(levers=levers), here())
+    assert chosen == Engagement(levers={"bf16": {}, "threads": {"num": 1}}, line="levers bf16 threads=1, as you said")
+
+
+def test_no_levers_is_a_wish_too():
+    found()
+    assert set_aside(Wish(levers=parse_levers((), LEVERS))).line == "no levers, as you said: running plainly"
+
+
+def test_a_lever_that_was_named_must_be_of_an_accepted_class():
+    problem = refusal(Wish(levers={"bf16": {}}, accept="exact"), UsageError)
+    assert "`bf16` is of class precision" in problem.error and problem.hint == "`--accept precision`"
+    refusal(Wish(levers={"seeds": {}}), UsageError)
+    assert engagement(Wish(levers={"seeds": {}}, accept="statistical"), here()).levers == {"seeds": {}}
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("magic",), "no such lever: `magic`"),
+        (("",), "no such lever: ``"),
+        (("=1",), "no such lever: ``"),
+        (("Bf16",), "no such lever: `Bf16`"),
+        (("threads",), "the lever `threads` needs a number"),
+        (("threads=",), "the lever `threads` needs a number"),
+        (("threads=two",), "the lever `threads` needs a number, not `two`"),
+        (("threads=-1",), "needs a number, not `-1`"),
+        (("threads=1.5",), "needs a number, not `1.5`"),
+        (("threads=1=2",), "needs a number, not `1=2`"),
+        (("threads=²",), "needs a number, not `²`"),
+        (("threads=99999",), "needs a number, not `99999`"),
+        (("threads=" + "9" * 5000,), "needs a number"),
+        (("bf16=1",), "the lever `bf16` takes no number"),
+        (("bf16=",), "the lever `bf16` takes no number"),
+        (("threads=1", "threads=2"), "the lever `threads` is named twice"),
+        (("fused", "foreach"), "`fused` and `foreach` cannot be combined"),
+        (("foreach", "fused"), "`fused` and `foreach` cannot be combined"),
+    ],
+)
+def test_levers_that_cannot_be_meant_are_refused_in_three_parts(words, complaint):
+    with pytest.raises(UsageError) as caught:
+        parse_levers(words, LEVERS)
+    assert complaint in caught.value.error and caught.value.cause and caught.value.hint
+
+
+def test_zero_and_the_most_are_numbers():
+    assert parse_levers(("workers=0", "threads=1024"), LEVERS) == {"workers": {"num": 0}, "threads": {"num": 1024}}
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1", -1, 1025])
+def test_a_setting_is_a_whole_number_of_a_sane_size(value):
+    with pytest.raises(UsageError):
+        check_settings(LEVERS["threads"], {"num": value})
+
+
+def test_every_refusal_is_an_error_of_ours():
+    for _, make, _ in broken_plans():
+        with pytest.raises(FlatoutError):
+            engagement(Wish(plan=make()), here())
