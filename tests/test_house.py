@@ -50,9 +50,12 @@ LOADED_IN_THE_USERS_PROCESS = {
     "flatout.records",
     "flatout.run",
     "flatout.run.child",
+    "flatout.run.claim",
     "flatout.run.foreign_cpu",
+    "flatout.run.open_window",
     "flatout.run.orders",
     "flatout.run.pipe",
+    "flatout.run.problems",
     "flatout.trace",
     "flatout.trace_file",
     *(

@@ -7,9 +7,13 @@ import sys
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    from flatout.cli import flatout
+    try:
+        from flatout.cli import flatout
 
-    sys.exit(flatout.main(standalone_mode=True))
+        code = flatout.main(standalone_mode=True)
+    except KeyboardInterrupt:  # before the command line is there to answer it
+        code = 130
+    sys.exit(code)
 
 
 if __name__ == "__main__":

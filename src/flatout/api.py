@@ -9,24 +9,46 @@ In: a script and options. Out: records.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
+import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from flatout import plan_file, result, running
-from flatout.ceilings import Ceilings
-from flatout.errors import MachineError, UsageError
+from flatout import plan_file, running
+from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
 from flatout.plan import CLASSES, Lever
-from flatout.result import Result
-from flatout.run import calibrate, folder, foreground, isolation
+from flatout.run import folder, foreground
 from flatout.run.foreground import Outcome
 from flatout.run.machine import read_machine
 from flatout.run.script import Script, check, check_source
 from flatout.running import Engagement, Here, Wish
-from flatout.search import Choice
-from flatout.trials.bench import Terms, opened
-from flatout.trials.conduct import Conduct, Goal, Show, registry_of
+
+if TYPE_CHECKING:
+    from flatout.ceilings import Ceilings
+    from flatout.result import Result
+    from flatout.search import Choice
+    from flatout.trials.bench import Terms
+    from flatout.trials.conduct import Conduct, Goal, Show
+
+#: What only measuring needs is loaded when it is asked for: `run` starts a script, and the script is waiting.
+_MEASURING = {
+    "Choice": "flatout.search",
+    "Conduct": "flatout.trials.conduct",
+    "Goal": "flatout.trials.conduct",
+    "Result": "flatout.result",
+    "Show": "flatout.trials.conduct",
+    "Terms": "flatout.trials.bench",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MEASURING:
+        return getattr(importlib.import_module(_MEASURING[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def tune(
@@ -49,6 +71,8 @@ def tune(
     Raises:
         FlatoutError: See `flatout.errors`.
     """
+    from flatout.trials.conduct import Goal, Show
+
     return _conduct("tune", _script(script, arguments), goal or Goal(), show or Show(), plan)
 
 
@@ -56,21 +80,29 @@ def why(
     script: str | Script, arguments: Sequence[str] = (), *, goal: Goal | None = None, show: Show | None = None
 ) -> Result:
     """Measure and diagnose only."""
+    from flatout.trials.conduct import Goal, Show
+
     return _conduct("why", _script(script, arguments), goal or Goal(), show or Show(), None)
 
 
 def machine(*, refresh: bool = False) -> Ceilings:
     """This machine's measured ceilings."""
+    from flatout.run import calibrate
+
     return calibrate.ceilings(refresh=refresh)
 
 
 def levers() -> dict[str, Lever]:
     """Every lever by name."""
-    return registry_of("pytorch")
+    from flatout.frameworks.pytorch.levers import registry
+
+    return registry()
 
 
 def report(run: str | None = None) -> Result:
     """The result of a run folder; the newest without a name."""
+    from flatout import result
+
     return result.load(folder.find(Path.cwd(), run))
 
 
@@ -81,6 +113,10 @@ def _script(script: str | Script, arguments: Sequence[str]) -> Script:
 def _conduct(
     command: str, script: Script, goal: Goal, show: Show, plan: Path | None, *, write_plan: bool = True
 ) -> Result:
+    from flatout import result
+    from flatout.trials.bench import opened
+    from flatout.trials.conduct import Conduct
+
     check_source(script)
     _check_goal(goal)
     goal = _with_isolation(goal)
@@ -99,6 +135,8 @@ def _conduct(
 
 
 def _ceilings(conduct: Conduct) -> Ceilings | None:
+    from flatout.run import calibrate
+
     try:
         return calibrate.ceilings()
     except MachineError as problem:
@@ -137,6 +175,8 @@ def unknown_lever(name: str) -> UsageError:
 
 def _with_isolation(goal: Goal) -> Goal:
     if goal.terms.isolate:
+        from flatout.run import isolation
+
         isolation.require()
     return goal
 
@@ -153,7 +193,7 @@ class RunRequest:
         accept: How far levers may go.
         fixed: Never toggle a lever.
         recheck: Test a plan that was made elsewhere before trusting it.
-        terms: How trials of a recheck may run.
+        terms: How the trials of a recheck may run; the defaults of `flatout tune` without it.
     """
 
     script: Script | None = None
@@ -163,7 +203,7 @@ class RunRequest:
     accept: str = "precision"
     fixed: bool = False
     recheck: bool = False
-    terms: Terms = field(default_factory=Terms)
+    terms: Terms | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,22 +233,26 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None) -> 
     chosen = running.engagement(wish, here)
     if chosen.misfits and request.recheck and request.script is not None:
         chosen = _recheck(chosen, request, say)
-    run_folder = folder.new(Path.cwd(), request.script.stem if request.script else "exec")
-    say(chosen.line)
-    outcome = foreground.run(
-        foreground.Foreground(
-            command=tuple(request.script.command) if request.script else request.launcher,
-            key=here.script,
-            arguments=here.arguments,
-            run_folder=run_folder,
-            levers=chosen.levers,
-            registry=registry,
-            toggle=not request.fixed,
-            cache_folder=_compiled(chosen),
-            launcher=bool(request.launcher),
+    with folder.for_run(request.script.stem if request.script else "exec") as (run_folder, problem):
+        if run_folder is None:  # levers reach the script through files
+            chosen = Engagement(line="running plainly")
+        say(chosen.line if problem is None else f"{chosen.line}; no record is kept: {problem.error}, {problem.cause}")
+        outcome = foreground.run(
+            foreground.Foreground(
+                command=tuple(request.script.command) if request.script else request.launcher,
+                key=here.script,
+                arguments=here.arguments,
+                run_folder=run_folder,
+                levers=chosen.levers,
+                registry=registry,
+                toggle=not request.fixed,
+                cache_folder=_compiled(chosen),
+                launcher=bool(request.launcher),
+            )
         )
+    return Ran(
+        engagement=chosen, outcome=outcome, registry=registry, run=str(run_folder or "") if problem is None else ""
     )
-    return Ran(engagement=chosen, outcome=outcome, registry=registry, run=str(run_folder))
 
 
 def _compiled(chosen: Engagement) -> str | None:
@@ -221,28 +265,58 @@ def _compiled(chosen: Engagement) -> str | None:
 
 def _here(request: RunRequest, registry: dict[str, Lever]) -> Here:
     script = request.script
+    path = request.plan or Path(plan_file.DEFAULT)
     if script is not None:
         key, arguments = script.key, script.arguments
     else:
         # The plan of a launched script is found by the first word that names a script with a plan.
-        path = request.plan or Path(plan_file.DEFAULT)
-        known = plan_file.scripts(path) if path.exists() else ()
+        known = _scripts_of(path, named=request.plan is not None)
         place = next((i for i, w in enumerate(request.launcher) if os.path.normpath(w) in known), None)
         key = os.path.normpath(request.launcher[place]) if place is not None else " ".join(request.launcher[:3])
         arguments = request.launcher[place + 1 :] if place is not None else ()
+    version = _framework_version() if request.levers is None and path.exists() else ""
+    return Here(
+        script=key,
+        arguments=arguments,
+        machine=read_machine(),
+        framework_version=version,
+        registry=registry,
+        python=platform.python_version(),
+    )
+
+
+def _scripts_of(path: Path, *, named: bool) -> tuple[str, ...]:
+    """The scripts with a plan in the file; a broken one that was merely found stops no run."""
     try:
-        version = calibrate.framework_version("pytorch")
-    except MachineError:
-        version = "none"
-    return Here(script=key, arguments=arguments, machine=read_machine(), framework_version=version, registry=registry)
+        return plan_file.scripts(path) if path.exists() else ()
+    except RecordError:
+        if named:
+            raise
+        return ()
+
+
+def _framework_version() -> str:
+    from flatout.run import calibrate
+
+    with contextlib.suppress(MachineError):
+        return calibrate.framework_version("pytorch")
+    return "none"
 
 
 def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None]) -> Engagement:
     """Measure the plan's own set of levers here, and engage it only where it wins here too."""
+    from flatout.trials.bench import Terms
+    from flatout.trials.conduct import Goal, Show
+
     assert request.script is not None
     say(f"testing {len(chosen.levers)} levers here first ({chosen.misfits[0]})")
-    goal = Goal(budget_s=60.0, terms=request.terms, exactly=chosen.levers)
-    found = _conduct("tune", request.script, goal, Show(), None, write_plan=False)
+    goal = Goal(budget_s=60.0, terms=request.terms or Terms(), exactly=chosen.levers)
+    try:
+        found = _conduct("tune", request.script, goal, Show(), None, write_plan=False)
+    except UsageError:
+        raise
+    except FlatoutError as problem:  # the run does not depend on it
+        return Engagement(line=f"the plan could not be tested here ({problem.error}), running plainly")
     if found.plan is None:
         return Engagement(line=f"the plan does not win here ({found.verdict}), running plainly")
     ratio = found.plan.ratio
@@ -277,6 +351,9 @@ def describe_levers(script: Script | None = None, terms: Terms | None = None) ->
     """Every lever; given a script, a few steps of it are run to see which levers apply."""
     facts = None
     if script is not None:
+        from flatout.trials.bench import Terms, opened
+        from flatout.trials.conduct import Conduct, Goal, Show
+
         check_source(script)
         goal = _with_isolation(Goal(terms=terms or Terms()))
         with folder.claimed(Path.cwd(), script.stem) as run_folder:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from flatout import __version__
+from flatout.cli.options import ended_by_module
 from flatout.errors import FlatoutError, Inconclusive
 
 COMMANDS = {
@@ -38,6 +39,13 @@ class Commands(click.Group):
         command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command and the words for it."""
+        name, command, words = super().resolve_command(ctx, args)
+        return name, command, words if command is None else ended_by_module(command, words)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """From the list above, without loading any."""
         with formatter.section("Commands"):
@@ -59,7 +67,7 @@ class Commands(click.Group):
         except click.exceptions.Exit as end:
             return end.exit_code
         except (click.Abort, KeyboardInterrupt):
-            print("flatout: stopped", file=sys.stderr)
+            tell("flatout: stopped")
             return 130
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -68,16 +76,22 @@ class Commands(click.Group):
 
 def complain(problem: FlatoutError) -> None:
     """Three lines on stderr."""
-    print(problem, file=sys.stderr)
+    tell(str(problem))
+
+
+def tell(text: str) -> None:
+    """Print to stderr, where there is one: without one `print` would take stdout, which is the script's."""
+    if sys.stderr is not None:
+        print(text, file=sys.stderr)
 
 
 def complain_usage(problem: click.UsageError) -> None:
     """Click's own usage errors in our three parts."""
     command = problem.ctx.command_path if problem.ctx else "flatout"
     message = problem.format_message().rstrip(".")
-    print(f"error: {message[:1].lower()}{message[1:]}", file=sys.stderr)
-    print("cause: flatout's own options stand before the script, the script's own after it", file=sys.stderr)
-    print(f"hint:  `{command} --help`", file=sys.stderr)
+    tell(f"error: {message[:1].lower()}{message[1:]}")
+    tell("cause: flatout's own options stand before the script, the script's own after it")
+    tell(f"hint:  `{command} --help`")
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

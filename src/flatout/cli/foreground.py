@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -12,26 +13,47 @@ from flatout.run.foreground import Outcome, leave_as
 
 
 def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet: bool) -> None:
-    """Run, say what there is to say, and end as the script ended."""
+    """Run, say what there is to say, and end as the script ended, whatever becomes of the saying."""
 
     def say(line: str) -> None:
         if not quiet:
-            print(f"flatout: {line}", file=sys.stderr, flush=True)
+            talk(line)
 
     ran = api.run(request, say)
-    say(closing_line(ran))
-    if json_file is not None:
-        json_file.write_text(json.dumps(run_summary(ran)) + "\n", encoding="utf-8")
+    try:
+        say(closing_line(ran))
+        if json_file is not None:
+            write_summary(json_file, ran)
+    except BaseException as problem:  # noqa: BLE001  the script's own status is what counts, Ctrl-C here or not
+        talk(f"no summary: {type(problem).__name__}: {problem}")
     leave_as(ran.outcome.exit_code)
+
+
+def talk(line: str) -> None:
+    """One line on stderr, where there is one that can be written."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(f"flatout: {line}", file=sys.stderr, flush=True)
+
+
+def write_summary(path: Path, ran: api.Ran) -> None:
+    """Write what was measured as JSON; a file that cannot be written is said, also to those who want quiet."""
+    try:
+        path.write_text(json.dumps(run_summary(ran)) + "\n", encoding="utf-8")
+    except OSError as problem:
+        talk(f"cannot write `{path}`: {problem.strerror or problem}")
 
 
 def closing_line(ran: api.Ran) -> str:
     """What was measured, in one line."""
     outcome = ran.outcome
+    if not outcome.recorded:
+        return "nothing was recorded"
     if not outcome.num_steps:
         return "no training step was seen" + _failed(outcome)
+    least = "" if outcome.ended else "at least "
     who = f"{outcome.num_processes} processes, " if outcome.num_processes > 1 else ""
-    steps = f"{who}{outcome.num_steps:,} steps"
+    steps = f"{who}{least}{outcome.num_steps:,} step{'s' * (outcome.num_steps != 1)}"
     if outcome.steps_s:
         steps += f" in {outcome.steps_s:.3g} s" if outcome.steps_s < 100 else f" in {outcome.steps_s:,.0f} s"
     return f"{steps}{_measured(ran)}{_failed(outcome)}"
@@ -61,7 +83,7 @@ def _failed(outcome: Outcome) -> str:
     if not outcome.failures:
         return ""
     first = outcome.failures[0]
-    return f"; {first.stage} failed, running on without: {first.error}: {first.message.splitlines()[0][:100]}"
+    return f"; {first.stage} failed, running on without: {first.error}: {(first.message.splitlines() or [''])[0][:100]}"
 
 
 def run_summary(ran: api.Ran) -> dict[str, object]:

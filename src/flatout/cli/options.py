@@ -16,6 +16,38 @@ F = TypeVar("F", bound=Callable[..., Any])
 SCRIPT_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
+def ended_by_module(command: click.Command, words: list[str]) -> list[str]:
+    """The words with a `--` after `-m MODULE`, for the module ends flatout's own options as a script does.
+
+    >>> ended_by_module(click.Command("run", params=[click.Option(["-m"])]), ["-m", "train", "--json"])
+    ['-m', 'train', '--', '--json']
+    """
+    options = [p for p in command.params if isinstance(p, click.Option) and not p.is_flag and not p.count]
+    valued = {name for option in options for name in option.opts}
+    rest = iter(enumerate(words, 1))
+    for after, word in rest:
+        if "-m" not in valued or not word.startswith("-") or word in ("-", "--"):
+            break
+        if word in valued and word.startswith("--"):
+            next(rest, None)
+        elif not word.startswith("--"):
+            letter, attached = _first_valued(word, valued)
+            if letter == "m" and after + (not attached) <= len(words):
+                after += not attached
+                return [*words[:after], "--", *words[after:]]
+            if letter and not attached:
+                next(rest, None)
+    return words
+
+
+def _first_valued(cluster: str, valued: set[str]) -> tuple[str, bool]:
+    """The first letter of a cluster such as `-qm` that takes a value, and whether the value is attached to it."""
+    for position, letter in enumerate(cluster[1:], 2):
+        if f"-{letter}" in valued:
+            return letter, position < len(cluster)
+    return "", False
+
+
 def script_words(function: F) -> F:
     """`-m MODULE`, or a script, then the script's own arguments."""
     function = click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")(function)

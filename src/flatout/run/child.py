@@ -17,15 +17,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from flatout import __version__
 from flatout.frameworks.contract import Framework
 from flatout.records import from_json
 from flatout.run import foreign_cpu
+from flatout.run.claim import claim
+from flatout.run.open_window import OpenWindow
 from flatout.run.orders import Order, SessionSpec, decode
 from flatout.run.pipe import OrderPipe
-from flatout.trace import FORMAT, End, Failure, Header, Ready, Refused, Window
+from flatout.run.problems import failure, hide_ours
+from flatout.trace import FORMAT, End, Header, Ready, Refused, Toggle
 from flatout.trace_file import Writer
 
 SETTLING_STEPS = 3
@@ -34,7 +37,8 @@ SETTLING_STEPS = 3
 MEASURED_SETTLING_STEPS = 3
 """Steps whose mean gives the parent a first idea of the step time."""
 
-T = TypeVar("T")
+MAX_PROBLEMS = 20
+"""After so many failures of our own the script is left to itself."""
 
 
 def enter(session: str) -> None:
@@ -53,9 +57,13 @@ class Conductor:
         self.spec = spec
         self.framework = framework
         self.num_steps = 0
-        self._writer: Writer | None = None
-        self._pipe = OrderPipe(spec.orders)
+        self._claimed = False
+        self._trace: Path | None = None
+        """Where records go; None where nothing is recorded (any more)."""
+        self._pipe = OrderPipe(None if spec.per_process else spec.orders)
         self._order: Order | None = None
+        self._checking = False
+        """Whether the levers may be other than the run's own, because the plan is being checked."""
         self._awaiting: Callable[[], None] | None = None
         self._window: OpenWindow | None = None
         self._num_windows = 0
@@ -82,19 +90,29 @@ class Conductor:
         self._sleeping = True
 
     def _claim(self) -> bool:
-        trace = Path(self.spec.trace)
+        """Become the process that is recorded; False where another one is."""
         try:
-            if self.spec.per_process:
-                trace = trace.with_suffix(f".{os.environ.get('RANK', '0')}.{self._pid}.jsonl")
-            else:
-                os.close(os.open(self.spec.claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-            self._writer = Writer(trace)
-        except OSError:
-            self._sleeping = True
-            self.framework.detach()
-            return False
+            records = self.spec.per_process or claim(self.spec.claim, self._pid, again=self.spec.mode != "trial")
+        except OSError:  # no run folder any more: the levers are engaged all the same
+            records = False
+        else:
+            # The ranks of one training job go together, so the others engage the levers too, without a word.
+            if not records and (self.spec.mode == "trial" or not self.framework.facts().distributed):
+                self._give_up()
+                return False
+        self._claimed = True
+        if records:
+            self._begin_record()
+        self._watch_end()
+        return True
+
+    def _begin_record(self) -> None:
+        trace = Path(self.spec.trace)
+        if self.spec.per_process:
+            trace = trace.with_suffix(f".{_number('RANK', 0)}.{self._pid}.jsonl")
+        self._trace = trace
         affinity = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None
-        self._writer.write(
+        self._write(
             Header(
                 format=FORMAT,
                 flatout=__version__,
@@ -112,18 +130,19 @@ class Conductor:
                 start_s=time.time() - self.spec.flatout_started_unix_s,
             )
         )
-        if not self.spec.per_process:
-            self._pipe.open()
-        self._watch_end()
-        return True
+        self._pipe.open()
 
     def _watch_end(self) -> None:
         former = sys.excepthook
 
         def excepthook(kind: type[BaseException], problem: BaseException, traceback: Any) -> None:
-            sys.excepthook = former
-            self._write(failure("script", problem))
-            former(kind, problem, without_ours(traceback))
+            try:
+                self._write(failure("script", problem))
+                hide_ours(problem)
+                traceback = problem.__traceback__
+            except Exception:  # noqa: BLE001  the user's own problem is what must be shown
+                pass
+            former(kind, problem, traceback)
 
         sys.excepthook = excepthook
         atexit.register(self._at_exit)
@@ -131,8 +150,11 @@ class Conductor:
     def _at_exit(self) -> None:
         if self._sleeping or os.getpid() != self._pid:
             return
-        self._close_window()
-        self._write(End(num_steps=self.num_steps, wall_s=time.perf_counter() - self._started_s))
+        try:
+            self._close_window()
+            self._write(End(num_steps=self.num_steps, wall_s=time.perf_counter() - self._started_s))
+        except Exception:  # noqa: BLE001  the script has ended well, and nothing more is to be said
+            return
 
     def _watch_writes(self) -> None:
         """List writes that the isolation will refuse."""
@@ -145,12 +167,15 @@ class Conductor:
             flags = arguments[2] if isinstance(arguments[2], int) else 0
             if not flags & (os.O_WRONLY | os.O_RDWR) or len(seen) >= 20:
                 return
-            path = os.path.realpath(arguments[0])
-            if path not in seen and not (path + os.sep).startswith(writable):
-                seen.add(path)
-                self._write(Refused(path=path))
+            try:
+                path = os.path.realpath(arguments[0])
+                if path not in seen and not (path + os.sep).startswith(writable):
+                    seen.add(path)
+                    self._write(Refused(path=path))
+            except Exception:  # noqa: BLE001  what an audit hook raises would refuse the script's own open()
+                return
 
-        if writable:
+        if self.spec.writable:
             sys.addaudithook(audit)
 
     # -- steps ---------------------------------------------------------------------------------------------------
@@ -160,12 +185,14 @@ class Conductor:
         if self._sleeping:
             return
         self.num_steps += 1
-        if self._writer is None and not self._claim():
-            return
         try:
-            self._at_boundary(now_s)
+            if self._claimed or self._claim():
+                self._at_boundary(now_s)
         except Exception as problem:  # noqa: BLE001  training goes on, whatever broke here
             self.on_failure("recorder", problem)
+            self._abandon_order()
+        if self._trace is None and self._settled_at is not None:
+            self._rest()
 
     def on_update(self) -> None:
         """Gradients are complete: answer an order that waits for them."""
@@ -176,15 +203,42 @@ class Conductor:
             answer()
         except Exception as problem:  # noqa: BLE001
             self.on_failure("compare", problem)
-        self._finish_order()
+        try:
+            self._finish_order()
+        except Exception as problem:  # noqa: BLE001
+            self.on_failure("recorder", problem)
 
     def on_failure(self, stage: str, problem: BaseException) -> None:
         """Note it; after several of our own failures, stop recording for good."""
         self._num_problems += 1
         self._write(failure(stage, problem, order=self._order.number if self._order else -1))
-        if self._num_problems >= 20 and self.spec.mode != "trial":
+        if self._num_problems >= MAX_PROBLEMS and self.spec.mode != "trial":
+            self._give_up()
+
+    def _abandon_order(self) -> None:
+        """Answer an order that broke, so that the parent does not wait for it; what it began is forgotten."""
+        order, self._order = self._order, None
+        self._window, self._awaiting, self._skip = None, None, 0
+        if order is not None:
+            self._write(Ready(order=order.number, num_steps=self.num_steps))
+
+    def _rest(self) -> None:
+        """Nothing is recorded (any more): go on under the run's levers, without a look at steps."""
+        try:
+            if self._checking:
+                self.framework.engage(self.spec.levers)
+            self.framework.observe("off")
             self._sleeping = True
+        except Exception:  # noqa: BLE001
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Leave the script to itself."""
+        self._sleeping = True
+        try:
             self.framework.detach()
+        except Exception:  # noqa: BLE001  nothing is left to try
+            return
 
     def _at_boundary(self, now_s: float) -> None:
         window = self._window
@@ -211,19 +265,21 @@ class Conductor:
         if not self.framework.settled() or len(self._first_step_s) < MEASURED_SETTLING_STEPS:
             return
         self._settled_at = self.num_steps
-        warm_up_step_s = sum(self._first_step_s) / len(self._first_step_s)
-        self._write(dataclasses.replace(self.framework.facts(), warm_up_step_s=warm_up_step_s))
-        if self.spec.mode == "run" and self.spec.levers:
-            self._toggle(self.spec.levers, "plan")
-        if self.spec.mode != "trial":
-            self._open_free_window()
-        self._write(Ready(order=-1, num_steps=self.num_steps))
+        try:
+            warm_up_step_s = sum(self._first_step_s) / len(self._first_step_s)
+            self._write(dataclasses.replace(self.framework.facts(), warm_up_step_s=warm_up_step_s))
+            if self.spec.mode == "run" and self.spec.levers:
+                self._toggle(self.spec.levers, "plan")
+            if self.spec.mode != "trial":
+                self._open_free_window()
+        finally:  # whatever broke: a parent that waits must learn that we stand here
+            self._write(Ready(order=-1, num_steps=self.num_steps))
 
     # -- orders --------------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
         waits = self.spec.mode == "trial"
-        while self._order is None and not self._sleeping:
+        while self._order is None and self._trace is not None and not self._sleeping:
             line = self._pipe.read(wait=waits)
             if line is None:
                 if waits and self._pipe.closed:
@@ -236,6 +292,7 @@ class Conductor:
             os._exit(0)
         self._close_window()
         self._order = order
+        self._checking = order.purpose == "check"
         self.framework.counterfactual("free_data", order.kind == "window" and "free_data" in order.levers)
         begin = {
             "window": self._begin_window,
@@ -295,17 +352,25 @@ class Conductor:
             toggle = self.framework.engage(levers)
         except Exception as problem:  # noqa: BLE001
             self.on_failure("engage", problem)
-            self.framework.engage({})
+            self._release_all()
             return False
         if toggle.engaged or toggle.released:
             self._write_numbered(toggle, self._order.number if self._order else -1, reason=reason, step=self.num_steps)
         return True
 
+    def _release_all(self) -> None:
+        try:
+            self.framework.engage({})
+        except Exception as problem:  # noqa: BLE001
+            self.on_failure("release", problem)
+            self._give_up()
+
     # -- windows -------------------------------------------------------------------------------------------------
 
     def _open_window(self, order: Order) -> None:
         window = OpenWindow(order, index=self._num_windows, started_s=0.0)
-        window.foreign = foreign_cpu.take(os.getsid(0))
+        if order.number >= 0:  # nobody judges by free windows, and a look at all processes is not free
+            window.foreign = foreign_cpu.take(os.getsid(0))
         self._num_windows += 1
         self._window = window
         self.framework.observe(order.observe)
@@ -314,7 +379,7 @@ class Conductor:
 
     def _open_free_window(self) -> None:
         """In a run: windows without an order, so that the trace shows the whole run at little cost."""
-        if self._window is None and self._writer is not None and self._order is None:
+        if self._window is None and self._trace is not None and self._order is None:
             engaged = self.framework.engaged()
             order = Order(number=-1, kind="window", purpose="run", levers=engaged, num_steps=2000, limit_s=5.0)
             self._open_window(order)
@@ -336,8 +401,6 @@ class Conductor:
         evidence, missing = self.framework.evidence()
         self._write(window.record(found, fraction))
         if window.order.purpose == "trial" and (evidence or missing):
-            from flatout.trace import Toggle
-
             self._write(
                 Toggle(
                     engaged={},
@@ -358,103 +421,24 @@ class Conductor:
             self._write(dataclasses.replace(record, order=number, **changes))
 
     def _write(self, record: Any) -> None:
-        if self._writer is None or self._sleeping:
+        if self._trace is None or self._sleeping:
             return
+        # Opened for each record, which are rare: a descriptor kept open could be closed by the script and become a
+        # file of its own, into which we would then write.
         try:
-            self._writer.write(record)
-        except OSError:  # a full disk must not stop training
-            self._sleeping = True
-            self.framework.detach()
-
-
-class OpenWindow:
-    """A window that is being measured."""
-
-    def __init__(
-        self, order: Order, *, index: int, started_s: float, when_done: Callable[[], None] | None = None
-    ) -> None:
-        self.order = order
-        self.index = index
-        self.when_done = when_done
-        self.foreign: Any = None
-        self.step_s: list[float] = []
-        self._outside_s: list[float] = []
-        self._phases: dict[str, list[float]] = {}
-        self._last_s = started_s
-        self._begun_s = started_s
-        self._start_on_trace_s = 0.0
-
-    def restart(self, now_s: float, on_trace_s: float) -> None:
-        """The first step begins now."""
-        self._last_s = self._begun_s = now_s
-        self._start_on_trace_s = on_trace_s
-
-    def add(self, now_s: float, phases: dict[str, float], outside_s: float) -> None:
-        """A step has ended."""
-        self.step_s.append(now_s - self._last_s)
-        self._outside_s.append(outside_s)
-        self._last_s = now_s
-        if self.order.observe == "phases":
-            number = len(self.step_s) - 1
-            for name, seconds in phases.items():
-                if name != "unattributed":
-                    row = self._phases.setdefault(name, [])
-                    row.extend([0.0] * (number - len(row)))
-                    row.append(seconds)
-
-    @property
-    def complete(self) -> bool:
-        """Whether it has its steps, or its time is over."""
-        return len(self.step_s) >= self.order.num_steps or self._last_s - self._begun_s >= self.order.limit_s
-
-    def record(self, found: Any, foreign_fraction: float | None) -> Window:
-        """The window as it goes into the trace."""
-        num = len(self.step_s)
-        return Window(
-            index=self.index,
-            purpose=self.order.purpose,
-            levers=self.order.levers,
-            observe=self.order.observe,
-            step_s=tuple(self.step_s),
-            outside_s=tuple(self._outside_s),
-            start_s=self._start_on_trace_s,
-            phases={name: tuple(row + [0.0] * (num - len(row))) for name, row in self._phases.items()},
-            device_phases=found.get("device_phases", {}),
-            losses=tuple(found.get("losses", ())),
-            foreign_fraction=foreign_fraction,
-            recompilations=found.get("recompilations", 0),
-            peak_memory_bytes=found.get("peak_memory_bytes"),
-            new_epochs=found.get("new_epochs", 0),
-            order=self.order.number,
-        )
+            writer = Writer(self._trace)
+            try:
+                writer.write(record)
+            finally:
+                writer.close()
+        except OSError as problem:  # a full disk must not stop training
+            self._trace = None
+            if self.spec.mode == "trial":  # a throwaway process, and nobody can hear it
+                print(f"flatout: the trace cannot be written: {problem}", file=sys.stderr, flush=True)
+                os._exit(1)
 
 
 def _number(variable: str, otherwise: int) -> int:
     """What a launcher set, as far as it is a number."""
     text = os.environ.get(variable, "")
-    return int(text) if text.isdigit() else otherwise
-
-
-def failure(stage: str, problem: BaseException, order: int = -1) -> Failure:
-    """The record of an exception."""
-    return Failure(
-        stage=stage,
-        error=type(problem).__name__,
-        message=str(problem)[:2000],
-        order=order,
-        filename=str(problem.filename) if isinstance(problem, OSError) and problem.filename else None,
-        out_of_memory=isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError",
-    )
-
-
-def without_ours(traceback: Any) -> Any:
-    """The traceback with flatout's own frames taken out."""
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-    kept = []
-    while traceback is not None:
-        if not traceback.tb_frame.f_code.co_filename.startswith(here):
-            kept.append(traceback)
-        traceback = traceback.tb_next
-    for this, following in zip(kept, [*kept[1:], None], strict=True):
-        this.tb_next = following
-    return kept[0] if kept else None
+    return int(text) if text.isdecimal() else otherwise

@@ -6,14 +6,19 @@ In: the working folder and a name. Out: a fresh run folder, or an error that say
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flatout.errors import RecordError, UsageError, cannot_write
+from flatout.errors import MachineError, RecordError, UsageError, cannot_write
 
 ROOT = ".flatout"
+NEEDED_BYTES = 65536
+"""What a run folder must be able to hold for a run to be worth recording."""
 
 
 def root(folder: Path) -> Path:
@@ -38,7 +43,7 @@ def root(folder: Path) -> Path:
 def new(folder: Path, stem: str) -> Path:
     """The next free `.flatout/<stem>-<n>`, made so that two processes never get the same."""
     place = root(folder)
-    number = 1 + max((_number(path, stem) for path in place.glob(f"{stem}-*")), default=0)
+    number = 1 + max((_number(path, stem) for path in place.glob(f"{glob.escape(stem)}-*")), default=0)
     while True:
         path = place / f"{stem}-{number}"
         try:
@@ -49,6 +54,56 @@ def new(folder: Path, stem: str) -> Path:
         except OSError as problem:
             raise cannot_write(path, problem) from None
         return path
+
+
+@contextmanager
+def for_run(stem: str) -> Iterator[tuple[Path | None, MachineError | None]]:
+    """A folder for the records of a run that takes place anyway, and why they cannot be kept.
+
+    Where the working folder cannot be written a temporary one serves, and is removed in the end; None where not even
+    that can be had.
+    """
+    kept: Path | None = None
+    temporary: Path | None = None
+    problem: MachineError | None = None
+    try:
+        kept = new(Path.cwd(), stem)
+        _try(kept)
+    except OSError as failure:  # the working folder is gone
+        problem = cannot_write(ROOT, failure)
+    except MachineError as failure:
+        problem = failure
+    if problem is not None:
+        temporary = _temporary()
+    try:
+        yield (kept if problem is None else temporary), problem
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary() -> Path | None:
+    try:
+        place = Path(tempfile.mkdtemp(prefix="flatout-"))
+    except OSError:
+        return None
+    try:
+        _try(place)
+    except MachineError:
+        shutil.rmtree(place, ignore_errors=True)
+        return None
+    return place
+
+
+def _try(place: Path) -> None:
+    """Make sure that something can be written in a folder; leave nothing in one that is full."""
+    probe = place / "probe"
+    try:
+        probe.write_bytes(bytes(NEEDED_BYTES))
+    except OSError as problem:
+        shutil.rmtree(place, ignore_errors=True)
+        raise cannot_write(place, problem) from None
+    probe.unlink()
 
 
 @contextmanager
@@ -81,7 +136,7 @@ def claimed(folder: Path, stem: str) -> Iterator[Path]:
 
 def _number(path: Path, stem: str) -> int:
     tail = path.name[len(stem) + 1 :]
-    return int(tail) if tail.isdigit() else 0
+    return int(tail) if tail.isdecimal() else 0
 
 
 def find(folder: Path, name: str | None) -> Path:

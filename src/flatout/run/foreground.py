@@ -7,22 +7,21 @@ released where it is slower. Signals, terminal and exit status are the script's.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
-from flatout.errors import RecordError
+from flatout.errors import UsageError
 from flatout.plan import Lever
 from flatout.run.launch import POLL_S, Launch, environment_for, session_files, write_session
 from flatout.run.orders import Order, SessionSpec, encode
-from flatout.trace import End, Facts, Failure, Levers, Ready, Record, Window
+from flatout.run.signals import Signals
+from flatout.trace import End, Facts, Failure, Header, Levers, Ready, Record, Window
 from flatout.trace_file import Follower
 
 CHECK_PAIRS = 6
@@ -34,8 +33,8 @@ FOREIGN_LIMIT = 0.10
 """A window in which others used more than this share of the cores says nothing about the plan."""
 
 COMPILE_SKIP_STEPS = 3
-FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
-PR_SET_PDEATHSIG = 1
+LISTEN_EVERY_S = 0.25
+"""How often to look for news when no answer is awaited; the end of the process is noticed at once."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,11 +60,15 @@ class Outcome:
     """Windows of the check that others disturbed."""
     exit_code: int = 0
     num_steps: int = 0
+    ended: bool = False
+    """Whether the script said at its end how many steps it made; else there may have been more of them."""
     steps_s: float = 0.0
     plan_s: list[float] = field(default_factory=list)
     plain_s: list[float] = field(default_factory=list)
     released: bool = False
     engaged: bool = False
+    recorded: bool = True
+    """Whether there was a folder for the trace; else the script ran plainly."""
     failures: list[Failure] = field(default_factory=list)
     facts: Facts | None = None
     evidence: dict[str, str] = field(default_factory=dict)
@@ -79,7 +82,7 @@ class Foreground:
         command: What is executed.
         key: What the plan file calls the script.
         arguments: The script's own.
-        run_folder: Where its trace goes.
+        run_folder: Where its trace goes; None where nothing can be written, then the script runs plainly.
         levers: What to engage.
         registry: All levers by name.
         toggle: Whether levers may be toggled to check the plan in this very run.
@@ -88,7 +91,7 @@ class Foreground:
     command: tuple[str, ...]
     key: str
     arguments: tuple[str, ...]
-    run_folder: Path
+    run_folder: Path | None
     levers: Levers
     registry: Mapping[str, Lever]
     toggle: bool = True
@@ -99,7 +102,28 @@ class Foreground:
 
 
 def run(what: Foreground) -> Outcome:
-    """Run the script to its end."""
+    """Run the script to its end, whatever becomes of the recording.
+
+    Raises:
+        UsageError: There is no such launcher.
+    """
+    prepared = _prepare(what)
+    if prepared is None:
+        return _Watch(what, None).watch(None)
+    launch, environment = prepared
+    orders = os.open(launch.session.orders or "", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return _Watch(what, launch.session, orders).watch(environment)
+    finally:
+        os.close(orders)
+        for name in (launch.session.orders, launch.session.claim):  # a pipe left behind stops who reads all files
+            Path(name or "").unlink(missing_ok=True)
+
+
+def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
+    """The session's files and the environment; None where they cannot be written."""
+    if what.run_folder is None:
+        return None
     session = SessionSpec(
         mode="run",
         **session_files(what.run_folder, "run"),  # type: ignore[arg-type]
@@ -110,57 +134,67 @@ def run(what: Foreground) -> Outcome:
         cache_folder=what.cache_folder,
         flatout_started_unix_s=time.time(),
     )
-    environment: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for name, settings in what.levers.items():
-        environment.update(what.registry[name].environment(settings))
-    launch = Launch(
-        command=what.command, session=session, run_folder=what.run_folder, name="run", environment=environment
-    )
-    session_path = write_session(launch)
-    os.mkfifo(session.orders or "")
-    orders = os.open(session.orders or "", os.O_RDWR | os.O_CLOEXEC)
+        variables.update(what.registry[name].environment(settings))
+    launch = Launch(command=what.command, session=session, run_folder=what.run_folder, name="run")
     try:
-        return _Watch(what, session, orders).watch(launch, session_path)
-    finally:
-        os.close(orders)
+        environment = environment_for(write_session(launch), variables)
+        os.mkfifo(session.orders or "")
+    except OSError:  # the disk is full, or knows no pipes
+        return None
+    return launch, environment
 
 
 class _Watch:
     """Listens to one run, and checks its plan."""
 
-    def __init__(self, what: Foreground, session: SessionSpec, orders: int) -> None:
+    def __init__(self, what: Foreground, session: SessionSpec | None, orders: int = -1) -> None:
         self._what = what
         self._orders = orders
-        self._follower = Follower(session.trace)
-        self._outcome = Outcome()
+        self._follower = Follower(session.trace) if session is not None else None
+        self._outcome = Outcome(recorded=session is not None)
         self._number = 0
         self._sides: list[Levers] = []
+        self._awaited = -1
+        """Number of the order whose answer is awaited."""
+        self._pair: dict[bool, float | None] = {}
+        """Step times of the pair of windows under way: with the plan (True) and without it."""
         self._last: Window | None = None
+        self._begun_s: float | None = None
+        self._former_steps = 0
+        self._former_s = 0.0
         self._kept: Levers = {n: s for n, s in what.levers.items() if what.registry[n].toggles != "step"}
 
-    def watch(self, launch: Launch, session_path: Path) -> Outcome:
+    def watch(self, environment: Mapping[str, str] | None) -> Outcome:
         """Start the process, listen until it ends, and take over its exit status."""
-        process = subprocess.Popen(
-            list(launch.command),
-            cwd=launch.folder,
-            env=environment_for(session_path, launch.environment),
-            preexec_fn=_die_with_parent,
-        )
-        restore = _forward_signals(process)
-        try:
+        with Signals() as signals:
+            process = self._start(signals, environment)
             while process.poll() is None:
                 self._listen()
-                time.sleep(POLL_S if self._sides else 5 * POLL_S)
-        finally:
-            restore()
-        self._listen()
-        if self._what.launcher:
-            self._gather()
+                signals.wait(process, POLL_S if self._sides else LISTEN_EVERY_S)
+            self._listen()
+            if self._what.launcher:
+                self._gather()
         self._outcome.exit_code = process.returncode
         return self._outcome
 
+    def _start(self, signals: Signals, environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                list(self._what.command), env=environment, preexec_fn=signals.in_child(), close_fds=False
+            )  # descriptors that the shell gave us (`<(command)`) are for the script
+        except OSError as problem:
+            raise UsageError(
+                f"cannot start `{self._what.command[0]}`",
+                cause=str(problem.strerror or problem),
+                hint="check the command; `flatout exec -- COMMAND` takes what the shell would",
+            ) from None
+
     def _gather(self) -> None:
         """A launcher's children have each written a trace: the steps of the first stand for all."""
+        if self._what.run_folder is None:
+            return
         for path in sorted(self._what.run_folder.glob("trace-run.*.jsonl")):
             self._outcome.num_processes += 1
             if self._outcome.num_processes == 1:
@@ -168,83 +202,117 @@ class _Watch:
                 self._listen()
 
     def _listen(self) -> None:
+        if self._follower is None:
+            return
         try:
             for record in self._follower.new():
                 self._note(record)
-        except RecordError:  # a torn trace costs the summary, not the run
-            return
+        except Exception:  # noqa: BLE001  what breaks here costs the summary: if we ended, the run would end with us
+            self._follower = None
+            self._sides = []
 
     def _note(self, record: Record) -> None:
         outcome = self._outcome
-        if isinstance(record, Window):
-            outcome.num_steps = max(outcome.num_steps, 0) + record.num_steps
-            outcome.steps_s += sum(record.step_s)
-            self._last = record
+        if isinstance(record, Header):
+            self._begin_process()
+        elif isinstance(record, Window):
+            self._note_window(record)
         elif isinstance(record, Facts):
             outcome.facts = record
         elif isinstance(record, Failure):
             if record.stage != "script":
                 outcome.failures.append(record)
+                if record.stage in ("engage", "release"):
+                    outcome.engaged = False
         elif isinstance(record, End):
-            outcome.num_steps = record.num_steps
+            outcome.num_steps = self._former_steps + record.num_steps
+            outcome.ended = True
         elif isinstance(record, Ready):
             self._answered(record)
+
+    def _begin_process(self) -> None:
+        """A process that trains has begun; the script may start one after the other."""
+        self._former_steps, self._former_s = self._outcome.num_steps, self._outcome.steps_s
+        self._begun_s = self._last = None
+        self._sides, self._awaited = [], -1
+        self._outcome.ended = False
+
+    def _note_window(self, window: Window) -> None:
+        self._last = window
+        self._outcome.num_steps += window.num_steps
+        if self._begun_s is None:
+            self._begun_s = window.start_s
+        self._outcome.steps_s = self._former_s + window.start_s + sum(window.step_s) - self._begun_s
 
     # -- the check -----------------------------------------------------------------------------------------------
 
     def _answered(self, ready: Ready) -> None:
         if ready.order < 0:
-            self._outcome.engaged = bool(self._what.levers) and not self._outcome.failures
-            if self._what.toggle and self._outcome.engaged and set(self._kept) != set(self._what.levers):
-                plan, plain = self._what.levers, self._kept
-                for number in range(CHECK_PAIRS):
-                    self._sides += [plan, plain] if number % 2 == 0 else [plain, plan]
-                self._order_next()
-            return
-        if not self._sides:
+            self._settled()
+        if ready.order < 0 or ready.order != self._awaited or not self._sides:
             return
         side = self._sides.pop(0)
-        if self._last is not None and not self._last.recompilations:
-            if (self._last.foreign_fraction or 0.0) > FOREIGN_LIMIT:
-                self._outcome.num_busy += 1
-            else:
-                times = self._outcome.plan_s if side == self._what.levers else self._outcome.plain_s
-                times.append(self._last.training_step_s)
+        if not self._outcome.engaged:  # the plan broke while it was being checked
+            self._sides = []
+            self._send(self._kept, "run", num_steps=1, skip_steps=0)
+            return
+        self._keep(side)
         if self._sides:
             self._order_next()
         else:
             self._conclude()
 
+    def _settled(self) -> None:
+        """The levers have been engaged: check them, where that is wanted and possible."""
+        what = self._what
+        self._outcome.engaged = bool(what.levers) and not any(f.stage == "engage" for f in self._outcome.failures)
+        distributed = self._outcome.facts is not None and self._outcome.facts.distributed  # one rank cannot decide
+        if what.toggle and self._outcome.engaged and not distributed and set(self._kept) != set(what.levers):
+            for number in range(CHECK_PAIRS):
+                self._sides += [what.levers, self._kept] if number % 2 == 0 else [self._kept, what.levers]
+            self._order_next()
+
+    def _keep(self, side: Levers) -> None:
+        """The step time of the window that has just been measured; a pair counts where both of its windows do."""
+        window, step_s = self._last, None
+        if window is not None and window.order == self._awaited and not window.recompilations:
+            if (window.foreign_fraction or 0.0) > FOREIGN_LIMIT:
+                self._outcome.num_busy += 1
+            else:
+                step_s = window.training_step_s
+        self._pair[side == self._what.levers] = step_s
+        if len(self._sides) % 2 == 0:
+            plain_s, plan_s = self._pair[False], self._pair[True]
+            if plain_s is not None and plan_s is not None:
+                self._outcome.plain_s.append(plain_s)
+                self._outcome.plan_s.append(plan_s)
+
     def _order_next(self) -> None:
         facts = self._outcome.facts
         step_s = self._last.training_step_s if self._last is not None else (facts.warm_up_step_s if facts else 0.1)
-        step_s = step_s if step_s > 0 else 0.1
+        step_s = step_s if step_s > 0 else 0.1  # not a number fails this, too
         skip = COMPILE_SKIP_STEPS if any(self._what.registry[n].compiles for n in self._what.levers) else 2
-        self._send("window", self._sides[0], num_steps=max(int(CHECK_WINDOW_S / step_s), 1), skip_steps=skip)
+        self._send(self._sides[0], "check", num_steps=max(int(CHECK_WINDOW_S / step_s), 1), skip_steps=skip)
 
     def _conclude(self) -> None:
         from flatout import stats
 
         outcome = self._outcome
-        num = min(len(outcome.plan_s), len(outcome.plain_s))
-        outcome.plan_s, outcome.plain_s = outcome.plan_s[:num], outcome.plain_s[:num]
         compared = stats.compare(outcome.plain_s, outcome.plan_s)
-        if compared.verdict == "slower":
-            outcome.released = True
-            self._send("window", self._kept, num_steps=1, skip_steps=0)
-        else:
-            self._send("window", self._what.levers, num_steps=1, skip_steps=0)
+        outcome.released = compared.verdict == "slower"
+        self._send(self._kept if outcome.released else self._what.levers, "run", num_steps=1, skip_steps=0)
 
-    def _send(self, kind: str, levers: Levers, *, num_steps: int, skip_steps: int) -> None:
+    def _send(self, levers: Levers, purpose: str, *, num_steps: int, skip_steps: int) -> None:
         order = Order(
             number=self._number,
             kind="window",
-            purpose="run",
+            purpose=purpose,
             levers=levers,
             num_steps=num_steps,
             skip_steps=skip_steps,
             limit_s=CHECK_LIMIT_S,
         )
+        self._awaited = order.number
         self._number += 1
         try:
             os.write(self._orders, encode(order).encode())
@@ -252,36 +320,24 @@ class _Watch:
             self._sides = []
 
 
-def _die_with_parent() -> None:
-    """If flatout is killed, the run dies as it would have under plain Python."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _forward_signals(process: subprocess.Popen[bytes]) -> Callable[[], None]:
-    """Pass signals on; the terminal sends its own (Ctrl-C) to both, and the script alone decides about it."""
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        process.send_signal(number)
-
-    former = {number: signal.signal(number, forward) for number in FORWARDED}
-    former[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def restore() -> None:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-
-    return restore
-
-
 def leave_as(exit_code: int) -> None:
     """End this process as the script ended: with its exit code, or by the same signal."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):  # nobody reads it any more
+            continue
     if exit_code < 0:
-        signal.signal(-exit_code, signal.SIG_DFL)
-        if -exit_code != signal.SIGKILL:
-            import resource
+        _die_of(-exit_code)
+    os._exit(exit_code if exit_code >= 0 else 128 - exit_code)
 
-            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-        os.kill(os.getpid(), -exit_code)
-    sys.stdout.flush()
-    os._exit(exit_code)
+
+def _die_of(number: int) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # the script left one
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)

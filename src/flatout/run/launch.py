@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from flatout.errors import cannot_write
 from flatout.records import to_json
 from flatout.run.orders import Order, SessionSpec, encode
 from flatout.trace import End, Failure, Ready, Record
@@ -64,7 +65,7 @@ class Ended(Exception):
         if self.failure is not None:
             return f"{self.failure.error}: {self.failure.message.splitlines()[0] if self.failure.message else ''}"
         if self.exit_code is not None and self.exit_code < 0:
-            return f"killed by {signal.Signals(-self.exit_code).name}"
+            return f"killed by {signal_name(-self.exit_code)}"
         return f"ended with exit code {self.exit_code}"
 
 
@@ -102,6 +103,7 @@ def session_files(run_folder: Path, name: str) -> dict[str, str]:
 def environment_for(session_path: Path, extra: Mapping[str, str]) -> dict[str, str]:
     """The user's environment with the bootstrap in front; what it hides is restored by the bootstrap itself."""
     found = {**os.environ, **extra}
+    found.pop("FLATOUT_PYTHONPATH", None)
     own = found.get("PYTHONPATH")
     found["FLATOUT_SESSION"] = str(session_path)
     found["PYTHONPATH"] = str(BOOTSTRAP) if not own else f"{BOOTSTRAP}{os.pathsep}{own}"
@@ -111,7 +113,11 @@ def environment_for(session_path: Path, extra: Mapping[str, str]) -> dict[str, s
 
 
 def write_session(launch: Launch) -> Path:
-    """Write what the child is told; returns the file's path."""
+    """Write what the child is told; returns the file's path.
+
+    Raises:
+        OSError: The folder is gone, or the disk is full.
+    """
     path = launch.run_folder.resolve() / f"session-{launch.name}.json"
     path.write_text(json.dumps(to_json(launch.session), indent=1), encoding="utf-8")
     return path
@@ -133,13 +139,21 @@ class Child:
     # -- life ----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Child:
+        try:
+            self._start()
+        except OSError as problem:
+            self.end()
+            raise cannot_write(self._launch.run_folder, problem) from None
+        return self
+
+    def _start(self) -> None:
         launch = self._launch
         session_path = write_session(launch)
         if launch.session.orders is not None:
             os.mkfifo(launch.session.orders)
             # Both ends, so that opening waits for nobody and the child sees the end only when we are gone.
             self._orders = os.open(launch.session.orders, os.O_RDWR | os.O_CLOEXEC)
-        self._log = open(self.output_path, "wb")
+        self._log = open(self.output_path, "wb")  # noqa: SIM115  closed by `end`
         self.started_s = time.perf_counter()
         self._process = subprocess.Popen(
             list(launch.command),
@@ -150,7 +164,6 @@ class Child:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
@@ -240,6 +253,18 @@ class Child:
             num_steps=end.num_steps if end else max(ready, default=0),
             output=tail(self.output_path),
         )
+
+
+def signal_name(number: int) -> str:
+    """What a signal is called; most real-time signals have no name.
+
+    >>> signal_name(9), signal_name(40)
+    ('SIGKILL', 'signal 40')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def tail(path: Path, num_bytes: int = 4000) -> str:

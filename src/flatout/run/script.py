@@ -7,9 +7,8 @@ says what is wrong with it.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import tokenize
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,12 +75,50 @@ def from_words(words: tuple[str, ...], module: str | None) -> Script:
     Raises:
         UsageError: No script was given.
     """
-    flags = tuple(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
+    flags = interpreter_flags(sys.orig_argv)
     if module is not None:
         return Script(module=module, arguments=words, flags=flags)
     if not words:
         raise UsageError("no script was given", cause="the command needs one", hint="e.g. `flatout tune train.py`")
     return Script(path=words[0], arguments=words[1:], flags=flags)
+
+
+def interpreter_flags(command: Sequence[str]) -> tuple[str, ...]:
+    """The interpreter's own flags in the command that started this process, as they were typed.
+
+    >>> interpreter_flags(["python", "-uW", "error", "-Xdev", "-Om", "flatout", "run", "-u"])
+    ('-uW', 'error', '-Xdev', '-O')
+    >>> interpreter_flags(["python", "/usr/bin/flatout", "run", "train.py"])
+    ()
+
+    Source: "Command line and environment", Python's documentation.
+    """
+    found: list[str] = []
+    words = iter(command[1:])
+    for word in words:
+        if word == "--check-hash-based-pycs":
+            found += [word, next(words, "default")]
+        elif not word.startswith("-") or word in ("-", "--"):
+            break
+        else:
+            letters, ends, value = _cluster(word[1:])
+            if letters:
+                found.append(f"-{letters}")
+            if ends:
+                break
+            if value:
+                found.append(next(words, ""))
+    return tuple(found)
+
+
+def _cluster(letters: str) -> tuple[str, bool, bool]:
+    """A cluster of flags up to `-m` or `-c`; whether one of these ends the flags; whether the next word is a value."""
+    for position, letter in enumerate(letters):
+        if letter in "cm":
+            return letters[:position], True, False
+        if letter in "WX":
+            return letters, False, position == len(letters) - 1
+    return letters, False, False
 
 
 def check(script: Script) -> None:
@@ -93,10 +130,14 @@ def check(script: Script) -> None:
     if script.path is None:
         return
     path = Path(script.path)
-    if not path.exists():
+    try:
+        exists = path.exists()
+    except OSError:  # a folder on the way that we may not enter
+        exists = False
+    if not exists:
         raise UsageError(
             f"no such script: `{script.path}`",
-            cause=f"it is not in `{Path.cwd()}`" if not path.is_absolute() else "the path does not exist",
+            cause="the path does not exist" if path.is_absolute() else f"it is not in `{os.path.abspath('.')}`",
             hint="flatout's own options stand before the script; check the path",
         )
     if path.is_dir() and not (path / "__main__.py").exists():
@@ -112,10 +153,13 @@ def check_source(script: Script) -> None:
         UsageError: It is not text, or a shell script.
         ScriptError: Python's own compiler refuses it.
     """
+    import tokenize
+    import zipfile
+
     check(script)
-    if script.path is None or Path(script.path).is_dir() or not script.path.endswith((".py", "")):
+    if script.path is None or not Path(script.path).is_file() or Path(script.path).suffix == ".pyc":
         return
-    if Path(script.path).suffix in (".pyz", ".zip", ".pyc"):
+    if zipfile.is_zipfile(script.path):
         return
     first = Path(script.path).read_bytes()[:128]
     if first.startswith(b"#!") and b"python" not in first.split(b"\n")[0]:

@@ -3,163 +3,239 @@
 The parent puts this folder in front of `PYTHONPATH`. Here we make ourselves invisible again (path, environment, the
 `sitecustomize` that we shadow), and wait for the framework's import. Nothing else happens in a process that imports
 none. Standard library only; whatever goes wrong, the user's program starts.
-"""
 
-from __future__ import annotations
+Any Python that the user's program starts reads this file, Python 2 as well: so no syntax in here is newer than that,
+and only interpreters that flatout itself runs on are entered.
+"""
+# mypy: ignore-errors
+# ruff: noqa: ANN001, ANN002, ANN202, ANN204, SIM105
 
 import os
 import sys
 
-if False:  # what type checkers read; nothing is imported for it at start
-    from collections.abc import Sequence
-    from typing import Any
-
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-_OURS = (b"FLATOUT_SESSION", b"FLATOUT_PYTHONPATH", b"PYTHONPATH")
+_AWAITED = ("torch", "subprocess")
+_kept = {}  # what we took out of `os.environ`, as bytes
 
 
-class _Watcher:
-    """A finder that lets the framework be found as always, and tells flatout when its import is complete."""
+class _Finder:
+    """Lets the awaited modules be found as always, by a specification that tells us when their import is over."""
 
-    def __init__(self, session: str) -> None:
+    def __init__(self, session):
         self.session = session
-        self.busy = False
+        self.arrived = {name for name in _AWAITED if name in sys.modules}
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Delegate to the finders after this one; wrap the loader of the module that is waited for."""
-        if self.busy or name not in ("torch", "subprocess"):
+    def find_spec(self, name, path=None, target=None):
+        """Ask the finders after this one."""
+        if name not in _AWAITED:
             return None
-        import importlib.util
+        for finder in sys.meta_path:
+            find_spec = None if finder is self else getattr(finder, "find_spec", None)
+            spec = None if find_spec is None else find_spec(name, path, target)
+            if spec is not None:
+                return _watched(spec, self)
+        return None
 
-        self.busy = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self.busy = False
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self.session, self)  # type: ignore[assignment]
-        return spec
-
-
-class _Loader:
-    """Runs the real loader, puts everything back as it was, then calls flatout."""
-
-    def __init__(self, loader: Any, session: str, watcher: _Watcher) -> None:
-        self.loader = loader
-        self.session = session
-        self.watcher = watcher
-
-    def create_module(self, spec: Any) -> Any:
-        return self.loader.create_module(spec)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
-
-    def exec_module(self, module: Any) -> None:
-        module.__spec__.loader = self.loader
-        module.__loader__ = self.loader
-        self.loader.exec_module(module)
-        try:
-            if module.__name__ == "subprocess":
-                _reach_children(module)
-            else:
-                if self.watcher in sys.meta_path:
-                    sys.meta_path.remove(self.watcher)
-                if "subprocess" in sys.modules:
-                    _reach_children(sys.modules["subprocess"])
-                _load_flatout()
-                from flatout.run.child import enter
-
-                enter(self.session)
-        except Exception:  # noqa: BLE001  the user's program comes first
-            if os.environ.get("FLATOUT_DEBUG"):
-                import traceback
-
-                traceback.print_exc()
+    def arrive(self, name):
+        """The import of `name` is over; after the last one nothing of us is left in the import system."""
+        if name not in sys.modules:  # it failed, and may be tried again
+            return
+        self.arrived.add(name)
+        if self.arrived.issuperset(_AWAITED) and self in sys.meta_path:
+            sys.meta_path.remove(self)
+        if name == "subprocess":
+            _reach_children(sys.modules[name])
+        else:
+            _enter(self.session)
 
 
-def _load_flatout() -> None:
+def _watched(spec, finder):
+    """The same specification, watched until its module is complete.
+
+    `importlib` ends every import by setting `_initializing` to false, whether it succeeded or not. So no frame of ours
+    is on the stack while the module runs (a failing import shows the user's frames and Python's own), and the loader
+    stays the real one.
+    """
+    plain = type(spec)
+
+    class Watched(plain):
+        def __setattr__(self, name, value):
+            plain.__setattr__(self, name, value)
+            if name == "_initializing" and not value:
+                object.__setattr__(self, "__class__", plain)
+                finder.arrive(self.name)
+
+    Watched.__name__, Watched.__qualname__, Watched.__module__ = plain.__name__, plain.__qualname__, plain.__module__
+    try:
+        object.__setattr__(spec, "__class__", Watched)
+    except TypeError:  # a finder of somebody else's with specifications of its own: stay out
+        pass
+    return spec
+
+
+def _enter(session):
+    try:
+        _load_flatout()
+        from flatout.run.child import enter
+
+        enter(session)
+    except Exception as problem:  # noqa: BLE001  the user's program comes first
+        _note(session, problem)
+
+
+def _load_flatout():
     """Import the flatout that this file belongs to, without a trace on `sys.path`."""
-    if "flatout" in sys.modules:
-        return
-    import importlib.util
+    import _frozen_importlib
+    import _frozen_importlib_external
 
     package = os.path.dirname(os.path.dirname(_FOLDER))
-    spec = importlib.util.spec_from_file_location(
-        "flatout", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
-    )
-    if spec is None or spec.loader is None:
+    loaded = sys.modules.get("flatout")
+    if loaded is not None:
+        if package not in map(os.path.abspath, getattr(loaded, "__path__", ())):
+            raise ImportError("the script has a module `flatout` of its own")
         return
-    module = importlib.util.module_from_spec(spec)
+    theirs = _frozen_importlib_external.PathFinder.find_spec("flatout")
+    if theirs is not None and _is_another(theirs):
+        raise ImportError("the script's folder has a module `flatout` of its own")
+    place = os.path.join(package, "__init__.py")
+    loader = _frozen_importlib_external.SourceFileLoader("flatout", place)
+    spec = _frozen_importlib_external.spec_from_file_location(
+        "flatout", place, loader=loader, submodule_search_locations=[package]
+    )
+    module = _frozen_importlib.module_from_spec(spec)
     sys.modules["flatout"] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules["flatout"]
+        raise
 
 
-_kept: dict[bytes, bytes] = {}
+def _is_another(spec):
+    """Whether the `flatout` that the user's program would import is something else than flatout."""
+    places = list(spec.submodule_search_locations or ())
+    if any(os.path.exists(os.path.join(place, "run", "bootstrap", "sitecustomize.py")) for place in places):
+        return False
+    # A mere folder of that name is a package to Python: a checkout of flatout, or modules of the user's.
+    return spec.origin is not None or any(name.endswith(".py") for place in places for name in os.listdir(place))
 
 
-def _reach_children(subprocess: Any) -> None:
+def _note(session, problem):
+    """Leave the reason in the trace, unless some process of this run did get in."""
+    if os.environ.get("FLATOUT_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+    try:
+        import json
+
+        with open(session, encoding="utf-8") as file:
+            spec = json.load(file)
+        if not os.path.exists(spec["claim"]):
+            failure = {"kind": "failure", "stage": "enter", "error": type(problem).__name__, "message": str(problem)}
+            with open(spec["trace"], "a", encoding="utf-8") as file:
+                file.write(json.dumps(failure) + "\n")
+    except Exception:  # noqa: BLE001  then nobody learns of it
+        return
+
+
+def _reach_children(subprocess):
     """Give a child that is started with an environment of its own what a child without one inherits anyway."""
     start = getattr(subprocess, "_fork_exec", None)
-    if start is None or getattr(start, "_flatout", False):
+    if start is None or b"FLATOUT_SESSION" not in _kept:
         return
 
-    def _fork_exec(
-        args: Any, executables: Any, close_fds: Any, fds: Any, cwd: Any, environment: Sequence[bytes] | None, *rest: Any
-    ) -> Any:
-        if environment is not None:
-            environment = _with_ours(environment)
-        return start(args, executables, close_fds, fds, cwd, environment, *rest)
+    def _fork_exec(args, executables, close_fds, fds, cwd, environment, *rest):
+        try:
+            return start(args, executables, close_fds, fds, cwd, _for_child(args, environment), *rest)
+        except BaseException as problem:
+            if problem.__traceback__ is not None:
+                problem.__traceback__ = problem.__traceback__.tb_next  # without this frame
+            raise
 
-    _fork_exec._flatout = True  # type: ignore[attr-defined]
     subprocess._fork_exec = _fork_exec
 
 
-def _with_ours(environment: Sequence[bytes]) -> Sequence[bytes]:
-    names = [entry.split(b"=", 1)[0] for entry in environment]
-    if b"FLATOUT_SESSION" in names:
-        return environment
-    theirs = next((e.split(b"=", 1)[1] for e in environment if e.startswith(b"PYTHONPATH=")), None)
-    rest = [e for e in environment if not e.startswith(b"PYTHONPATH=")]
-    folder = os.fsencode(_FOLDER)
-    path = folder if not theirs else folder + os.fsencode(os.pathsep) + theirs
-    ours = [b"FLATOUT_SESSION=" + _kept[b"FLATOUT_SESSION"], b"PYTHONPATH=" + path]
-    if theirs is not None:
-        ours.append(b"FLATOUT_PYTHONPATH=" + theirs)
-    return rest + ours
+def _for_child(args, environment):
+    """The environment of a child, with our variables in it; None where it inherits them by itself."""
+    apart = _stays_apart(args)
+    if environment is None:
+        if not apart and os.environ.get("PYTHONPATH") == _users_path():
+            return None
+        environment = [name + b"=" + value for name, value in os.environ._data.items()]  # the user's
+    entries = list(environment)
+    if apart or any(entry.startswith(b"FLATOUT_SESSION=") for entry in entries):
+        return entries
+    theirs = [entry for entry in entries if entry.startswith(b"PYTHONPATH=")]
+    path = os.fsencode(_FOLDER)
+    ours = [b"FLATOUT_SESSION=" + _kept[b"FLATOUT_SESSION"]]
+    if theirs:
+        value = theirs[0].partition(b"=")[2]
+        path += os.fsencode(os.pathsep) + value if value else b""
+        ours.append(b"FLATOUT_PYTHONPATH=" + value)
+    # The same place in the list, so that the child sees its variables in the same order.
+    entries = [b"PYTHONPATH=" + path if entry in theirs else entry for entry in entries]
+    return entries + ours + ([] if theirs else [b"PYTHONPATH=" + path])
 
 
-def _hide() -> str | None:
+def _stays_apart(args):
+    """Whether a child is a Python that is told (-I, -E, -S) not to read this file, so that nothing would hide us."""
+    words = [os.fsencode(word) for word in args]
+    if not words or not os.path.basename(words[0]).startswith(b"python"):
+        return False
+    following = iter(words[1:])
+    for word in following:
+        if word[:1] != b"-" or word[:2] == b"--":
+            return False
+        for position in range(1, len(word)):
+            letter = word[position : position + 1]
+            if letter in b"IES":
+                return True
+            if letter in b"cm":
+                return False
+            if letter in b"WX":
+                if position == len(word) - 1:
+                    next(following, None)
+                break
+    return False
+
+
+def _users_path():
+    value = _kept.get(b"FLATOUT_PYTHONPATH")
+    return None if value is None else os.fsdecode(value)
+
+
+def _hide():
     """Take our variables out of `os.environ` alone: the process keeps them, so that its children inherit them."""
-    values = getattr(os.environ, "_data", None)
     session = os.environ.get("FLATOUT_SESSION")
-    if not isinstance(values, dict):  # no such dictionary: be visible rather than lose the children
+    values = getattr(os.environ, "_data", None)
+    if session is None or not isinstance(values, dict):  # another Python: visible rather than broken
         return session
-    for name in _OURS:
+    for name in (b"FLATOUT_SESSION", b"FLATOUT_PYTHONPATH"):
         if name in values:
-            _kept[name] = values[name]
-            del values[name]
+            _kept[name] = values.pop(name)
     if b"FLATOUT_PYTHONPATH" in _kept:
-        values[b"PYTHONPATH"] = _kept[b"FLATOUT_PYTHONPATH"]
+        values[b"PYTHONPATH"] = _kept[b"FLATOUT_PYTHONPATH"]  # in its place
+    else:
+        values.pop(b"PYTHONPATH", None)
     return session
 
 
-def _chain() -> None:
-    """Import the `sitecustomize` that we shadow; without one, leave no module of that name, as in a plain start."""
-    import importlib.machinery
-    import importlib.util
-
+def _chain():
+    """Import the `sitecustomize` that we shadow; where there is none, this raises what a plain start raises."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _FOLDER]
     sys.path_importer_cache.pop(_FOLDER, None)
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize")
-    if spec is None or spec.loader is None:
-        raise ImportError("no sitecustomize besides ours", name="sitecustomize")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["sitecustomize"] = module
-    spec.loader.exec_module(module)
+    _kept[b""] = sys.modules.pop("sitecustomize", None)  # kept alive: Python 2 empties a module that nobody holds
+    import sitecustomize  # noqa: F401
 
 
 _session = _hide()
-if _session:
-    sys.meta_path.insert(0, _Watcher(_session))
+if _session and sys.version_info >= (3, 11):
+    try:
+        _finder = _Finder(_session)
+        sys.meta_path.insert(0, _finder)
+        for _name in sorted(_finder.arrived):  # imported by a `.pth` file, before us
+            _finder.arrive(_name)
+    except Exception:  # noqa: BLE001
+        _finder = None
 _chain()

@@ -1,0 +1,56 @@
+"""What is left of an exception for the trace, and what of its traceback is the script's own?
+
+In: exceptions. Out: `Failure` records, and tracebacks without flatout's frames. Imported in the user's process:
+standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from flatout.trace import Failure
+
+
+def failure(stage: str, problem: BaseException, order: int = -1) -> Failure:
+    """The record of an exception."""
+    try:
+        message = str(problem)[:2000]
+    except Exception:  # noqa: BLE001  the script's exceptions are its own
+        message = ""
+    return Failure(
+        stage=stage,
+        error=type(problem).__name__,
+        message=message,
+        order=order,
+        filename=str(problem.filename) if isinstance(problem, OSError) and problem.filename else None,
+        out_of_memory=isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError",
+    )
+
+
+def hide_ours(problem: BaseException) -> None:
+    """Take flatout's own frames out of the tracebacks of an exception, its causes, contexts and groups."""
+    waiting: list[BaseException | None] = [problem]
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = without_ours(one.__traceback__)
+        waiting += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            waiting += one.exceptions
+
+
+def without_ours(traceback: Any) -> Any:
+    """The traceback with flatout's own frames taken out."""
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+    kept = []
+    while traceback is not None:
+        if not traceback.tb_frame.f_code.co_filename.startswith(here):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    for this, following in zip(kept, [*kept[1:], None], strict=True):
+        this.tb_next = following
+    return kept[0] if kept else None
