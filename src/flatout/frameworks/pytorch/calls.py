@@ -236,11 +236,13 @@ class Calls:
         self._descents += 1
         covered = {id(p) for call in found if call.num_training_calls for p in call.module.parameters()}
         open_parameters = self._wanted - covered
+        spare = [c for c in uncalled if not any(id(p) in open_parameters for p in c.module.parameters())]
+        self._drop(spare)
         for call in uncalled:
             for name, child in children(call.module):
                 if any(id(p) in open_parameters for p in child.parameters()):
                     self._add(child, f"{call.name}.{name}")
-        return False
+        return len(spare) == len(uncalled)
 
     def refresh(self) -> None:
         """Be in place again where the script has compiled a module in place since."""

@@ -43,6 +43,8 @@ class Rhythm:
         """For each period that was believed and broke: the updates for which it held."""
         self._expected = 0
         self._irregular = False
+        self._doubted = False
+        """Whether no order was found for a while once: accidental repeats are believed less easily from then on."""
         self._forget()
 
     def _forget(self) -> None:
@@ -91,6 +93,7 @@ class Rhythm:
         if self._num_held > PREMATURE:
             self._forget()
         self._period, self._position, self._num_held = [], 0, 0
+        self._irregular = self._doubted
 
     def _note(self, optimizer: int | str) -> None:
         history = self._history
@@ -118,12 +121,13 @@ class Rhythm:
         if len(self._last_seen) >= self._expected or num >= PATIENCE:
             for distance in sorted(self._runs):
                 run = self._runs[distance]
-                if run >= REPEATS * distance and run % distance == 0 and self._is_whole(distance, run):
+                needed = max(REPEATS * distance, GIVE_UP // 2 if self._doubted else 0)
+                if run >= needed and run % distance == 0 and self._is_whole(distance, run):
                     self._period, self._position, self._num_held = self._history[-distance:], 0, run
                     self._irregular, self._expected = False, 0
                     return True
         if num >= max(GIVE_UP, (REPEATS + 1) * len(self._last_seen)):
-            self._irregular, self._expected = True, 0
+            self._irregular, self._doubted, self._expected = True, True, 0
         return False
 
     def _is_whole(self, distance: int, run: int) -> bool:
