@@ -16,6 +16,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -269,10 +270,10 @@ def unknown_levers(plan: Plan, known: Iterable[str]) -> tuple[str, ...]:
 def misfits(plan: Plan, machine: Machine, framework_version: str, python: str = "") -> tuple[str, ...]:
     """What differs from where the plan was made, in words; empty where it fits.
 
-    Patches of Python change no speed that a plan rests on, so that `3.11.7` and `3.11.9` are one; without `python` it
-    is not compared.
+    Updates of the kernel and patches of Python change no speed that a plan rests on (`Machine.machine_key` leaves the
+    kernel out too), so that `3.11.7` and `3.11.9` are one; without `python` it is not compared.
     """
-    found = list(differences(plan.machine, machine))
+    found = list(differences(replace(plan.machine, operating_system=machine.operating_system), machine))
     if plan.framework_version != framework_version:
         found.append(f"{plan.framework} {plan.framework_version} then, {framework_version} now")
     if python and plan.python.split(".")[:2] != python.split(".")[:2]:

@@ -403,6 +403,10 @@ def test_a_plan_made_here_fits():
     assert misfits(plan(), MACHINE, "2.13.0", "3.11.9") == ()
 
 
+def test_an_update_of_the_kernel_sets_no_plan_aside():
+    assert misfits(plan(), replace(MACHINE, operating_system="Linux 6.1.99", hostname="there"), "2.13.0") == ()
+
+
 def test_what_differs_from_where_the_plan_was_made_is_said_in_words():
     other = replace(MACHINE, num_cores=64, hostname="there")
     found = misfits(plan(machine=other, framework_version="2.11.0", python="3.14.0"), MACHINE, "2.13.0", "3.11.7")
