@@ -362,6 +362,16 @@ def test_an_unwritable_folder_is_a_machine_error_in_three_parts(path):
         path.parent.chmod(0o700)
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_folder_that_refuses_is_a_machine_error_that_leaves_nothing_behind(path, monkeypatch, number):
+    def refuse(self, text, **options):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert refusal(write, plan(), path, kind=MachineError).cause == os.strerror(number)
+    assert os.listdir(path.parent) == []
+
+
 def test_a_folder_that_is_not_there_is_a_machine_error_in_three_parts(tmp_path):
     problem = refusal(write, plan(), tmp_path / "nowhere" / "flatout.toml", kind=MachineError)
     assert "No such file" in problem.cause
