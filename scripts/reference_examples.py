@@ -210,9 +210,10 @@ def plan_page() -> str:
             'the table of a script, `[plan."PATH"]`, where PATH is as it was typed, or `-m package.module`:',
             _explained(PLAN, tomllib.loads(text)["plan"][_PLAN.script]),
             "`flatout run` compares `machine` with the machine that it is on: the processor and its features, the "
-            "usable cores, accelerators, memory and `/dev/shm` (5 % are forgiven), the C++ compiler and the kernel. "
+            "usable cores, accelerators, memory and `/dev/shm` (5 % are forgiven) and the C++ compiler. "
             "Where anything differs it says so and runs plainly, until the plan "
-            "[has been tested there](../how-to/other-machine.md). The hostname is written down and not compared.",
+            "[has been tested there](../how-to/other-machine.md). The hostname and the kernel are written down and not "
+            "compared.",
         ]
     )
 
