@@ -18,7 +18,7 @@ from flatout.anatomy import Anatomy, dissect
 from flatout.ceilings import Ceilings, Machine
 from flatout.diagnosis import Diagnosis, Findings, diagnose
 from flatout.errors import Inconclusive
-from flatout.plan import Candidate, Lever, Trial
+from flatout.plan import Candidate, Lever, Trial, allows
 from flatout.result import Result, Untried
 from flatout.run.script import Script
 from flatout.stats import Comparison
@@ -34,9 +34,6 @@ FINAL_PAIRS = 10
 MOST_FINAL_PAIRS = 16
 ANATOMY_WINDOWS = 4
 COUNTERFACTUAL_PAIRS = 4
-
-ENOUGH_LEFT = 1.03
-"""The search ends when the phases that remain could, entirely free, bring less than this beyond the best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +240,7 @@ class Conduct:
         begun_s = time.perf_counter()
         class_ = search.widest_class(candidate.levers, self.levers)
         try:
-            judgement = self._judge_first(candidate, class_)
+            judgement, class_ = self._judge_first(candidate, class_)
             if judgement is not None and judgement.verdict != "agrees":
                 return self._rejected(candidate, class_, judgement, begun_s)
             measured = self._measure(candidate)
@@ -256,23 +253,29 @@ class Conduct:
                 took_s=time.perf_counter() - begun_s,
             )
         trial = self._trial_of(candidate, class_, measured, begun_s)
-        if measured.missing and not measured.evidence:
+        if measured.missing:
             name, why = next(iter(measured.missing.items()))
             return replace(trial, outcome="failed", reason=f"{name} took no effect: {why}")
         if (trial.ratio or 0.0) <= 1.0:
             return trial
         return self._with_agreement(trial, judgement, begun_s)
 
-    def _judge_first(self, candidate: Candidate, class_: str) -> agreement.Judgement | None:
-        """Loaders are judged before they are timed: other items make the timing meaningless."""
+    def _judge_first(self, candidate: Candidate, class_: str) -> tuple[agreement.Judgement | None, str]:
+        """Loaders are judged before they are timed, since other items make the timing meaningless.
+
+        Returns the judgement where it is the whole of it or a rejection, and the class that the levers really have
+        here: workers that draw other random numbers are statistical, which `--accept` may or may not admit.
+        """
         checks = self._checks(candidate.levers)
         if "batches" not in checks:
-            return None
+            return None, class_
         point = self.bench.agreement(candidate.levers, ("batches",))
-        if checks == ("batches",):
-            accepted = self.goal.choice.accept if self.goal.choice.accept in ("statistical", "semantics") else class_
-            return agreement.judge([point], accepted, checks)
-        return None
+        judgement = agreement.judge([point], class_, ("batches",))
+        if judgement.verdict == "disagrees" and allows(self.goal.choice.accept, "statistical"):
+            class_ = "statistical"
+            judgement = agreement.judge([point], class_, ("batches",))
+        whole = checks == ("batches",) or judgement.verdict != "agrees"
+        return (judgement if whole else None), class_
 
     def _checks(self, levers: Levers) -> tuple[str, ...]:
         """Every check that some lever names; updates too where the state is moved or fused."""
@@ -293,8 +296,12 @@ class Conduct:
         apart = {n: s for n, s in candidate.levers.items() if self.levers[n].toggles == "process"}
         inside = {n: s for n, s in candidate.levers.items() if n not in apart}
         found = Pairs()
-        for number in range(SCREEN_PAIRS):
-            sides = [({}, {}), (apart, inside)]
+        for number in range(2 * SCREEN_PAIRS):
+            if len(found.baseline_s) >= SCREEN_PAIRS or (
+                found.baseline_s and time.perf_counter() > self._deadline(1.0)
+            ):
+                break
+            sides: list[tuple[Levers, Levers]] = [({}, {}), (apart, inside)]
             windows = {}
             for index in (0, 1) if number % 2 == 0 else (1, 0):
                 process, levers = sides[index]
@@ -303,8 +310,7 @@ class Conduct:
                 windows[index] = self.bench.window(levers, purpose="trial" if index else "baseline")
                 if index:
                     found.evidence.update(self.bench.last_evidence)
-            found.baseline_s.append(windows[0].training_step_s)
-            found.candidate_s.append(windows[1].training_step_s)
+            pairing.note(found, windows[0], windows[1])
         self.bench.start()
         return found
 
@@ -349,6 +355,9 @@ class Conduct:
 
     def _judge(self, levers: Levers, class_: str) -> agreement.Judgement:
         checks = self._checks(levers)
+        if class_ == "statistical":  # the batches were admitted as other ones; the arithmetic must still agree
+            class_ = search.widest_class(levers, self.levers)
+            checks = tuple(c for c in checks if c != "batches")
         if not checks:
             return agreement.judge([], class_, ())
         togglable = {n: s for n, s in levers.items() if self.levers[n].toggles != "process"}
@@ -360,8 +369,7 @@ class Conduct:
             return agreement.Judgement(verdict="disagrees", detail=f"broke while being compared: {failed}")
         except Inconclusive as problem:
             return agreement.Judgement(verdict="inconclusive", detail=problem.error)
-        accepted = self.goal.choice.accept if self.goal.choice.accept in ("statistical", "semantics") else class_
-        return agreement.judge(points, accepted if class_ == "exact" and "batches" in checks else class_, checks)
+        return agreement.judge(points, class_, checks)
 
     def _rejected(self, candidate: Candidate, class_: str, judgement: agreement.Judgement, begun_s: float) -> Trial:
         return Trial(
