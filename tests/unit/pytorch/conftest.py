@@ -167,13 +167,16 @@ class Workload:
         self.done = 0
         build = getattr(self, f"_build_{name}")
         self.models = build()
-        make = optimizer or {
-            "conv": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-4),
-            "transformer": lambda p: torch.optim.AdamW(p, lr=1e-3),
-            "mlp": lambda p: torch.optim.Adam(p, lr=1e-3),
-            "lstm": lambda p: torch.optim.RMSprop(p, lr=1e-3),
-            "gan": lambda p: torch.optim.Adam(p, lr=2e-4, betas=(0.5, 0.999)),
-        }[name]
+        make = (
+            optimizer
+            or {
+                "conv": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-4),
+                "transformer": lambda p: torch.optim.AdamW(p, lr=1e-3),
+                "mlp": lambda p: torch.optim.Adam(p, lr=1e-3),
+                "lstm": lambda p: torch.optim.RMSprop(p, lr=1e-3),
+                "gan": lambda p: torch.optim.Adam(p, lr=2e-4, betas=(0.5, 0.999)),
+            }[name]
+        )
         self.optimizers = [make(list(model.parameters())) for model in self.models]
         self.schedulers = [torch.optim.lr_scheduler.StepLR(o, 3, 0.7) for o in self.optimizers] if scheduler else []
 

@@ -7,6 +7,7 @@ In: the loaders that the script iterates. Out: iterators, and what is known abou
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -54,12 +55,14 @@ class Loaders:
         self._pid = os.getpid()
         self._patch: Patch | None = None
         self._training: weakref.WeakKeyDictionary[DataLoader[Any], list[int]] = weakref.WeakKeyDictionary()
-        """For each loader that feeds the training: batches drawn, and the step before the first."""
+        """For each loader that feeds the training: batches used, and the step before the first."""
         self._others: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
         """Loaders of which a pass ended without a step."""
         self._refused: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
         """Loaders that failed under other settings."""
         self._kept: weakref.WeakKeyDictionary[DataLoader[Any], Opened] = weakref.WeakKeyDictionary()
+        self._seeds: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
+        """Loaders whose workers the script keeps between passes: the seed of the latest workers."""
 
     def install(self) -> None:
         """Replace `DataLoader.__iter__`."""
@@ -102,11 +105,10 @@ class Loaders:
         num_steps = self.num_steps - first_step
         return num / num_steps if num_steps > 0 and num else 1.0
 
-    def note(self, loader: DataLoader[Any], trains: bool) -> None:
-        """A batch was drawn from `loader`."""
-        if trains:
-            seen = self._training.setdefault(loader, [0, self.num_steps - 1])
-            seen[0] += 1
+    def note(self, loader: DataLoader[Any], num_batches: int) -> None:
+        """Steps were made with batches from `loader`."""
+        seen = self._training.setdefault(loader, [0, self.num_steps - 1])
+        seen[0] += num_batches
 
     def ended(self, opened: Opened, trains: bool) -> None:
         """A pass is over: persistent workers of ours are kept for the next one."""
@@ -172,7 +174,31 @@ class Loaders:
     def open_plain(self, loader: DataLoader[Any]) -> Opened:
         """A pass as the script makes it."""
         original = self._patch.original if self._patch is not None else DataLoader.__iter__
-        return Opened(loader, original(loader), dict(self.settings))
+        with self._drawing_as_plain(loader):
+            iterator = original(loader)
+        self._remember(loader, iterator)
+        return Opened(loader, iterator, dict(self.settings))
+
+    @contextlib.contextmanager
+    def _drawing_as_plain(self, loader: DataLoader[Any]) -> Iterator[bool]:
+        """Whether a seed for workers is to be drawn; plain draws one for each pass, but for kept workers only once.
+
+        Where plain would not, the loader draws from a generator of ours.
+        """
+        seed = self._seeds.get(loader)
+        if seed is None:
+            yield True
+            return
+        own = loader.generator
+        loader.__dict__["generator"] = torch.Generator().manual_seed(seed + 1)
+        try:
+            yield False
+        finally:
+            loader.__dict__["generator"] = own
+
+    def _remember(self, loader: DataLoader[Any], iterator: Any) -> None:
+        if loader.persistent_workers and loader.num_workers:
+            self._seeds[loader] = iterator._base_seed
 
     def refuse(self, loader: DataLoader[Any], stage: str, problem: BaseException) -> None:
         """The loader does not bear our settings: run it as the script does from now on."""
@@ -188,16 +214,18 @@ class Loaders:
             kept = None
         former = {name: getattr(loader, name) for name in WORKER_ATTRIBUTES}
         try:
-            loader.__dict__.update(_wanted(former, settings))
-            if kept is not None:
-                # Workers stay, but the script's random stream must move as it does for new workers: one draw first.
-                torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
-                kept.iterator._reset(loader)
-                iterator = kept.iterator
-            else:
-                iterator = loader._get_iterator()
+            with self._drawing_as_plain(loader) as draws:
+                loader.__dict__.update(_wanted(former, settings))
+                if kept is None:
+                    iterator = loader._get_iterator()
+                else:
+                    if draws:  # workers stay, but the script's random stream must move as it does for new ones
+                        torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
+                    kept.iterator._reset(loader)
+                    iterator = kept.iterator
         finally:
             loader.__dict__.update(former)
+        self._remember(loader, iterator)
         self.num_changed += 1
         return Opened(loader, iterator, dict(self.settings), before=before, fingerprint=mark)
 

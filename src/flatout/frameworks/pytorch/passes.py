@@ -65,6 +65,8 @@ class Pass:
         self._inner = self._opened.iterator
         self._num_drawn = 0
         """Batches drawn since the pass was last opened."""
+        self._num_untold = 0
+        """Batches drawn of which it is not known yet whether a step follows."""
         self._cached: list[Any] = []
         self._num_steps_before = owner.num_steps
         self.trains = False
@@ -84,9 +86,12 @@ class Pass:
         owner = self._owner
         if owner.on_fetch is not None:
             owner.on_fetch()
-        if self._num_drawn and owner.num_steps > self._num_steps_before:
+        if self._num_untold and owner.num_steps > self._num_steps_before:
             self.trains = True
         self._num_steps_before = owner.num_steps
+        if self.trains:
+            owner.note(self._loader, self._num_untold)
+            self._num_untold = 0
         observer = owner.observer
         if observer is None:
             return self._fetch()
@@ -120,7 +125,7 @@ class Pass:
             self._open()
             batch = self._next()
         self._num_drawn += 1
-        owner.note(self._loader, self.trains)
+        self._num_untold += 1
         return batch
 
     def _open(self) -> None:

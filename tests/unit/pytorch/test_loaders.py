@@ -1,0 +1,532 @@
+"""Do changed loaders give the very batches and random streams of plain ones, and leave no process behind?"""
+
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+np = pytest.importorskip("numpy")
+
+from torch.utils.data import (  # noqa: E402
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    WeightedRandomSampler,
+)
+
+from flatout.frameworks.pytorch.batches import digest  # noqa: E402
+from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.passes import Pass  # noqa: E402
+from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+WORKERS = {"num_workers": 2, "prefetch_factor": 2, "persistent_workers": True}
+
+
+class Squares(Dataset):
+    """Items that depend on their number alone."""
+
+    def __init__(self, num=23, epoch=0):
+        self.num = num
+        self.epoch = epoch
+
+    def __len__(self):
+        return self.num
+
+    def __getitem__(self, k):
+        return {
+            "x": torch.tensor([k, k * k, self.epoch]),
+            "label": k,
+            "name": f"item {k}",
+            "row": np.arange(k % 3 + 1)[:1],
+        }
+
+
+class Noisy(Squares):
+    def __getitem__(self, k):
+        return torch.rand(3) + k, np.random.rand(), random.random()
+
+
+class Counting(IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(14))
+
+
+class Mine(DataLoader):
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield batch, "mine"
+
+
+class Batches(Sampler):
+    def __init__(self, num):
+        super().__init__()
+        self.num = num
+
+    def __iter__(self):
+        order = torch.randperm(self.num).tolist()
+        for k in range(0, self.num, 4):
+            yield order[k : k + 4]
+
+    def __len__(self):
+        return -(-self.num // 4)
+
+
+def collate(items):
+    return tuple(items)
+
+
+def own_generator(**kwargs):
+    return DataLoader(Squares(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(5), **kwargs)
+
+
+LOADERS = {
+    "in order": lambda: DataLoader(Squares(), batch_size=4),
+    "shuffled": lambda: DataLoader(Squares(), batch_size=4, shuffle=True),
+    "dropping the last": lambda: DataLoader(Squares(), batch_size=4, shuffle=True, drop_last=True),
+    "with a generator": own_generator,
+    "item by item": lambda: DataLoader(Squares(9), batch_size=None, sampler=RandomSampler(Squares(9))),
+    "weighted": lambda: DataLoader(Squares(), batch_size=4, sampler=WeightedRandomSampler([1.0] * 23, 23)),
+    "with replacement": lambda: DataLoader(
+        Squares(), batch_size=4, sampler=RandomSampler(Squares(), replacement=True, num_samples=40)
+    ),
+    "with a batch sampler of its own": lambda: DataLoader(Squares(), batch_sampler=Batches(23)),
+    "with a collate of its own": lambda: DataLoader(Squares(), batch_size=4, shuffle=True, collate_fn=collate),
+    "with workers of its own": lambda: DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=1),
+    "with persistent workers of its own": lambda: DataLoader(
+        Squares(), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True, prefetch_factor=3
+    ),
+    "with a timeout": lambda: DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=1, timeout=60),
+    "iterable": lambda: DataLoader(Counting(), batch_size=4),
+    "of a kind of its own": lambda: Mine(Squares(), batch_size=4, shuffle=True),
+}
+
+
+@pytest.fixture
+def loaders():
+    """Installed in place of PyTorch's own iteration, and taken out again."""
+    before = vars(DataLoader)["__iter__"]
+    owner = Loaders()
+    owner.install()
+    yield owner
+    owner.remove()
+    assert vars(DataLoader)["__iter__"] is before
+    wait_for_no_children()
+
+
+def wait_for_no_children():
+    deadline = time.monotonic() + 20
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not multiprocessing.active_children()
+
+
+def epochs(make, owner=None, num=3, stop_after=None):
+    """Hashes of every batch of some epochs with a step after each, and the random states at each epoch's end."""
+    torch.manual_seed(7), random.seed(7), np.random.seed(7)
+    loader = make()
+    found, states = [], []
+    for _ in range(num):
+        hashes = []
+        for number, batch in enumerate(loader):
+            hashes.append(digest(batch))
+            torch.rand(1)  # the training draws as well: dropout
+            if owner is not None:
+                owner.num_steps += 1
+            if number + 1 == stop_after:
+                break
+        found.append(hashes)
+        states.append(RandomStates([loader.generator]))
+    return found, states
+
+
+def agree(plain, changed):
+    assert changed[0] == plain[0], "other batches"
+    assert all(a.equals(b) for a, b in zip(plain[1], changed[1], strict=True)), "other random states"
+
+
+# -- equal to plain ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_watched_loader_is_exactly_the_plain_one(name, loaders):
+    watched = epochs(LOADERS[name], loaders)
+    loaders.remove()
+    agree(epochs(LOADERS[name]), watched)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_workers_of_ours_give_the_same_batches_and_random_streams_over_several_epochs(name, loaders):
+    plain = epochs(LOADERS[name])
+    loaders.change(WORKERS)
+    changed = epochs(LOADERS[name], loaders, num=3)
+    agree(plain, changed)
+    assert bool(loaders.num_changed) == (name not in ("iterable", "of a kind of its own"))
+
+
+@pytest.mark.parametrize("name", ["shuffled", "with persistent workers of its own", "with a timeout"])
+def test_no_workers_at_all_give_the_same_as_the_scripts_own_workers(name, loaders):
+    plain = epochs(LOADERS[name])
+    loaders.change({"num_workers": 0, "prefetch_factor": None, "persistent_workers": False})
+    agree(plain, epochs(LOADERS[name], loaders))
+
+
+@pytest.mark.parametrize("name", ["shuffled", "with persistent workers of its own", "with a generator"])
+def test_workers_that_come_and_go_between_epochs_leave_the_random_streams_as_they_are(name, loaders):
+    """Plain draws a seed for each pass, but for workers that the script keeps only once."""
+    for settings in (WORKERS, {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}):
+        loaders.change({})
+        plain = epochs(LOADERS[name], num=4)
+        torch.manual_seed(7)
+        loader = LOADERS[name]()
+        for epoch in range(4):
+            loaders.change(settings if epoch in (0, 2) else {})
+            assert [digest(batch) for batch in walked(loader, loaders)] == plain[0][epoch]
+            assert plain[1][epoch].torch.equal(torch.get_rng_state())
+
+
+def walked(loader, owner):
+    for batch in loader:
+        yield batch
+        torch.rand(1)
+        owner.num_steps += 1
+
+
+@pytest.mark.parametrize("name", ["shuffled", "in order"])
+def test_a_loop_that_breaks_off_early_sees_the_same(name, loaders):
+    plain = epochs(LOADERS[name], stop_after=2)
+    loaders.change(WORKERS)
+    agree(plain, epochs(LOADERS[name], loaders, stop_after=2))
+
+
+def test_two_loops_over_one_loader_within_each_other_see_the_same(loaders):
+    def nested():
+        torch.manual_seed(7)
+        loader = DataLoader(Squares(9), batch_size=4, shuffle=True)
+        return [(digest(a), digest(b)) for _ in range(2) for a in loader for b in loader]
+
+    plain = nested()
+    loaders.change(WORKERS)
+    assert nested() == plain
+
+
+def test_workers_are_kept_between_epochs_of_ours_and_not_otherwise(loaders):
+    loader = DataLoader(Squares(), batch_size=4, shuffle=True)
+    loaders.change(WORKERS)
+    pids = []
+    for _ in range(3):
+        passing = iter(loader)
+        pids.append({worker.pid for worker in passing._workers})
+        for _ in passing:
+            loaders.num_steps += 1
+    assert pids[0] == pids[1] == pids[2] and len(pids[0]) == 2
+    loaders.change({})
+    wait_for_no_children()
+    assert not hasattr(iter(loader), "_workers")
+
+
+def test_a_dataset_that_the_script_changes_between_epochs_is_seen_by_kept_workers(loaders):
+    def curriculum():
+        torch.manual_seed(7)
+        dataset = Squares()
+        loader = DataLoader(dataset, batch_size=4, shuffle=True)
+        found = []
+        for epoch in range(3):
+            dataset.epoch = epoch
+            for batch in loader:
+                found.append(digest(batch))
+                loaders.num_steps += 1
+        return found
+
+    plain = curriculum()
+    loaders.change(WORKERS)
+    assert curriculum() == plain and loaders.num_changed == 3
+
+
+def test_the_loaders_own_attributes_are_never_seen_changed(loaders):
+    loader = DataLoader(Squares(), batch_size=4, shuffle=True)
+    before = dict(vars(loader))
+    loaders.change(WORKERS)
+    for _ in loader:
+        assert dict(vars(loader)) == before
+
+
+def test_the_scripts_choice_of_prefetching_is_kept(loaders):
+    loader = DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=1, prefetch_factor=5)
+    loaders.change(WORKERS)
+    assert iter(loader)._prefetch_factor == 5
+
+
+# -- what is left alone --------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_in_order_gets_no_workers_and_a_training_in_order_gets_them_once_it_trains(loaders):
+    evaluation, training = (DataLoader(Squares(), batch_size=4) for _ in range(2))
+    loaders.change(WORKERS)
+    list(evaluation)
+    for _ in training:
+        loaders.num_steps += 1
+    assert loaders.num_changed == 0
+    list(evaluation)
+    assert loaders.num_changed == 0
+    assert hasattr(iter(training), "_workers")
+
+
+def test_a_shuffled_loader_that_never_trained_gets_no_workers_a_second_time(loaders):
+    validation = DataLoader(Squares(), batch_size=4, shuffle=True)
+    loaders.change(WORKERS)
+    list(validation)
+    assert loaders.num_changed == 1
+    list(validation)
+    assert loaders.num_changed == 1
+
+
+def test_a_dataset_that_holds_a_file_open_is_left_alone(loaders, tmp_path):
+    class Lines(Squares):
+        def __init__(self, path):
+            super().__init__()
+            self.parts = {"file": open(path, "rb")}
+
+    (tmp_path / "lines").write_bytes(b"x")
+    dataset = Lines(tmp_path / "lines")
+    loader = DataLoader(dataset, batch_size=4, shuffle=True)
+    loaders.change(WORKERS)
+    list(loader)
+    assert loaders.num_changed == 0 and not loaders.may_change(loader)
+    dataset.parts["file"].close()
+    assert loaders.may_change(loader)
+
+
+def test_a_loader_with_a_multiprocessing_context_is_left_alone(loaders):
+    loader = DataLoader(Squares(), batch_size=4, num_workers=1, multiprocessing_context="fork")
+    assert not loaders.may_change(loader)
+
+
+def test_a_loader_in_a_process_forked_from_here_is_plain(loaders):
+    loader = DataLoader(Squares(), batch_size=4, shuffle=True)
+    loaders.change(WORKERS)
+    pid = os.fork()
+    if pid == 0:
+        list(loader)
+        os._exit(0 if loaders.num_changed == 0 else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+# -- when workers break --------------------------------------------------------------------------------------------
+
+
+class Breaking(Squares):
+    """Raises in a worker, and never in the script's own process."""
+
+    def __getitem__(self, k):
+        if torch.utils.data.get_worker_info() is not None and k == 17:
+            raise OSError("no such device in this process")
+        return super().__getitem__(k)
+
+
+class Dying(Squares):
+    def __getitem__(self, k):
+        if torch.utils.data.get_worker_info() is not None and k == 17:
+            os._exit(3)
+        return super().__getitem__(k)
+
+
+@pytest.mark.parametrize("kind", [Breaking, Dying])
+@pytest.mark.parametrize("with_generator", [False, True])
+def test_training_goes_on_in_the_same_order_where_a_worker_breaks(kind, with_generator, loaders):
+    def make():
+        generator = torch.Generator().manual_seed(5) if with_generator else None
+        return DataLoader(kind(), batch_size=4, shuffle=True, generator=generator)
+
+    plain = epochs(make)
+    problems = []
+    loaders.on_failure = lambda stage, problem: problems.append((stage, type(problem)))
+    loaders.change(WORKERS)
+    agree(plain, epochs(make, loaders))
+    assert [stage for stage, _ in problems] == ["step"], "it is refused from then on"
+
+
+def test_training_goes_on_where_workers_cannot_be_started(loaders, monkeypatch):
+    plain = epochs(LOADERS["with a generator"])
+    problems = []
+    loaders.on_failure = lambda stage, problem: problems.append((stage, str(problem)))
+    loaders.change(WORKERS)
+
+    def refuse(*_, **__):
+        raise OSError("cannot allocate memory")
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", refuse)
+    agree(plain, epochs(LOADERS["with a generator"], loaders))
+    assert problems == [("engage", "cannot allocate memory")]
+
+
+def test_an_item_that_raises_in_plain_raises_the_scripts_own_exception(loaders):
+    class Broken(Squares):
+        def __getitem__(self, k):
+            if k == 17:
+                raise KeyError(17)
+            return super().__getitem__(k)
+
+    loaders.change(WORKERS)
+    with pytest.raises(KeyError) as caught:
+        list(DataLoader(Broken(), batch_size=4, shuffle=True))
+    assert caught.value.args == (17,), "not a worker's account of it"
+
+
+# -- in a trial ----------------------------------------------------------------------------------------------------
+
+
+def test_an_endless_training_pass_starts_over_and_evaluation_passes_end(loaders):
+    loaders.endless = True
+    training = DataLoader(Squares(8), batch_size=4, shuffle=True)
+    evaluation = DataLoader(Squares(8), batch_size=4)
+    num, evaluated = 0, []
+    for _ in training:
+        loaders.num_steps += 1
+        num += 1
+        if num % 3 == 0:
+            evaluated.append(len(list(evaluation)))
+        if num == 10:
+            break
+    assert num == 10 and evaluated == [2, 2, 2]
+    assert loaders.num_restarts == 4 and loaders.training == [training]
+
+
+def test_each_restart_of_an_endless_pass_is_a_fresh_epoch(loaders):
+    loaders.endless = True
+    torch.manual_seed(7)
+    passing, seen = iter(DataLoader(Squares(8), batch_size=4, shuffle=True)), []
+    for _ in range(8):
+        seen += next(passing)["label"].tolist()
+        loaders.num_steps += 1
+    orders = [seen[k : k + 8] for k in range(0, 32, 8)]
+    assert all(sorted(order) == list(range(8)) for order in orders) and orders[0] != orders[1]
+
+
+def test_a_loader_of_one_batch_is_endless_as_well(loaders):
+    loaders.endless = True
+    num = 0
+    for _ in DataLoader(Squares(4), batch_size=4):
+        loaders.num_steps += 1
+        num += 1
+        if num == 5:
+            break
+    assert num == 5
+
+
+def test_an_empty_loader_ends(loaders):
+    loaders.endless = True
+    assert list(DataLoader(Squares(0), batch_size=4)) == []
+
+
+def test_workers_change_in_the_middle_of_a_trials_training_pass(loaders):
+    loaders.reopen = loaders.endless = True
+    loader = DataLoader(Squares(), batch_size=4, shuffle=True)
+    passing, seen = iter(loader), []
+    for number in range(30):
+        next(passing)
+        loaders.num_steps += 1
+        seen.append(hasattr(passing._inner, "_workers"))
+        if number == 9:
+            loaders.change(WORKERS)
+        if number == 19:
+            loaders.change({})
+    assert seen == [False] * 10 + [True] * 10 + [False] * 10
+    wait_for_no_children()
+
+
+def test_in_a_run_a_pass_under_way_keeps_what_it_began_with(loaders):
+    loader = DataLoader(Squares(), batch_size=4, shuffle=True)
+    passing = iter(loader)
+    next(passing)
+    loaders.num_steps += 1
+    loaders.change(WORKERS)
+    next(passing)
+    loaders.num_steps += 1
+    assert not hasattr(passing._inner, "_workers")
+    assert hasattr(iter(loader), "_workers")
+
+
+def test_an_evaluation_pass_under_way_is_not_opened_again(loaders):
+    loaders.reopen = True
+    passing = iter(DataLoader(Squares(), batch_size=4))
+    first = next(passing)
+    loaders.change(WORKERS)
+    assert first["label"].tolist() + next(passing)["label"].tolist() == list(range(8))
+
+
+def test_settings_that_were_changed_there_and_back_open_nothing_again(loaders):
+    loaders.reopen = True
+    passing = iter(DataLoader(Squares(), batch_size=4))
+    labels = []
+    for _ in range(4):
+        labels += next(passing)["label"].tolist()
+        loaders.num_steps += 1
+        loaders.change(WORKERS)
+        loaders.change({})
+    assert labels == list(range(16))
+
+
+def test_free_data_hands_out_one_batch_in_new_containers(loaders):
+    passing = iter(DataLoader(Squares(), batch_size=4, shuffle=True))
+    next(passing)
+    loaders.num_steps += 1
+    loaders.replay_batch = True
+    first, second = next(passing), next(passing)
+    assert first is not second and first["x"] is second["x"]
+    first.clear()
+    assert "x" in next(passing)
+    loaders.replay_batch = False
+    assert not torch.equal(next(passing)["x"], second["x"])
+
+
+def test_batches_drawn_in_each_step_are_counted(loaders):
+    first, second = (DataLoader(Squares(40), batch_size=2, shuffle=True) for _ in range(2))
+    others = iter(second)
+    for _ in first:
+        next(others)
+        if loaders.num_steps < 9:
+            next(others)
+        loaders.num_steps += 1
+        if loaders.num_steps == 9:
+            break
+    assert loaders.fetches_per_step(first) == pytest.approx(1, abs=0.15)
+    assert loaders.fetches_per_step(second) == pytest.approx(2, abs=0.3)
+
+
+# -- what the script sees of a pass --------------------------------------------------------------------------------
+
+
+def test_a_pass_looks_like_the_loaders_own_iterator(loaders):
+    loader = DataLoader(Squares(), batch_size=4)
+    passing = iter(loader)
+    assert isinstance(passing, Pass) and iter(passing) is passing and len(passing) == 6
+    assert passing._dataset is loader.dataset
+    with pytest.raises(AttributeError):
+        passing.nothing_of_this_name
+    with pytest.raises(AttributeError):
+        Pass.__new__(Pass).anything
+
+
+def test_a_pass_that_is_over_stays_over(loaders):
+    passing = iter(DataLoader(Squares(8), batch_size=4))
+    assert len(list(passing)) == 2 and list(passing) == []
+
+
+def test_a_whole_script_with_workers_of_ours_ends_with_the_output_of_plain_and_no_process(tmp_path):
+    script = SCRIPTS / "shuffled_epochs.py"
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
+    watched = subprocess.run(
+        [sys.executable, SCRIPTS / "under_levers.py", '{"workers": {"num": 2}}', script],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert watched.stdout == plain.stdout and watched.stderr == plain.stderr
+    assert "worker" not in plain.stdout
