@@ -1,6 +1,6 @@
 """What does flatout itself cost? Its recorder per step, an empty plan, `--help`, the time and memory of `tune`.
 
-    python benchmarks/overhead.py [recorder] [empty] [help] [tune]
+python benchmarks/overhead.py [recorder] [empty] [help] [tune]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import psutil
+
 from measuring import FLATOUT, PYTHON, ROOT, SHARED, quiet, ratio, timed, write
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
@@ -42,11 +43,19 @@ def empty_plan() -> None:
             quiet(60)
             short, long = (timed([*sides[name], str(n)], folder) for n in (1, 4000))
             samples[name].append(
-                {"start_s": short.wall_s, "step_s": (long.wall_s - short.wall_s) / 3999, "foreign": long.foreign_fraction or 0.0}
+                {
+                    "start_s": short.wall_s,
+                    "step_s": (long.wall_s - short.wall_s) / 3999,
+                    "foreign": long.foreign_fraction or 0.0,
+                }
             )
-    start_s = statistics.median(a["start_s"] - b["start_s"] for a, b in zip(samples["run"], samples["plain"], strict=True))
+    start_s = statistics.median(
+        a["start_s"] - b["start_s"] for a, b in zip(samples["run"], samples["plain"], strict=True)
+    )
     compared = ratio([s["step_s"] for s in samples["plain"]], [s["step_s"] for s in samples["run"]])
-    print("empty plan: start +", start_s, "s; plain/run step ratio", compared["ratio"], compared["low"], compared["high"])
+    print(
+        "empty plan: start +", start_s, "s; plain/run step ratio", compared["ratio"], compared["low"], compared["high"]
+    )
     write("empty_plan", {"samples": samples, "start_extra_s": start_s, "step_ratio": compared})
 
 

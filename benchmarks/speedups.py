@@ -53,12 +53,22 @@ def measure(name: str, pairs: int) -> None:
             rate = unit * (long - short) / (runs[1].wall_s - runs[0].wall_s)
             steps_per_s[side].append(rate)
             foreign = max((r.foreign_fraction or 0.0) for r in runs)
-            samples[side].append({"short_s": runs[0].wall_s, "long_s": runs[1].wall_s, "steps_per_s": rate, "foreign": foreign})
-            print(f"{name} {side}: {rate:.2f} steps/s, foreign {foreign:.0%}; {runs[1].output.splitlines()[-1][:110]}", flush=True)
+            samples[side].append(
+                {"short_s": runs[0].wall_s, "long_s": runs[1].wall_s, "steps_per_s": rate, "foreign": foreign}
+            )
+            print(
+                f"{name} {side}: {rate:.2f} steps/s, foreign {foreign:.0%}; {runs[1].output.splitlines()[-1][:110]}",
+                flush=True,
+            )
     compared = ratio([1 / r for r in steps_per_s["plain"]], [1 / r for r in steps_per_s["plan"]])
     print(name, "ratio", compared["ratio"], [compared["low"], compared["high"]], flush=True)
-    commands = {side: " ".join([*[Path(w).name for w in sides[side]], *script, option, f"{short}|{long}"]) for side in sides}
-    write(f"speedup_{name}", {"commands": commands, "tune": verdict, "tune_wall_s": tune.wall_s, "samples": samples, "ratio": compared})
+    commands = {
+        side: " ".join([*[Path(w).name for w in sides[side]], *script, option, f"{short}|{long}"]) for side in sides
+    }
+    write(
+        f"speedup_{name}",
+        {"commands": commands, "tune": verdict, "tune_wall_s": tune.wall_s, "samples": samples, "ratio": compared},
+    )
     shutil.rmtree(folder, ignore_errors=True)
 
 

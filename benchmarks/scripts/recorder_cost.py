@@ -9,9 +9,10 @@ import sys
 import time
 
 import torch
+from torch import nn
+
 from flatout import stats
 from flatout.frameworks.pytorch.adapter import PyTorch
-from torch import nn
 
 depth = sys.argv[1]
 torch.set_num_threads(1)

@@ -315,7 +315,7 @@ class Bench:
         return found
 
     def _limit_s(self, levers: Levers, plain_s: float) -> float:
-        """How long an answer may take; with levers no longer than the budget lasts, since trying is all they are for."""
+        """How long an answer may take: with levers no longer than the budget lasts."""
         if any(self.levers[name].compiles for name in levers if name in self.levers):
             plain_s += COMPILE_LIMIT_S
         if not levers:
