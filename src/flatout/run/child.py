@@ -46,7 +46,7 @@ def enter(session: str) -> None:
     spec = from_json(SessionSpec, json.loads(Path(session).read_text(encoding="utf-8")), where="session")
     from flatout.frameworks.pytorch.adapter import PyTorch
 
-    conductor = Conductor(spec, PyTorch(spec.cache_folder))
+    conductor = Conductor(spec, PyTorch(spec.cache_folder, spec.capture_bytes))
     conductor.begin()
 
 
@@ -247,8 +247,7 @@ class Conductor:
             window.add(now_s, phases, outside_s)
             if window.complete:
                 self._close_window()
-                if self._order is not None:
-                    self._finish_order()
+                self._finish_order()
         elif self._settled_at is None:
             self._settle(now_s)
         elif self._skip > 0:
@@ -363,6 +362,8 @@ class Conductor:
             self.framework.engage({})
         except Exception as problem:  # noqa: BLE001
             self.on_failure("release", problem)
+            if self.spec.mode == "trial":  # nothing measured here from now on would mean anything
+                os._exit(1)
             self._give_up()
 
     # -- windows -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flatout.errors import UsageError
+from flatout.errors import RecordError, UsageError
 from flatout.plan import Lever
 from flatout.run.launch import POLL_S, Launch, environment_for, session_files, write_session
 from flatout.run.orders import Order, SessionSpec, encode
@@ -207,6 +207,8 @@ class _Watch:
         try:
             for record in self._follower.new():
                 self._note(record)
+        except RecordError:  # a torn line costs what stood in it
+            return
         except Exception:  # noqa: BLE001  what breaks here costs the summary: if we ended, the run would end with us
             self._follower = None
             self._sides = []
@@ -222,7 +224,7 @@ class _Watch:
         elif isinstance(record, Failure):
             if record.stage != "script":
                 outcome.failures.append(record)
-                if record.stage in ("engage", "release"):
+                if record.stage in ("engage", "release", "step"):  # the levers are off now
                     outcome.engaged = False
         elif isinstance(record, End):
             outcome.num_steps = self._former_steps + record.num_steps

@@ -6,6 +6,7 @@ standard library only.
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
@@ -51,6 +52,8 @@ def without_ours(traceback: Any) -> Any:
         if not traceback.tb_frame.f_code.co_filename.startswith(here):
             kept.append(traceback)
         traceback = traceback.tb_next
-    for this, following in zip(kept, [*kept[1:], None], strict=True):
+    if not kept:
+        return None
+    for this, following in itertools.pairwise([*kept, None]):
         this.tb_next = following
-    return kept[0] if kept else None
+    return kept[0]

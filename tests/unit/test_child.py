@@ -1,0 +1,603 @@
+"""The conductor at a step boundary, with a framework, a clock and a pipe that do as they are told."""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from flatout import trace_file
+from flatout.run import child, problems
+from flatout.run.child import Conductor
+from flatout.run.claim import claim
+from flatout.run.launch import session_files
+from flatout.run.orders import Order, SessionSpec, encode
+from flatout.trace import Agreement, Census, End, Facts, Failure, Header, Ready, Scaling, Toggle, Window
+
+BF16 = {"bf16": {}}
+THREADS = {"threads": {"num": 1}}
+
+
+class FakeFramework:
+    """A framework that notes what is asked of it, and breaks where it is told to."""
+
+    name = "fake"
+    version = "1.0"
+
+    def __init__(self, *, settles_after=2, distributed=False, breaks=()):
+        self.breaks = set(breaks)
+        self.calls = []
+        self.levers = {}
+        self.depth = "off"
+        self.attached = False
+        self.distributed = distributed
+        self.now_s = 0.0
+        self.num_steps = 0
+        self.settles_after = settles_after
+        self.capturing = False
+        self.listener = None
+
+    def _note(self, name, *what):
+        self.calls.append((name, *what))
+        if name in self.breaks or (name, *map(str, what)) in self.breaks:
+            raise RuntimeError(f"{name} is broken")
+
+    def prepare(self, levers, *, endless, trial):
+        self._note("prepare")
+
+    def attach(self, listener):
+        self._note("attach")
+        self.listener, self.attached = listener, True
+
+    def detach(self):
+        self.attached = False
+        self.levers = {}
+        self._note("detach")
+
+    def settled(self):
+        self._note("settled")
+        return self.num_steps >= self.settles_after
+
+    def facts(self):
+        self._note("facts")
+        return Facts(device="cpu", models=(), optimizers=(), loaders=(), num_threads=1, distributed=self.distributed)
+
+    def engage(self, levers):
+        self._note("engage", *levers)
+        released = tuple(name for name in self.levers if name not in levers)
+        new = {name: settings for name, settings in levers.items() if name not in self.levers}
+        self.levers = dict(levers)
+        return Toggle(engaged=new, released=released, took_s=0.0, step=-1)
+
+    def evidence(self):
+        self._note("evidence")
+        return dict.fromkeys(self.levers, "seen"), {}
+
+    def observe(self, depth):
+        self._note("observe", depth)
+        self.depth = depth
+
+    def start_window(self):
+        self._note("start_window")
+        return self.now_s
+
+    def end_step(self):
+        self._note("end_step")
+        return {"forward": 0.4, "unattributed": 0.1}, 0.25
+
+    def end_window(self):
+        self._note("end_window")
+        return {"losses": [1.0], "recompilations": 0, "peak_memory_bytes": 7, "new_epochs": 0}
+
+    def begin_capture(self):
+        self._note("begin_capture")
+        self.capturing = True
+
+    def compare(self, levers, checks):
+        self._note("compare", *checks)
+        self.capturing = False
+        return Agreement(levers=levers, differences=())
+
+    def scale(self):
+        self._note("scale")
+        self.capturing = False
+        return None
+
+    def begin_census(self):
+        self._note("begin_census")
+
+    def end_census(self):
+        self._note("end_census")
+        return Census(num_operations=1, num_syncs=0, flops=2, moved_bytes=3, operations=(), uncounted=())
+
+    def counterfactual(self, name, engaged):
+        self._note("counterfactual", name, engaged)
+
+    def engaged(self):
+        return dict(self.levers)
+
+    # -- the script ---
+
+    def step(self, num=1, *, step_s=0.5):
+        """The script makes steps; the last update of each is announced."""
+        for _ in range(num):
+            self.now_s += step_s
+            self.num_steps += 1
+            if self.attached and self.capturing:
+                self.listener.on_update()
+            if self.attached:
+                self.listener.on_step(self.now_s)
+
+
+class FakePipe:
+    """Orders that lie ready, or come when the child waits for them."""
+
+    def __init__(self, orders=()):
+        self.waiting = list(orders)
+        self.closed = False
+        self.num_waits = 0
+
+    def open(self):
+        return
+
+    def read(self, *, wait):
+        if wait:
+            self.num_waits += 1
+        return encode(self.waiting.pop(0)) if self.waiting else None
+
+
+class Ended(BaseException):
+    """What `os._exit` does here."""
+
+
+@pytest.fixture(autouse=True)
+def _this_process(monkeypatch):
+    monkeypatch.setattr(os, "_exit", lambda code: (_ for _ in ()).throw(Ended(code)))
+    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
+    monkeypatch.setattr(child.atexit, "register", lambda function: function)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.delenv("RANK", raising=False)
+
+
+@pytest.fixture
+def conducted(tmp_path):
+    """Builds a conductor over a fake framework."""
+
+    def build(*orders, mode="run", **settings):
+        fake = {key: settings.pop(key) for key in ("settles_after", "distributed", "breaks") if key in settings}
+        framework = FakeFramework(**fake)
+        spec = SessionSpec(mode=mode, **{**session_files(tmp_path, "x"), **settings})
+        conductor = Conductor(spec, framework)
+        conductor._pipe = FakePipe(orders)
+        conductor.begin()
+        return SimpleNamespace(
+            conductor=conductor, framework=framework, pipe=conductor._pipe, trace=tmp_path / "trace-x.jsonl"
+        )
+
+    return build
+
+
+def records(here, kind=object):
+    if not here.trace.exists():
+        return []
+    found = [trace_file.decode(line) for line in here.trace.read_text().splitlines()]
+    return [record for record in found if isinstance(record, kind)]
+
+
+def order(number, kind="window", **what):
+    return Order(number=number, kind=kind, **what)
+
+
+def ready(here):
+    return [record.order for record in records(here, Ready)]
+
+
+# -- start ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_makes_no_step_claims_nothing(conducted, tmp_path):
+    conducted()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_step_claims_the_trace_and_the_header_says_who_we_are(conducted):
+    here = conducted(script="train.py", arguments=("--lr", "1"))
+    here.framework.step()
+    (header,) = records(here)
+    assert isinstance(header, Header)
+    assert (header.script, header.arguments, header.framework, header.pid) == (
+        "train.py",
+        ("--lr", "1"),
+        "fake",
+        os.getpid(),
+    )
+
+
+def test_a_rank_that_is_no_number_does_not_matter(conducted, monkeypatch):
+    monkeypatch.setenv("RANK", "²")
+    here = conducted()
+    here.framework.step()
+    assert records(here, Header)[0].rank == 0
+
+
+def test_the_second_process_of_a_script_is_left_alone(conducted, tmp_path):
+    (tmp_path / "claim-x").write_text(str(os.getppid()))
+    here = conducted(levers=BF16)
+    here.framework.step(20)
+    assert not here.framework.attached
+    assert not here.trace.exists()
+    assert ("engage", "bf16") not in here.framework.calls
+
+
+def test_the_other_ranks_of_a_job_engage_the_levers_without_a_word(conducted, tmp_path):
+    (tmp_path / "claim-x").write_text(str(os.getppid()))
+    here = conducted(levers=BF16, distributed=True)
+    here.framework.step(20)
+    assert here.framework.levers == BF16
+    assert here.framework.depth == "off"
+    assert not here.trace.exists()
+
+
+def test_the_claim_of_a_process_that_has_ended_is_taken_over_in_a_run_only(tmp_path):
+    place = tmp_path / "claim"
+    gone = os.fork()
+    if gone == 0:
+        os.execv("/bin/true", ["true"])
+    os.waitpid(gone, 0)
+    place.write_text(str(gone))
+    assert not claim(str(place), 5, again=False)
+    assert claim(str(place), os.getpid(), again=True)
+    assert not claim(str(place), 7, again=True)
+    place.write_text("")
+    assert not claim(str(place), 7, again=True)
+
+
+def test_under_a_launcher_each_process_has_a_trace_of_its_own_and_takes_no_orders(conducted, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    spec = SessionSpec(mode="run", **session_files(tmp_path, "x"), per_process=True, levers=BF16)
+    framework = FakeFramework()
+    Conductor(spec, framework).begin()
+    framework.step(60)
+    trace = trace_file.read(tmp_path / f"trace-x.3.{os.getpid()}.jsonl")
+    assert trace.header.rank == 3
+    assert not list(trace.of(Failure))
+    assert framework.levers == BF16
+
+
+# -- windows -------------------------------------------------------------------------------------------------------
+
+
+def test_a_child_settles_before_it_is_ready_and_says_what_it_found(conducted):
+    here = conducted(mode="trial", settles_after=8)
+    here.framework.step(7)
+    assert not records(here, Ready)
+    here.framework.step()
+    facts, answer = records(here)[-2:]
+    assert isinstance(facts, Facts) and facts.warm_up_step_s == pytest.approx(0.5)
+    assert (answer.order, answer.num_steps) == (-1, 8)
+
+
+def test_a_window_has_exactly_the_ordered_steps_after_the_skipped_ones(conducted):
+    here = conducted(order(0, levers=THREADS, num_steps=4, skip_steps=3, purpose="trial"), mode="trial")
+    here.framework.step(6)
+    assert ready(here) == [-1]
+    here.framework.step(6)
+    assert ready(here) == [-1]
+    here.framework.step()
+    (window,) = records(here, Window)
+    assert (window.num_steps, window.order, window.levers, window.purpose) == (4, 0, THREADS, "trial")
+    assert window.step_s == (0.5,) * 4
+    assert window.outside_s == (0.25,) * 4
+    assert ready(here) == [-1, 0]
+
+
+def test_a_window_without_skipped_steps_begins_at_once(conducted):
+    here = conducted(order(0, num_steps=2, skip_steps=0), mode="trial")
+    here.framework.step(8)
+    assert ready(here) == [-1, 0]
+
+
+def test_a_window_ends_at_its_time_limit_at_a_step_end(conducted):
+    here = conducted(order(0, num_steps=1000, limit_s=1.2, skip_steps=0), mode="trial")
+    here.framework.step(9)
+    assert records(here, Window)[0].num_steps == 3
+
+
+def test_phases_are_written_where_they_were_asked_for(conducted):
+    here = conducted(
+        order(0, num_steps=2, skip_steps=0, observe="phases"), order(1, num_steps=1, skip_steps=0), mode="trial"
+    )
+    here.framework.step(10)
+    first, second = records(here, Window)
+    assert first.phases == {"forward": (0.4, 0.4)}
+    assert second.phases == {}
+
+
+def test_windows_of_a_run_start_where_the_one_before_ended(conducted):
+    here = conducted()
+    here.framework.step(6)
+    here.framework.step(40, step_s=0.5)
+    windows = records(here, Window)
+    assert [w.num_steps for w in windows] == [10, 10, 10, 10]
+    starts = [w.start_s for w in windows]
+    assert starts == pytest.approx([starts[0] + 5.0 * n for n in range(4)])
+
+
+def test_orders_are_answered_one_after_the_other(conducted):
+    orders = (
+        order(0, num_steps=2),
+        order(1, "census"),
+        order(2, "compare", levers=BF16, purpose="gradients updates"),
+        order(3, "scaling"),
+        order(4, "release"),
+        order(5, levers={"free_data": {}}, num_steps=1),
+    )
+    here = conducted(*orders, mode="trial")
+    here.framework.step(30)
+    assert ready(here) == [-1, 0, 1, 2, 3, 4, 5]
+    assert [r.order for r in records(here, Census)] == [1]
+    assert [r.order for r in records(here, Agreement)] == [2]
+    assert ("compare", "gradients", "updates") in here.framework.calls
+    assert not records(here, Scaling)  # it could not be halved
+    assert [c for c in here.framework.calls if c[0] == "counterfactual"][-1] == ("counterfactual", "free_data", True)
+
+
+def test_a_trial_waits_for_orders_and_a_run_never_does(conducted):
+    run = conducted()
+    run.framework.step(20)
+    assert run.pipe.num_waits == 0
+    trial = conducted(mode="trial", trace=str(run.trace) + "2", claim=str(run.trace) + "3")
+    trial.framework.step(20)
+    assert trial.pipe.num_waits > 0
+
+
+def test_a_trial_ends_when_it_is_stopped_or_left_alone(conducted, tmp_path):
+    here = conducted(order(0, "stop"), mode="trial")
+    with pytest.raises(Ended):
+        here.framework.step(6)
+    (tmp_path / "claim-x").unlink()
+    left = conducted(mode="trial")
+    left.pipe.closed = True
+    with pytest.raises(Ended):
+        left.framework.step(6)
+
+
+def test_the_end_of_the_script_closes_the_window_and_says_how_many_steps_there_were(conducted, monkeypatch):
+    at_exit = []
+    monkeypatch.setattr(child.atexit, "register", at_exit.append)
+    here = conducted()
+    here.framework.step(15)
+    at_exit[0]()
+    window, end = records(here)[-2:]
+    assert (window.num_steps, end.num_steps) == (9, 15)
+    assert isinstance(end, End)
+
+
+def test_a_fork_of_the_script_writes_nothing(conducted):
+    here = conducted()
+    here.framework.step(8)
+    num = len(records(here))
+    here.conductor._forget_in_fork()
+    here.framework.step(30)
+    here.conductor._at_exit()
+    assert len(records(here)) == num
+    assert here.framework.attached  # what the parent had is inherited as it is
+
+
+# -- levers --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_engages_its_levers_when_it_has_settled(conducted):
+    here = conducted(levers=BF16)
+    here.framework.step(5)
+    assert not here.framework.levers
+    here.framework.step()
+    assert here.framework.levers == BF16
+    (toggle,) = records(here, Toggle)
+    assert (toggle.engaged, toggle.reason, toggle.step) == (BF16, "plan", 6)
+
+
+def test_levers_that_cannot_be_engaged_fall_back_to_plain_and_this_is_recorded(conducted):
+    here = conducted(levers=BF16, breaks={("engage", "bf16")})
+    here.framework.step(20)
+    (failure,) = records(here, Failure)
+    assert (failure.stage, failure.error, failure.message) == ("engage", "RuntimeError", "engage is broken")
+    assert not here.framework.levers
+    assert here.framework.attached
+    assert ready(here) == [-1]
+
+
+def test_a_window_under_levers_that_cannot_be_engaged_is_answered_without_a_window(conducted):
+    here = conducted(order(0, levers=BF16), order(1, num_steps=1), mode="trial", breaks={("engage", "bf16")})
+    here.framework.step(12)
+    assert ready(here) == [-1, 0, 1]
+    assert [(f.stage, f.order) for f in records(here, Failure)] == [("engage", 0)]
+    assert [w.order for w in records(here, Window)] == [1]
+
+
+def test_levers_that_can_neither_be_engaged_nor_released_end_our_part(conducted):
+    here = conducted(levers=BF16, breaks={("engage", "bf16"), ("engage",)})
+    here.framework.step(20)
+    assert [f.stage for f in records(here, Failure)] == ["engage", "release"]
+    assert not here.framework.attached
+
+
+# -- failures of our own -------------------------------------------------------------------------------------------
+
+BOUNDARIES = ["settled", "facts", "evidence", "observe", "start_window", "end_step", "end_window", "engage", "detach"]
+
+
+@pytest.mark.parametrize("broken", BOUNDARIES)
+def test_training_goes_on_wherever_we_break(conducted, broken):
+    here = conducted(order(0, levers=THREADS, num_steps=2), order(1, num_steps=2), levers=BF16, breaks={broken})
+    here.framework.step(100)
+    assert here.framework.num_steps == 100
+    here.conductor._at_exit()
+
+
+@pytest.mark.parametrize(
+    "broken", [*BOUNDARIES, "begin_capture", "compare", "scale", "begin_census", "end_census", "counterfactual"]
+)
+def test_a_trial_answers_every_order_wherever_it_breaks(conducted, broken):
+    orders = (
+        order(0, levers=THREADS),
+        order(1, "census"),
+        order(2, "compare"),
+        order(3, "scaling"),
+        order(4, num_steps=1),
+    )
+    here = conducted(*orders, mode="trial", breaks={broken})
+    if broken == "engage":  # what cannot even be released cannot be measured
+        with pytest.raises(Ended):
+            here.framework.step(100)
+        assert [f.stage for f in records(here, Failure)] == ["engage", "release"]
+        return
+    here.framework.step(100)
+    if broken == "settled":  # it never stands at its first boundary, and says why
+        assert {f.message for f in records(here, Failure)} == {"settled is broken"}
+    elif broken == "facts":  # not even a header could be written, but then it stands there all the same
+        assert records(here, Failure)
+    else:
+        assert ready(here) == [-1, 0, 1, 2, 3, 4]
+
+
+def test_after_many_failures_of_our_own_the_script_is_left_to_itself(conducted):
+    here = conducted()
+    here.framework.step(8)
+    for _ in range(child.MAX_PROBLEMS):
+        here.conductor.on_failure("step", ValueError("again"))
+    assert not here.framework.attached
+    assert len(records(here, Failure)) == child.MAX_PROBLEMS
+
+
+def test_an_exception_whose_text_breaks_is_recorded_by_its_name():
+    class Nasty(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    assert problems.failure("script", Nasty()).error == "Nasty"
+
+
+# -- a record that cannot be kept ----------------------------------------------------------------------------------
+
+
+def test_a_run_keeps_its_levers_when_its_folder_is_gone_before_the_first_step(conducted, tmp_path):
+    here = conducted(levers=BF16, claim=str(tmp_path / "no" / "claim"), trace=str(tmp_path / "no" / "trace"))
+    here.framework.step(20)
+    assert here.framework.levers == BF16
+    assert here.framework.depth == "off"
+
+
+def test_a_run_keeps_its_levers_when_its_trace_can_no_longer_be_written(conducted):
+    here = conducted(levers=BF16)
+    here.framework.step(8)
+    here.trace.unlink()
+    here.trace.mkdir()
+    here.framework.step(100)
+    assert here.framework.levers == BF16
+    assert here.framework.depth == "off"
+    num = len(here.framework.calls)
+    here.framework.step(100)
+    assert len(here.framework.calls) == num  # nothing is looked at any more
+
+
+def test_a_run_that_loses_its_trace_in_the_middle_of_a_check_goes_back_to_its_levers(conducted):
+    here = conducted(order(0, levers={}, num_steps=50, purpose="check"), levers=BF16)
+    here.framework.step(7)
+    assert not here.framework.levers
+    here.trace.unlink()
+    here.trace.mkdir()
+    here.framework.step(100)
+    assert here.framework.levers == BF16
+
+
+def test_a_plan_that_was_released_stays_released_when_the_trace_is_lost(conducted):
+    here = conducted(order(0, levers={}, num_steps=1, skip_steps=0, purpose="run"), levers=BF16)
+    here.framework.step(9)
+    here.trace.unlink()
+    here.trace.mkdir()
+    here.framework.step(100)
+    assert not here.framework.levers
+
+
+def test_a_trial_that_cannot_write_ends_for_nobody_would_hear_it(conducted, capsys):
+    here = conducted(mode="trial")
+    here.framework.step(3)
+    here.trace.unlink()
+    here.trace.mkdir()
+    with pytest.raises(Ended):
+        here.framework.step(20)
+    assert "the trace cannot be written" in capsys.readouterr().err
+
+
+# -- the script's exceptions ---------------------------------------------------------------------------------------
+
+
+def test_the_scripts_exception_is_recorded_and_shown_without_our_frames(conducted, capsys):
+    here = conducted()
+    here.framework.step()
+    try:
+        problems.failure(None, None, *"too many arguments")  # a frame of ours below the script's
+    except TypeError as problem:
+        here_frame = problem
+    inner = _through_ours(ValueError("the script's own"), here_frame)
+    sys.excepthook(type(inner), inner, inner.__traceback__)
+    shown = capsys.readouterr().err
+    assert shown.endswith("ValueError: the script's own\n")
+    assert str(Path(problems.__file__).parent) not in shown
+    assert [(f.stage, f.error) for f in records(here, Failure)] == [("script", "ValueError")]
+
+
+def _through_ours(problem, cause):
+    """Raise an exception through a function that stands in a file of ours."""
+    source = compile("def ours(call):\n    call()\n", problems.__file__, "exec")
+    names = {}
+    exec(source, names)
+
+    def users():
+        raise problem from cause
+
+    try:
+        names["ours"](users)
+    except ValueError as raised:
+        assert any(f.filename == problems.__file__ for f in traceback.extract_tb(raised.__traceback__))
+        return raised
+
+
+def test_our_frames_are_hidden_in_causes_contexts_and_groups_also_in_a_ring():
+    first = _through_ours(ValueError("first"), None)
+    second = _through_ours(ValueError("second"), first)
+    first.__context__ = second
+    group = ExceptionGroup("both", [second, _through_ours(ValueError("third"), None)])
+    problems.hide_ours(group)
+    for problem in (first, second, *group.exceptions):
+        names = [frame.filename for frame in traceback.extract_tb(problem.__traceback__)]
+        assert names and problems.__file__ not in names
+
+
+def test_an_excepthook_of_the_script_is_called_with_the_exception(conducted, monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "excepthook", lambda *what: seen.append(what))
+    here = conducted()
+    here.framework.step()
+    problem = _through_ours(ValueError("x"), None)
+    sys.excepthook(ValueError, problem, problem.__traceback__)
+    assert seen[0][:2] == (ValueError, problem)
+    assert all(f.filename != problems.__file__ for f in traceback.extract_tb(seen[0][2]))
+
+
+def test_writes_outside_the_folders_of_a_trial_are_listed_once(conducted, monkeypatch, tmp_path):
+    hooks = []
+    monkeypatch.setattr(sys, "addaudithook", hooks.append)
+    here = conducted(mode="trial", writable=(str(tmp_path / "mine"),))
+    here.framework.step()
+    for path in (tmp_path / "mine" / "a", tmp_path / "other", tmp_path / "other", "/dev/null"):
+        hooks[0]("open", (str(path), "w", os.O_WRONLY))
+    hooks[0]("open", (str(tmp_path / "read"), "r", os.O_RDONLY))
+    hooks[0]("open", ("with\0nul", "w", os.O_WRONLY))
+    hooks[0]("open", (7, "w", os.O_WRONLY))
+    hooks[0]("exec", ())
+    assert [json.loads(line)["path"] for line in here.trace.read_text().splitlines()[1:]] == [str(tmp_path / "other")]

@@ -1,0 +1,268 @@
+"""The parent's side of a run: what it makes of the child's records, and which orders it gives."""
+
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from flatout import trace_file
+from flatout.cli.foreground import closing_line, run_summary
+from flatout.errors import UsageError
+from flatout.run import foreground
+from flatout.run.foreground import CHECK_PAIRS, Foreground
+from flatout.run.launch import session_files
+from flatout.run.orders import SessionSpec, decode
+from flatout.running import Engagement
+from flatout.trace import End, Facts, Failure, Header, Ready, Window
+
+PLAN = {"bf16": {}, "workers": {"num": 2}}
+KEPT = {"workers": {"num": 2}}
+REGISTRY = {
+    "bf16": SimpleNamespace(toggles="step", compiles=False, environment=lambda settings: {}),
+    "workers": SimpleNamespace(toggles="epoch", compiles=False, environment=lambda settings: {}),
+}
+HEADER = Header(
+    format=1, flatout="", started_unix_s=0.0, script="", arguments=(), python="", framework="", framework_version="",
+    pid=1, num_threads=1,
+)  # fmt: skip
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """A watch over a child that is played by the test."""
+
+    def build(levers=PLAN, **settings):
+        what = Foreground(
+            command=(), key="train.py", arguments=(), run_folder=tmp_path, levers=levers, registry=REGISTRY, **settings
+        )
+        session = SessionSpec(mode="run", **session_files(tmp_path, "run"))
+        os.mkfifo(session.orders)
+        orders = os.open(session.orders, os.O_RDWR | os.O_NONBLOCK)
+        watch = foreground._Watch(what, session, orders)
+        return Played(watch, session.trace, orders)
+
+    return build
+
+
+class Played:
+    """A child as the parent sees it."""
+
+    def __init__(self, watch, trace, orders):
+        self.watch = watch
+        self.orders = orders
+        self.trace = trace
+        self.outcome = watch._outcome
+
+    def says(self, *records):
+        writer = trace_file.Writer(self.trace)
+        for record in records:
+            writer.write(record)
+        writer.close()
+        self.watch._listen()
+
+    def order(self):
+        try:
+            return decode(os.read(self.orders, 65536).decode())
+        except BlockingIOError:
+            return None
+
+    def settles(self):
+        facts = Facts(device="cpu", models=(), optimizers=(), loaders=(), num_threads=1, warm_up_step_s=0.01)
+        self.says(HEADER, facts, Ready(order=-1, num_steps=6))
+
+    def answers(self, order, step_s, **what):
+        self.says(window(order.number, step_s, order.levers, **what), Ready(order=order.number, num_steps=9))
+
+
+def window(number, step_s, levers=PLAN, start_s=0.0, num=10, **what):
+    return Window(
+        index=0, purpose="check", levers=levers, observe="ends", step_s=(step_s,) * num, outside_s=(0.0,) * num,
+        start_s=start_s, order=number, **what,
+    )  # fmt: skip
+
+
+def checked(child, plan_s, plain_s, **what):
+    """Answer every order of the check; returns the sides in their order."""
+    sides = []
+    while (order := child.order()) is not None and order.purpose == "check":
+        sides.append(dict(order.levers))
+        step_s = plan_s if order.levers == PLAN else plain_s
+        child.answers(order, step_s * (1 + 0.001 * (order.number % 5)), **what)  # no machine repeats itself exactly
+    return sides, order
+
+
+def test_a_plan_is_checked_in_alternating_pairs_and_kept_where_it_is_faster(watched):
+    child = watched()
+    child.settles()
+    sides, last = checked(child, 0.01, 0.0201)
+    assert sides[:4] == [PLAN, KEPT, KEPT, PLAN]
+    assert len(sides) == 2 * CHECK_PAIRS
+    assert (dict(last.levers), last.purpose) == (PLAN, "run")
+    assert (len(child.outcome.plan_s), len(child.outcome.plain_s)) == (CHECK_PAIRS, CHECK_PAIRS)
+    assert not child.outcome.released
+    child.answers(last, 0.01)
+    assert child.order() is None
+
+
+def test_a_plan_that_is_slower_here_is_released(watched):
+    child = watched()
+    child.settles()
+    _, last = checked(child, 0.0201, 0.01)
+    assert dict(last.levers) == KEPT
+    assert child.outcome.released
+
+
+@pytest.mark.parametrize(
+    "settings", [{"toggle": False}, {"levers": KEPT}, {"levers": {}}], ids=["fixed", "no toggles", "no levers"]
+)
+def test_nothing_is_toggled_where_nothing_can_or_may_be(watched, settings):
+    child = watched(**settings)
+    child.settles()
+    assert child.order() is None
+
+
+def test_one_rank_of_several_does_not_toggle_alone(watched):
+    child = watched()
+    facts = Facts(device="cpu", models=(), optimizers=(), loaders=(), num_threads=1, distributed=True)
+    child.says(HEADER, facts, Ready(order=-1, num_steps=6))
+    assert child.order() is None
+    assert child.outcome.engaged
+
+
+def test_a_plan_that_could_not_be_engaged_is_not_checked(watched):
+    child = watched()
+    child.says(Failure(stage="engage", error="RuntimeError", message="no"))
+    child.settles()
+    assert child.order() is None
+    assert not child.outcome.engaged
+
+
+@pytest.mark.parametrize("stage", ["engage", "release", "step"])
+def test_a_plan_that_breaks_in_the_check_is_not_engaged_again(watched, stage):
+    child = watched()
+    child.settles()
+    order = child.order()
+    child.says(Failure(stage=stage, error="RuntimeError", message="no"), Ready(order=order.number, num_steps=9))
+    assert dict(child.order().levers) == KEPT
+    assert not child.outcome.engaged
+    assert child.outcome.plan_s == child.outcome.plain_s == []
+
+
+def test_disturbed_compiling_and_missing_windows_cost_their_pair_alone(watched):
+    child = watched()
+    child.settles()
+    odd = [{"foreign_fraction": 0.5}, {}, {"recompilations": 1}, {}]
+    for what in odd:
+        child.answers(child.order(), 0.01, **what)
+    child.says(Ready(order=child.order().number, num_steps=9))  # no window at all
+    child.answers(child.order(), 0.01)
+    checked(child, 0.01, 0.02)
+    assert child.outcome.num_busy == 1
+    assert len(child.outcome.plan_s) == len(child.outcome.plain_s) == CHECK_PAIRS - 3
+    assert max(child.outcome.plan_s) < min(child.outcome.plain_s)
+
+
+def test_a_script_that_ends_in_the_middle_of_a_check_has_a_summary(watched):
+    child = watched()
+    child.settles()
+    child.answers(child.order(), 0.01)
+    child.says(End(num_steps=20, wall_s=1.0))
+    ran = SimpleNamespace(engagement=Engagement(levers=PLAN), outcome=child.outcome, registry=REGISTRY, run="somewhere")
+    assert closing_line(ran) == "20 steps in 0.1 s; not checked"
+    assert run_summary(ran)["ratio"] is None
+
+
+def test_windows_of_other_orders_and_free_windows_answer_nothing(watched):
+    child = watched()
+    child.settles()
+    first = child.order()
+    child.says(window(-1, 5.0), Ready(order=first.number + 7, num_steps=9))
+    assert child.order() is None
+    child.says(window(-1, 5.0), Ready(order=first.number, num_steps=9))
+    assert child.outcome.plan_s == []
+
+
+def test_steps_and_seconds_run_from_the_first_step_to_the_last_also_over_gaps(watched):
+    child = watched(levers={})
+    child.says(HEADER, window(-1, 0.1, start_s=1.0), window(-1, 0.1, start_s=5.0))
+    assert child.outcome.num_steps == 20
+    assert child.outcome.steps_s == pytest.approx(5.0)
+    assert not child.outcome.ended
+    child.says(End(num_steps=27, wall_s=9.0))
+    assert (child.outcome.num_steps, child.outcome.ended) == (27, True)
+    child.says(HEADER, window(-1, 0.1, start_s=2.0))  # the script trains again, in another process
+    assert (child.outcome.num_steps, child.outcome.ended) == (37, False)
+    assert child.outcome.steps_s == pytest.approx(6.0)
+    child.says(End(num_steps=12, wall_s=9.0))
+    assert child.outcome.num_steps == 39
+
+
+def test_a_check_begins_anew_in_the_next_process(watched):
+    child = watched()
+    child.settles()
+    child.answers(child.order(), 0.01)
+    child.order()
+    child.settles()
+    sides, _ = checked(child, 0.01, 0.02)
+    assert len(sides) == 2 * CHECK_PAIRS
+
+
+def test_lines_that_are_no_records_cost_no_more_than_themselves(watched):
+    child = watched(levers={})
+    with open(child.trace, "w") as file:
+        file.write("no record\n")
+    child.says(End(num_steps=3, wall_s=1.0))
+    child.watch._listen()
+    assert child.outcome.num_steps == 3
+
+
+def test_whatever_breaks_in_listening_does_not_break_the_run(watched, monkeypatch):
+    child = watched()
+    monkeypatch.setattr(foreground._Watch, "_answered", lambda *_: 1 / 0)
+    child.settles()
+    child.watch._listen()
+    assert not child.outcome.engaged
+
+
+def plain(tmp_path, command, **settings):
+    return Foreground(command=command, key="", arguments=(), run_folder=tmp_path, levers={}, registry={}, **settings)
+
+
+def test_a_launcher_that_is_not_there_is_a_usage_error_and_leaves_nothing(tmp_path):
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(UsageError, match="cannot start `/no/such`"):
+        foreground.run(plain(tmp_path, ("/no/such",), launcher=True))
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert not (tmp_path / "orders-run").exists()
+
+
+def test_a_run_without_a_folder_or_with_a_broken_one_is_a_plain_run(tmp_path):
+    code = "import os, sys; sys.exit(3 if 'FLATOUT_SESSION' in os.environ else 4)"
+    for place in (None, tmp_path / "gone"):
+        outcome = foreground.run(plain(place, (sys.executable, "-S", "-c", code)))
+        assert (outcome.exit_code, outcome.recorded) == (4, False)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "line"),
+    [
+        ({}, "no training step was seen"),
+        ({"num_steps": 1, "ended": True}, "1 step"),
+        ({"num_steps": 12345, "ended": True, "steps_s": 1234.5}, "12,345 steps in 1,234 s"),
+        ({"num_steps": 20, "steps_s": 1.0}, "at least 20 steps in 1 s"),
+        ({"num_steps": 20, "ended": True, "num_processes": 2}, "2 processes, 20 steps"),
+        ({"recorded": False}, "nothing was recorded"),
+        (
+            {"failures": [Failure(stage="enter", error="ImportError", message="a\nb")]},
+            "no training step was seen; enter failed, running on without: ImportError: a",
+        ),
+        (
+            {"failures": [Failure(stage="enter", error="ImportError", message="")]},
+            "no training step was seen; enter failed, running on without: ImportError: ",
+        ),
+    ],
+)
+def test_the_closing_line_says_what_was_seen(outcome, line):
+    ran = SimpleNamespace(engagement=Engagement(), outcome=foreground.Outcome(**outcome), registry={}, run="")
+    assert closing_line(ran) == line

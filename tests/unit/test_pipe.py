@@ -1,0 +1,112 @@
+"""Orders come through a pipe as whole lines, with or without waiting."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from flatout.run.pipe import LOOK_EVERY_S, OrderPipe
+
+
+@pytest.fixture
+def both_ends(tmp_path):
+    """The child's end, opened, and a descriptor to write to it."""
+    path = tmp_path / "orders"
+    os.mkfifo(path)
+    parent = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    pipe = OrderPipe(str(path))
+    pipe.open()
+    yield pipe, parent
+    pipe.close()
+    os.close(parent)
+
+
+def test_lines_come_whole_and_in_order_however_they_were_written(both_ends):
+    pipe, parent = both_ends
+    os.write(parent, "first\nsecönd\nthi".encode())
+    assert pipe.read(wait=True) == "first"
+    assert pipe.read(wait=True) == "secönd"
+    os.write(parent, b"rd\n")
+    assert pipe.read(wait=True) == "third"
+
+
+def test_waiting_ends_when_a_line_comes(both_ends):
+    pipe, parent = both_ends
+    threading.Timer(0.05, os.write, (parent, b"late\n")).start()
+    assert pipe.read(wait=True) == "late"
+
+
+def test_without_waiting_a_missing_line_is_none(both_ends):
+    pipe, parent = both_ends
+    assert pipe.read(wait=False) is None
+    os.write(parent, b"half a line")
+    time.sleep(LOOK_EVERY_S)
+    assert pipe.read(wait=False) is None
+    assert not pipe.closed
+
+
+def test_a_running_child_looks_only_now_and_then(both_ends, monkeypatch):
+    pipe, parent = both_ends
+    now_s = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    assert pipe.read(wait=False) is None
+    os.write(parent, b"order\n")
+    assert pipe.read(wait=False) is None
+    now_s[0] += 2 * LOOK_EVERY_S
+    assert pipe.read(wait=False) == "order"
+
+
+def test_the_end_of_the_parent_closes_the_pipe(tmp_path):
+    path = tmp_path / "orders"
+    os.mkfifo(path)
+    parent = os.open(path, os.O_RDWR)
+    pipe = OrderPipe(str(path))
+    pipe.open()
+    os.write(parent, b"last\nhalf")
+    os.close(parent)
+    assert pipe.read(wait=True) == "last"
+    assert pipe.read(wait=True) is None
+    assert pipe.closed
+
+
+def test_no_pipe_and_a_pipe_that_is_gone_are_closed(tmp_path):
+    for path in (None, str(tmp_path / "none")):
+        pipe = OrderPipe(path)
+        pipe.open()
+        assert pipe.closed
+        assert pipe.read(wait=True) is None
+
+
+def test_a_pipe_that_was_never_opened_is_closed_and_not_an_error(tmp_path):
+    pipe = OrderPipe(str(tmp_path / "orders"))
+    assert pipe.read(wait=False) is None
+    assert pipe.closed
+
+
+def test_a_descriptor_that_the_script_closed_and_got_again_is_not_read(both_ends, tmp_path):
+    pipe, parent = both_ends
+    descriptor = pipe._descriptor
+    own = tmp_path / "own"
+    own.write_bytes(b"the script's\n")
+    os.write(parent, b"order\n")
+    script = os.open(own, os.O_RDONLY)
+    os.dup2(script, descriptor)
+    assert pipe.read(wait=False) is None
+    assert pipe.closed
+    assert os.read(descriptor, 100) == b"the script's\n"
+    os.close(script)
+    os.close(descriptor)
+
+
+def test_closing_gives_the_descriptor_back(tmp_path):
+    path = tmp_path / "orders"
+    os.mkfifo(path)
+    parent = os.open(path, os.O_RDWR)
+    before = sorted(os.listdir("/proc/self/fd"))
+    pipe = OrderPipe(str(path))
+    pipe.open()
+    pipe.close()
+    pipe.close()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    os.close(parent)
