@@ -124,7 +124,9 @@ def test_a_sampler_that_draws_while_training_draws_is_reported_by_its_random_sta
 
 def test_random_generators_and_settings_stand_where_they_stood(compared):
     own = torch.Generator().manual_seed(3)
-    loader = DataLoader(RandomItems(lambda: (torch.rand(1), random.random())), batch_size=4, shuffle=True, generator=own)
+    loader = DataLoader(
+        RandomItems(lambda: (torch.rand(1), random.random())), batch_size=4, shuffle=True, generator=own
+    )
     before, attributes = RandomStates([own]), dict(vars(loader))
     _, watched = compared(loader)
     assert before.equals(RandomStates([own]))

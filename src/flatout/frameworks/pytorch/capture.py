@@ -226,7 +226,8 @@ class Capture:
     def _noting_gradients(self, original: Any, patch: Patch) -> Any:
         def backward(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if patch.active and self.complete and not torch.compiler.is_compiling():
+            own = not self._calls.inside  # a checkpoint calls backward within a replay as well
+            if patch.active and self.complete and own and not torch.compiler.is_compiling():
                 self._note_gradients()
                 if self.on_backward is not None:
                     self.on_backward()

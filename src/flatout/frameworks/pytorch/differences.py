@@ -6,10 +6,14 @@ In: gradients (or updates) by parameter, plain and changed. Out: numbers for a `
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 
 Gradients = dict[torch.Tensor, torch.Tensor]
+Key = tuple[int, str]
+
+BUFFER_SHARE = 1e-3
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -76,3 +80,26 @@ def output_error(found: list[torch.Tensor], baseline: list[torch.Tensor]) -> flo
     error = math.fsum(square(a.double() - b.double()) for a, b in zip(found, baseline, strict=True))
     norm = math.fsum(square(b) for b in baseline)
     return math.sqrt(error / norm) if norm > 0 else None
+
+
+def buffer_error(
+    found: Mapping[Key, tuple[torch.Tensor, torch.Tensor]], baseline: Mapping[Key, tuple[torch.Tensor, torch.Tensor]]
+) -> tuple[Key | None, float]:
+    """The buffer that differs most after a call, and its error relative to how far the baseline moved it.
+
+    A buffer that hardly moves is measured against a thousandth of its own size, below which rounding alone shows.
+    """
+    furthest: tuple[Key | None, float] = (None, 0.0)
+    for key, (before, after) in baseline.items():
+        other = found[key][1] if key in found else None
+        if other is None or other.shape != after.shape:
+            return key, math.inf
+        if before.shape != after.shape or torch.equal(other, after):
+            continue
+        moved = math.sqrt(square(after.double() - before.double()))
+        scale = max(moved, BUFFER_SHARE * math.sqrt(square(after.double())))
+        error = math.sqrt(square(other.double() - after.double()))
+        relative = error / scale if scale > 0 else math.inf
+        if not relative <= furthest[1]:  # NaN as well
+            furthest = key, relative
+    return furthest

@@ -17,6 +17,8 @@ from flatout.frameworks.pytorch.batches import compare_batches
 from flatout.frameworks.pytorch.capture import Capture, CapturedCall
 from flatout.frameworks.pytorch.differences import (
     Gradients,
+    Key,
+    buffer_error,
     cosine,
     dense,
     lost_or_new,
@@ -86,20 +88,26 @@ class Numerics:
         changed = run(calls, levers=True)
         self._session.engage_exactly({})
         furthest, worst_error = worst(changed.gradients, first.gradients)
+        name, error = self._name(furthest), relative_error(changed.gradients, first.gradients)
+        buffer, buffers_error = buffer_error(changed.buffers, first.buffers)
+        if buffer is not None and not buffers_error <= worst_error:
+            name, worst_error = buffer[1], buffers_error
         return Difference(
             check="gradients",
-            error=relative_error(changed.gradients, first.gradients),
+            error=error if buffers_error <= error else buffers_error,
             slope=slope(changed.gradients, first.gradients),
             cosine=cosine(changed.gradients, first.gradients),
             noise=noise,
             baseline_error=baseline_error,
             output_error=output_error(changed.outputs, first.outputs),
-            worst=self._name(furthest),
+            worst=name,
             worst_error=worst_error,
             random_states_equal=_stand_alike(changed, first),
             finite=changed.finite or not first.finite,
             explained_cosine=explained,
-            detail=self._told(*lost_or_new(changed.gradients, first.gradients)),
+            detail=self._told(
+                *lost_or_new(changed.gradients, first.gradients), buffer if buffers_error > error else None
+            ),
         )
 
     def _noise(self, present: Replayed) -> float | None:
@@ -146,8 +154,10 @@ class Numerics:
                     return name
         return ""
 
-    def _told(self, lost: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> str:
+    def _told(self, lost: Sequence[torch.Tensor], new: Sequence[torch.Tensor], buffer: Key | None) -> str:
         words = []
+        if buffer:
+            words.append(f"the buffer `{buffer[1]}` ends elsewhere")
         if lost:
             words.append(f"no gradient any more for {len(lost)} parameters (`{self._name(lost[0])}`)")
         if new:

@@ -32,6 +32,8 @@ class Replayed:
     def __init__(self) -> None:
         self.gradients: Gradients = {}
         self.outputs: list[torch.Tensor] = []
+        self.buffers: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}
+        """Buffers by module and name: as they were before the first call, and after the last."""
         self.random: RandomStates | None = None
         self.took_s = 0.0
         """Forward and backward alone."""
@@ -68,12 +70,17 @@ class Replayer:
         kept_inside, self._calls.inside = self._calls.inside, True
         try:
             with torch.enable_grad():
+                before: dict[tuple[int, str], torch.Tensor] = {}
                 for one in captured:
+                    one.state.restore()
+                    before = {**_buffers(one.call.module), **before}
                     gradients, outputs, took_s = self._run(one, levers=levers)
                     found.add(gradients, frozenset(one.cleared) if uncleared else frozenset())
                     found.outputs += outputs
                     found.took_s += took_s
             found.random = RandomStates()
+            for module in modules.values():
+                found.buffers |= {key: (before[key], b) for key, b in _buffers(module).items() if key in before}
         finally:
             self._calls.capture, self._calls.inside = kept_capture, kept_inside
             for state in now:
@@ -82,7 +89,6 @@ class Replayer:
         return found
 
     def _run(self, captured: CapturedCall, *, levers: bool) -> tuple[Gradients, list[torch.Tensor], float]:
-        captured.state.restore()
         captured.random.restore()
         leaves: list[torch.Tensor] = []
 
@@ -112,6 +118,10 @@ class Replayer:
     def _wait(self) -> None:
         if self._calls.device == "cuda":
             torch.cuda.synchronize()
+
+
+def _buffers(module: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
+    return {(id(module), name): b.detach().clone() for name, b in module.named_buffers()}
 
 
 def _gradients(

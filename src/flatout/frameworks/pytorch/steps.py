@@ -45,6 +45,7 @@ class Steps:
         self._handles: list[Any] = []
         self._patches: list[Patch] = []
         self._backward_patch: Patch | None = None
+        self._updating: set[int] = set()
         self._num_updates = 0
         self._num_backwards = 0
         self._num_since_fetch = 0
@@ -97,6 +98,9 @@ class Steps:
                 framework.meet(optimizer)
             framework.session.flags.before_update(optimizer)
             if framework.observer.depth == "phases":
+                if id(optimizer) in self._updating:  # its last update raised, and never ended
+                    framework.observer.pop("optimizer")
+                self._updating.add(id(optimizer))
                 framework.observer.push("optimizer")
             return self._with_closure(optimizer, args, kwargs)
         except Exception as problem:  # noqa: BLE001
@@ -151,6 +155,7 @@ class Steps:
             framework.session.flags.after_update(optimizer)
             if framework.observer.depth == "phases":
                 framework.observer.pop("optimizer")
+            self._updating.discard(id(optimizer))
             if self._rhythm.num_updates == 0 and perf_counter() - (self._first_update_s or 0.0) > PATIENCE_S:
                 self._rhythm.expect(0)
             if self._rhythm.update(id(optimizer)):
