@@ -4,6 +4,7 @@ import contextlib
 import os
 import pty
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -202,6 +203,18 @@ def test_the_debugger_and_faulthandler_work(folder):
     assert_same(folder, "debugged.py", stdin=b"p x\nx = 2\nw\nc\n")
 
 
+def test_a_script_runs_in_a_folder_that_is_gone(folder):
+    shell = "mkdir gone; cd gone; rmdir ../gone; {} $OLDPWD/ends.py 'exit 3'"
+    plain = Done(["bash", "-c", shell.format(PYTHON)])
+    assert Done(["bash", "-c", shell.format(" ".join(RUN) + " -q")]).shown() == plain.shown()
+
+
+def test_names_and_words_that_are_no_text_arrive_as_they_are(folder):
+    script = b"a\377 \n.py"
+    Path(os.fsdecode(script)).write_text("import sys\nprint(ascii(sys.argv), ascii(__file__))\n")
+    assert_same(folder, os.fsdecode(script), b"\377\n", "")
+
+
 def test_input_at_a_terminal_works(folder):
     Path("asks.py").write_text("import sys\nprint(sys.stdin.isatty(), sys.stdout.isatty(), input('name? '))\n")
     plain = at_terminal([PYTHON, "asks.py"], answer=b"me\n")
@@ -338,7 +351,7 @@ def at_terminal(command, *, answer=b"", interrupt_after=None):
             time.sleep(0.1)
             os.write(terminal, b"\x03")
     os.close(terminal)
-    return os.waitpid(pid, 0)[1], shown
+    return os.waitpid(pid, 0)[1], re.sub(b"0x[0-9a-f]{6,}", b"0x", shown)
 
 
 def test_ctrl_c_at_a_terminal_interrupts_the_script_once_and_ends_both_in_the_same_way(folder):
@@ -357,6 +370,50 @@ def test_ctrl_c_at_a_terminal_interrupts_the_script_once_and_ends_both_in_the_sa
     assert b"saved" in plain[1]
     assert ours == plain
     assert os.WIFSIGNALED(ours[0]) and os.WTERMSIG(ours[0]) == signal.SIGINT
+    Path("exits.py").write_text(
+        "import atexit, time\natexit.register(lambda: (print('ready', flush=True), time.sleep(20)))\n"
+    )
+    plain = at_terminal([PYTHON, "exits.py"], interrupt_after=b"ready")
+    assert at_terminal([*RUN, "-q", "exits.py"], interrupt_after=b"ready") == plain
+
+
+def test_a_run_can_be_stopped_and_continued_at_a_terminal(folder):
+    typed = "{}; echo status $?\n"
+    for command in ([PYTHON, "waits.py", "SIGUSR1"], [*RUN, "-q", "waits.py", "SIGUSR1"]):
+        shell, terminal = pty.fork()
+        if shell == 0:
+            os.execvpe("bash", ["bash", "--norc", "-i"], {**ENVIRONMENT, "PS1": "$ "})
+        with contextlib.closing(Terminal(terminal)) as at:
+            at.type(typed.format(" ".join(command)))
+            at.read_until(b"ready\r\n")
+            at.type("\x1a")
+            at.read_until(b"Stopped")
+            at.type("kill -USR1 %1; fg\n")
+            at.read_until(b"got ['SIGUSR1']")
+            at.type("exit\n")
+            os.waitpid(shell, 0)
+
+
+class Terminal:
+    """What a person at a terminal does."""
+
+    def __init__(self, descriptor):
+        self.descriptor = descriptor
+        self.shown = b""
+
+    def type(self, text):
+        os.write(self.descriptor, text.encode())
+
+    def read_until(self, text, limit_s=30.0):
+        deadline = time.monotonic() + limit_s
+        while text not in self.shown:
+            assert time.monotonic() < deadline, self.shown
+            if select.select([self.descriptor], [], [], 0.5)[0]:
+                self.shown += os.read(self.descriptor, 4096)
+        self.shown = self.shown.partition(text)[2]
+
+    def close(self):
+        os.close(self.descriptor)
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3])
@@ -476,12 +533,13 @@ def test_ctrl_c_in_training_ends_the_script_as_it_would_and_leaves_nothing(folde
 
 
 @needs_torch
-@pytest.mark.parametrize("damage", ["run folder", "trace", "orders", "file size"])
-def test_training_goes_on_when_its_record_cannot_be_kept(folder, damage):
+def test_training_goes_on_when_its_record_cannot_be_kept(folder):
     plain = Done([PYTHON, "damages.py", "nothing"])
-    ours = Done([*RUN, "--levers", "threads=1", "damages.py", damage])
-    assert (ours.status, ours.out) == (plain.status, plain.out)
-    assert all(line.startswith("flatout: ") for line in ours.err.splitlines()), ours.err
+    for damage in ("run folder", "trace", "orders", "file size"):
+        ours = Done([*RUN, "--levers", "threads=1", "damages.py", damage])
+        assert (ours.status, ours.out) == (plain.status, plain.out)
+        assert all(line.startswith("flatout: ") for line in ours.err.splitlines()), ours.err
+        shutil.rmtree(".flatout")
 
 
 def test_a_folder_that_cannot_be_written_is_said_in_one_line(folder):

@@ -1,7 +1,9 @@
 """The conductor at a step boundary, with a framework, a clock and a pipe that do as they are told."""
 
+import functools
 import json
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -471,6 +473,34 @@ def test_after_many_failures_of_our_own_the_script_is_left_to_itself(conducted):
         here.conductor.on_failure("step", ValueError("again"))
     assert not here.framework.attached
     assert len(records(here, Failure)) == child.MAX_PROBLEMS
+
+
+class Alarm:
+    def __call__(self, number, frame):
+        raise TimeoutError("the script's own limit")
+
+    def method(self, number, frame):
+        self(number, frame)
+
+
+def handler(number, frame, more=None):
+    raise TimeoutError("the script's own limit")
+
+
+@pytest.mark.parametrize(
+    "own",
+    [handler, Alarm(), Alarm().method, functools.partial(handler, more=1)],
+    ids=["function", "object", "method", "partial"],
+)
+def test_what_a_signal_handler_of_the_script_raises_while_we_are_at_it_is_the_scripts(conducted, monkeypatch, own):
+    here = conducted(levers=BF16)
+    former = signal.signal(signal.SIGALRM, own)
+    monkeypatch.setattr(here.framework, "facts", lambda: signal.raise_signal(signal.SIGALRM))
+    try:
+        with pytest.raises(TimeoutError):
+            here.framework.step(1)
+    finally:
+        signal.signal(signal.SIGALRM, former)
 
 
 def test_an_exception_whose_text_breaks_is_recorded_by_its_name():

@@ -225,6 +225,21 @@ def test_whatever_breaks_in_listening_does_not_break_the_run(watched, monkeypatc
     assert not child.outcome.engaged
 
 
+def test_under_a_launcher_the_first_process_counts_the_steps_and_each_tells_of_failures(watched, tmp_path):
+    child = watched(launcher=True)
+    for rank in (0, 1):
+        writer = trace_file.Writer(tmp_path / f"trace-run.{rank}.77.jsonl")
+        writer.write(HEADER)
+        writer.write(window(-1, 0.1))
+        if rank:
+            writer.write(Failure(stage="engage", error="RuntimeError", message="on one rank"))
+        writer.write(End(num_steps=12, wall_s=1.0))
+        writer.close()
+    child.watch._gather()
+    assert (child.outcome.num_processes, child.outcome.num_steps) == (2, 12)
+    assert [failure.message for failure in child.outcome.failures] == ["on one rank"]
+
+
 def plain(tmp_path, command, **settings):
     return Foreground(command=command, key="", arguments=(), run_folder=tmp_path, levers={}, registry={}, **settings)
 

@@ -27,7 +27,7 @@ from flatout.run.claim import claim
 from flatout.run.open_window import OpenWindow
 from flatout.run.orders import Order, SessionSpec, decode
 from flatout.run.pipe import OrderPipe
-from flatout.run.problems import failure, hide_ours
+from flatout.run.problems import failure, hide_ours, raised_by_handler
 from flatout.trace import FORMAT, End, Header, Ready, Refused, Toggle
 from flatout.trace_file import Writer
 
@@ -209,7 +209,14 @@ class Conductor:
             self.on_failure("recorder", problem)
 
     def on_failure(self, stage: str, problem: BaseException) -> None:
-        """Note it; after several of our own failures, stop recording for good."""
+        """Note it; after several of our own failures, stop recording for good.
+
+        Raises:
+            Exception: The problem itself, where it is the script's: a signal handler of its own raised it while our
+                code was running.
+        """
+        if raised_by_handler(problem):
+            raise problem
         self._num_problems += 1
         self._write(failure(stage, problem, order=self._order.number if self._order else -1))
         if self._num_problems >= MAX_PROBLEMS and self.spec.mode != "trial":

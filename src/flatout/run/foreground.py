@@ -137,7 +137,7 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
     variables: dict[str, str] = {}
     for name, settings in what.levers.items():
         variables.update(what.registry[name].environment(settings))
-    launch = Launch(command=what.command, session=session, run_folder=what.run_folder, name="run")
+    launch = Launch(command=what.command, session=session, run_folder=what.run_folder, name="run", folder=Path())
     try:
         environment = environment_for(write_session(launch), variables)
         os.mkfifo(session.orders or "")
@@ -192,21 +192,21 @@ class _Watch:
             ) from None
 
     def _gather(self) -> None:
-        """A launcher's children have each written a trace: the steps of the first stand for all."""
+        """A launcher's children have each written a trace: the steps of the first stand for all, failures do not."""
         if self._what.run_folder is None:
             return
         for path in sorted(self._what.run_folder.glob("trace-run.*.jsonl")):
             self._outcome.num_processes += 1
-            if self._outcome.num_processes == 1:
-                self._follower = Follower(path)
-                self._listen()
+            self._follower = Follower(path)
+            self._listen(all_records=self._outcome.num_processes == 1)
 
-    def _listen(self) -> None:
+    def _listen(self, *, all_records: bool = True) -> None:
         if self._follower is None:
             return
         try:
             for record in self._follower.new():
-                self._note(record)
+                if all_records or isinstance(record, Failure):
+                    self._note(record)
         except RecordError:  # a torn line costs what stood in it
             return
         except Exception:  # noqa: BLE001  what breaks here costs the summary: if we ended, the run would end with us

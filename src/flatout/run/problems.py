@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from typing import Any
 
 from flatout.trace import Failure
@@ -27,6 +28,25 @@ def failure(stage: str, problem: BaseException, order: int = -1) -> Failure:
         filename=str(problem.filename) if isinstance(problem, OSError) and problem.filename else None,
         out_of_memory=isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError",
     )
+
+
+def raised_by_handler(problem: BaseException) -> bool:
+    """Whether an exception came out of a signal handler of the script's (a time limit, an end that was asked for)."""
+    codes = {code for number in signal.valid_signals() if (code := _code(signal.getsignal(number))) is not None}
+    traceback = problem.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code in codes:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _code(handler: Any) -> Any:
+    """The code that a handler runs: of a function, a method, a partial, or an object that can be called."""
+    handler = getattr(handler, "func", handler)
+    if not callable(handler):  # a default, or none
+        return None
+    return getattr(handler, "__code__", None) or getattr(handler.__call__, "__code__", None)
 
 
 def hide_ours(problem: BaseException) -> None:
