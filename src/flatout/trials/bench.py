@@ -362,7 +362,7 @@ def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
         return ScriptError(
             f"`{script.key}` made no training step within {limit_s:.0f} s",
             cause=f"no optimizer update was seen; the last line it printed: `{last}`",
-            hint="`--start-limit 10m` waits longer; a script without `torch.optim` updates cannot be measured yet",
+            hint="`--start-limit 10m` waits longer; steps are seen through `torch.optim` optimizers or a DataLoader",
         )
     if end.finished:
         few = f"after {end.num_steps} training steps" if end.num_steps else "without a training step"
