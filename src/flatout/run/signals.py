@@ -61,6 +61,7 @@ class Signals:
         It unblocks signals, and if flatout is killed it dies with it, as the script would have under plain Python.
         """
         former, parent = self._former, os.getpid()
+        handled = [number for number in PASSED_ON if callable(signal.getsignal(number))]
         try:
             control = ctypes.CDLL(None).prctl
         except (OSError, AttributeError):  # not on Linux
@@ -68,6 +69,8 @@ class Signals:
 
         def prepare() -> None:
             if former is not None:
+                for number in handled:  # what comes from here on meets the default, as after the execution
+                    signal.signal(number, signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_SETMASK, former)
             if control is not None:
                 control(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -87,7 +90,9 @@ class Signals:
         except KeyboardInterrupt:  # taken by another thread of this program
             process.send_signal(signal.SIGINT)
             return
-        if came is not None and came.si_signo != signal.SIGCHLD and not self._came_to_all(came):
+        if came is None or came.si_signo == signal.SIGCHLD:
+            return
+        if not (in_our_group(process.pid) and self._came_to_all(came)):
             process.send_signal(came.si_signo)
 
     def _came_to_all(self, came: signal.struct_siginfo) -> bool:
@@ -119,6 +124,14 @@ def dismiss(witness: subprocess.Popen[bytes] | None) -> None:
         witness.kill()
         witness.stdin.close()
         witness.wait()
+
+
+def in_our_group(pid: int) -> bool:
+    """Whether a process still is in our process group; started by a shell a script would lead it, and cannot leave."""
+    try:
+        return os.getpgid(pid) == os.getpgrp()
+    except ProcessLookupError:
+        return True
 
 
 def waits_in(pid: int, number: int) -> bool:
