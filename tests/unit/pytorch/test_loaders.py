@@ -293,7 +293,7 @@ def test_a_dataset_that_holds_a_file_open_is_left_alone(loaders, tmp_path):
     class Lines(Squares):
         def __init__(self, path):
             super().__init__()
-            self.parts = {"file": open(path, "rb")}
+            self.parts = {"file": path.open("rb")}
 
     (tmp_path / "lines").write_bytes(b"x")
     dataset = Lines(tmp_path / "lines")
@@ -511,9 +511,9 @@ def test_a_pass_looks_like_the_loaders_own_iterator(loaders):
     assert isinstance(passing, Pass) and iter(passing) is passing and len(passing) == 6
     assert passing._dataset is loader.dataset
     with pytest.raises(AttributeError):
-        passing.nothing_of_this_name
+        _ = passing.nothing_of_this_name
     with pytest.raises(AttributeError):
-        Pass.__new__(Pass).anything
+        _ = Pass.__new__(Pass).anything
 
 
 def test_a_pass_that_is_over_stays_over(loaders):

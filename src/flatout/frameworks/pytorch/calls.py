@@ -61,7 +61,7 @@ class OuterCall:
         self.num_training_calls = 0
         self.calls_per_step = 1.0
         self.plain_dtypes: tuple[torch.dtype, ...] | None = None
-        """Types of the floating-point outputs as the script computes them; None before the first training call."""
+        """Types of the outputs as the script computes them; None before the first training call."""
         self._num_guarded: dict[tuple[Any, ...], int] = {}
         self._num_before_step = 0
         self._owner = owner
@@ -148,7 +148,7 @@ class OuterCall:
             return self._guarded(args, kwargs)
         out = self.plain(*args, **kwargs)
         if self.plain_dtypes is None:
-            self.plain_dtypes = tuple(t.dtype for t in tensors_of(out) if t.is_floating_point())
+            self.plain_dtypes = tuple(t.dtype for t in tensors_of(out, unique=False))
         return out
 
     def with_levers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -36,8 +36,10 @@ _OPAQUE = (
 )
 
 
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    """All tensors of a value, each once, in the order of its parts."""
+def tensors_of(value: Any, *, unique: bool = True) -> list[torch.Tensor]:
+    """All tensors of a value in the order of its parts, each once, or as often as it occurs."""
+    if not unique:
+        return list(_tensors(value, 0))
     found: dict[int, torch.Tensor] = {}
     for tensor in _tensors(value, 0):
         found.setdefault(id(tensor), tensor)
@@ -52,11 +54,11 @@ def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
             yield from _tensors(part, depth + 1)
 
 
-def map_tensors(change: Callable[[torch.Tensor], Any], value: Any, *, objects: bool = True) -> Any:
+def map_tensors(change: Callable[[torch.Tensor], Any], value: Any, *, objects: bool = True, unique: bool = True) -> Any:
     """The value with each tensor replaced by `change` of it; what holds no changed tensor stays the same object.
 
-    A tensor that occurs twice is changed once. With `objects` false only built-in containers, mappings and
-    dataclasses are rebuilt, and other objects are passed as they are.
+    A tensor that occurs twice is changed once, or, with `unique` false, each time. With `objects` false only built-in
+    containers, mappings and dataclasses are rebuilt, and other objects are passed as they are.
     """
     changed: dict[int, tuple[torch.Tensor, Any]] = {}
 
@@ -65,7 +67,7 @@ def map_tensors(change: Callable[[torch.Tensor], Any], value: Any, *, objects: b
             changed[id(tensor)] = (tensor, change(tensor))
         return changed[id(tensor)][1]
 
-    return _map(once, value, 0, objects)
+    return _map(once if unique else change, value, 0, objects)
 
 
 def _map(change: Callable[[torch.Tensor], Any], value: Any, depth: int, objects: bool) -> Any:

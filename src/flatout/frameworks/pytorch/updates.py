@@ -23,13 +23,20 @@ def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class Snapshot:
-    """Parameters, optimizer state and options as they are now, in memory of their own."""
+    """Parameters, gradients, optimizer state and options as they are now, in memory of their own."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._parameters = {
             p: p.detach().clone() for o in optimizers for group in o.param_groups for p in group["params"]
         }
+        self._gradients = [(p.grad, p.grad.detach().clone()) for p in self._parameters if p.grad is not None]
         self._optimizers = [_OptimizerState(o) for o in optimizers]
+
+    def restore_gradients(self) -> None:
+        """Put gradients back: an update may write into them (foreach SGD with Nesterov momentum does)."""
+        for gradient, value in self._gradients:
+            if gradient.layout is torch.strided:
+                gradient.data.copy_(value)
 
     def moved(self) -> Gradients:
         """How far each parameter is from here."""
@@ -39,6 +46,7 @@ class Snapshot:
         """Put everything back, in the memory format that it has now."""
         for parameter, value in self._parameters.items():
             parameter.data.copy_(value)
+        self.restore_gradients()
         for state in self._optimizers:
             state.restore()
 
@@ -92,6 +100,7 @@ def updated(session: Session, optimizers: Sequence[torch.optim.Optimizer], snaps
         for optimizer in optimizers:
             with _without_hooks(optimizer):
                 for _ in range(NUM_UPDATES):
+                    snapshot.restore_gradients()
                     session.flags.before_update(optimizer)
                     type(optimizer).step(optimizer)  # type: ignore[call-arg]
                     session.flags.after_update(optimizer)

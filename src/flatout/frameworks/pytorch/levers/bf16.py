@@ -75,23 +75,25 @@ def _around(call: OuterCall, device: str, seen: set[str]) -> Around:
         probe = _products(seen) if not probed and call.compute is None else nullcontext()
         with torch.autocast(device, dtype=torch.bfloat16), probe:
             out = compute(*args, **kwargs)
-        found = [t for t in tensors_of(out) if t.is_floating_point()]
+        found = tensors_of(out, unique=False)  # under autocast two outputs may be one, which plain has in two types
         if not probed and call.compute is not None and any(_saved_bfloat16(t) for t in found):
             seen.add("products")
         probed = True
         plain = call.plain_dtypes
         if plain is None or len(plain) != len(found):
             # nothing to go by: the script's own bfloat16 is told from ours where it has some
-            plain = () if torch.bfloat16 in (plain or ()) else tuple(torch.float32 for _ in found)
-        wanted = {id(t): dtype for t, dtype in zip(found, plain, strict=False)}
+            other = torch.bfloat16 if torch.bfloat16 in (plain or ()) else torch.float32
+            plain = tuple(other for _ in found)
+        wanted = iter(plain)
 
         def back(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.dtype != torch.bfloat16 or wanted.get(id(tensor), tensor.dtype) == torch.bfloat16:
+            dtype = next(wanted)
+            if tensor.dtype != torch.bfloat16 or dtype == torch.bfloat16 or not dtype.is_floating_point:
                 return tensor
             seen.add("outputs")
-            return tensor.to(wanted[id(tensor)])
+            return tensor.to(dtype)
 
-        return map_tensors(back, out)
+        return map_tensors(back, out, unique=False)
 
     return around
 
