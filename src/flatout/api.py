@@ -123,8 +123,7 @@ def _conduct(
     with folder.claimed(Path.cwd(), script.stem) as run_folder:
         conduct = Conduct(script, run_folder, read_machine(), goal, show)
         with opened(conduct.bench):
-            show.stage("measuring this machine's ceilings", 0.0)
-            conduct.ceilings = _ceilings(conduct)
+            conduct.measure_ceilings = lambda: _ceilings(conduct)
             found = conduct.run("tune" if command == "tune" else "why")
         if found.plan is not None and write_plan:
             place = plan or Path(plan_file.DEFAULT)

@@ -75,6 +75,7 @@ class Conduct:
         self.bench = Bench(script, run_folder, self.levers, goal.terms)
         self.bench.on_wait = show.tick
         self.ceilings: Ceilings | None = None
+        self.measure_ceilings: Callable[[], Ceilings | None] = lambda: None
         self.begun_s = time.perf_counter()
         self.bench.deadline_s = self.begun_s + goal.budget_s
         self.trials: list[Trial] = []
@@ -125,7 +126,9 @@ class Conduct:
     def observe(self) -> None:
         """Baseline, noise, anatomy, census and counterfactuals of the plain script."""
         self._stage("starting the script")
-        self.bench.start()
+        self.bench.start()  # before the ceilings: a script that fails should not cost ten seconds first
+        self._stage("measuring this machine's ceilings")
+        self.ceilings = self.measure_ceilings()
         self._stage("warming up")
         self.bench.settle()
         self._stage("plain against plain: how noisy is it here?")

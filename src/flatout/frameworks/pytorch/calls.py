@@ -65,8 +65,10 @@ class OuterCall:
         self._num_guarded: dict[tuple[Any, ...], int] = {}
         self._num_before_step = 0
         self._owner = owner
+        self._removed = False
         self._former: Compute | None = module.__dict__.get("_compiled_call_impl")
-        self.compiled_by_script = self._former is not None or type(module).__name__ == "OptimizedModule"
+        compiled = self._former is not None and not isinstance(self._former, OuterCall)
+        self.compiled_by_script = compiled or type(module).__name__ == "OptimizedModule"
 
     @property
     def module(self) -> nn.Module:
@@ -85,19 +87,25 @@ class OuterCall:
         """Become the module's call, also on top of a compilation that the script has made since."""
         attributes = self.module.__dict__
         present = attributes.get("_compiled_call_impl")
-        if present is not self:
-            if present is not None:
-                self._former, self.compiled_by_script = present, True
-            attributes["_compiled_call_impl"] = self
+        if present is self or isinstance(present, OuterCall):
+            return
+        if present is not None:
+            self._former, self.compiled_by_script = present, True
+        attributes["_compiled_call_impl"] = self
 
     def remove(self) -> None:
         """Give the module its own call back."""
+        self._removed = True
         module = self._module()
-        if module is not None and module.__dict__.get("_compiled_call_impl") is self:
-            if self._former is None:
-                del module.__dict__["_compiled_call_impl"]
-            else:
-                module.__dict__["_compiled_call_impl"] = self._former
+        if module is None or module.__dict__.get("_compiled_call_impl") is not self:
+            return
+        former = self._former
+        while isinstance(former, OuterCall) and former._removed:
+            former = former._former
+        if former is None:
+            del module.__dict__["_compiled_call_impl"]
+        else:
+            module.__dict__["_compiled_call_impl"] = former
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A user's own pickling or copying of `__dict__` finds None in our place, and needs no flatout to load."""
@@ -252,7 +260,7 @@ class Calls:
     def _add(self, module: nn.Module, name: str) -> None:
         if not any(call.module is module for call in self.found):
             call = OuterCall(module, self, name)
-            call.install()
+            module.__dict__["_compiled_call_impl"] = call
             self._found.append(call)
 
     def _drop(self, calls: list[OuterCall]) -> None:

@@ -55,7 +55,7 @@ class Loaders:
         self._pid = os.getpid()
         self._patch: Patch | None = None
         self._training: weakref.WeakKeyDictionary[DataLoader[Any], list[int]] = weakref.WeakKeyDictionary()
-        """For each loader that feeds the training: batches used, and the step before the first."""
+        """For each loader that feeds the training: batches used since a step, and that step."""
         self._others: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
         """Loaders of which a pass ended without a step."""
         self._refused: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
@@ -107,8 +107,11 @@ class Loaders:
 
     def note(self, loader: DataLoader[Any], num_batches: int) -> None:
         """Steps were made with batches from `loader`."""
-        seen = self._training.setdefault(loader, [0, self.num_steps - 1])
-        seen[0] += num_batches
+        seen = self._training.get(loader)
+        if seen is None:  # batches before the first step that shows are not its alone
+            self._training[loader] = [0, self.num_steps]
+        else:
+            seen[0] += num_batches
 
     def ended(self, opened: Opened, trains: bool) -> None:
         """A pass is over: persistent workers of ours are kept for the next one."""
