@@ -581,6 +581,25 @@ def test_the_scripts_exception_is_recorded_and_shown_without_our_frames(conducte
     assert [(f.stage, f.error) for f in records(here, Failure)] == [("script", "ValueError")]
 
 
+def test_a_trial_that_fails_before_it_trains_says_why(conducted, tmp_path, capsys):
+    here = conducted(mode="trial")
+    sys.excepthook(ValueError, ValueError("too early"), None)
+    assert [(f.stage, f.message) for f in records(here)] == [("script", "too early")]
+    sys.excepthook = sys.__excepthook__
+    (tmp_path / "claim-x").touch()  # and a helper of a script that trains says nothing
+    helper = conducted(mode="trial")
+    sys.excepthook(ValueError, ValueError("of a helper"), None)
+    assert len(records(helper)) == 1
+    assert "of a helper" in capsys.readouterr().err
+
+
+def test_a_run_leaves_the_excepthook_alone_until_it_trains(conducted):
+    here = conducted()
+    assert sys.excepthook is sys.__excepthook__
+    here.framework.step()
+    assert sys.excepthook is not sys.__excepthook__
+
+
 def _through_ours(problem, cause):
     """Raise an exception through a function that stands in a file of ours."""
     source = compile("def ours(call):\n    call()\n", problems.__file__, "exec")

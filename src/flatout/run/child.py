@@ -83,6 +83,7 @@ class Conductor:
         os.register_at_fork(after_in_child=self._forget_in_fork)
         if self.spec.mode == "trial":
             self._watch_writes()
+            self._watch_end()  # a script that fails before it trains is not measured, and the reason is wanted
         self.framework.prepare(self.spec.levers, endless=self.spec.endless, trial=self.spec.mode == "trial")
         self.framework.attach(self)
 
@@ -103,7 +104,8 @@ class Conductor:
         self._claimed = True
         if records:
             self._begin_record()
-        self._watch_end()
+        if self.spec.mode != "trial":
+            self._watch_end()
         return True
 
     def _begin_record(self) -> None:
@@ -137,6 +139,8 @@ class Conductor:
 
         def excepthook(kind: type[BaseException], problem: BaseException, traceback: Any) -> None:
             try:
+                if not self._claimed and not os.path.exists(self.spec.claim):
+                    self._trace = Path(self.spec.trace)
                 self._write(failure("script", problem))
                 hide_ours(problem)
                 traceback = problem.__traceback__
