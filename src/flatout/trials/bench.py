@@ -257,6 +257,8 @@ class Bench:
                 records = child.ask(limit_s, self.on_wait, levers=levers, **what)
             except Ended as end:
                 self._ended(end, levers)
+                if "num_steps" in what:
+                    what["num_steps"] = min(what["num_steps"], self.size.num_steps)
                 continue
             self._note(records)
             self._raise_failures(records, levers)
@@ -271,6 +273,9 @@ class Bench:
         self._after_end()
         if end.finished:
             self.longest_run_steps = max(self.longest_run_steps or 0, end.num_steps)
+            # A window must fit into one run of the script, with its settling before and room for another.
+            fitting = max(self.longest_run_steps // 4, 1)
+            self.size = replace(self.size, num_steps=min(self.size.num_steps, fitting))
             return
         if levers and set(levers) != {"free_data"}:
             raise CandidateFailed(end.sentence())

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data._utils import signal_handling
 
 from flatout.frameworks.pytorch.dataset_state import fingerprint, held_open
 from flatout.frameworks.pytorch.passes import Opened, Pass
@@ -221,6 +222,7 @@ class Loaders:
                 loader.__dict__.update(_wanted(former, settings))
                 if kept is None:
                     iterator = loader._get_iterator()
+                    _leave_unwatched(iterator)
                 else:
                     if draws:  # workers stay, but the script's random stream must move as it does for new ones
                         torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
@@ -247,3 +249,10 @@ def _wanted(former: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
     if not wanted["num_workers"]:
         wanted.update(prefetch_factor=None, persistent_workers=False, timeout=0)
     return wanted
+
+
+def _leave_unwatched(iterator: Any) -> None:
+    """Let a worker's death show at the next fetch, where it can be mended, and not by a signal in the script's code."""
+    if getattr(iterator, "_worker_pids_set", False):
+        signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
+        iterator._worker_pids_set = False

@@ -7,6 +7,7 @@ plain where changed workers break. In: a loader and its owner. Out: batches in t
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_map
@@ -52,7 +53,8 @@ class Opened:
     def close(self) -> None:
         """End worker processes that are ours."""
         if self.changed and hasattr(self.iterator, "_shutdown_workers"):
-            self.iterator._shutdown_workers()
+            with contextlib.suppress(RuntimeError, OSError):  # of workers that are dead already
+                self.iterator._shutdown_workers()
 
 
 class Pass:
