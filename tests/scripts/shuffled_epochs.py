@@ -1,4 +1,4 @@
-"""Three epochs over a shuffled loader with deterministic items; prints what depends on every batch and random number."""
+"""Three epochs over a shuffled loader; prints what depends on every batch and every random number."""
 
 import hashlib
 

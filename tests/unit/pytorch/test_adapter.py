@@ -1,0 +1,444 @@
+"""Does the framework tell of every step, whatever ends it, and leave PyTorch exactly as it found it?"""
+
+import gc
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch.nn.modules import module as modules  # noqa: E402
+from torch.optim import optimizer as optimizers  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+from flatout.frameworks.pytorch import steps  # noqa: E402
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+KINDS = (
+    torch, torch.autograd, torch.Tensor, torch.optim.Optimizer, torch.optim.SGD, torch.optim.Adam, torch.amp.GradScaler,
+    torch.cuda, nn.Module, nn.Linear, DataLoader, torch.utils.data, torch.random, modules, optimizers,
+)  # fmt: skip
+
+
+def everything():
+    """Every attribute of what we might touch, and the contents of PyTorch's global hooks."""
+    found = {(str(kind), name): value for kind in KINDS for name, value in vars(kind).items()}
+    hooks = {
+        name: list(vars(holder)[name])
+        for holder in (modules, optimizers)
+        for name in vars(holder)
+        if name.startswith("_global") and isinstance(vars(holder)[name], dict)
+    }
+    return found, hooks
+
+
+def untouched(before):
+    found, hooks = everything()
+    changed = [name for name, value in before[0].items() if found.get(name) is not value]
+    return changed + [name for name in found if name not in before[0]] + [n for n in hooks if hooks[n] != before[1][n]]
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def step(model, optimizer, loss=lambda out: out.pow(2).mean()):
+    loss(model(torch.randn(3, 4))).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+# -- what ends a step ----------------------------------------------------------------------------------------------
+
+
+def test_every_update_is_a_step_from_the_third_on(watch):
+    watched, model = watch(), mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(10):
+        step(model, optimizer)
+    assert watched.listener.num_steps == 8
+    assert watched.listener.stamps == sorted(watched.listener.stamps)
+    facts = watched.pytorch.facts()
+    assert facts.optimizers_per_step == 1 and facts.step_rhythm == "optimizer"
+
+
+def test_a_critic_that_updates_five_times_makes_one_step_with_the_generator(watch, monkeypatch):
+    monkeypatch.undo()  # patience as it is
+    watched, critic, maker = watch(), mlp(), nn.Linear(4, 4)
+    optimizers = [torch.optim.RMSprop(m.parameters(), lr=1e-3) for m in (critic, maker)]
+    gc.collect()
+    for _ in range(10):
+        for _ in range(5):
+            step(critic, optimizers[0])
+        step(lambda x: critic(maker(x)), optimizers[1])
+    facts = watched.pytorch.facts()
+    assert facts.optimizers_per_step == 6 and 7 <= watched.listener.num_steps <= 9
+    assert {model.name for model in facts.models} == {"Sequential", "Linear"}
+    assert {model.name: model.calls_per_step for model in facts.models} == {"Sequential": 6, "Linear": 1}
+
+
+def test_an_update_that_a_gradient_scaler_skips_ends_a_step_as_well(watch):
+    watched, model = watch(), mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    made = []
+    optimizer.register_step_post_hook(lambda *_: made.append(1))
+    for number in range(12):
+        scaler.scale(model(torch.randn(3, 4)).pow(2).mean()).backward()
+        if number in (6, 8):
+            next(model.parameters()).grad.fill_(float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert len(made) == 10 and watched.listener.num_steps == 10
+    assert watched.pytorch.facts().grad_scaler
+
+
+def test_a_gradient_scaler_that_is_switched_off_is_none(watch):
+    watched, model = watch(), mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for _ in range(8):
+        scaler.scale(model(torch.randn(3, 4)).pow(2).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert watched.listener.num_steps == 6 and not watched.pytorch.facts().grad_scaler
+
+
+def test_a_closure_is_one_step_however_often_it_is_evaluated(watch):
+    watched, model = watch(), mlp()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    evaluated = []
+
+    def closure():
+        evaluated.append(1)
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 4)).pow(2).mean()
+        loss.backward()
+        return loss
+
+    for number in range(10):
+        if number == 5:
+            watched.pytorch.observe("phases")
+        assert float(optimizer.step(closure)) >= 0
+    assert watched.listener.num_steps == 8 and len(evaluated) > 10
+    assert watched.pytorch.facts().optimizers[0].has_closure
+
+
+def test_a_wrapper_around_an_optimizer_makes_one_step_of_both_updates(watch):
+    class Lookahead(torch.optim.Optimizer):
+        def __init__(self, inner):
+            super().__init__([p for g in inner.param_groups for p in g["params"]], {})
+            self.inner = inner
+
+        def step(self, closure=None):
+            return self.inner.step(closure)
+
+    watched, model = watch(), mlp()
+    optimizer = Lookahead(torch.optim.Adam(model.parameters()))
+    watched.engage(4, {"fused_optimizer": {}})
+    for _ in range(12):
+        step(model, optimizer)
+    assert watched.pytorch.facts().optimizers_per_step == 2 and watched.listener.num_steps == 10
+    assert watched.pytorch.session.flags.num_updates > 0
+
+
+def test_a_schedule_that_wraps_the_optimizers_step_changes_nothing(watch):
+    watched, model = watch(), mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for _ in range(8):
+        step(model, optimizer)
+        scheduler.step()
+    assert watched.listener.num_steps == 6
+
+
+# -- without an update that shows ----------------------------------------------------------------------------------
+
+
+def by_hand(model, rate=0.01):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= rate * parameter.grad
+            parameter.grad = None
+
+
+def rows(num=40):
+    return DataLoader(TensorDataset(torch.randn(num, 4)), batch_size=2, shuffle=True)
+
+
+def test_updates_by_hand_make_a_step_of_each_batch_that_is_differentiated(watch):
+    watched, model, loader = watch(), mlp(), rows()
+    gc.collect()
+    num, steps_before_epoch = 0, []
+    for _ in range(3):
+        steps_before_epoch.append(watched.listener.num_steps)
+        for (x,) in loader:
+            model(x).pow(2).mean().backward()
+            by_hand(model)
+            num += 1
+        with torch.no_grad():
+            for (x,) in rows(8):
+                model(x)
+    facts = watched.pytorch.facts()
+    assert facts.step_rhythm == "loader" and watched.pytorch.settled()
+    assert watched.listener.num_steps == num - steps.BACKWARDS_WITHOUT_UPDATE + 1
+    assert [model.name for model in facts.models] == ["Sequential"] and facts.optimizers == ()
+    assert [loader.num_batches for loader in facts.loaders] == [20]
+
+
+def test_updates_by_hand_are_compared_after_backward(watch):
+    watched, model = watch(), mlp()
+    gc.collect()
+    watched.compare(8, {"bf16": {}}, "gradients", "updates")
+    for _ in range(3):
+        for (x,) in rows():
+            model(x).pow(2).mean().backward()
+            by_hand(model)
+    (answer,) = watched.answers
+    (found,) = answer.differences
+    assert found.explained_cosine == pytest.approx(1, abs=1e-9) and 0 < found.error < 0.1
+    assert answer.missing == "no optimizer has gradients at this point"
+
+
+def test_updates_by_hand_without_a_loader_make_no_step_and_no_trouble(watch):
+    watched, model = watch(), mlp()
+    gc.collect()
+    for _ in range(60):
+        model(torch.randn(3, 4)).pow(2).mean().backward()
+        by_hand(model)
+    assert watched.listener.num_steps == 0
+
+
+def test_gradients_accumulated_over_many_batches_are_not_taken_for_updates_by_hand(watch):
+    watched, model = watch(), mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = iter(rows(4000))
+    for _ in range(6):
+        for _ in range(64):
+            model(next(batches)[0]).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert watched.listener.num_steps == 4 and watched.pytorch.facts().step_rhythm == "optimizer"
+    assert watched.pytorch.facts().loaders[0].fetches_per_step == pytest.approx(64, rel=0.05)
+
+
+def test_an_optimizer_that_appears_after_updates_by_hand_takes_over(watch):
+    watched, model = watch(), mlp()
+    gc.collect()
+    for (x,) in rows(100):
+        model(x).pow(2).mean().backward()
+        by_hand(model)
+    assert watched.pytorch.facts().step_rhythm == "loader"
+    before = watched.listener.num_steps
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for (x,) in rows(20):
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+    assert watched.pytorch.facts().step_rhythm == "optimizer"
+    assert watched.listener.num_steps == before + 8
+
+
+# -- never fatal ---------------------------------------------------------------------------------------------------
+
+
+def test_a_problem_of_ours_is_told_and_training_goes_on(watch, monkeypatch):
+    watch.may_fail = True
+    watched, model = watch(), mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def fail(*_):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(watched.pytorch, "meet", fail)
+    monkeypatch.setattr(watched.pytorch.observer, "end_step", fail)
+    before = next(model.parameters()).clone()
+    for _ in range(6):
+        step(model, optimizer)
+    assert not torch.equal(before, next(model.parameters()))
+    assert {(stage, type(problem)) for stage, problem in watched.listener.failures} == {("recorder", ZeroDivisionError)}
+
+
+def test_an_exception_of_the_scripts_own_update_passes_through(watch):
+    watched, model = watch(), mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number in range(8):
+        if number == 4:
+            with pytest.raises(TypeError):
+                optimizer.step(closure=3)
+        step(model, optimizer)
+    assert watched.listener.num_steps == 6
+
+
+def test_other_threads_that_train_something_make_no_steps(watch):
+    watched, model = watch(), mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(4):
+        step(model, optimizer)
+
+    def other():
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(10):
+            step(model, optimizer)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    for _ in range(4):
+        step(model, optimizer)
+    assert watched.listener.num_steps == 6
+
+
+def test_watching_moves_no_random_number(watch, workload, different):
+    plain = workload("conv").train(12).state()
+    watched, script = watch(), workload("conv")
+    watched.at(5, lambda: (watched.pytorch.observe("phases"), watched.pytorch.start_window()))
+    watched.at(9, lambda: watched.pytorch.end_window())
+    assert different(plain, script.train(12).state()) == []
+
+
+# -- windows -------------------------------------------------------------------------------------------------------
+
+
+def test_a_window_tells_its_losses_memory_and_epochs(watch):
+    watched, model = watch(trial=True, endless=True), mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    windows = []
+    for num, (x,) in enumerate(rows(6)):
+        optimizer.zero_grad()
+        (model(x).sum() * 0 + num).backward()
+        optimizer.step()
+        if watched.listener.num_steps == 8:
+            watched.pytorch.observe("phases")
+            watched.pytorch.start_window()
+        if watched.listener.num_steps == 14:
+            windows.append(watched.pytorch.end_window())
+            break
+    (window,) = windows
+    assert window["losses"] == [10.0, 11.0, 12.0, 13.0, 14.0, 15.0]
+    assert window["new_epochs"] == 2 and window["recompilations"] == 0 and window["device_phases"] == {}
+    assert window["peak_memory_bytes"] > 10_000_000
+
+
+def test_the_stamps_of_a_window_and_the_parts_of_its_steps_are_one_account(watch, workload):
+    watched, script = watch(), workload("conv")
+    script.train(8)
+    watched.pytorch.observe("phases")
+    accounts = []
+    watched.listener.each_step = lambda _: accounts.append(sum(watched.pytorch.end_step()[0].values()))
+    begun = watched.pytorch.start_window()
+    script.train(6)
+    stamps = [begun, *watched.listener.stamps[-6:]]
+    for account, one, other in zip(accounts, stamps, stamps[1:], strict=False):
+        assert account == pytest.approx(other - one, abs=1e-9)
+
+
+def test_operations_of_one_step_are_counted_between_two_boundaries(watch, workload):
+    watched, script = watch(), workload("mlp")
+    script.train(8)
+    watched.pytorch.begin_census()
+    script.train(1)
+    census = watched.pytorch.end_census()
+    # two batches of 16 rows: forward, gradients of weights, and of inputs except for the first layer
+    products = [(10, 32), (32, 32), (32, 3)]
+    wanted = 2 * 2 * 16 * sum((3 if (a, b) != (10, 32) else 2) * a * b for a, b in products)
+    assert census.flops == wanted and census.num_operations > 20
+    with pytest.raises(RuntimeError):
+        watched.pytorch.end_census()
+
+
+# -- leaving -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", ["off", "ends", "phases"])
+def test_detaching_leaves_pytorch_exactly_as_it_was(watch, workload, depth):
+    before, random_state = everything(), random.getstate()
+    watched, script = watch(), workload("conv")
+    outer = dict(vars(script.model))
+    watched.engage(4, {"bf16": {}, "channels_last": {}, "fused_optimizer": {}, "threads": {"num": 2}})
+    watched.at(6, lambda: watched.pytorch.observe(depth))
+    watched.at(7, watched.pytorch.begin_capture)
+    script.train(12)
+    assert untouched(before)
+    watched.pytorch.detach()
+    assert untouched(before) == []
+    assert dict(vars(script.model)) == outer
+    assert script.optimizer._optimizer_step_pre_hooks == {} and script.optimizer._optimizer_step_post_hooks == {}
+    assert script.optimizer._optimizer_state_dict_post_hooks == {}
+    assert torch.get_num_threads() == 1 and random.getstate() != () and random_state
+    num = watched.listener.num_steps
+    script.train(2)
+    assert watched.listener.num_steps == num
+
+
+def test_detaching_in_the_middle_of_a_census_ends_it(watch, workload):
+    watched, script = watch(), workload("mlp")
+    script.train(8)
+    watched.pytorch.begin_census()
+    watched.pytorch.detach()
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    assert _get_current_dispatch_mode() is None
+
+
+def test_detaching_when_a_lever_cannot_be_released_takes_out_the_rest(watch, workload, monkeypatch):
+    before = everything()
+    watched, script = watch(), workload("mlp")
+    script.train(8)
+    watched.pytorch.engage({"threads": {"num": 2}})
+    lever = watched.pytorch.session.levers["threads"]
+    release = lever.release
+    monkeypatch.setattr(type(lever), "release", lambda self, session: release(session) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        watched.pytorch.detach()
+    assert untouched(before) == []
+
+
+def test_attaching_and_detaching_again_and_again_leaves_no_layer_behind(watch):
+    before = everything()
+    for _ in range(3):
+        watched, model = watch(), mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(8):
+            step(model, optimizer)
+        watched.pytorch.observe("phases")
+        step(model, optimizer)
+        watched.pytorch.detach()
+    assert untouched(before) == []
+
+
+def test_two_frameworks_at_once_can_leave_in_the_order_in_which_they_came(watch):
+    before = everything()
+    first, second, model = watch(), watch(), mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for watched in (first, second):
+        watched.pytorch.observe("phases")
+    for _ in range(6):
+        step(model, optimizer)
+    assert first.listener.num_steps == second.listener.num_steps == 4
+    first.pytorch.detach()
+    step(model, optimizer)
+    assert second.listener.num_steps == 5
+    second.pytorch.detach()
+    assert untouched(before) == []
+
+
+def test_a_whole_script_prints_the_same_watched_and_plain():
+    script = SCRIPTS / "many_ways.py"
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200, check=True)
+    watched = subprocess.run(
+        [sys.executable, SCRIPTS / "under_levers.py", "{}", script],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    assert watched.stdout == plain.stdout and watched.stderr == plain.stderr
+    assert F.relu is not None
