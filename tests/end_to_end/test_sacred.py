@@ -570,10 +570,12 @@ def test_a_folder_that_cannot_be_written_is_said_in_one_line(folder):
 @needs_torch
 def test_levers_are_engaged_where_the_working_folder_cannot_be_written(folder):
     Path(".flatout").write_text("in the way")
-    ours = Done([*RUN, "--levers", "threads=1", "--json", "told.json", "tiny.py"])
+    Path("temporary").mkdir()
+    environment = {"TMPDIR": str(folder / "temporary")}
+    ours = Done([*RUN, "--levers", "threads=1", "--json", "told.json", "tiny.py"], environment=environment)
     assert ours.status == 0
     assert '"engaged": true' in Path("told.json").read_text()
-    assert not list(Path(ENVIRONMENT["TMPDIR"]).glob("flatout-*"))
+    assert not list(Path("temporary").glob("flatout-*"))
 
 
 def test_a_full_disk_does_not_stop_a_run(folder):
