@@ -7,6 +7,7 @@ from one random state. In: levers and the names of checks. Out: `Difference`s, m
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from time import perf_counter
@@ -87,6 +88,11 @@ class Numerics:
         self._session.engage_exactly(levers)
         changed = run(calls, levers=True)
         self._session.engage_exactly({})
+        found = self._difference(changed, first)
+        return dataclasses.replace(found, noise=noise, baseline_error=baseline_error, explained_cosine=explained)
+
+    def _difference(self, changed: Replayed, first: Replayed) -> Difference:
+        """Gradients, outputs, buffers and random states of one replay against another's."""
         furthest, worst_error = worst(changed.gradients, first.gradients)
         name, error = self._name(furthest), relative_error(changed.gradients, first.gradients)
         buffer, buffers_error = buffer_error(changed.buffers, first.buffers)
@@ -97,14 +103,11 @@ class Numerics:
             error=error if buffers_error <= error else buffers_error,
             slope=slope(changed.gradients, first.gradients),
             cosine=cosine(changed.gradients, first.gradients),
-            noise=noise,
-            baseline_error=baseline_error,
             output_error=output_error(changed.outputs, first.outputs),
             worst=name,
             worst_error=worst_error,
             random_states_equal=_stand_alike(changed, first),
             finite=changed.finite or not first.finite,
-            explained_cosine=explained,
             detail=self._told(
                 *lost_or_new(changed.gradients, first.gradients), buffer if buffers_error > error else None
             ),
