@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.ceilings import Machine
 from flatout.plan import Lever
 from flatout.trace import Facts, Setting
 
 if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.calls import Compute
     from flatout.frameworks.pytorch.session import Session
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -53,7 +54,7 @@ class Compile(Lever):
         inductor.fallback_random = True
         for call in session.calls.found:
             if self.name not in call.kept:
-                call.kept[self.name] = torch.compile(call.module._call_impl)
+                call.kept[self.name] = torch.compile(_inlined(call.module._call_impl))
             call.compute = call.kept[self.name]
 
     def release(self, session: Session) -> None:
@@ -70,6 +71,15 @@ class Compile(Lever):
         """Graphs that were compiled."""
         num = _num_graphs()
         return f"{num} graph{'s' * (num != 1)} compiled" if num else None
+
+
+def _inlined(call: Compute) -> Compute:
+    """A frame around the module's call: PyTorch compiles no frame of its own, which is what `nn.Sequential` has."""
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    return computed
 
 
 def _num_graphs() -> int:

@@ -1,0 +1,214 @@
+"""Do the facts say what the script turned out to do, and is nothing fixed by asking?"""
+
+import multiprocessing
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
+
+from flatout.frameworks.pytorch.dataset_state import fingerprint, held_open  # noqa: E402
+
+
+class Rows(Dataset):
+    def __init__(self, change=None):
+        self.change = change
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, k):
+        return torch.full((3, 8, 8), float(k))
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.randn(40, 3, 8, 8))
+
+
+def train(watch, model, loader, optimizer=None, num=12):
+    watched = watch()
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1e-4)
+    for _ in range(num):
+        for x in loader:
+            optimizer.zero_grad()
+            out = model(x)
+            (out[0] if isinstance(out, tuple) else out).pow(2).mean().backward()
+            optimizer.step()
+    return watched.pytorch.facts()
+
+
+def images():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2))
+
+
+def test_models_are_described_by_what_they_are_made_of(watch):
+    facts = train(watch, images(), DataLoader(Rows(), batch_size=20))
+    (model,) = facts.models
+    assert model.num_parameters == 3 * 4 * 9 + 4 + 144 * 2 + 2 and model.parameter_bytes == 4 * model.num_parameters
+    assert (
+        model.convolution_dims == (2,) and model.dtypes == ("float32",) and not model.recurrent and not model.compiled
+    )
+    assert model.num_modules == 4 and model.calls_per_step == 1
+    assert facts.device == "cpu" and facts.num_threads == 1 and not facts.autocast and not facts.distributed
+
+
+def test_recurrent_layers_mixed_types_and_other_dimensions_are_seen(watch):
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Conv3d(1, 2, 3)
+            self.cell = nn.GRUCell(4, 4)
+            self.last = nn.Linear(4, 1).to(torch.bfloat16)
+
+        def forward(self, x):
+            x = self.cell(self.first(x[:, None]).mean((1, 3))[:, :, :4].mean(1))
+            return self.last(x.to(torch.bfloat16))
+
+    (model,) = train(watch, Mixed(), DataLoader(Rows(), batch_size=20)).models
+    assert model.recurrent and model.convolution_dims == (3,) and model.dtypes == ("bfloat16", "float32")
+
+
+def test_an_autocast_of_the_scripts_own_is_seen(watch):
+    watched, model = watch(), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(8):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = model(torch.randn(3, 4))
+        out.float().sum().backward()
+        optimizer.step()
+    assert watched.pytorch.facts().autocast
+
+
+@pytest.mark.parametrize(
+    ("make", "wanted"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=1e-4), {"fused": False, "can_fuse": True, "has_closure": False}),
+        (lambda p: torch.optim.Adam(p, fused=True), {"fused": True, "can_fuse": False, "foreach": False}),
+        (lambda p: torch.optim.AdamW(p, foreach=True), {"foreach": True, "can_fuse": False}),
+        (lambda p: torch.optim.RMSprop(p, lr=1e-4), {"can_fuse": False, "foreach": False}),
+    ],
+    ids=["sgd", "fused", "foreach", "rmsprop"],
+)
+def test_optimizers_are_described_by_what_they_do_and_could_do(watch, make, wanted):
+    model = images()
+    (optimizer,) = train(watch, model, DataLoader(Rows(), batch_size=20), make(model.parameters())).optimizers
+    assert optimizer.num_tensors == 4 and optimizer.num_parameters == 402
+    assert {name: getattr(optimizer, name) for name in wanted} == wanted
+
+
+def test_loaders_are_described_as_the_script_made_them(watch):
+    facts = train(
+        watch, images(), DataLoader(Rows(), batch_size=8, shuffle=True, num_workers=1, prefetch_factor=3), num=3
+    )
+    (loader,) = facts.loaders
+    assert (loader.dataset, loader.batch_size, loader.num_batches) == ("Rows", 8, 5)
+    assert (loader.num_workers, loader.prefetch_factor, loader.persistent, loader.pinned) == (1, 3, False, False)
+    assert loader.changeable and not loader.iterable and not loader.generator
+    assert loader.fetches_per_step == pytest.approx(1, abs=0.1)
+
+
+def test_a_loader_that_only_evaluates_is_not_among_them(watch):
+    training, evaluation = (DataLoader(Rows(), batch_size=8) for _ in range(2))
+    watched, model = watch(), images()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    for _ in range(3):
+        for x in training:
+            model(x).sum().backward()
+            optimizer.step()
+        with torch.no_grad():
+            for x in evaluation:
+                model(x)
+    assert len(watched.pytorch.facts().loaders) == 1
+    assert watched.pytorch.loaders.training == [training]
+
+
+def test_an_iterable_dataset_is_said_and_cannot_be_given_workers(watch):
+    (loader,) = train(watch, images(), DataLoader(Stream(), batch_size=8), num=3).loaders
+    assert loader.iterable and not loader.changeable and loader.num_batches is None
+
+
+def test_asking_fixes_no_start_method(watch):
+    program = (
+        "import multiprocessing, torch\n"
+        "from flatout.frameworks.pytorch.adapter import PyTorch\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "framework = PyTorch()\n"
+        "loader = DataLoader(TensorDataset(torch.ones(4)), batch_size=2)\n"
+        "framework.loaders.note(loader, 1)\n"
+        "assert framework.facts().loaders[0].num_batches == 2\n"
+        "assert multiprocessing.get_start_method(allow_none=True) is None\n"
+        "multiprocessing.set_start_method('spawn')\n"
+        "print(framework.facts().loaders[0].picklable)\n"
+        "loader.dataset.change = lambda x: x\n"
+        "print(framework.facts().loaders[0].picklable)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == ["True", "False"], done.stderr
+    if multiprocessing.get_start_method() == "fork":
+        (loader,) = train(watch, images(), DataLoader(Rows(lambda x: x), batch_size=8), num=3).loaders
+        assert loader.picklable is None, "forked workers need no pickling"
+
+
+# -- what a dataset holds ------------------------------------------------------------------------------------------
+
+
+class Thing:
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: setattr(d, "epoch", 1),
+        lambda d: d.transform.__dict__.update(size=9),
+        lambda d: d.paths.append("c"),
+        lambda d: d.options.update(flip=False),
+        lambda d: d.weights.add_(1),
+        lambda d: setattr(d, "weights", d.weights.clone()),
+        lambda d: setattr(d, "transform", Thing(size=8)),
+        lambda d: d.inner[0].__dict__.update(fold=2),
+    ],
+)
+def test_a_change_of_a_datasets_attributes_changes_its_fingerprint(change):
+    dataset = Thing(
+        epoch=0, transform=Thing(size=8), paths=["a", "b"], options={"flip": True}, weights=torch.ones(2),
+        inner=[Thing(fold=1)],
+    )  # fmt: skip
+    dataset.itself = dataset
+    before = fingerprint(dataset)
+    assert fingerprint(dataset) == before
+    change(dataset)
+    assert fingerprint(dataset) != before
+
+
+def test_a_large_dataset_is_looked_at_and_not_gone_through():
+    class Counting(list):
+        def __iter__(self):
+            raise AssertionError("gone through")
+
+    fingerprint(Thing(items=Counting(range(10**6)), names={str(k): k for k in range(10**5)}))
+
+
+def test_open_files_and_connections_are_noticed_wherever_they_lie(tmp_path):
+    import io
+    import sqlite3
+    import zipfile
+
+    path = tmp_path / "items.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a", "b")
+    assert held_open(Thing(path=path, cache=io.BytesIO(b"x"))) is None
+    with path.open("rb") as file:
+        assert held_open(Thing(parts=[{"file": file}])) == "_io.BufferedReader"
+    assert held_open(Thing(file=file)) is None, "closed"
+    with zipfile.ZipFile(path) as archive:
+        assert held_open(Thing(inner=Thing(archive=archive))) == "zipfile.ZipFile"
+    connection = sqlite3.connect(":memory:")
+    assert held_open(Thing(database=connection)) == "sqlite3.Connection"
+    connection.close()
