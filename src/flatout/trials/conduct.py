@@ -324,7 +324,7 @@ class Conduct:
         if not math.isfinite(ratio) and measured.baseline_s:
             ratios = [a / b for a, b in zip(measured.baseline_s, measured.candidate_s, strict=True)]
             ratio, low, high = stats.summarize(ratios).median, min(ratios), max(ratios)
-            reason = f"{len(ratios)} pairs, all below {pairing.HOPELESS}: not pursued" if measured.given_up else reason
+            reason = measured.given_up or reason
         known = math.isfinite(ratio)
         if measured.num_busy and not known:
             reason = "other processes used the CPU in every window"

@@ -30,7 +30,7 @@ class Pairs:
         candidate_s: Step time of the candidate window beside it.
         num_discarded: Pairs left out.
         num_busy: Those of them left out because others used the CPU.
-        given_up: Whether it was stopped because it was hopeless or the time was over.
+        given_up: Why it was stopped early, or empty.
         peak_memory_bytes: Highest memory of the candidate's windows.
         baseline_peak_memory_bytes: Highest memory of the baseline's windows.
         engage_s: What engaging cost the first time.
@@ -42,7 +42,7 @@ class Pairs:
     candidate_s: list[float] = field(default_factory=list)
     num_discarded: int = 0
     num_busy: int = 0
-    given_up: bool = False
+    given_up: str = ""
     peak_memory_bytes: int | None = None
     baseline_peak_memory_bytes: int | None = None
     engage_s: float = 0.0
@@ -87,7 +87,7 @@ def measure(bench: Bench, levers: Levers, extent: Extent, baseline: Levers | Non
     number = 0
     while not _done(pairs, extent):
         if time.perf_counter() > extent.deadline_s and pairs.baseline_s:
-            pairs.given_up = True
+            pairs.given_up = f"the time was over after {len(pairs.baseline_s)} pairs"
             break
         order = (plain, levers) if number % 2 == 0 else (levers, plain)
         windows = [
@@ -108,7 +108,7 @@ def _done(pairs: Pairs, extent: Extent) -> bool:
     if extent.stop_early and num == 2:
         ratios = [a / b for a, b in zip(pairs.baseline_s, pairs.candidate_s, strict=True)]
         if max(ratios) < HOPELESS:
-            pairs.given_up = True
+            pairs.given_up = f"2 pairs, both below {HOPELESS}: not pursued"
             return True
     if num < extent.num_pairs:
         return False
