@@ -747,6 +747,7 @@ def test_moments_paired_with_other_elements_of_their_parameter_show(watch, workl
             parameter.grad.data = parameter.grad.data.contiguous(memory_format=torch.channels_last)
         for optimizer in session.optimizers:
             session.flags._flags[optimizer] = {"fused": True}
+            session.flags._any = True
 
         def undo():
             session.flags.release("fused")

@@ -58,6 +58,7 @@ class UpdateFlags:
         self._flags: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, bool]] = weakref.WeakKeyDictionary()
         self._own: list[tuple[Group, dict[str, Any]]] = []
         self._handles: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[Any]] = weakref.WeakKeyDictionary()
+        self._any = False
         self.num_updates = 0
         """Updates made with flags of ours since `engage`."""
 
@@ -65,6 +66,7 @@ class UpdateFlags:
         """Set these flags in each update from now on."""
         self.num_updates = 0
         self._flags[optimizer] = {**self._flags.get(optimizer, {}), **flags}
+        self._any = True
         if flags.get("fused"):
             _align(optimizer)
             _place_steps(optimizer, fused=True)
@@ -86,6 +88,7 @@ class UpdateFlags:
                 flags.pop(name, None)
             if not flags:
                 del self._flags[optimizer]
+        self._any = bool(self._flags)
 
     def num_optimizers(self, name: str) -> int:
         """Optimizers for which the flag is engaged."""
@@ -93,7 +96,9 @@ class UpdateFlags:
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer is about to update: its groups carry the flags."""
-        flags = self._flags.get(optimizer) if self._flags else None
+        if not self._any:
+            return
+        flags = self._flags.get(optimizer)
         if not flags:
             return
         self.after_update()  # of an update that raised
@@ -104,6 +109,8 @@ class UpdateFlags:
 
     def after_update(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """It has updated: its groups are the script's own again."""
+        if not self._own:
+            return
         for group, own in self._own:
             for name, value in own.items():
                 if value is _MISSING:

@@ -65,6 +65,11 @@ class Rhythm:
         """So many optimizers exist: wait a little until each has updated before an order is believed."""
         self._expected = num
 
+    @property
+    def waits(self) -> bool:
+        """Whether an optimizer is waited for that has not updated yet."""
+        return self._expected > 1
+
     def next_ends(self) -> bool:
         """Whether the next update, if the order holds, ends a step."""
         if self._period:

@@ -102,6 +102,8 @@ class Steps:
                     framework.observer.pop("optimizer")
                 self._updating.add(id(optimizer))
                 framework.observer.push("optimizer")
+            elif not framework.capture.active:
+                return None
             return self._with_closure(optimizer, args, kwargs)
         except Exception as problem:  # noqa: BLE001
             framework.fail("recorder", problem)
@@ -155,8 +157,8 @@ class Steps:
             framework.session.flags.after_update(optimizer)
             if framework.observer.depth == "phases":
                 framework.observer.pop("optimizer")
-            self._updating.discard(id(optimizer))
-            if self._rhythm.num_updates == 0 and perf_counter() - (self._first_update_s or 0.0) > PATIENCE_S:
+                self._updating.discard(id(optimizer))
+            if self._rhythm.waits and perf_counter() - (self._first_update_s or 0.0) > PATIENCE_S:
                 self._rhythm.expect(0)
             if self._rhythm.update(id(optimizer)):
                 framework.end_of_step()
