@@ -467,7 +467,6 @@ def test_a_training_script_prints_writes_and_sees_the_same(folder):
 
 
 @needs_torch
-@pytest.mark.xfail(reason="frameworks/pytorch/memory.py resets the process's peak at each window, also in a run")
 def test_the_peak_of_memory_use_that_a_script_reads_is_its_own(folder):
     assert Done([*RUN, "-q", "remembers.py"]).out == "True\n"
 

@@ -44,7 +44,7 @@ class PyTorch:
         self.numerics = Numerics(self.session, self.capture)
         self.steps = Steps(self)
         self.listener: StepListener | None = None
-        self._memory = PeakMemory()
+        self._memory = PeakMemory(ours=False)
         self._last_phases: dict[str, float] = {}
         self._last_outside_s = 0.0
         self._settled = False
@@ -59,6 +59,7 @@ class PyTorch:
         """See `Framework.prepare`."""
         self.loaders.endless = endless
         self.loaders.reopen = trial
+        self._memory = PeakMemory(ours=trial)
         self.loaders.install()
         for name, settings in levers.items():
             if self.session.levers[name].toggles != "step":

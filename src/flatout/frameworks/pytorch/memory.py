@@ -12,10 +12,19 @@ import torch
 
 
 class PeakMemory:
-    """The peak since the last `reset`."""
+    """The peak since the last `reset`, or, where it may not be reset, since the process began.
+
+    Args:
+        ours: Whether the process is a trial's. In the user's own run the peak is the script's to read and to reset.
+    """
+
+    def __init__(self, *, ours: bool) -> None:
+        self._ours = ours
 
     def reset(self, device: str) -> None:
         """Forget the peak so far."""
+        if not self._ours:
+            return
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             return
