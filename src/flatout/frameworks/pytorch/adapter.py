@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,7 +15,6 @@ from flatout.frameworks.contract import StepListener
 from flatout.frameworks.pytorch import facts as fact_finding
 from flatout.frameworks.pytorch.calls import Calls
 from flatout.frameworks.pytorch.capture import CAPTURE_BYTES, Capture
-from flatout.frameworks.pytorch.census import OperationCounter
 from flatout.frameworks.pytorch.compilation import num_compilations
 from flatout.frameworks.pytorch.loaders import Loaders
 from flatout.frameworks.pytorch.memory import PeakMemory
@@ -24,6 +23,9 @@ from flatout.frameworks.pytorch.observer import Observer
 from flatout.frameworks.pytorch.session import Session
 from flatout.frameworks.pytorch.steps import Steps
 from flatout.trace import Agreement, Census, Facts, Levers, Scaling, Toggle
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.census import OperationCounter
 
 FEWEST_SETTLING_STEPS = 4
 """Steps that are looked at before it is said what the script does."""
@@ -222,6 +224,8 @@ class PyTorch:
 
     def begin_census(self) -> None:
         """See `Framework.begin_census`."""
+        from flatout.frameworks.pytorch.census import OperationCounter  # not in a run: it loads tables of formulas
+
         self._census = OperationCounter()
         self._census.__enter__()
 

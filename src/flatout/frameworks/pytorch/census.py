@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from collections import Counter
 from collections.abc import Callable
 from time import perf_counter
@@ -33,7 +32,7 @@ READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
-_INSTALLED = tuple({os.path.join(sysconfig.get_path(kind), "") for kind in ("purelib", "platlib", "stdlib")})
+_INSTALLED = (os.path.dirname(os.path.dirname(torch.__file__)) + os.sep, os.path.dirname(os.__file__) + os.sep)
 
 
 def _flash_for_cpu(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
