@@ -103,6 +103,8 @@ class LoaderFacts:
     changeable: bool = True
     """Whether worker settings can be changed from outside."""
     fetches_per_step: float = 1.0
+    batch_bytes: int | None = None
+    """Bytes of the tensors in one batch; None where they cannot be counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -633,7 +633,10 @@ def test_torchrun_with_two_processes_is_reached(folder):
     torchrun = shutil.which("torchrun", path=str(Path(PYTHON).parent))
     launch = [PYTHON, "-m", "torch.distributed.run"] if torchrun is None else [PYTHON, torchrun]
     words = [*launch, "--nproc-per-node", "2", "--standalone", "ranks.py", "--json", "two words"]
-    ours = Done([*EXEC, "--levers", "threads=1", "--", *words])
+    for _attempt in range(4):
+        ours = Done([*EXEC, "--levers", "threads=1", "--", *words])
+        if "terminate called without an active exception" not in ours.err:
+            break  # gloo's own threads abort one in ten such runs as they end, plain or not
     assert ours.status == 0, ours.err
     assert sorted(ours.out.splitlines()) == ["0 ['--json', 'two words'] True", "1 ['--json', 'two words'] True"]
     assert "2 processes" in ours.err.splitlines()[-1]

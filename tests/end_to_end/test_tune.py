@@ -77,6 +77,11 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, obj
     return folder, json.loads(done.stdout)
 
 
+def told(folder: Path, verdict: dict[str, object]) -> str:
+    """What was tried and what was not, for whoever must understand a failure."""
+    return run("report", "--verbose", Path(str(verdict["run"])).name, folder=folder).stdout
+
+
 def skip_where_busy(folder: Path, verdict: dict[str, object]) -> None:
     """On a machine that others keep busy flatout refuses to judge, as it should."""
     result = json.loads((folder / str(verdict["run"]) / "result.json").read_text())
@@ -88,7 +93,7 @@ def skip_where_busy(folder: Path, verdict: dict[str, object]) -> None:
 def test_tune_finds_workers_for_a_slow_dataset(tuned: tuple[Path, dict[str, object]]) -> None:
     folder, verdict = tuned
     skip_where_busy(folder, verdict)
-    assert verdict["verdict"] == "faster"
+    assert verdict["verdict"] == "faster", told(folder, verdict)
     assert "workers" in verdict["levers"]
     assert verdict["ratio_low"] > 1
     assert verdict["break_even_steps"] > 0

@@ -110,6 +110,18 @@ def test_loaders_are_described_as_the_script_made_them(watch):
     assert (loader.num_workers, loader.prefetch_factor, loader.persistent, loader.pinned) == (1, 3, False, False)
     assert loader.changeable and not loader.iterable and not loader.generator
     assert loader.fetches_per_step == pytest.approx(1, abs=0.1)
+    assert loader.batch_bytes == 8 * 3 * 8 * 8 * 4
+
+
+def test_a_batch_that_cannot_be_looked_into_has_no_size(watch):
+    class Closed:
+        def __getattribute__(self, name):
+            raise RuntimeError("closed")
+
+    loaders = watch().pytorch.loaders
+    loader = DataLoader(Rows(), batch_size=8, collate_fn=lambda rows: Closed())
+    next(iter(loader))
+    assert loaders.batch_bytes(loader) is None
 
 
 def test_a_loader_that_only_evaluates_is_not_among_them(watch):

@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from flatout.agreement import judge  # noqa: E402
 from flatout.frameworks.pytorch.levers import registry  # noqa: E402
+from handmade import FACTS, LOADER, MACHINE  # noqa: E402
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 WORKLOADS = ("conv", "transformer", "mlp", "lstm", "gan")
@@ -179,6 +181,22 @@ def test_an_exact_lever_keeps_every_bit_of_a_run(tmp_path):
             command[1:1] = [SCRIPTS / "under_levers.py", str(levers).replace("'", '"')]
         done[str(levers)] = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert len(set(done.values())) == 1 and "epoch 3" in done["{}"]
+
+
+@pytest.mark.parametrize(
+    ("shm_mb", "batch_mb", "nums"),
+    [(64, 1, [1, 2, 4]), (64, 5, [1]), (64, 8, None), (64, None, None), (2048, None, [1, 2, 4]), (None, 9, [1, 2, 4])],
+)
+def test_workers_need_room_for_the_batches_that_wait(shm_mb, batch_mb, nums):
+    """Docker's 64 MB are enough for small batches, and a bus error for large ones."""
+    lever = registry()["workers"]
+    facts = replace(FACTS, loaders=(replace(LOADER, batch_bytes=batch_mb and batch_mb * 2**20),))
+    machine = replace(MACHINE, num_cores=4, shm_bytes=shm_mb and shm_mb * 2**20)
+    if nums is None:
+        assert "/dev/shm has 64 MB" in lever.applies(facts, machine)
+    else:
+        assert lever.applies(facts, machine) is None
+        assert [s["num"] for s in lever.settings(facts, machine)] == nums
 
 
 def test_binding_threads_changes_no_bit_of_a_run():

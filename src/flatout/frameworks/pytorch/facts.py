@@ -94,6 +94,7 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
         picklable=_picklable(loader),
         changeable=session.loaders.may_change(loader),
         fetches_per_step=session.loaders.fetches_per_step(loader),
+        batch_bytes=session.loaders.batch_bytes(loader),
     )
 
 

@@ -21,6 +21,7 @@ from flatout.frameworks.pytorch.dataset_state import fingerprint, held_open
 from flatout.frameworks.pytorch.passes import Opened, Pass
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.frameworks.pytorch.trees import tensors_of
 
 WORKER_ATTRIBUTES = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout")
 
@@ -57,6 +58,7 @@ class Loaders:
         self._patch: Patch | None = None
         self._training: weakref.WeakKeyDictionary[DataLoader[Any], list[int]] = weakref.WeakKeyDictionary()
         """For each loader that feeds the training: batches used since a step, and that step."""
+        self._batch_bytes: weakref.WeakKeyDictionary[DataLoader[Any], int | None] = weakref.WeakKeyDictionary()
         self._others: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
         """Loaders of which a pass ended without a step."""
         self._refused: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
@@ -105,6 +107,20 @@ class Loaders:
         num, first_step = self._training.get(loader, (0, 0))
         num_steps = self.num_steps - first_step
         return num / num_steps if num_steps > 0 and num else 1.0
+
+    def batch_bytes(self, loader: DataLoader[Any]) -> int | None:
+        """Bytes of the tensors in the first batch that was seen; None where none was, or it cannot be looked into."""
+        return self._batch_bytes.get(loader)
+
+    def note_batch(self, loader: DataLoader[Any], batch: Any) -> None:
+        """A pass has given its first batch."""
+        if loader in self._batch_bytes:
+            return
+        try:
+            num_bytes = sum(t.numel() * t.element_size() for t in tensors_of(batch))
+        except Exception:  # noqa: BLE001  a batch of the user's own kind may raise anything when looked into
+            num_bytes = None
+        self._batch_bytes[loader] = num_bytes
 
     def note(self, loader: DataLoader[Any], num_batches: int) -> None:
         """Steps were made with batches from `loader`."""

@@ -126,6 +126,8 @@ class Pass:
             owner.num_restarts += 1
             self._open()
             batch = self._next()
+        if not self._num_drawn:
+            owner.note_batch(self._loader, batch)
         self._num_drawn += 1
         self._num_untold += 1
         return batch

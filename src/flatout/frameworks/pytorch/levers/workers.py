@@ -6,6 +6,7 @@ items are random, workers draw other random numbers: then the check says so and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,8 +17,23 @@ from flatout.trace import Facts, Setting
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
 
-MIN_SHM_BYTES = 256 * 2**20
-"""Workers hand batches over in shared memory; Docker's default of 64 MB has broken many a run."""
+PREFETCH = 2
+"""Batches that each worker keeps ready, which is PyTorch's own default."""
+
+BLIND_BATCH_BYTES = 32 * 2**20
+"""What a batch that cannot be looked into is taken to need."""
+
+
+def shm_needed(facts: Facts, num_workers: int) -> int:
+    """Shared memory that so many workers need, in bytes: batches wait in it, and too little kills them.
+
+    Each worker holds its prefetched batches and the one it is building, and the script two; doubled, for batches
+    differ in size. Docker's default of 64 MB has broken many a run.
+    """
+    return sum(
+        2 * (num_workers * ((loader.prefetch_factor or PREFETCH) + 1) + 2) * (loader.batch_bytes or BLIND_BATCH_BYTES)
+        for loader in facts.loaders
+    )
 
 
 class Workers(Lever):
@@ -41,8 +57,9 @@ class Workers(Lever):
             return "the loader is of a kind of its own, or names a multiprocessing context"
         if any(loader.picklable is False for loader in facts.loaders):
             return "the dataset cannot be pickled, as this start method needs"
-        if machine.shm_bytes is not None and machine.shm_bytes < MIN_SHM_BYTES:
-            return "/dev/shm is smaller than 256 MB"
+        needed = shm_needed(facts, 1)
+        if machine.shm_bytes is not None and machine.shm_bytes < needed:
+            return f"/dev/shm has {machine.shm_bytes / 2**20:.0f} MB, and one worker may need {needed / 2**20:.0f} MB"
         return None
 
     def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
@@ -50,7 +67,8 @@ class Workers(Lever):
         now = max((loader.num_workers for loader in facts.loaders), default=0)
         kept = any(loader.persistent for loader in facts.loaders)
         cores = machine.num_cores
-        numbers = [n for n in (1, 2, 4, 8, cores) if n <= cores]
+        room = math.inf if machine.shm_bytes is None else machine.shm_bytes
+        numbers = [n for n in (1, 2, 4, 8, cores) if n <= cores and shm_needed(facts, n) <= room]
         wanted = [n for n in dict.fromkeys(numbers) if n != now or not kept]
         return tuple([{"num": n} for n in wanted] + [{"num": 0}] * bool(now))
 
@@ -62,7 +80,7 @@ class Workers(Lever):
             {
                 **session.loaders.settings,
                 "num_workers": num,
-                "prefetch_factor": int(settings.get("prefetch", 2)) if num else None,
+                "prefetch_factor": int(settings.get("prefetch", PREFETCH)) if num else None,
                 "persistent_workers": bool(num),
             }
         )
