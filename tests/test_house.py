@@ -56,6 +56,7 @@ LOADED_IN_THE_USERS_PROCESS = {
     "flatout.run.problems",
     "flatout.trace",
     "flatout.trace_file",
+    "flatout.tracebacks",
     *(
         f"flatout.frameworks.pytorch.{name}"
         for name in (

@@ -308,10 +308,18 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The script ended by itself."""
+    """The script ended by itself.
+
+    Attributes:
+        num_steps: Steps that it made.
+        wall_s: Seconds since the framework was imported.
+        training_s: Seconds from the end of the first step to the end of the last.
+        exit_code: Its status, where it is known.
+    """
 
     num_steps: int
     wall_s: float
+    training_s: float = 0.0
     exit_code: int | None = None
 
 

@@ -499,6 +499,16 @@ def test_exceptions_that_a_script_prints_itself_show_its_own_frames(folder):
 
 
 @needs_torch
+@pytest.mark.parametrize("levers", ["", "bf16", "workers=1,channels_last,fused_optimizer"])
+def test_exceptions_that_a_script_catches_while_it_trains_hold_no_frame_of_ours(folder, levers):
+    options = ("--levers", levers) if levers else ()
+    plain, _, ours, _ = both(folder, "catches_its_own.py", "4", options=options)
+    assert (ours.status, len(ours.err.splitlines())) == (plain.status, len(plain.err.splitlines()))
+    assert frames(ours.err, folder) == frames(plain.err, folder)
+    assert not OURS.search(ours.err.replace(str(folder), ""))
+
+
+@needs_torch
 def test_a_script_may_have_a_module_named_flatout(folder):
     Path("flatout.py").write_text("value = 7\n")
     Path("mine.py").write_text(

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatout import trace_file
+from flatout import trace_file, tracebacks
 from flatout.run import child, problems
 from flatout.run.child import Conductor
 from flatout.run.claim import claim
@@ -58,6 +58,9 @@ class FakeFramework:
         self.attached = False
         self.levers = {}
         self._note("detach")
+
+    def num_missed_steps(self):
+        return 2
 
     def settled(self):
         self._note("settled")
@@ -374,7 +377,8 @@ def test_the_end_of_the_script_closes_the_window_and_says_how_many_steps_there_w
     here.framework.step(15)
     at_exit[0]()
     window, end = records(here)[-2:]
-    assert (window.num_steps, end.num_steps) == (9, 15)
+    assert (window.num_steps, end.num_steps) == (9, 17)
+    assert end.training_s > 0
     assert isinstance(end, End)
 
 
@@ -621,7 +625,7 @@ def test_our_frames_are_hidden_in_causes_contexts_and_groups_also_in_a_ring():
     second = _through_ours(ValueError("second"), first)
     first.__context__ = second
     group = ExceptionGroup("both", [second, _through_ours(ValueError("third"), None)])
-    problems.hide_ours(group)
+    tracebacks.hide_ours(group)
     for problem in (first, second, *group.exceptions):
         names = [frame.filename for frame in traceback.extract_tb(problem.__traceback__)]
         assert names and problems.__file__ not in names

@@ -61,6 +61,9 @@ class Framework(Protocol):
     def end_step(self) -> tuple[dict[str, float], float]:
         """Seconds by phase of the step that has just ended, and those that lay outside it."""
 
+    def num_missed_steps(self) -> int:
+        """Steps made before it was known what a step is, of which `on_step` was not told."""
+
     def end_window(self) -> Mapping[str, Any]:
         """A window ends: wait for the device once; `losses`, `device_phases`, `recompilations`, `peak_memory_bytes`."""
 

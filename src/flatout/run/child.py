@@ -27,9 +27,10 @@ from flatout.run.claim import claim
 from flatout.run.open_window import OpenWindow
 from flatout.run.orders import Order, SessionSpec, decode
 from flatout.run.pipe import OrderPipe
-from flatout.run.problems import failure, hide_ours, raised_by_handler
+from flatout.run.problems import failure, raised_by_handler
 from flatout.trace import FORMAT, End, Header, Ready, Refused, Toggle
 from flatout.trace_file import Writer
+from flatout.tracebacks import hide_ours
 
 SETTLING_STEPS = 3
 """Steps before anything is measured: allocators, caches and lazily made state."""
@@ -70,7 +71,7 @@ class Conductor:
         self._skip = 0
         self._settled_at: int | None = None
         self._first_step_s: list[float] = []
-        self._last_step_at_s = 0.0
+        self._first_end_s = self._last_end_s = self._former_end_s = 0.0
         self._started_s = time.perf_counter()
         self._num_problems = 0
         self._pid = os.getpid()
@@ -156,7 +157,9 @@ class Conductor:
             return
         try:
             self._close_window()
-            self._write(End(num_steps=self.num_steps, wall_s=time.perf_counter() - self._started_s))
+            num_steps = self.num_steps + self.framework.num_missed_steps()
+            wall_s = time.perf_counter() - self._started_s
+            self._write(End(num_steps=num_steps, wall_s=wall_s, training_s=self._last_end_s - self._first_end_s))
         except Exception:  # noqa: BLE001  the script has ended well, and nothing more is to be said
             return
 
@@ -189,6 +192,9 @@ class Conductor:
         if self._sleeping:
             return
         self.num_steps += 1
+        self._last_end_s = now_s
+        if self.num_steps == 1:
+            self._first_end_s = now_s
         try:
             if self._claimed or self._claim():
                 self._at_boundary(now_s)
@@ -270,8 +276,8 @@ class Conductor:
 
     def _settle(self, now_s: float) -> None:
         if self.num_steps > SETTLING_STEPS:
-            self._first_step_s.append(now_s - self._last_step_at_s)
-        self._last_step_at_s = now_s
+            self._first_step_s.append(now_s - self._former_end_s)
+        self._former_end_s = now_s
         if not self.framework.settled() or len(self._first_step_s) < MEASURED_SETTLING_STEPS:
             return
         self._settled_at = self.num_steps

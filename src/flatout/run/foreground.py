@@ -228,6 +228,8 @@ class _Watch:
                     outcome.engaged = False
         elif isinstance(record, End):
             outcome.num_steps = self._former_steps + record.num_steps
+            if record.training_s:
+                outcome.steps_s = self._former_s + record.training_s
             outcome.ended = True
         elif isinstance(record, Ready):
             self._answered(record)

@@ -1,13 +1,10 @@
-"""What is left of an exception for the trace, and what of its traceback is the script's own?
+"""What is left of an exception for the trace, and was it the script's own signal handler that raised it?
 
-In: exceptions. Out: `Failure` records, and tracebacks without flatout's frames. Imported in the user's process:
-standard library only.
+In: exceptions. Out: `Failure` records. Imported in the user's process: standard library only.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
 import signal
 from typing import Any
 
@@ -47,33 +44,3 @@ def _code(handler: Any) -> Any:
     if not callable(handler):  # a default, or none
         return None
     return getattr(handler, "__code__", None) or getattr(handler.__call__, "__code__", None)
-
-
-def hide_ours(problem: BaseException) -> None:
-    """Take flatout's own frames out of the tracebacks of an exception, its causes, contexts and groups."""
-    waiting: list[BaseException | None] = [problem]
-    seen: set[int] = set()
-    while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        one.__traceback__ = without_ours(one.__traceback__)
-        waiting += [one.__cause__, one.__context__]
-        if isinstance(one, BaseExceptionGroup):
-            waiting += one.exceptions
-
-
-def without_ours(traceback: Any) -> Any:
-    """The traceback with flatout's own frames taken out."""
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-    kept = []
-    while traceback is not None:
-        if not traceback.tb_frame.f_code.co_filename.startswith(here):
-            kept.append(traceback)
-        traceback = traceback.tb_next
-    if not kept:
-        return None
-    for this, following in itertools.pairwise([*kept, None]):
-        this.tb_next = following
-    return kept[0]

@@ -114,3 +114,26 @@ def test_every_repeating_order_is_found_and_its_steps_are_equally_long(period, p
     if rhythm.num_updates > 1 and len(positions) == 3:
         assert positions[2] - positions[1] == positions[1] - positions[0] == rhythm.num_updates
         assert len(period) % rhythm.num_updates == 0
+
+
+@pytest.mark.parametrize(
+    ("order", "missed", "num_steps"),
+    [
+        ("", 0, 0),
+        ("AA", 2, 2),  # too few to know, and two steps all the same
+        ("DGD", 1, 1),
+        ("AAAA", 2, 4),
+        ("DG" * 6, 2, 6),
+        ("DDDDDG" * 6, 2, 6),
+    ],
+)
+def test_steps_made_while_the_order_was_learned_are_counted_afterwards(order, missed, num_steps):
+    marks, rhythm = ends(order, expected=len(set(order)))
+    assert rhythm.num_missed == missed
+    assert marks.count("|") + missed == num_steps
+
+
+def test_updates_without_an_order_are_each_a_step_from_the_first_on():
+    order = "".join(random.Random(7).choice("ABCDEFG") for _ in range(2 * GIVE_UP))
+    marks, rhythm = ends(order)
+    assert marks.count("|") + rhythm.num_missed == len(order)

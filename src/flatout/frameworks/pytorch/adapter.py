@@ -71,6 +71,7 @@ class PyTorch:
         """See `Framework.attach`."""
         self.listener = listener
         self.loaders.on_failure = self.fail
+        self.observer.on_failure = self.fail
         self.calls.on_broken = self._drop_levers
         self.loaders.install()
         self.steps.install()
@@ -190,6 +191,10 @@ class PyTorch:
     def end_step(self) -> tuple[dict[str, float], float]:
         """See `Framework.end_step`."""
         return self._last_phases, self._last_outside_s
+
+    def num_missed_steps(self) -> int:
+        """See `Framework.num_missed_steps`."""
+        return self.steps.num_missed
 
     def end_window(self) -> Mapping[str, Any]:
         """See `Framework.end_window`."""

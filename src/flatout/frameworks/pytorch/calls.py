@@ -22,6 +22,7 @@ from flatout.frameworks.pytorch.module_state import ModuleState
 from flatout.frameworks.pytorch.owners import Owners, children
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.trees import tensors_of
+from flatout.tracebacks import hide_ours
 
 Compute = Callable[..., Any]
 Around = Callable[[Compute, tuple[Any, ...], dict[str, Any]], Any]
@@ -140,6 +141,9 @@ class OuterCall:
             observer.before_call(self, training)
         try:
             return self._train(args, kwargs) if training else self.plain(*args, **kwargs)
+        except BaseException as problem:
+            hide_ours(problem)
+            raise
         finally:
             owner.inside = False
             if observer is not None:
@@ -156,7 +160,7 @@ class OuterCall:
             return self._guarded(args, kwargs)
         out = self.plain(*args, **kwargs)
         if self.plain_dtypes is None:
-            self.plain_dtypes = tuple(t.dtype for t in tensors_of(out, unique=False))
+            self.plain_dtypes = _dtypes(out)
         return out
 
     def with_levers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -176,7 +180,7 @@ class OuterCall:
         num = self._num_guarded.get(levers, 0)
         if num < NUM_GUARDED:
             self._num_guarded[levers] = num + 1
-            kept = ModuleState(self.module), RandomStates()
+            kept = self._keep()
         try:
             return self.with_levers(args, kwargs)
         except Exception as problem:  # noqa: BLE001  perhaps the script's own: then plain raises it again below
@@ -186,10 +190,23 @@ class OuterCall:
                 state.restore()
         return self.plain(*args, **kwargs)
 
+    def _keep(self) -> tuple[ModuleState, RandomStates] | None:
+        try:
+            return ModuleState(self.module), RandomStates()
+        except Exception:  # noqa: BLE001  (no memory left) then a call that breaks is made again on what it left
+            return None
+
     def end_step(self) -> None:
         """A step has ended: note how many calls it had."""
         self.calls_per_step = float(self.num_training_calls - self._num_before_step)
         self._num_before_step = self.num_training_calls
+
+
+def _dtypes(out: Any) -> tuple[torch.dtype, ...]:
+    try:
+        return tuple(t.dtype for t in tensors_of(out, unique=False))
+    except Exception:  # noqa: BLE001  an output of the script's own kind may raise anything when looked into
+        return ()
 
 
 def _nest(around: Around, inner: Compute) -> Compute:

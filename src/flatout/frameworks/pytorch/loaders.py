@@ -22,6 +22,7 @@ from flatout.frameworks.pytorch.passes import Opened, Pass
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.trees import tensors_of
+from flatout.tracebacks import hide_ours
 
 WORKER_ATTRIBUTES = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout")
 
@@ -78,13 +79,16 @@ class Loaders:
             if not patch.active or in_worker or torch.compiler.is_compiling():
                 return original(loader)
             observer = self.observer
-            if observer is None:
-                return Pass(loader, self)
-            observer.before_fetch()
+            if observer is not None:
+                observer.before_fetch()
             try:
                 return Pass(loader, self)
+            except BaseException as problem:
+                hide_ours(problem)
+                raise
             finally:
-                observer.after_fetch()
+                if observer is not None:
+                    observer.after_fetch()
 
         return __iter__
 

@@ -20,6 +20,7 @@ from flatout.frameworks.pytorch.clock import BASE, PhaseClock
 from flatout.frameworks.pytorch.device_clock import DeviceClock
 from flatout.frameworks.pytorch.loaders import Loaders
 from flatout.frameworks.pytorch.patches import Patch
+from flatout.tracebacks import hide_ours
 
 SYNCS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
 """Tensor methods that wait for the device."""
@@ -42,8 +43,11 @@ class Observer:
         self.num_steps_with_evaluation = 0
         self.losses: list[Any] = []
         """The loss that `backward` was last given in each step of the window."""
+        self.on_failure: Callable[[str, BaseException], None] | None = None
         self._loss: Any = None
         self.outside_s = 0.0
+        self._checkpoint_s: float | None = None
+        """When the outermost `torch.save` under way began."""
         self._patches: list[Patch] = []
         self._save_patch: Patch | None = None
         self._started_step_s = 0.0
@@ -97,6 +101,9 @@ class Observer:
                 self.push(phase)
                 try:
                     return original(*args, **kwargs)
+                except BaseException as problem:
+                    hide_ours(problem)
+                    raise
                 finally:
                     self.pop(phase)
 
@@ -115,7 +122,11 @@ class Observer:
             if isinstance(loss, torch.Tensor) and loss.numel() == 1:
                 self._loss = loss.detach()
             self.clock.between("unattributed")
-            return timed(*args, **kwargs)
+            try:
+                return timed(*args, **kwargs)
+            except BaseException as problem:
+                hide_ours(problem)
+                raise
 
         return backward
 
@@ -124,17 +135,28 @@ class Observer:
     def push(self, phase: str) -> None:
         """A part of the step begins."""
         self.clock.push(phase)
+        if phase == "checkpoint" and self._checkpoint_s is None:
+            self._checkpoint_s = self.clock.last
         if self.device_clock is not None:
-            self.device_clock.push(phase or "unattributed")
+            self._on_device(self.device_clock.push, phase)
 
     def pop(self, phase: str) -> None:
         """It ends; checkpoints lie outside the step whatever the depth."""
-        before = self.clock.last
         self.clock.pop(phase)
-        if phase == "checkpoint":
-            self.outside_s += self.clock.last - before
+        if phase == "checkpoint" and self._checkpoint_s is not None:
+            self.outside_s += self.clock.last - self._checkpoint_s
+            self._checkpoint_s = None
         if self.device_clock is not None:
-            self.device_clock.pop(phase or "unattributed")
+            self._on_device(self.device_clock.pop, phase)
+
+    def _on_device(self, stamp: Callable[[str], None], phase: str) -> None:
+        """Stamp on the device's own clock; where it fails, its times are not observed any more."""
+        try:
+            stamp(phase or "unattributed")
+        except Exception as problem:  # noqa: BLE001  training goes on without a device clock
+            self.device_clock = None
+            if self.on_failure is not None:
+                self.on_failure("recorder", problem)
 
     def around_closure(self, closure: Callable[..., Any]) -> Callable[..., Any]:
         """A closure that an optimizer calls in its update: what it does is no part of the update."""
@@ -143,6 +165,9 @@ class Observer:
             self.push(BASE)
             try:
                 return closure(*args, **kwargs)
+            except BaseException as problem:
+                hide_ours(problem)
+                raise
             finally:
                 self.pop(BASE)
 
@@ -205,6 +230,7 @@ class Observer:
 
     def _forget(self) -> None:
         self.outside_s = 0.0
+        self._checkpoint_s = None
         self._loss = None
         self._trained_in_step = False
         self._evaluated_in_step = False

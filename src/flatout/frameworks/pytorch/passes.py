@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.loaders import Loaders
@@ -95,13 +96,18 @@ class Pass:
             owner.note(self._loader, self._num_untold)
             self._num_untold = 0
         observer = owner.observer
-        if observer is None:
-            return self._fetch()
-        observer.before_fetch()
+        if observer is not None:
+            observer.before_fetch()
         try:
             return self._fetch()
+        except StopIteration:
+            raise
+        except BaseException as problem:
+            hide_ours(problem)
+            raise
         finally:
-            observer.after_fetch()
+            if observer is not None:
+                observer.after_fetch()
 
     def _fetch(self) -> Any:
         owner = self._owner

@@ -41,8 +41,11 @@ class Rhythm:
         """Updates for which the period has held."""
         self._held: dict[tuple[str, ...], int] = {}
         """For each period that was believed and broke: the updates for which it held."""
+        self._untold = 0
+        """Updates since an order was last known."""
         self._expected = 0
         self._irregular = False
+        self._num_missed = 0
         self._doubted = False
         """Whether no order was found for a while once: accidental repeats are believed less easily from then on."""
         self._forget()
@@ -60,6 +63,11 @@ class Rhythm:
     def num_updates(self) -> int:
         """Updates in one step; 0 while it is being learned."""
         return len(self._period) or int(self._irregular)
+
+    @property
+    def num_missed(self) -> int:
+        """Steps that were made before it was known what a step is, and of which no end was told."""
+        return self._num_missed + self._untold // max(len(self._last_seen), 1)
 
     def expect(self, num: int) -> None:
         """So many optimizers exist: wait a little until each has updated before an order is believed."""
@@ -79,10 +87,12 @@ class Rhythm:
     def update(self, optimizer: int | str) -> bool:
         """Note one update and say whether it ends a step; False while the period is being learned."""
         if not self._period:
+            self._untold += not self._irregular
             self._note(optimizer)
             return self._learn() or self._irregular
         if optimizer != self._period[self._position]:
             self._break()
+            self._untold += not self._irregular
             self._note(optimizer)
             return self._learn() or self._irregular
         self._position = (self._position + 1) % len(self._period)
@@ -130,9 +140,12 @@ class Rhythm:
                 if run >= needed and run % distance == 0 and self._is_whole(distance, run):
                     self._period, self._position, self._num_held = self._history[-distance:], 0, run
                     self._irregular, self._expected = False, 0
+                    self._num_missed += self._untold // distance - 1
+                    self._untold = 0
                     return True
         if num >= max(GIVE_UP, (REPEATS + 1) * len(self._last_seen)):
             self._irregular, self._doubted, self._expected = True, True, 0
+            self._num_missed, self._untold = self._num_missed + self._untold - 1, 0
         return False
 
     def _is_whole(self, distance: int, run: int) -> bool:

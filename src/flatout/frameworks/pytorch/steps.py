@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from flatout.frameworks.pytorch.owners import num_optimizers, with_gradients
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.rhythm import Rhythm
+from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.adapter import PyTorch
@@ -58,6 +59,11 @@ class Steps:
     def num_updates(self) -> int:
         """Updates in one step."""
         return self._rhythm.num_updates
+
+    @property
+    def num_missed(self) -> int:
+        """Steps made before it was known what a step is."""
+        return self._rhythm.num_missed
 
     def install(self) -> None:
         """Begin to follow."""
@@ -136,7 +142,11 @@ class Steps:
 
     def _telling(self, closure: Callable[..., Any]) -> Callable[..., Any]:
         def told(*args: Any, **kwargs: Any) -> Any:
-            result = closure(*args, **kwargs)
+            try:
+                result = closure(*args, **kwargs)
+            except BaseException as problem:
+                hide_ours(problem)
+                raise
             self.tell_update()  # again at each evaluation of the closure; only the first finds somebody waiting
             return result
 
@@ -171,7 +181,11 @@ class Steps:
         @wraps(original)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = self._num_updates
-            result = original(scaler, optimizer, *args, **kwargs)
+            try:
+                result = original(scaler, optimizer, *args, **kwargs)
+            except BaseException as problem:
+                hide_ours(problem)
+                raise
             if patch.active and scaler.is_enabled():
                 self._framework.session.scaler_seen = True
                 if self._num_updates == before and isinstance(optimizer, torch.optim.Optimizer):
@@ -185,7 +199,11 @@ class Steps:
     def _count_backward(self, original: Any, patch: Patch) -> Any:
         @wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as problem:
+                hide_ours(problem)
+                raise
             if patch.active and not torch.compiler.is_compiling():
                 self._num_backwards += 1
                 self._num_since_fetch += 1
