@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 FORMAT = 1  # 1: first version
 
@@ -107,6 +107,9 @@ class LoaderFacts:
     """Bytes of the tensors in one batch; None where they cannot be counted."""
 
 
+Rhythm: TypeAlias = Literal["optimizer", "loader", "call"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What the script turned out to do, as levers need to know it."""
@@ -121,7 +124,8 @@ class Facts:
     distributed: bool = False
     matmul_precision: str = "highest"
     cudnn_benchmark: bool = False
-    step_rhythm: Literal["optimizer", "loader", "caller"] = "optimizer"
+    step_rhythm: Rhythm = "optimizer"
+    """What ends a step: an optimizer's update, a fetch, or, where neither shows, the next call of the model."""
     optimizers_per_step: int = 1
     warm_up_step_s: float = 0.0
     tensor_threads_env: str | None = None

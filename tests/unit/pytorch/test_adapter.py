@@ -207,13 +207,30 @@ def test_updates_by_hand_are_compared_after_backward(watch):
     assert answer.missing == "no optimizer has gradients at this point"
 
 
-def test_updates_by_hand_without_a_loader_make_no_step_and_no_trouble(watch):
+def test_updates_by_hand_without_a_loader_make_a_step_of_each_call_after_a_backward(watch):
     watched, model = watch(), mlp()
     gc.collect()
+    for number in range(60):
+        model(torch.randn(3, 4)).pow(2).mean().backward()
+        by_hand(model)
+        if number % 10 == 9:
+            with torch.no_grad():
+                model(torch.randn(3, 4))
+    assert watched.listener.num_steps == 60 - steps.BACKWARDS_WITHOUT_UPDATE
+    facts = watched.pytorch.facts()
+    assert facts.step_rhythm == "call" and facts.loaders == () and watched.pytorch.settled()
+
+
+def test_updates_by_hand_without_a_loader_are_compared_after_backward(watch):
+    watched, model = watch(), mlp()
+    gc.collect()
+    watched.compare(8, {"bf16": {}}, "gradients")
     for _ in range(60):
         model(torch.randn(3, 4)).pow(2).mean().backward()
         by_hand(model)
-    assert watched.listener.num_steps == 0
+    (answer,) = watched.answers
+    (found,) = answer.differences
+    assert found.explained_cosine == pytest.approx(1, abs=1e-9) and 0 < found.error < 0.1
 
 
 def test_gradients_accumulated_over_many_batches_are_not_taken_for_updates_by_hand(watch):

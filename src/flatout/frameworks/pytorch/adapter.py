@@ -160,7 +160,7 @@ class PyTorch:
 
     def facts(self) -> Facts:
         """See `Framework.facts`."""
-        return fact_finding.find(self.session, self.steps.num_updates, by_loader=self.steps.by_loader)
+        return fact_finding.find(self.session, self.steps.num_updates, self.steps.ended_by)
 
     def engage(self, levers: Levers) -> Toggle:
         """See `Framework.engage`."""
@@ -216,7 +216,7 @@ class PyTorch:
     def begin_capture(self) -> None:
         """See `Framework.begin_capture`."""
         self.capture.want()
-        if self.steps.by_loader:  # no update shows: what waits for one is told after a backward
+        if self.steps.ended_by != "optimizer":  # no update shows: what waits for one is told after a backward
             self.capture.on_backward = self.steps.tell_update
 
     def compare(self, levers: Levers, checks: Sequence[str]) -> Agreement:

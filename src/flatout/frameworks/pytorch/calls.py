@@ -134,6 +134,8 @@ class OuterCall:
         if owner.inside or get_ident() != owner.thread or torch._C._get_tracing_state() is not None:
             return self.plain(*args, **kwargs)
         training = torch.is_grad_enabled()
+        if training and owner.on_training_call is not None:
+            owner.on_training_call()
         owner.inside = True
         self.num_calls += 1
         observer = owner.observer
@@ -225,6 +227,8 @@ class Calls:
         """Whether the script calls its model under an autocast of its own."""
         self.observer: CallObserver | None = None
         self.capture: Callable[[OuterCall, tuple[Any, ...], dict[str, Any]], Any] | None = None
+        self.on_training_call: Callable[[], None] | None = None
+        """Told before each call of which gradients are taken, where calls are taken for steps."""
         self.on_broken: Callable[[Exception], None] | None = None
         """Told when a call raised under levers; it must release them at once."""
         self._found: list[OuterCall] = []

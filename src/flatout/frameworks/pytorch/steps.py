@@ -1,8 +1,9 @@
-"""When does a step end, and when is its last update about to be made? Hooks on optimizers, or fetches where none shows.
+"""When does a step end, and when is its last update about to be made? Hooks on optimizers; fetches or calls else.
 
 Hooks that PyTorch offers for all optimizers tell of updates; a gradient scaler that skips one is told of as well. A
-script that updates by hand shows no update: then the batches that it fetches and differentiates are its steps. Nothing
-here may raise into the script. In: updates, backward passes, fetches. Out: ends of steps.
+script that updates by hand shows no update: then a step ends when the next batch is fetched, or the model called
+again, after gradients were taken. Nothing here may raise into the script. In: updates, backward passes, fetches,
+calls. Out: ends of steps.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from flatout.frameworks.pytorch.owners import num_optimizers, with_gradients
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.rhythm import Rhythm
+from flatout.trace import Rhythm as TraceRhythm
 from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.adapter import PyTorch
 
 BACKWARDS_WITHOUT_UPDATE = 20
-"""After so many backward passes without an optimizer update that shows, the loader's fetches are taken for steps."""
+"""After so many backward passes without an optimizer update that shows, fetches and calls are taken for steps."""
 
 BACKWARDS_OF_ONE_UPDATE = 320
 """The same where an optimizer exists: it may be accumulating gradients."""
@@ -49,11 +51,12 @@ class Steps:
         self._updating: set[int] = set()
         self._num_updates = 0
         self._num_backwards = 0
-        self._num_since_fetch = 0
+        self._num_since_end = 0
+        """Backward passes since a step ended without an update."""
         self._limit = BACKWARDS_WITHOUT_UPDATE
         self._first_update_s: float | None = None
-        self.by_loader = False
-        """Whether fetches are taken for steps."""
+        self.ended_by: TraceRhythm = "optimizer"
+        """What ends a step."""
 
     @property
     def num_updates(self) -> int:
@@ -206,7 +209,7 @@ class Steps:
                 raise
             if patch.active and not torch.compiler.is_compiling():
                 self._num_backwards += 1
-                self._num_since_fetch += 1
+                self._num_since_end += 1
                 if self._num_backwards == self._limit:
                     self._miss_updates()
             return result
@@ -219,26 +222,28 @@ class Steps:
                 self._limit = BACKWARDS_OF_ONE_UPDATE
                 return
             self._framework.calls.thread = get_ident()
-            self._framework.loaders.on_fetch = self._before_fetch
+            self._framework.loaders.on_fetch = lambda: self._ended("loader")
+            self._framework.calls.on_training_call = lambda: self._ended("call")
             self._framework.meet_gradients(with_gradients())
         except Exception as problem:  # noqa: BLE001
             self._framework.fail("recorder", problem)
 
-    def _before_fetch(self) -> None:
-        """A batch is asked for; if the last one was differentiated, its step is over."""
+    def _ended(self, by: TraceRhythm) -> None:
+        """A batch is asked for, or the model called; if gradients were taken since the last time, a step is over."""
         framework = self._framework
-        if not self._num_since_fetch or get_ident() != framework.calls.thread or framework.session.silent:
+        if not self._num_since_end or get_ident() != framework.calls.thread or framework.session.silent:
             return
-        self._num_since_fetch = 0
-        self.by_loader = True
+        self._num_since_end = 0
+        self.ended_by = by
         try:
             framework.end_of_step()
         except Exception as problem:  # noqa: BLE001
             framework.fail("recorder", problem)
 
     def _stop_counting(self) -> None:
-        self.by_loader = False
+        self.ended_by = "optimizer"
         self._framework.loaders.on_fetch = None
+        self._framework.calls.on_training_call = None
         if self._backward_patch is not None:
             self._backward_patch.remove()
             self._backward_patch = None
