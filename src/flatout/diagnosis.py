@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from flatout import stats
 from flatout.anatomy import Anatomy
-from flatout.ceilings import Ceiling, Ceilings
+from flatout.ceilings import Ceiling, Ceilings, model_flops_utilization, utilization_fault
 from flatout.stats import Comparison
 from flatout.trace import Census, Facts, Scaling
 
@@ -283,7 +283,9 @@ def _memory_bound_share(found: Findings) -> float:
 
 def _utilization(found: Findings, achieved: float | None) -> float | None:
     peak = _peak(found)
-    return None if peak is None or achieved is None else achieved / peak.value
+    if peak is None or achieved is None or peak.value <= 0:
+        return None
+    return model_flops_utilization(achieved, 1.0, peak_flops_per_s=peak.value)
 
 
 def _sentence(binding: str, found: Findings) -> str:
@@ -349,11 +351,8 @@ def _evidence(binding: str, found: Findings, bounds: Sequence[Bound]) -> list[st
 def _notes(found: Findings, achieved: float | None) -> list[str]:
     lines = []
     utilization = _utilization(found, achieved)
-    if utilization is not None and utilization > 1:
-        lines.append(
-            f"{utilization:.0%} of the measured ceiling cannot be: the ceiling was measured too low, "
-            "`flatout machine --refresh` on a quiet machine"
-        )
+    if utilization is not None and (fault := utilization_fault(utilization)):
+        lines.append(fault)
     rest = found.anatomy.share("unattributed")
     if rest is not None and rest < -COUNTED_TWICE:
         lines.append(f"the phases sum to {-rest:.0%} more than the step: something was counted twice")

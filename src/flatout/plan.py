@@ -64,6 +64,8 @@ class Lever(ABC):
     """Whether engaging it for the first time takes seconds to minutes."""
     parameter: ClassVar[str | None] = None
     """The one setting that must be given, e.g. `num`; None where the lever has none."""
+    least: ClassVar[int] = 0
+    """The smallest value that it may have."""
     conflicts: ClassVar[tuple[str, ...]] = ()
     """Names of levers that it cannot be combined with."""
 

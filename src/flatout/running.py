@@ -168,10 +168,10 @@ def check_settings(lever: Lever, settings: Mapping[str, Setting]) -> None:
     if lever.parameter is None:
         return
     value = settings.get(lever.parameter)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST:
+    if not isinstance(value, int) or isinstance(value, bool) or not lever.least <= value <= MOST:
         raise UsageError(
             f"the lever `{lever.name}` needs a number" + ("" if value is None else f", not `{value}`"),
-            cause=f"its setting `{lever.parameter}` is a whole number from 0 to {MOST}",
+            cause=f"its setting `{lever.parameter}` is a whole number from {lever.least} to {MOST}",
             hint=f"e.g. `{_example(lever)}`",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import click
@@ -12,7 +13,7 @@ from flatout.cli import options
 @click.command("levers", context_settings=options.SCRIPT_SETTINGS)
 @options.terms
 @options.as_json
-@options.script_words
+@functools.partial(options.script_words, metavar="[SCRIPT [ARGUMENTS]...]")
 def command(words: tuple[str, ...], module: str | None, allow_writes: bool, start_limit: str, as_json: bool) -> None:
     """Every lever: its name, its class, what it can shorten, and, given SCRIPT, whether it applies.
 

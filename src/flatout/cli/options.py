@@ -48,9 +48,9 @@ def _first_valued(cluster: str, valued: set[str]) -> tuple[str, bool]:
     return "", False
 
 
-def script_words(function: F) -> F:
+def script_words(function: F, *, metavar: str = "SCRIPT [ARGUMENTS]...") -> F:
     """`-m MODULE`, or a script, then the script's own arguments."""
-    function = click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")(function)
+    function = click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar=metavar)(function)
     return click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")(function)
 
 
@@ -65,13 +65,13 @@ def accept(function: F) -> F:
     )(function)
 
 
-def terms(function: F) -> F:
-    """How a measured script may be run."""
-    function = click.option(
-        "--allow-writes", is_flag=True, help="Let trials write to your real folders (where namespaces are forbidden)."
-    )(function)
+def terms(function: F, *, prefix: str = "") -> F:
+    """How a measured script may be run; `prefix` says when they count."""
+    writes = f"{prefix}let trials write to your real folders (where namespaces are forbidden)."
+    waits = f"{prefix}wait so long for the first step."
+    function = click.option("--allow-writes", is_flag=True, help=writes[0].upper() + writes[1:])(function)
     return click.option(
-        "--start-limit", default="90s", show_default=True, metavar="TIME", help="Wait so long for the first step."
+        "--start-limit", default="90s", show_default=True, metavar="TIME", help=waits[0].upper() + waits[1:]
     )(function)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import click
@@ -20,7 +21,7 @@ from flatout.cli import options
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write what was measured here."
 )
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
-@options.terms
+@functools.partial(options.terms, prefix="with `--recheck`: ")
 @options.script_words
 def command(  # noqa: PLR0913  one parameter per option
     words: tuple[str, ...], module: str | None, plan: Path | None, lever_names: str | None, accept: str, fixed: bool,

@@ -48,14 +48,13 @@ class SessionSpec:
     """What a child is told before it starts (`session.json`).
 
     Attributes:
-        mode: `trial` waits for orders at step boundaries; `run` never waits; `observe` only records.
+        mode: `trial` waits for orders at step boundaries; `run` never waits.
         trace: Where the child writes.
         orders: The named pipe from which it reads, or None.
         claim: Created by the first process that makes a step; others stay plain.
         levers: Engaged at the first boundary (`run`), or before the script starts where they need a new process.
         per_process: Under a launcher: every process that trains writes a trace of its own, and takes no orders.
         endless: A training loader starts over instead of ending (`trial`).
-        recheck: In `run`, whether levers may be toggled to check the plan.
         script: For the header.
         arguments: For the header.
         capture_bytes: Most memory that keeping a step for `compare` may take.
@@ -63,14 +62,13 @@ class SessionSpec:
         cache_folder: Where compiled kernels are kept.
     """
 
-    mode: Literal["trial", "run", "observe"]
+    mode: Literal["trial", "run"]
     trace: str
     claim: str
     orders: str | None = None
     levers: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
     per_process: bool = False
     endless: bool = False
-    recheck: bool = False
     script: str = ""
     arguments: tuple[str, ...] = ()
     capture_bytes: int = 200_000_000

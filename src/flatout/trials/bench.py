@@ -161,6 +161,8 @@ class Bench:
                 raise CandidateFailed(end.sentence()) from None
             raise problem from None
         self._note(records)
+        for note in isolation.notes(self._scratch) if self._scratch is not None else ():
+            self.warnings[note] = None
 
     def _launch(self, environment: Mapping[str, str]) -> None:
         self._num_children += 1

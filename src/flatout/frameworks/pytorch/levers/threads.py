@@ -22,6 +22,7 @@ class Threads(Lever):
 
     name = "threads"
     parameter = "num"
+    least = 1
     summary = "threads that one operation uses on the CPU"
     class_ = "rounding"
     shortens: ClassVar = ("data", "forward", "loss", "backward", "optimizer")
