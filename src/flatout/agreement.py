@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from flatout.trace import Agreement, Difference
@@ -26,12 +26,17 @@ NOISE_SHARE = 1 / 3
 #: 0.000 on LeNet and a GPT, 0.004 on a ResNet after 36 steps, 0.050 before its first step).
 SLOPE_ERROR = 0.02
 
+#: Points of training from which it can be told whether slopes scatter around 1 or stay off it. At a low loss a batch's
+#: gradient is that of one or two examples, which bfloat16 scales by a few per cent up or down.
+POINTS_FOR_SCATTER = 6
+
 #: Two plain runs may differ by chance on a GPU: up to so many times that, a lever differs no more than plain does.
 NOISE_FLOOR = 3.0
 
 #: Classes that may draw other random numbers, so that equal numbers cannot be asked of them.
 OTHER_NUMBERS = ("statistical", "semantics")
 
+SCALED = "are scaled by"
 SAME_ITEMS = "items and random streams equal"
 
 #: Cosine between the replayed gradient and the script's own below which gradients bypass the model's outputs.
@@ -61,6 +66,8 @@ def judge(points: Sequence[Agreement], class_: str, checks: Sequence[str]) -> Ju
     """
     missing = next((p.missing for p in points if p.missing), "")
     found = [d for p in points for d in p.differences]
+    slope = _mean_slope([d for d in found if d.check == "gradients"])
+    found = [replace(d, slope=slope) if d.check == "gradients" else d for d in found]
     results = [_judge_one(d, class_) for d in found]
     for result in results:
         if result.verdict == "disagrees":
@@ -77,6 +84,21 @@ def judge(points: Sequence[Agreement], class_: str, checks: Sequence[str]) -> Ju
             return Judgement(verdict="inconclusive", detail=f"nothing was compared, which class {class_} needs")
         return Judgement(verdict="agrees", detail="changes no number")
     return Judgement(verdict="agrees", detail=_summary(found, results))
+
+
+def needs_more_points(points: Sequence[Agreement], judgement: Judgement) -> bool:
+    """Whether it was a slope that decided, at too few points to know that it is off on the whole."""
+    return judgement.verdict == "disagrees" and SCALED in judgement.detail and len(points) < POINTS_FOR_SCATTER
+
+
+def _mean_slope(found: Sequence[Difference]) -> float:
+    """The slope to be judged: the worst of few, else the mean, moved towards 1 by twice its standard error."""
+    slopes = [d.slope for d in found]
+    if len(slopes) < POINTS_FOR_SCATTER or not all(math.isfinite(s) for s in slopes):
+        return max(slopes, key=lambda s: abs(s - 1) if math.isfinite(s) else math.inf, default=1.0)
+    mean = math.fsum(slopes) / len(slopes)
+    error = math.sqrt(math.fsum((s - mean) ** 2 for s in slopes) / (len(slopes) - 1) / len(slopes))
+    return mean + math.copysign(min(2 * error, abs(1 - mean)), 1 - mean)
 
 
 def _judge_one(found: Difference, class_: str) -> Judgement:
@@ -127,9 +149,7 @@ def _judge_error(found: Difference, class_: str) -> Judgement:
 
 def _judge_precision(found: Difference) -> Judgement:
     if not abs(found.slope - 1) <= SLOPE_ERROR:
-        return Judgement(
-            verdict="disagrees", detail=f"{found.check} are scaled by {found.slope:.3f}, that is not noise"
-        )
+        return Judgement(verdict="disagrees", detail=f"{found.check} {SCALED} {found.slope:.3f}, that is not noise")
     if found.check == "updates":
         return Judgement(verdict="disagrees", detail=f"updates differ by {found.error:.1e} from the same gradients")
     if found.noise is None or not math.isfinite(found.noise):

@@ -239,11 +239,19 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
     """The fastest set that may become a plan: faster than plain, and its numbers agree.
 
     A larger set must earn its size: it is preferred to a smaller one only where it is `WORTH_ADDING` times as fast.
+    What is known only roughly counts for less: of many candidates the one that looks best is otherwise the luckiest.
     """
     candidates = [t for t in trials if usable(t) and (t.ratio or 0.0) > WORTH_ADDING and t.agreement == "agrees"]
     best: Trial | None = None
-    for trial in sorted(candidates, key=lambda t: (len(t.levers), -(t.ratio or 0.0))):
-        worth = WORTH_ADDING if best is not None and len(trial.levers) > len(best.levers) else 1.0
-        if best is None or (trial.ratio or 0.0) > (best.ratio or 0.0) * worth:
+    for trial in sorted(candidates, key=lambda t: (len(t.levers), -_worth(t))):
+        size = WORTH_ADDING if best is not None and len(trial.levers) > len(best.levers) else 1.0
+        if best is None or _worth(trial) > _worth(best) * size:
             best = trial
     return best
+
+
+def _worth(trial: Trial) -> float:
+    """The ratio, moved half the way to the lower end of its interval (on the logarithm)."""
+    ratio = trial.ratio or 0.0
+    low = ratio if trial.ratio_low is None else trial.ratio_low
+    return math.sqrt(max(ratio * low, 0.0))

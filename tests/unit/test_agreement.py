@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.agreement import judge
+from flatout.agreement import POINTS_FOR_SCATTER, judge, needs_more_points
 from flatout.trace import Difference
 from handmade import gradients, measured
 
@@ -73,6 +73,28 @@ def test_a_gradient_that_is_scaled_disagrees_under_precision_however_noisy_the_s
 @pytest.mark.parametrize("slope", [1.0, 0.996, 1.015])
 def test_a_gradient_that_is_hardly_scaled_agrees_under_precision(slope):
     assert verdict("precision", gradients(0.06, slope=slope, noise=0.9)).verdict == "agrees"
+
+
+def at_points(*slopes):
+    return [measured(gradients(0.06, slope=slope, noise=0.9)) for slope in slopes]
+
+
+def test_slopes_that_scatter_around_one_are_noise_and_ones_that_stay_off_it_are_not():
+    """bfloat16 scales the gradient of a batch with few examples that matter: by 0.944 here, by 1.06 there."""
+    words = ("gradients",)
+    assert judge(at_points(0.944, 1.06, 0.98, 1.03, 0.95, 1.04), "precision", words).verdict == "agrees"
+    for off in (0.95, 1.05):
+        stays = judge(at_points(*(off + d for d in (0.01, -0.01, 0.0, 0.012, -0.012, 0.003))), "precision", words)
+        assert stays.verdict == "disagrees"
+
+
+def test_at_few_points_the_worst_slope_decides_and_more_are_asked_for():
+    points = at_points(0.944, 1.06)
+    found = judge(points, "precision", ("gradients",))
+    assert found.verdict == "disagrees" and needs_more_points(points, found)
+    points = at_points(*[0.9] * POINTS_FOR_SCATTER)
+    assert not needs_more_points(points, judge(points, "precision", ("gradients",)))
+    assert not needs_more_points(at_points(1.0), judge(at_points(1.0), "precision", ("gradients",)))
 
 
 def test_the_error_of_a_precision_lever_is_judged_against_the_noise_between_batches():

@@ -37,8 +37,9 @@ from flatout.trace import (
 
 R = TypeVar("R")
 
-WINDOW_S = 0.4
-"""Aimed length of a window: 80 ticks of the kernel's CPU accounting on two cores, so that others' use shows to 2 %."""
+WINDOW_S = 0.25
+"""Aimed length of a window: 50 ticks of the kernel's CPU accounting on two cores, so that others' use shows to 2 %.
+The speed of a shared machine drifts within seconds, and shorter windows bring the two sides of a pair closer."""
 
 MAX_STEPS = 2000
 WARM_UP_STEPS = 30
@@ -92,7 +93,7 @@ def size_for(step_s: float, epoch_steps: int | None) -> Size:
     """The window size for a step time.
 
     >>> size_for(0.004, 938).num_steps, size_for(1.2, None).num_steps, size_for(0.004, 24).num_steps
-    (100, 1, 120)
+    (63, 1, 72)
     """
     num = min(max(math.ceil(WINDOW_S / step_s), 1), MAX_STEPS)
     if epoch_steps and epoch_steps * step_s <= WHOLE_EPOCHS_S:

@@ -28,10 +28,17 @@ from flatout.trials import pairs as pairing
 from flatout.trials.bench import Bench, CandidateFailed, Terms
 from flatout.trials.pairs import Extent, Pairs
 
-NOISE_PAIRS = 5
-SCREEN_PAIRS = 4
-FINAL_PAIRS = 10
-MOST_FINAL_PAIRS = 16
+NOISE_PAIRS = 6
+SCREEN_PAIRS = 8
+PROCESS_PAIRS = 4
+FINAL_PAIRS = 16
+MOST_FINAL_PAIRS = 28
+COMPILE_S = 20.0
+"""What engaging a lever that compiles is expected to take, seconds."""
+
+OVERTIME = 0.1
+"""Share of the budget by which measuring the best again may exceed it: without that, all that was spent is lost."""
+
 ANATOMY_WINDOWS = 4
 COUNTERFACTUAL_PAIRS = 4
 
@@ -99,9 +106,15 @@ class Conduct:
     def _deadline(self, share: float) -> float:
         return self.begun_s + self.goal.budget_s * share
 
-    def _pair_s(self) -> float:
+    def _pair_s(self, levers: Levers) -> float:
+        """Seconds that a pair of windows takes."""
         size = self.bench.size
-        return 2 * (size.num_steps + size.skip_steps) * self.bench.step_guess_s
+        by_epoch = any(self.levers[name].toggles == "epoch" for name in levers)
+        skip_steps = size.loader_skip_steps if by_epoch else size.skip_steps
+        pair_s = 2 * (size.num_steps + skip_steps) * self.bench.step_guess_s
+        if any(self.levers[name].toggles == "process" for name in levers):
+            pair_s += 2 * (self.bench.start_s or 3.0) + 2 * size.num_steps * self.bench.step_guess_s
+        return pair_s
 
     def _stage(self, text: str) -> None:
         self.show.stage(text, min(self.spent_s / self.goal.budget_s, 1.0))
@@ -215,21 +228,20 @@ class Conduct:
 
     def _over(self, candidate: Candidate) -> str:
         left_s = self.goal.budget_s - self.spent_s - self._reserve_s()
-        needed_s = SCREEN_PAIRS * self._pair_s() + self._start_cost_s(candidate)
+        needed_s = stats.MIN_PAIRS * self._pair_s(candidate.levers)
+        if any(self.levers[name].compiles for name in candidate.levers):
+            needed_s += COMPILE_S
         if left_s < needed_s:
             return f"the budget of {self.goal.budget_s:.0f} s is spent"
         return ""
 
-    def _start_cost_s(self, candidate: Candidate) -> float:
-        cost = 0.0
-        if any(self.levers[name].compiles for name in candidate.levers):
-            cost += 20.0
-        if any(self.levers[name].toggles == "process" for name in candidate.levers):
-            cost += 2 * SCREEN_PAIRS * (self.bench.start_s or 3.0)
-        return cost
-
     def _reserve_s(self) -> float:
-        return (FINAL_PAIRS + 1) * self._pair_s() if search.best_of(self.trials) else 0.0
+        """What measuring the best again will take."""
+        best = search.best_of(self.trials)
+        if best is None:
+            return 0.0
+        apart = any(self.levers[name].toggles == "process" for name in best.levers)
+        return ((PROCESS_PAIRS if apart else FINAL_PAIRS) + 2) * self._pair_s(best.levers)
 
     def _list_untried(self, space: search.Space) -> None:
         tried = {name for t in self.trials for name in t.levers}
@@ -294,13 +306,13 @@ class Conduct:
         extent = Extent(num_pairs=SCREEN_PAIRS, purpose="trial", deadline_s=deadline_s)
         return pairing.measure(self.bench, candidate.levers, extent)
 
-    def _measure_processes(self, candidate: Candidate) -> Pairs:
+    def _measure_processes(self, candidate: Candidate, *, stop_early: bool = True) -> Pairs:
         """Alternate processes: each pair is one child with the process levers and one without."""
         apart = {n: s for n, s in candidate.levers.items() if self.levers[n].toggles == "process"}
         inside = {n: s for n, s in candidate.levers.items() if n not in apart}
         found = Pairs()
-        for number in range(2 * SCREEN_PAIRS):
-            if len(found.baseline_s) >= SCREEN_PAIRS or (
+        for number in range(2 * PROCESS_PAIRS):
+            if len(found.baseline_s) >= PROCESS_PAIRS or (
                 found.baseline_s and time.perf_counter() > self._deadline(1.0)
             ):
                 break
@@ -314,6 +326,8 @@ class Conduct:
                 if index:
                     found.evidence.update(self.bench.last_evidence)
             pairing.note(found, windows[0], windows[1])
+            if stop_early and pairing.known_early(found):
+                break
         self.bench.start()
         return found
 
@@ -368,6 +382,8 @@ class Conduct:
         try:
             for _ in range(2):
                 points.append(self.bench.agreement(togglable, checks))
+            while agreement.needs_more_points(points, agreement.judge(points, class_, checks)):
+                points.append(self.bench.agreement(togglable, checks))
         except CandidateFailed as failed:
             return agreement.Judgement(verdict="disagrees", detail=f"broke while being compared: {failed}")
         except Inconclusive as problem:
@@ -397,12 +413,12 @@ class Conduct:
         candidate = Candidate(levers=best.levers)
         try:
             if any(self.levers[name].toggles == "process" for name in best.levers):
-                measured = self._measure_processes(candidate)
+                measured = self._measure_processes(candidate, stop_early=False)
             else:
                 extent = Extent(
                     num_pairs=FINAL_PAIRS,
                     purpose="winner",
-                    deadline_s=self._deadline(1.3),
+                    deadline_s=self._deadline(1.0 + OVERTIME),
                     stop_early=False,
                     until_clear=MOST_FINAL_PAIRS,
                 )

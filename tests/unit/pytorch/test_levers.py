@@ -562,6 +562,19 @@ def test_convolutions_of_three_dimensions_lie_in_their_own_layout(watch):
     assert model.body[0].weight.is_contiguous() and model.body[0].weight.grad is None
 
 
+def test_grey_images_are_laid_out_so_too_though_any_layout_passes_for_it(watch):
+    """By the strides of its input and weight a convolution chooses its kernel: backward was 2.4 times as long."""
+    model = Images(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 4, 3))
+    seen = []
+    model.body[0].register_forward_pre_hook(lambda module, args: seen.append(args[0].stride()))
+    plain = [p.stride() for p in model.parameters()]
+    watched, _ = trained(watch, model, levers={"channels_last": {}}, batch=lambda: torch.rand(2, 1, 8, 8))
+    assert model.body[0].weight.stride() == (9, 1, 3, 1) and seen[-1] == (64, 1, 8, 1)
+    watched.engage(0, {})
+    watched.pytorch.engage({})
+    assert [p.stride() for p in model.parameters()] == plain
+
+
 def test_a_view_on_images_raises_in_channels_last_and_the_lever_is_dropped(watch):
     """Documented: `view` wants the channel's stride where `flatten` or `reshape` would copy."""
     watch.may_fail = True

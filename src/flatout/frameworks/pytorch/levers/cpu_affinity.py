@@ -32,6 +32,8 @@ class CpuAffinity(Lever):
         """On a CPU with more than one core, where the script has not decided."""
         if machine.num_cores < 2:
             return "one core"
+        if machine.num_physical_cores == 1:
+            return "one physical core: its threads share it wherever they run"
         if facts.device != "cpu":
             return "the work is on the GPU"
         if any(name in os.environ for name in ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")):

@@ -1,0 +1,79 @@
+"""Are pairs measured until enough is known, and no longer? With a bench that answers from a list."""
+
+import itertools
+import time
+
+import pytest
+
+from flatout.trials import pairs as pairing
+from flatout.trials.bench import Size
+from flatout.trials.pairs import Extent
+from handmade import window
+
+
+class Bench:
+    """A script whose plain step takes 10 ms and whose candidate takes what it is told, window by window."""
+
+    def __init__(self, *candidate_s, foreign=()):
+        self.size = Size(num_steps=2, skip_steps=1, loader_skip_steps=3)
+        self.levers = {}
+        self.last_evidence, self.last_missing = {"x": "seen"}, {}
+        self.orders = []
+        self._candidate_s = itertools.cycle(candidate_s)
+        self._foreign = itertools.chain(foreign, itertools.repeat(0.0))
+
+    def window(self, levers, *, purpose, observe="ends", skip=None):
+        self.orders.append(bool(levers))
+        step_s = next(self._candidate_s) if levers else 0.010
+        return window((step_s, step_s), observe="ends", foreign_fraction=next(self._foreign))
+
+
+def measure(bench, num_pairs=8, **changes):
+    extent = {"purpose": "trial", "deadline_s": time.perf_counter() + 60, **changes}
+    return pairing.measure(bench, {"x": {}}, Extent(num_pairs=num_pairs, **extent))
+
+
+def test_sides_take_turns_in_going_first():
+    bench = Bench(0.009, 0.0105)
+    measure(bench, 4, stop_early=False)
+    assert bench.orders == [False, True, True, False, False, True, True, False]
+
+
+def test_a_hopeless_candidate_costs_two_pairs():
+    found = measure(Bench(0.012))
+    assert len(found.baseline_s) == 2 and "not pursued" in found.given_up
+
+
+def test_one_that_is_surely_slower_costs_four():
+    assert len(measure(Bench(0.0102, 0.0104)).baseline_s) == 4
+
+
+def test_one_that_is_known_closely_costs_four_and_a_noisy_one_all():
+    assert len(measure(Bench(0.00900, 0.00902)).baseline_s) == 4
+    noisy = measure(Bench(0.008, 0.011))
+    assert len(noisy.baseline_s) == 8 and noisy.compare().verdict == "inconclusive"
+
+
+def test_the_best_is_measured_in_full_and_longer_only_while_it_is_unclear():
+    assert len(measure(Bench(0.0090, 0.0092), 16, stop_early=False, until_clear=28).baseline_s) == 16
+    assert len(measure(Bench(0.008, 0.0125), 16, stop_early=False, until_clear=28).baseline_s) == 28
+
+
+def test_disturbed_pairs_are_left_out_and_counted():
+    found = measure(Bench(0.0090, 0.0091, foreign=[0.5, 0.0, 0.0, 0.3]))
+    assert found.num_discarded == found.num_busy == 2 and len(found.baseline_s) == 4
+
+
+def test_a_machine_that_is_never_quiet_ends_the_trial_without_a_pair():
+    found = measure(Bench(0.009, foreign=[0.9] * 200), 4)
+    assert found.baseline_s == [] and found.num_busy == 12
+
+
+def test_when_the_time_is_over_what_was_measured_counts():
+    found = measure(Bench(0.008, 0.011), deadline_s=time.perf_counter() - 1)
+    assert len(found.baseline_s) == 1 and "time was over" in found.given_up
+
+
+@pytest.mark.parametrize("step_s", [1e-4, 0.001, 0.1, 3.0])
+def test_both_sides_keep_the_evidence(step_s):
+    assert measure(Bench(step_s)).evidence == {"x": "seen"}
