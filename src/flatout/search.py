@@ -71,7 +71,7 @@ def space_of(
 ) -> Space:
     """The single candidates worth trying, most promising first, and why the rest is left out."""
     anatomy, diagnosis = found
-    rows: list[tuple[tuple[int, float], Candidate]] = []
+    rows: list[tuple[tuple[int, bool, float], Candidate]] = []
     untried: list[Untried] = []
     for lever in levers.values():
         reason = _left_out(lever, choice) or lever.applies(facts, machine)
@@ -83,11 +83,16 @@ def space_of(
             untried.append(Untried(lever=lever.name, reason=reason or "no other setting than the present one"))
         for settings in tried:
             candidate = Candidate(levers={lever.name: settings}, reason=f"bound {bound:.2f}x")
-            rows.append(((_cost(lever), -bound), candidate))
+            rows.append(((_cost(lever), _leaves_cores_idle(candidate, machine), -bound), candidate))
     rows.sort(key=lambda row: row[0])
     return Space(
         singles=tuple(c for _, c in rows), untried=tuple(untried), levers=dict(levers), num_cores=machine.num_cores
     )
+
+
+def _leaves_cores_idle(candidate: Candidate, machine: Machine) -> bool:
+    """Fewer threads than cores: rarely faster alone, so it is tried after what might be."""
+    return int(candidate.levers.get("threads", {}).get("num", machine.num_cores)) < machine.num_cores
 
 
 def _left_out(lever: Lever, choice: Choice) -> str | None:

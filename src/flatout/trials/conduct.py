@@ -36,8 +36,8 @@ MOST_FINAL_PAIRS = 28
 COMPILE_S = 20.0
 """What engaging a lever that compiles is expected to take, seconds."""
 
-OVERTIME = 0.1
-"""Share of the budget by which measuring the best again may exceed it: without that, all that was spent is lost."""
+FEWEST_FINAL_PAIRS = 6
+"""Pairs of the best that are measured even when the budget is spent: without them all that was spent is lost."""
 
 ANATOMY_WINDOWS = 4
 COUNTERFACTUAL_PAIRS = 4
@@ -241,7 +241,7 @@ class Conduct:
         if best is None:
             return 0.0
         apart = any(self.levers[name].toggles == "process" for name in best.levers)
-        return ((PROCESS_PAIRS if apart else FINAL_PAIRS) + 2) * self._pair_s(best.levers)
+        return ((PROCESS_PAIRS if apart else FINAL_PAIRS) + 3) * self._pair_s(best.levers)
 
     def _list_untried(self, space: search.Space) -> None:
         tried = {name for t in self.trials for name in t.levers}
@@ -418,7 +418,8 @@ class Conduct:
                 extent = Extent(
                     num_pairs=FINAL_PAIRS,
                     purpose="winner",
-                    deadline_s=self._deadline(1.0 + OVERTIME),
+                    deadline_s=self._deadline(1.0) - self._pair_s(best.levers),  # its anatomy comes afterwards
+                    min_pairs=FEWEST_FINAL_PAIRS,
                     stop_early=False,
                     until_clear=MOST_FINAL_PAIRS,
                 )

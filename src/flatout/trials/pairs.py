@@ -65,6 +65,7 @@ class Extent:
         num_pairs: Pairs wanted.
         purpose: Noted with the windows.
         deadline_s: `time.perf_counter` after which no further pair is begun.
+        min_pairs: Pairs that are measured even so.
         stop_early: Whether to stop as soon as it is known what the candidate is worth: hopeless after two pairs,
             surely slower, or known closely enough. What is chosen so is measured again.
         until_clear: Go on to this many pairs where the verdict is inconclusive after `num_pairs`. There is no look in
@@ -75,6 +76,7 @@ class Extent:
     num_pairs: int
     purpose: str
     deadline_s: float
+    min_pairs: int = 1
     stop_early: bool = True
     until_clear: int = 0
 
@@ -90,7 +92,7 @@ def measure(bench: Bench, levers: Levers, extent: Extent, baseline: Levers | Non
     begun_s = time.perf_counter()
     number = 0
     while not _done(pairs, extent):
-        if time.perf_counter() > extent.deadline_s and pairs.baseline_s:
+        if time.perf_counter() > extent.deadline_s and len(pairs.baseline_s) >= extent.min_pairs:
             pairs.given_up = f"the time was over after {len(pairs.baseline_s)} pairs"
             break
         order = (plain, levers) if number % 2 == 0 else (levers, plain)
