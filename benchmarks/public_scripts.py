@@ -21,13 +21,16 @@ CASES: dict[str, tuple[str, list[str], list[str]]] = {
     "vae": ("vae", [], ["main.py", "--epochs", "1"]),
     "word_language_model": ("word_language_model", [], ["main.py", "--epochs", "1"]),
     "word_language_model_transformer": (
-        "word_language_model", [], ["main.py", "--epochs", "1", "--model", "Transformer", "--use-optimizer", "--lr", "0.001"]
+        "word_language_model",
+        [],
+        ["main.py", "--epochs", "1", "--model", "Transformer", "--use-optimizer", "--lr", "0.001"],
     ),
     "time_sequence_prediction": ("time_sequence_prediction", ["--start-limit", "10m"], ["train.py", "--steps", "15"]),
     "imagenet": (
         "imagenet",
         ["--budget", "5m"],
-        ["main.py", "--arch", "resnet18", "--dummy", "--epochs", "1", "--batch-size", "32", "--workers", "2", "--no-accel"],
+        ["main.py", "--arch", "resnet18", "--dummy", "--epochs", "1", "--batch-size", "32", "--workers", "2"]
+        + ["--no-accel"],
     ),
 }  # fmt: skip
 

@@ -30,6 +30,7 @@ SHOWN_LINES = 6
 
 
 def main() -> None:
+    """Fill what the command line names, or everything."""
     wanted = sys.argv[1:] or list(PLACES)
     folder = Path(tempfile.mkdtemp(prefix="flatout-tutorial-"))
     shutil.copy(ROOT / "examples" / "lenet.py", folder)
