@@ -29,8 +29,7 @@ CASES: dict[str, tuple[str, list[str], list[str]]] = {
     "imagenet": (
         "imagenet",
         ["--budget", "5m"],
-        ["main.py", "--arch", "resnet18", "--dummy", "--epochs", "1", "--batch-size", "32", "--workers", "2"]
-        + ["--no-accel"],
+        ["main.py", "--arch", "resnet18", "--dummy", "--epochs", "1", "--batch-size", "32", "--no-accel"],
     ),
 }  # fmt: skip
 

@@ -23,6 +23,7 @@ _PUBLIC: dict[str, str] = {
     "UsageError": "flatout.errors",
     "levers": "flatout.api",
     "machine": "flatout.api",
+    "observe": "flatout.run.observe",
     "tune": "flatout.api",
     "why": "flatout.api",
 }

@@ -51,7 +51,7 @@ def encode(record: Record) -> str:
     """One line of a trace, without its newline.
 
     >>> encode(End(num_steps=3, wall_s=0.5))
-    '{"kind": "end", "num_steps": 3, "wall_s": 0.5, "exit_code": null}'
+    '{"kind": "end", "num_steps": 3, "wall_s": 0.5, "training_s": 0.0, "exit_code": null}'
     """
     return json.dumps({"kind": _NAMES[type(record)], **to_json(record)}, allow_nan=False)
 

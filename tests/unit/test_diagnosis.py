@@ -239,7 +239,7 @@ def test_utilization_is_the_steps_arithmetic_over_the_measured_ceiling():
 def test_a_utilization_above_one_is_said_and_not_clamped():
     found = used(150 * 10**9, ceilings=ceilings())
     assert found.model_flops_utilization == pytest.approx(1.5)
-    assert any(note.startswith("150% of the measured ceiling cannot be") for note in found.notes)
+    assert any(note.startswith("a utilization of 150 % is impossible") for note in found.notes)
     assert bound(found, "compute at the ceiling").ratio == 1.0
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flatout.errors import Inconclusive, ScriptError
-from flatout.plan import Lever, label
+from flatout.plan import Lever
 from flatout.run import isolation
 from flatout.run.launch import QUIET_TRACKERS, Child, Ended, Launch, session_files
 from flatout.run.orders import SessionSpec
@@ -395,8 +395,3 @@ def opened(bench: Bench) -> Iterator[Bench]:
         yield bench
     finally:
         bench.end()
-
-
-def describe(levers: Levers) -> str:
-    """The levers in one line, for progress."""
-    return label(levers)

@@ -28,16 +28,20 @@ from flatout.trials import pairs as pairing
 from flatout.trials.bench import Bench, CandidateFailed, Terms
 from flatout.trials.pairs import Extent, Pairs
 
-NOISE_PAIRS = 6
+NOISE_PAIRS = 8
 SCREEN_PAIRS = 8
 PROCESS_PAIRS = 4
 FINAL_PAIRS = 16
 MOST_FINAL_PAIRS = 28
+FEWEST_FINAL_PAIRS = 8
+"""Pairs of the best that are measured even when the budget is spent: without them all that was spent is lost."""
+
+SCREEN_SHARE = 1 / 15
+FINAL_SHARE = 1 / 5
+"""Of the budget: what screening one candidate, and measuring the best again, may take where steps are slow."""
+
 COMPILE_S = 20.0
 """What engaging a lever that compiles is expected to take, seconds."""
-
-FEWEST_FINAL_PAIRS = 6
-"""Pairs of the best that are measured even when the budget is spent: without them all that was spent is lost."""
 
 ANATOMY_WINDOWS = 4
 COUNTERFACTUAL_PAIRS = 4
@@ -116,6 +120,10 @@ class Conduct:
             pair_s += 2 * (self.bench.start_s or 3.0) + 2 * size.num_steps * self.bench.step_guess_s
         return pair_s
 
+    def _affordable(self, most: int, share: float, levers: Levers, least: int = stats.MIN_PAIRS) -> int:
+        """Pairs, from `least` to `most`, that fit into a share of the budget."""
+        return max(min(most, int(share * self.goal.budget_s / self._pair_s(levers))), least)
+
     def _stage(self, text: str) -> None:
         self.show.stage(text, min(self.spent_s / self.goal.budget_s, 1.0))
 
@@ -159,7 +167,8 @@ class Conduct:
         self._diagnose(counterfactuals)
 
     def _measure_noise(self) -> None:
-        extent = Extent(num_pairs=NOISE_PAIRS, purpose="baseline", deadline_s=self._deadline(0.3), stop_early=False)
+        num_pairs = self._affordable(NOISE_PAIRS, SCREEN_SHARE, {})
+        extent = Extent(num_pairs=num_pairs, purpose="baseline", deadline_s=self._deadline(0.3), stop_early=False)
         measured = pairing.measure(self.bench, {}, extent)
         self.noise = measured.compare()
         self.baseline = [w for _, w in self.bench.windows if w.purpose == "baseline" and calm(w)]
@@ -241,7 +250,11 @@ class Conduct:
         if best is None:
             return 0.0
         apart = any(self.levers[name].toggles == "process" for name in best.levers)
-        return ((PROCESS_PAIRS if apart else FINAL_PAIRS) + 3) * self._pair_s(best.levers)
+        num_pairs = PROCESS_PAIRS if apart else self._num_final_pairs(best.levers)
+        return (num_pairs + 3) * self._pair_s(best.levers)
+
+    def _num_final_pairs(self, levers: Levers) -> int:
+        return self._affordable(FINAL_PAIRS, FINAL_SHARE, levers, FEWEST_FINAL_PAIRS)
 
     def _list_untried(self, space: search.Space) -> None:
         tried = {name for t in self.trials for name in t.levers}
@@ -303,7 +316,8 @@ class Conduct:
         if any(self.levers[name].toggles == "process" for name in candidate.levers):
             return self._measure_processes(candidate)
         deadline_s = self._deadline(1.0) - self._reserve_s()
-        extent = Extent(num_pairs=SCREEN_PAIRS, purpose="trial", deadline_s=deadline_s)
+        num_pairs = self._affordable(SCREEN_PAIRS, SCREEN_SHARE, candidate.levers)
+        extent = Extent(num_pairs=num_pairs, purpose="trial", deadline_s=deadline_s)
         return pairing.measure(self.bench, candidate.levers, extent)
 
     def _measure_processes(self, candidate: Candidate, *, stop_early: bool = True) -> Pairs:
@@ -416,7 +430,7 @@ class Conduct:
                 measured = self._measure_processes(candidate, stop_early=False)
             else:
                 extent = Extent(
-                    num_pairs=FINAL_PAIRS,
+                    num_pairs=self._num_final_pairs(best.levers),
                     purpose="winner",
                     deadline_s=self._deadline(1.0) - self._pair_s(best.levers),  # its anatomy comes afterwards
                     min_pairs=FEWEST_FINAL_PAIRS,
