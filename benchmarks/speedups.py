@@ -43,6 +43,10 @@ def measure(name: str, pairs: int) -> None:
     tune = timed([FLATOUT, "tune", "--json", *script, option, str(long)], folder)
     verdict = json.loads(tune.output.splitlines()[-1]) if tune.exit_code == 0 else {"failed": tune.output}
     print(name, "tune:", json.dumps(verdict), f"{tune.wall_s:.0f} s", flush=True)
+    if not verdict.get("plan"):  # nothing to run under: the verdict is the result
+        write(f"speedup_{name}", {"command": " ".join(script), "tune": verdict, "tune_wall_s": tune.wall_s})
+        shutil.rmtree(folder, ignore_errors=True)
+        return
     sides = {"plain": [PYTHON], "plan": [FLATOUT, "run"]}
     samples: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     steps_per_s: dict[str, list[float]] = {side: [] for side in sides}
