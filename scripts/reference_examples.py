@@ -202,7 +202,8 @@ def plan_page() -> str:
             f"`flatout tune` writes `{plan_file.DEFAULT}` into the working folder, or the file named by `--plan`. It "
             "is TOML, one table per script, so that several scripts share a folder; comments of yours and other "
             "scripts' plans stay when a plan is written anew. It is plain data: nothing in it is evaluated or "
-            "imported. It is safe to commit. Delete a table to forget a plan.",
+            "imported. It is safe to commit if the name of the machine and the script's "
+            "arguments are. Delete a table to forget a plan.",
             "An example as the code writes it, with invented numbers:",
             fenced(text, "toml"),
             "## Fields",

@@ -14,7 +14,7 @@ import importlib
 import os
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +127,7 @@ def _conduct(
             found = conduct.run("tune" if command == "tune" else "why")
         if found.plan is not None and write_plan:
             place = plan or Path(plan_file.DEFAULT)
-            plan_file.write(found.plan, place)
+            plan_file.write(replace(found.plan, run=os.path.relpath(found.plan.run, place.parent)), place)
             found = result.with_plan_path(found, str(place))
         result.save(found, run_folder)
     return found
@@ -245,7 +245,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None) -> 
                 levers=chosen.levers,
                 registry=registry,
                 toggle=not request.fixed,
-                cache_folder=_compiled(chosen),
+                cache_folder=_compiled(chosen, (request.plan or Path(plan_file.DEFAULT)).parent),
                 launcher=bool(request.launcher),
             )
         )
@@ -254,11 +254,11 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None) -> 
     )
 
 
-def _compiled(chosen: Engagement) -> str | None:
+def _compiled(chosen: Engagement, folder_of_plan: Path) -> str | None:
     """The kernels that the trials compiled, where they are still there."""
     if chosen.plan is None or not chosen.plan.run:
         return None
-    place = Path(chosen.plan.run) / "compiled"
+    place = folder_of_plan / chosen.plan.run / "compiled"
     return str(place.resolve()) if place.is_dir() else None
 
 

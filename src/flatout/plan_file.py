@@ -29,7 +29,8 @@ DEFAULT = "flatout.toml"
 
 _HEAD = """\
 # Plans made by flatout: what to change about how a script runs, with the measurement that justifies it.
-# `flatout run SCRIPT` engages the plan of its script; delete a table to forget it. Safe to commit.
+# `flatout run SCRIPT` engages the plan of its script; delete a table to forget it. Safe to commit,
+# if the name of the machine and the script's arguments are: both stand here.
 """
 
 _OURS = re.compile(r"# .*: \S+x \[\S+, \S+\]")

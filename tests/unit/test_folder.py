@@ -120,3 +120,26 @@ def test_the_newest_result_is_found_and_others_by_name_or_path(tmp_path):
     assert folder.find(tmp_path, unfinished.name) == unfinished
     with pytest.raises(UsageError, match="no such run"):
         folder.find(tmp_path, "train-9")
+
+
+def test_old_records_of_runs_go_and_what_was_found_stays(tmp_path):
+    place = folder.root(tmp_path)
+    for number in range(1, 41):
+        made = folder.new(tmp_path, "train")
+        (made / "trace-run.jsonl").write_text("")
+        if number <= 3:
+            (made / "result.json").write_text("{}")
+        if number <= 30:
+            for path in (made / "trace-run.jsonl", made):
+                os.utime(path, (0, 0))
+    folder.new(tmp_path, "train-other")
+    folder.prune(place, "train")
+    left = {p.name for p in place.iterdir() if p.is_dir()}
+    assert left == {f"train-{n}" for n in (1, 2, 3, *range(21, 41))} | {"train-other-1"}
+
+
+def test_records_of_today_stay_however_many(tmp_path):
+    for _ in range(40):
+        folder.new(tmp_path, "train")
+    folder.prune(folder.root(tmp_path), "train")
+    assert len(list(tmp_path.glob(".flatout/train-*"))) == 40

@@ -85,11 +85,31 @@ def window(number, step_s, levers=PLAN, start_s=0.0, num=10, **what):
 def checked(child, plan_s, plain_s, **what):
     """Answer every order of the check; returns the sides in their order."""
     sides = []
-    while (order := child.order()) is not None and order.purpose == "check":
-        sides.append(dict(order.levers))
+    while (order := child.order()) is not None and (order.purpose == "check" or child.watch._resting):
+        if order.purpose == "check":
+            sides.append(dict(order.levers))
         step_s = plan_s if order.levers == PLAN else plain_s
         child.answers(order, step_s * (1 + 0.001 * (order.number % 5)), **what)  # no machine repeats itself exactly
     return sides, order
+
+
+def next_of_check(child):
+    """The next order that is part of the check; the plan's windows between pairs are answered."""
+    order = child.order()
+    while child.watch._resting:
+        child.answers(order, 0.01)
+        order = child.order()
+    return order
+
+
+def test_between_pairs_the_plan_runs_on_so_that_a_check_costs_a_short_run_little(watched):
+    child = watched()
+    child.settles()
+    levers = []
+    while (order := child.order()) is not None and len(levers) < 200:
+        levers += [dict(order.levers)] * order.num_steps
+        child.answers(order, 0.01 if order.levers == PLAN else 0.02, num=order.num_steps)
+    assert levers.count(KEPT) / len(levers) < 0.2
 
 
 def test_a_plan_is_checked_in_alternating_pairs_and_kept_where_it_is_faster(watched):
@@ -154,9 +174,9 @@ def test_disturbed_compiling_and_missing_windows_cost_their_pair_alone(watched):
     child.settles()
     odd = [{"foreign_fraction": 0.5}, {}, {"recompilations": 1}, {}]
     for what in odd:
-        child.answers(child.order(), 0.01, **what)
-    child.says(Ready(order=child.order().number, num_steps=9))  # no window at all
-    child.answers(child.order(), 0.01)
+        child.answers(next_of_check(child), 0.01, **what)
+    child.says(Ready(order=next_of_check(child).number, num_steps=9))  # no window at all
+    child.answers(next_of_check(child), 0.01)
     checked(child, 0.01, 0.02)
     assert child.outcome.num_busy == 1
     assert len(child.outcome.plan_s) == len(child.outcome.plain_s) == CHECK_PAIRS - 3

@@ -10,6 +10,7 @@ import glob
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,12 @@ from pathlib import Path
 from flatout.errors import MachineError, RecordError, UsageError, cannot_write
 
 ROOT = ".flatout"
+KEPT_RUNS = 20
+"""Records of plain runs that are kept for each script; what `tune` and `why` found is kept for good."""
+
+KEPT_S = 24 * 3600.0
+"""No record younger than this is removed."""
+
 NEEDED_BYTES = 65536
 """What a run folder must be able to hold for a run to be worth recording."""
 
@@ -69,6 +76,7 @@ def for_run(stem: str) -> Iterator[tuple[Path | None, MachineError | None]]:
     try:
         kept = new(Path.cwd(), stem)
         _try(kept)
+        prune(kept.parent, stem)
     except OSError as failure:  # the working folder is gone
         problem = cannot_write(ROOT, failure)
     except MachineError as failure:
@@ -132,6 +140,17 @@ def claimed(folder: Path, stem: str) -> Iterator[Path]:
         yield new(folder, stem)
     finally:
         os.close(lock)
+
+
+def prune(place: Path, stem: str) -> None:
+    """Remove the oldest records of runs of a script, so that a script that runs every night does not fill the disk."""
+    folders = [p for p in place.glob(f"{glob.escape(stem)}-*") if _number(p, stem) and not (p / "result.json").exists()]
+    for path in sorted(folders, key=lambda p: -_number(p, stem))[KEPT_RUNS:]:
+        try:
+            if time.time() - max(p.stat().st_mtime for p in (path, *path.iterdir())) > KEPT_S:
+                shutil.rmtree(path, ignore_errors=True)
+        except OSError:  # somebody else is removing it
+            continue
 
 
 def _number(path: Path, stem: str) -> int:

@@ -29,6 +29,9 @@ CHECK_WINDOW_S = 0.3
 CHECK_LIMIT_S = 1.0
 """A window of the check ends here at the latest: plain may be many times slower than the plan."""
 
+REST_WINDOWS = 6
+"""After each pair the plan runs on for so many windows, so that the check costs a slow script or a short run little."""
+
 FOREIGN_LIMIT = 0.10
 """A window in which others used more than this share of the cores says nothing about the plan."""
 
@@ -156,6 +159,7 @@ class _Watch:
         self._outcome = Outcome(recorded=session is not None)
         self._number = 0
         self._sides: list[Levers] = []
+        self._resting = False
         self._awaited = -1
         """Number of the order whose answer is awaited."""
         self._pair: dict[bool, float | None] = {}
@@ -238,7 +242,7 @@ class _Watch:
         """A process that trains has begun; the script may start one after the other."""
         self._former_steps, self._former_s = self._outcome.num_steps, self._outcome.steps_s
         self._begun_s = self._last = None
-        self._sides, self._awaited = [], -1
+        self._sides, self._awaited, self._resting = [], -1, False
         self._outcome.ended = False
 
     def _note_window(self, window: Window) -> None:
@@ -255,16 +259,22 @@ class _Watch:
             self._settled()
         if ready.order < 0 or ready.order != self._awaited or not self._sides:
             return
-        side = self._sides.pop(0)
+        resting, self._resting = self._resting, False
         if not self._outcome.engaged:  # the plan broke while it was being checked
             self._sides = []
             self._send(self._kept, "run", num_steps=1, skip_steps=0)
             return
-        self._keep(side)
-        if self._sides:
+        if resting:
             self._order_next()
-        else:
+            return
+        side = self._sides.pop(0)
+        self._keep(side)
+        if not self._sides:
             self._conclude()
+        elif len(self._sides) % 2 == 0:
+            self._rest()
+        else:
+            self._order_next()
 
     def _settled(self) -> None:
         """The levers have been engaged: check them, where that is wanted and possible."""
@@ -292,11 +302,23 @@ class _Watch:
                 self._outcome.plan_s.append(plan_s)
 
     def _order_next(self) -> None:
+        step_s = self._step_s()
+        skip = 2 if step_s < 0.2 else 1 if step_s < 0.5 else 0
+        if any(self._what.registry[n].compiles for n in self._what.levers):
+            skip = COMPILE_SKIP_STEPS
+        self._send(self._sides[0], "check", num_steps=_steps_in(CHECK_WINDOW_S, step_s), skip_steps=skip)
+
+    def _rest(self) -> None:
+        """Between two pairs the plan runs on."""
+        self._resting = True
+        num_steps = REST_WINDOWS * _steps_in(CHECK_WINDOW_S, self._step_s())
+        limit_s = REST_WINDOWS * CHECK_LIMIT_S
+        self._send(self._what.levers, "run", num_steps=num_steps, skip_steps=0, limit_s=limit_s)
+
+    def _step_s(self) -> float:
         facts = self._outcome.facts
         step_s = self._last.training_step_s if self._last is not None else (facts.warm_up_step_s if facts else 0.1)
-        step_s = step_s if step_s > 0 else 0.1  # not a number fails this, too
-        skip = COMPILE_SKIP_STEPS if any(self._what.registry[n].compiles for n in self._what.levers) else 2
-        self._send(self._sides[0], "check", num_steps=max(int(CHECK_WINDOW_S / step_s), 1), skip_steps=skip)
+        return step_s if step_s > 0 else 0.1  # not a number fails this, too
 
     def _conclude(self) -> None:
         from flatout import stats
@@ -306,7 +328,9 @@ class _Watch:
         outcome.released = compared.verdict == "slower"
         self._send(self._kept if outcome.released else self._what.levers, "run", num_steps=1, skip_steps=0)
 
-    def _send(self, levers: Levers, purpose: str, *, num_steps: int, skip_steps: int) -> None:
+    def _send(
+        self, levers: Levers, purpose: str, *, num_steps: int, skip_steps: int, limit_s: float = CHECK_LIMIT_S
+    ) -> None:
         order = Order(
             number=self._number,
             kind="window",
@@ -314,14 +338,18 @@ class _Watch:
             levers=levers,
             num_steps=num_steps,
             skip_steps=skip_steps,
-            limit_s=CHECK_LIMIT_S,
+            limit_s=limit_s,
         )
         self._awaited = order.number
         self._number += 1
         try:
             os.write(self._orders, encode(order).encode())
         except OSError:
-            self._sides = []
+            self._sides, self._resting = [], False
+
+
+def _steps_in(seconds: float, step_s: float) -> int:
+    return max(int(seconds / step_s), 1)
 
 
 def leave_as(exit_code: int) -> None:

@@ -123,6 +123,15 @@ def write_session(launch: Launch) -> Path:
     return path
 
 
+def discard_session_files(launch: Launch) -> None:
+    """Remove what only a living child needs; its trace and its output stay."""
+    session = launch.session
+    for path in (session.orders, session.claim, launch.run_folder.resolve() / f"session-{launch.name}.json"):
+        if path is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
 class Child:
     """One child that follows orders. Use it as a context: leaving it ends the child and all that it started."""
 
@@ -191,6 +200,7 @@ class Child:
         if self._log is not None:
             self._log.close()
             self._log = None
+        discard_session_files(self._launch)
 
     # -- orders --------------------------------------------------------------------------------------------------
 

@@ -189,7 +189,11 @@ class Conduct:
         assert facts is not None
         found = {}
         extent = Extent(
-            num_pairs=COUNTERFACTUAL_PAIRS, purpose="counterfactual", deadline_s=self._deadline(0.45), stop_early=False
+            num_pairs=COUNTERFACTUAL_PAIRS,
+            purpose="counterfactual",
+            deadline_s=self._deadline(0.45),
+            min_pairs=stats.MIN_PAIRS,  # without an interval it would be worth nothing
+            stop_early=False,
         )
         if facts.loaders:
             found["free_data"] = pairing.measure(self.bench, {"free_data": {}}, extent).compare()

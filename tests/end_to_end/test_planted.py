@@ -1,0 +1,55 @@
+"""Is a bottleneck that was planted named? What the diagnosis says of scripts whose fault is known."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.run import isolation
+from flatout.run.machine import read_machine
+
+pytest.importorskip("torch")
+
+SCRIPT = str(Path(__file__).resolve().parent.parent / "scripts" / "planted.py")
+HERE = [] if isolation.available() is None else ["--allow-writes"]
+
+
+def why(kind: str, folder: Path, **environment: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "flatout", "why", "--json", "--budget", "25s", *HERE, SCRIPT, kind]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=250, check=False, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    result = json.loads((folder / found["run"] / "result.json").read_text())
+    if (result["foreign_fraction"] or 0.0) > 0.15:
+        pytest.skip(f"other processes used {result['foreign_fraction']:.0%} of the CPU")
+    return {**found, "evidence": result["diagnosis"]["evidence"], "census": result["census"]}
+
+
+def test_a_dataset_that_decodes_photographs_is_the_input(tmp_path: Path) -> None:
+    found = why("decode", tmp_path, OMP_NUM_THREADS="1")
+    assert found["binding"] == "input" and found["bounds"]["free data"] > 3
+
+
+def test_two_hundred_tiny_layers_are_launch_overhead(tmp_path: Path) -> None:
+    found = why("layers", tmp_path, OMP_NUM_THREADS="1")
+    assert found["binding"] == "launch overhead" and found["bounds"]["free launches"] > 1.3
+
+
+def test_a_value_read_back_after_each_layer_is_counted(tmp_path: Path) -> None:
+    """On a CPU it waits for nothing, so it binds nothing; that it happens is said."""
+    found = why("item", tmp_path, OMP_NUM_THREADS="1")
+    assert found["census"]["num_syncs"] >= 200
+    assert any("values read back a step" in line for line in found["evidence"])
+
+
+def test_far_more_threads_than_cores_are_oversubscription(tmp_path: Path) -> None:
+    found = why("threads", tmp_path, OMP_NUM_THREADS=str(8 * read_machine().num_cores))
+    assert found["binding"] == "thread oversubscription" and found["bounds"]["threads that fit"] > 1.1
