@@ -7,7 +7,6 @@ is changed or tried, no file is written, and what breaks here costs the observat
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 WINDOW_STEPS = 2000
 """Steps kept in one window; the next one follows without a gap that matters."""
 
-_under_way = threading.Lock()
+_attaching = threading.Lock()
 
 
 class Observation:
@@ -135,34 +134,29 @@ def observe() -> Iterator[Observation]:
     ```
 
     Raises:
-        UsageError: PyTorch is not installed, flatout records this process already, or another block is open.
+        UsageError: PyTorch is not installed, or this process is observed already.
     """
-    if "flatout.run.child" in sys.modules:
-        raise UsageError(
-            "this process is recorded already",
-            cause="it was started by flatout",
-            hint="`flatout.observe()` is for programs that run by themselves",
-        )
-    if not _under_way.acquire(blocking=False):
-        raise UsageError(
-            "`flatout.observe()` is open already", cause="one block observes at a time", hint="end the other one first"
-        )
-    try:
+    with _attaching:
         observation = Observation(_pytorch())
         observation._framework.attach(observation)
-        try:
-            yield observation
-        finally:
-            observation.end()
+    try:
+        yield observation
     finally:
-        _under_way.release()
+        observation.end()
 
 
 def _pytorch() -> Framework:
     try:
         from flatout.frameworks.pytorch.adapter import PyTorch
+        from flatout.frameworks.pytorch.steps import followed
     except ImportError as problem:
         raise UsageError(
             "there is no PyTorch to observe", cause=str(problem), hint="`pip install 'flatout[pytorch]'`"
         ) from None
+    if followed():
+        raise UsageError(
+            "this process is observed already",
+            cause="another `flatout.observe()` is open, or flatout has started the program itself",
+            hint="one at a time; under `flatout run` the report has what this would show",
+        )
     return PyTorch()

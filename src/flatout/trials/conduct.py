@@ -251,7 +251,7 @@ class Conduct:
     def _reserve_s(self) -> float:
         """What measuring the best again will take."""
         best = search.best_of(self.trials)
-        if best is None:
+        if best is None or (best.ratio or 0.0) < search.WORTH_TRYING:  # then whatever is untried comes first
             return 0.0
         apart = any(self.levers[name].toggles == "process" for name in best.levers)
         num_pairs = PROCESS_PAIRS if apart else self._num_final_pairs(best.levers)

@@ -185,7 +185,7 @@ def test_an_exact_lever_keeps_every_bit_of_a_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("shm_mb", "batch_mb", "nums"),
-    [(64, 1, [1, 2, 4]), (64, 5, [1]), (64, 8, None), (64, None, None), (2048, None, [1, 2, 4]), (None, 9, [1, 2, 4])],
+    [(64, 1, [4, 2, 1]), (64, 5, [1]), (64, 8, None), (64, None, None), (2048, None, [4, 2, 1]), (None, 9, [4, 2, 1])],
 )
 def test_workers_need_room_for_the_batches_that_wait(shm_mb, batch_mb, nums):
     """Docker's 64 MB are enough for small batches, and a bus error for large ones."""

@@ -1,6 +1,5 @@
 """Does `flatout.observe()` see the steps of a program of one's own, and leave nothing behind?"""
 
-import sys
 import time
 
 import pytest
@@ -66,14 +65,17 @@ def test_an_exception_in_the_block_is_the_programs_own_and_ends_it():
     assert again.num_steps == 40
 
 
-def test_two_blocks_at_once_are_refused():
-    with flatout.observe(), pytest.raises(flatout.UsageError, match="open already"), flatout.observe():
-        pass
+def test_two_blocks_at_once_are_refused_and_the_first_goes_on():
+    with flatout.observe() as run:
+        with pytest.raises(flatout.UsageError, match="observed already"), flatout.observe():
+            pass
+        train()
+    assert run.num_steps == 40
 
 
-def test_a_process_that_flatout_records_already_is_refused(monkeypatch):
-    monkeypatch.setitem(sys.modules, "flatout.run.child", object())
-    with pytest.raises(flatout.UsageError, match="recorded already"), flatout.observe():
+def test_a_program_that_flatout_has_started_is_refused(watch):
+    watch()
+    with pytest.raises(flatout.UsageError, match="observed already"), flatout.observe():
         pass
 
 

@@ -8,6 +8,7 @@ calls. Out: ends of steps.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
@@ -16,6 +17,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from flatout.frameworks.pytorch.owners import num_optimizers, with_gradients
@@ -247,6 +249,12 @@ class Steps:
         if self._backward_patch is not None:
             self._backward_patch.remove()
             self._backward_patch = None
+
+
+def followed() -> bool:
+    """Whether somebody follows this process's updates already."""
+    hooks = getattr(sys.modules[Optimizer.__module__], "_global_optimizer_pre_hooks", {})
+    return any(isinstance(getattr(hook, "__self__", None), Steps) for hook in hooks.values())
 
 
 def _leave_uncompiled(function: Any) -> None:

@@ -63,12 +63,12 @@ class Workers(Lever):
         return None
 
     def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
-        """Up to the cores, and none where the script has some; without the present state."""
+        """As many as cores, then fewer, and none where the script has some; without the present state."""
         now = max((loader.num_workers for loader in facts.loaders), default=0)
         kept = any(loader.persistent for loader in facts.loaders)
         cores = machine.num_cores
         room = math.inf if machine.shm_bytes is None else machine.shm_bytes
-        numbers = [n for n in (1, 2, 4, 8, cores) if n <= cores and shm_needed(facts, n) <= room]
+        numbers = [n for n in (cores, 8, 4, 2, 1) if n <= cores and shm_needed(facts, n) <= room]
         wanted = [n for n in dict.fromkeys(numbers) if n != now or not kept]
         return tuple([{"num": n} for n in wanted] + [{"num": 0}] * bool(now))
 
