@@ -57,7 +57,7 @@ def block(*texts: str) -> str:
     machine = read_machine()
     versions = f"PyTorch {version('torch')}, Python {platform.python_version()}, flatout {version('flatout')}"
     when = datetime.date.today().isoformat()
-    text = "\n".join(re.sub(r"^.*?(?=\.flatout/)|[^\s]*/(?=lenet\.py)", "", t, flags=re.MULTILINE) for t in texts)
+    text = "\n".join(re.sub(r"\S*/(?=\.flatout/|lenet\.py|bin/flatout)", "", t) for t in texts)
     return f"```text\n{text}\n```\n\n*{machine.num_cores} cores ({machine.cpu}), {versions}, {when}.*"
 
 
@@ -96,10 +96,21 @@ def _seeds(folder: Path) -> str:
     return block("\n".join(lines))
 
 
+PROGRESS = re.compile(
+    r"flatout: (starting|measuring|warming|plain against|where|what|counting|trying|others|done)"
+    r"|  \S.*\d\.\d\dx  (faster|slower|no difference|inconclusive|disagrees|failed)|  \S.*  failed"
+)
+"""What `tune` says while it is at it."""
+
+
 def _demo(folder: Path) -> str:
-    done = said(ROOT, "make", "--no-print-directory", "demo", stderr=True).splitlines()
-    shown = [line for line in done if not re.match(r"flatout: (?!lenet|under|plan)|  \S.*x  |WARNING|\[notice", line)]
-    return block("\n".join(shown))
+    shown = []
+    for line in said(ROOT, "make", "--no-print-directory", "demo", stderr=True).splitlines():
+        line = re.sub(r"^\+ \S*/flatout", "$ flatout", line)
+        if not PROGRESS.match(line):
+            shown.append(line)
+    epochs = [n for n, line in enumerate(shown) if line.startswith("epoch ")]
+    return block("\n".join([*shown[: epochs[0]], "...", *shown[epochs[-1] :]]))
 
 
 PLACES: dict[str, tuple[Path, Callable[[Path], str]]] = {

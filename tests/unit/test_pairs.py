@@ -77,3 +77,9 @@ def test_when_the_time_is_over_what_was_measured_counts():
 @pytest.mark.parametrize("step_s", [1e-4, 0.001, 0.1, 3.0])
 def test_both_sides_keep_the_evidence(step_s):
     assert measure(Bench(step_s)).evidence == {"x": "seen"}
+
+
+def test_a_window_that_starts_the_loader_over_is_no_match_for_one_that_does_not_save_for_free_data():
+    once, never = window(new_epochs=1), window(levers={"workers": {"num": 1}})
+    assert pairing.unequal_epochs(once, never) and not pairing.unequal_epochs(once, once)
+    assert not pairing.unequal_epochs(once, window(levers={"free_data": {}}))

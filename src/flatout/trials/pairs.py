@@ -161,7 +161,12 @@ def note(pairs: Pairs, first: Window, second: Window) -> None:
 
 
 def unequal_epochs(first: Window, second: Window) -> bool:
-    """Whether one window paid for starting the loader over and the other did not, where epochs are long."""
+    """Whether one window paid for starting the loader over and the other did not, where epochs are long.
+
+    Free data never starts over: that is part of what it is to show.
+    """
+    if "free_data" in second.levers:
+        return False
     return first.new_epochs != second.new_epochs and max(first.new_epochs, second.new_epochs) == 1
 
 
