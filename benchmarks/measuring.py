@@ -93,7 +93,8 @@ def write(name: str, value: dict[str, Any]) -> Path:
         "machine": to_json(machine),
         "versions": versions,
     }
-    path.write_text(json.dumps({**head, **value}, indent=1) + "\n", encoding="utf-8")
+    rows = [f" {json.dumps(name)}: {json.dumps(part)}" for name, part in {**head, **value}.items()]  # a line each
+    path.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
     print(f"wrote {path.relative_to(ROOT)}", flush=True)
     return path
 

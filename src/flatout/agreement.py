@@ -36,7 +36,6 @@ NOISE_FLOOR = 3.0
 #: Classes that may draw other random numbers, so that equal numbers cannot be asked of them.
 OTHER_NUMBERS = ("statistical", "semantics")
 
-SCALED = "are scaled by"
 SAME_ITEMS = "items and random streams equal"
 
 #: Cosine between the replayed gradient and the script's own below which gradients bypass the model's outputs.
@@ -51,6 +50,8 @@ class Judgement:
 
     verdict: Word
     detail: str
+    by_slope: bool = False
+    """Whether a slope that is off decided it."""
 
 
 def judge(points: Sequence[Agreement], class_: str, checks: Sequence[str]) -> Judgement:
@@ -88,7 +89,7 @@ def judge(points: Sequence[Agreement], class_: str, checks: Sequence[str]) -> Ju
 
 def needs_more_points(points: Sequence[Agreement], judgement: Judgement) -> bool:
     """Whether it was a slope that decided, at too few points to know that it is off on the whole."""
-    return judgement.verdict == "disagrees" and SCALED in judgement.detail and len(points) < POINTS_FOR_SCATTER
+    return judgement.by_slope and len(points) < POINTS_FOR_SCATTER
 
 
 def _mean_slope(found: Sequence[Difference]) -> float:
@@ -149,7 +150,8 @@ def _judge_error(found: Difference, class_: str) -> Judgement:
 
 def _judge_precision(found: Difference) -> Judgement:
     if not abs(found.slope - 1) <= SLOPE_ERROR:
-        return Judgement(verdict="disagrees", detail=f"{found.check} {SCALED} {found.slope:.3f}, that is not noise")
+        detail = f"{found.check} are scaled by {found.slope:.3f}, that is not noise"
+        return Judgement(verdict="disagrees", detail=detail, by_slope=True)
     if found.check == "updates":
         return Judgement(verdict="disagrees", detail=f"updates differ by {found.error:.1e} from the same gradients")
     if found.noise is None or not math.isfinite(found.noise):

@@ -109,16 +109,16 @@ def diagnose(found: Findings) -> Diagnosis:
     bounds = tuple(sorted(_bounds(found), key=lambda b: -b.ratio))
     binding = _binding(found, bounds)
     flops = found.census.flops if found.census and found.census.flops else None
-    achieved = flops / found.anatomy.step_s if flops else None
+    utilization = _utilization(found, flops)
     return Diagnosis(
         binding=binding,
         sentence=_sentence(binding, found),
         evidence=tuple(_evidence(binding, found, bounds)),
         bounds=bounds,
         model_flops_per_step=flops,
-        achieved_flops_per_s=achieved,
-        model_flops_utilization=_utilization(found, achieved),
-        notes=tuple(_notes(found, achieved)),
+        achieved_flops_per_s=flops / found.anatomy.step_s if flops else None,
+        model_flops_utilization=utilization,
+        notes=tuple(_notes(found, utilization)),
         arithmetic=arithmetic_of(found.facts),
     )
 
@@ -281,11 +281,11 @@ def _memory_bound_share(found: Findings) -> float:
     return moving_s / total_s if total_s > 0 else 0.0
 
 
-def _utilization(found: Findings, achieved: float | None) -> float | None:
+def _utilization(found: Findings, flops: int | None) -> float | None:
     peak = _peak(found)
-    if peak is None or achieved is None or peak.value <= 0:
+    if peak is None or flops is None or peak.value <= 0:
         return None
-    return model_flops_utilization(achieved, 1.0, peak_flops_per_s=peak.value)
+    return model_flops_utilization(flops, found.anatomy.step_s, peak_flops_per_s=peak.value)
 
 
 def _sentence(binding: str, found: Findings) -> str:
@@ -348,9 +348,8 @@ def _evidence(binding: str, found: Findings, bounds: Sequence[Bound]) -> list[st
     return lines
 
 
-def _notes(found: Findings, achieved: float | None) -> list[str]:
+def _notes(found: Findings, utilization: float | None) -> list[str]:
     lines = []
-    utilization = _utilization(found, achieved)
     if utilization is not None and (fault := utilization_fault(utilization)):
         lines.append(fault)
     rest = found.anatomy.share("unattributed")

@@ -107,7 +107,7 @@ class LoaderFacts:
     """Bytes of the tensors in one batch; None where they cannot be counted."""
 
 
-Rhythm: TypeAlias = Literal["optimizer", "loader", "call"]
+EndedBy: TypeAlias = Literal["optimizer", "loader", "call"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class Facts:
     distributed: bool = False
     matmul_precision: str = "highest"
     cudnn_benchmark: bool = False
-    step_rhythm: Rhythm = "optimizer"
+    step_rhythm: EndedBy = "optimizer"
     """What ends a step: an optimizer's update, a fetch, or, where neither shows, the next call of the model."""
     optimizers_per_step: int = 1
     warm_up_step_s: float = 0.0

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from flatout.errors import RecordError, UsageError
 from flatout.plan import Lever
-from flatout.run.launch import POLL_S, Launch, environment_for, session_files, write_session
-from flatout.run.orders import Order, SessionSpec, encode
+from flatout.run.launch import POLL_S, Launch, discard_channels, environment_for, session_files, write_session
+from flatout.run.orders import Order, SessionSpec, encode, settling_steps
 from flatout.run.signals import Signals
 from flatout.trace import End, Facts, Failure, Header, Levers, Ready, Record, Window
 from flatout.trace_file import Follower
@@ -119,8 +119,7 @@ def run(what: Foreground) -> Outcome:
         return _Watch(what, launch.session, orders).watch(environment)
     finally:
         os.close(orders)
-        for name in (launch.session.orders, launch.session.claim):  # a pipe left behind stops who reads all files
-            Path(name or "").unlink(missing_ok=True)
+        discard_channels(launch.session)
 
 
 def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
@@ -303,7 +302,7 @@ class _Watch:
 
     def _order_next(self) -> None:
         step_s = self._step_s()
-        skip = 2 if step_s < 0.2 else 1 if step_s < 0.5 else 0
+        skip = settling_steps(step_s)
         if any(self._what.registry[n].compiles for n in self._what.levers):
             skip = COMPILE_SKIP_STEPS
         self._send(self._sides[0], "check", num_steps=_steps_in(CHECK_WINDOW_S, step_s), skip_steps=skip)

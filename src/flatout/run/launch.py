@@ -112,21 +112,24 @@ def environment_for(session_path: Path, extra: Mapping[str, str]) -> dict[str, s
     return found
 
 
+def _session_path(launch: Launch) -> Path:
+    return launch.run_folder.resolve() / f"session-{launch.name}.json"
+
+
 def write_session(launch: Launch) -> Path:
     """Write what the child is told; returns the file's path.
 
     Raises:
         OSError: The folder is gone, or the disk is full.
     """
-    path = launch.run_folder.resolve() / f"session-{launch.name}.json"
+    path = _session_path(launch)
     path.write_text(json.dumps(to_json(launch.session), indent=1), encoding="utf-8")
     return path
 
 
-def discard_session_files(launch: Launch) -> None:
-    """Remove what only a living child needs; its trace and its output stay."""
-    session = launch.session
-    for path in (session.orders, session.claim, launch.run_folder.resolve() / f"session-{launch.name}.json"):
+def discard_channels(session: SessionSpec) -> None:
+    """Remove what only a living child needs: a pipe that is left behind stops who reads all files of a folder."""
+    for path in (session.orders, session.claim):
         if path is not None:
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -200,7 +203,9 @@ class Child:
         if self._log is not None:
             self._log.close()
             self._log = None
-        discard_session_files(self._launch)
+        discard_channels(self._launch.session)
+        with contextlib.suppress(OSError):
+            os.unlink(_session_path(self._launch))
 
     # -- orders --------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,17 @@ class Order:
     skip_steps: int = 1
 
 
+def settling_steps(step_s: float) -> int:
+    """Steps after a change of levers that are not measured.
+
+    What a change costs once (new primitives, moved state) is milliseconds: nothing in a step of a second.
+
+    >>> settling_steps(0.01), settling_steps(0.3), settling_steps(1.0)
+    (2, 1, 0)
+    """
+    return 2 if step_s < 0.2 else 1 if step_s < 0.5 else 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSpec:
     """What a child is told before it starts (`session.json`).

@@ -18,7 +18,7 @@ from flatout.errors import Inconclusive, ScriptError
 from flatout.plan import Lever
 from flatout.run import isolation
 from flatout.run.launch import QUIET_TRACKERS, Child, Ended, Launch, session_files
-from flatout.run.orders import SessionSpec
+from flatout.run.orders import SessionSpec, settling_steps
 from flatout.run.script import Script
 from flatout.trace import (
     Agreement,
@@ -99,9 +99,7 @@ def size_for(step_s: float, epoch_steps: int | None) -> Size:
     if epoch_steps and epoch_steps * step_s <= WHOLE_EPOCHS_S:
         num = math.ceil(num / epoch_steps) * epoch_steps
     settle = min(max(math.ceil(0.3 / step_s), 3), 40)
-    # What a change of levers costs once (new primitives, moved state) is milliseconds: nothing in a step of a second.
-    skip = 2 if step_s < 0.2 else 1 if step_s < 0.5 else 0
-    return Size(num_steps=num, skip_steps=skip, loader_skip_steps=settle)
+    return Size(num_steps=num, skip_steps=settling_steps(step_s), loader_skip_steps=settle)
 
 
 class Bench:
@@ -370,7 +368,7 @@ def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
         return ScriptError(
             f"`{script.key}` made no training step within {limit_s:.0f} s",
             cause=f"no optimizer update was seen; the last line it printed: `{last}`",
-            hint="`--start-limit 10m` waits longer; steps are seen through `torch.optim` optimizers or a DataLoader",
+            hint="`--start-limit 10m` waits longer; steps are seen through `torch.optim` and through backward passes",
         )
     if end.finished:
         few = f"after {end.num_steps} training steps" if end.num_steps else "without a training step"

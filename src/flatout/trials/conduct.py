@@ -110,13 +110,21 @@ class Conduct:
     def _deadline(self, share: float) -> float:
         return self.begun_s + self.goal.budget_s * share
 
+    def _apart(self, levers: Levers) -> Levers:
+        """Those that need a process of their own."""
+        return {n: s for n, s in levers.items() if self.levers[n].toggles == "process"}
+
+    def _togglable(self, levers: Levers) -> Levers:
+        """The others."""
+        return {n: s for n, s in levers.items() if self.levers[n].toggles != "process"}
+
     def _pair_s(self, levers: Levers) -> float:
         """Seconds that a pair of windows takes."""
         size = self.bench.size
         by_epoch = any(self.levers[name].toggles == "epoch" for name in levers)
         skip_steps = size.loader_skip_steps if by_epoch else size.skip_steps
         pair_s = 2 * (size.num_steps + skip_steps) * self.bench.step_guess_s
-        if any(self.levers[name].toggles == "process" for name in levers):
+        if self._apart(levers):
             pair_s += 2 * (self.bench.start_s or 3.0) + 2 * size.num_steps * self.bench.step_guess_s
         return pair_s
 
@@ -253,8 +261,7 @@ class Conduct:
         best = search.best_of(self.trials)
         if best is None or (best.ratio or 0.0) < search.WORTH_TRYING:  # then whatever is untried comes first
             return 0.0
-        apart = any(self.levers[name].toggles == "process" for name in best.levers)
-        num_pairs = PROCESS_PAIRS if apart else self._num_final_pairs(best.levers)
+        num_pairs = PROCESS_PAIRS if self._apart(best.levers) else self._num_final_pairs(best.levers)
         return (num_pairs + 3) * self._pair_s(best.levers)
 
     def _num_final_pairs(self, levers: Levers) -> int:
@@ -317,7 +324,7 @@ class Conduct:
         return tuple(c for c in ("batches", "gradients", "updates") if c in checks)
 
     def _measure(self, candidate: Candidate) -> Pairs:
-        if any(self.levers[name].toggles == "process" for name in candidate.levers):
+        if self._apart(candidate.levers):
             return self._measure_processes(candidate)
         deadline_s = self._deadline(1.0) - self._reserve_s()
         num_pairs = self._affordable(SCREEN_PAIRS, SCREEN_SHARE, candidate.levers)
@@ -326,8 +333,8 @@ class Conduct:
 
     def _measure_processes(self, candidate: Candidate, *, stop_early: bool = True) -> Pairs:
         """Alternate processes: each pair is one child with the process levers and one without."""
-        apart = {n: s for n, s in candidate.levers.items() if self.levers[n].toggles == "process"}
-        inside = {n: s for n, s in candidate.levers.items() if n not in apart}
+        apart = self._apart(candidate.levers)
+        inside = self._togglable(candidate.levers)
         found = Pairs()
         for number in range(2 * PROCESS_PAIRS):
             if len(found.baseline_s) >= PROCESS_PAIRS or (
@@ -395,7 +402,7 @@ class Conduct:
             checks = tuple(c for c in checks if c != "batches")
         if not checks:
             return agreement.judge([], class_, ())
-        togglable = {n: s for n, s in levers.items() if self.levers[n].toggles != "process"}
+        togglable = self._togglable(levers)
         points: list[Agreement] = []
         try:
             for _ in range(2):
@@ -430,7 +437,7 @@ class Conduct:
         begun_s = time.perf_counter()
         candidate = Candidate(levers=best.levers)
         try:
-            if any(self.levers[name].toggles == "process" for name in best.levers):
+            if self._apart(best.levers):
                 measured = self._measure_processes(candidate, stop_early=False)
             else:
                 extent = Extent(
@@ -451,7 +458,7 @@ class Conduct:
         self.show.trial(trial)
 
     def _take_apart_winner(self, levers: Levers) -> None:
-        togglable = {n: s for n, s in levers.items() if self.levers[n].toggles != "process"}
+        togglable = self._togglable(levers)
         windows = [
             self.bench.window(togglable, purpose="winner", observe="phases", skip=self.bench.size.loader_skip_steps)
             for _ in range(2)

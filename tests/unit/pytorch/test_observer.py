@@ -127,7 +127,9 @@ def test_data_forward_and_loss_are_told_apart_and_the_account_is_closed(timed):
     roughly(found[1][1], data=1000, forward=200, loss=300, unattributed=50, backward=0, optimizer=0)
 
 
-def test_parts_of_backward_and_of_the_update_are_seen(timed):
+def busy_backwards(ticking, parts):
+    """An identity whose derivative takes a while."""
+
     class Busy(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -135,13 +137,17 @@ def test_parts_of_backward_and_of_the_update_are_seen(timed):
 
         @staticmethod
         def backward(ctx, g):
-            timed[1].work(400)
+            ticking.work(parts)
             return g
 
+    return Busy.apply
+
+
+def test_parts_of_backward_and_of_the_update_are_seen(timed):
     def body(script):
         (x,) = next(script.loader)
         hook = script.optimizer.register_step_pre_hook(lambda *_: timed[1].work(500))
-        Busy.apply(script.model(x)).sum().backward()
+        busy_backwards(timed[1], 400)(script.model(x)).sum().backward()
         script.optimizer.step()
         hook.remove()
 
@@ -234,6 +240,24 @@ def test_a_checkpoint_lies_outside_the_step(timed, tmp_path):
     assert found[1][2] == pytest.approx(600, abs=40)
 
 
+def test_a_checkpoint_that_saves_another_within_it_lies_outside_whole(timed, tmp_path):
+    def body(script):
+        (x,) = next(script.loader)
+        script.model(x).sum().backward()
+
+        class Outer:
+            def __reduce__(self):
+                torch.save(1, tmp_path / "inner.pt")
+                timed[1].work(600)
+                return int, (3,)
+
+        torch.save(Outer(), tmp_path / "checkpoint.pt")
+        script.optimizer.step()
+
+    _, found, _ = run(*timed, body)
+    assert found[1][2] == pytest.approx(600, abs=40)
+
+
 def test_sampling_in_every_step_belongs_to_the_step(watch):
     watched, model = watch(), nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -255,20 +279,10 @@ def test_sampling_in_every_step_belongs_to_the_step(watch):
 
 
 def test_gradients_asked_for_by_name_are_backward(timed):
-    class Busy(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, g):
-            timed[1].work(400)
-            return g
-
     def body(script):
         (x,) = next(script.loader)
         parameters = list(script.model.parameters())
-        gradients = torch.autograd.grad(Busy.apply(script.model(x)).sum(), parameters)
+        gradients = torch.autograd.grad(busy_backwards(timed[1], 400)(script.model(x)).sum(), parameters)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         script.optimizer.step()

@@ -17,14 +17,14 @@ from torch.utils.data import DataLoader, IterableDataset
 from flatout.frameworks.pytorch.calls import OuterCall
 from flatout.frameworks.pytorch.optimizers import can_fuse
 from flatout.frameworks.pytorch.session import Session
-from flatout.trace import Facts, LoaderFacts, ModelFacts, OptimizerFacts, Rhythm
+from flatout.trace import EndedBy, Facts, LoaderFacts, ModelFacts, OptimizerFacts
 
 CONVOLUTIONS = {
     nn.Conv1d: 1, nn.ConvTranspose1d: 1, nn.Conv2d: 2, nn.ConvTranspose2d: 2, nn.Conv3d: 3, nn.ConvTranspose3d: 3,
 }  # fmt: skip
 
 
-def find(session: Session, updates_per_step: int, rhythm: Rhythm = "optimizer") -> Facts:
+def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer") -> Facts:
     """The facts as they stand now."""
     devices = {p.device.type for p in session.parameters()}
     return Facts(
@@ -38,7 +38,7 @@ def find(session: Session, updates_per_step: int, rhythm: Rhythm = "optimizer") 
         distributed=torch.distributed.is_available() and torch.distributed.is_initialized(),
         matmul_precision=_matmul_precision(),
         cudnn_benchmark=torch.backends.cudnn.benchmark,
-        step_rhythm=rhythm,
+        step_rhythm=ended_by,
         optimizers_per_step=max(updates_per_step, 1),
         tensor_threads_env=os.environ.get("OMP_NUM_THREADS"),
     )

@@ -46,8 +46,9 @@ class Observer:
         self.on_failure: Callable[[str, BaseException], None] | None = None
         self._loss: Any = None
         self.outside_s = 0.0
-        self._checkpoint_s: float | None = None
-        """When the outermost `torch.save` under way began."""
+        self._num_saves = 0
+        """Calls of `torch.save` under way, one within the other."""
+        self._save_began_s = 0.0
         self._patches: list[Patch] = []
         self._save_patch: Patch | None = None
         self._started_step_s = 0.0
@@ -77,7 +78,7 @@ class Observer:
 
     def _patch_phases(self) -> None:
         add = self._patches.append
-        add(Patch(torch.autograd, "backward", self._around_backward))
+        add(Patch(torch.autograd, "backward", self._around("backward", self._before_backward)))
         add(Patch(torch.autograd, "grad", self._around("backward")))
         add(Patch(torch.optim.Optimizer, "zero_grad", self._around("optimizer")))
         if self.calls.device == "cuda":  # on a CPU nothing is copied to a device and nothing waits for one
@@ -92,12 +93,16 @@ class Observer:
         """Whether a call passes through unseen: the patch is taken away, something is traced, or another thread."""
         return not patch.active or torch.compiler.is_compiling() or get_ident() != self.calls.thread
 
-    def _around(self, phase: str) -> Callable[[Any, Patch], Any]:
+    def _around(self, phase: str, before: Callable[..., None] | None = None) -> Callable[[Any, Patch], Any]:
+        """Time what is patched as a part of the step; `before` is told of its arguments first."""
+
         def make(original: Any, patch: Patch) -> Any:
             @wraps(original)
             def timed(*args: Any, **kwargs: Any) -> Any:
                 if self._ignores(patch):
                     return original(*args, **kwargs)
+                if before is not None:
+                    before(*args)
                 self.push(phase)
                 try:
                     return original(*args, **kwargs)
@@ -111,41 +116,30 @@ class Observer:
 
         return make
 
-    def _around_backward(self, original: Any, patch: Patch) -> Any:
-        timed = self._around("backward")(original, patch)
-
-        @wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            if self._ignores(patch):
-                return original(*args, **kwargs)
-            loss = args[0] if args else None
-            if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-                self._loss = loss.detach()
-            self.clock.between("unattributed")
-            try:
-                return timed(*args, **kwargs)
-            except BaseException as problem:
-                hide_ours(problem)
-                raise
-
-        return backward
+    def _before_backward(self, loss: Any = None, *_: Any) -> None:
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            self._loss = loss.detach()
+        self.clock.between("unattributed")
 
     # -- events --------------------------------------------------------------------------------------------------
 
     def push(self, phase: str) -> None:
         """A part of the step begins."""
         self.clock.push(phase)
-        if phase == "checkpoint" and self._checkpoint_s is None:
-            self._checkpoint_s = self.clock.last
+        if phase == "checkpoint":
+            self._num_saves += 1
+            if self._num_saves == 1:
+                self._save_began_s = self.clock.last
         if self.device_clock is not None:
             self._on_device(self.device_clock.push, phase)
 
     def pop(self, phase: str) -> None:
         """It ends; checkpoints lie outside the step whatever the depth."""
         self.clock.pop(phase)
-        if phase == "checkpoint" and self._checkpoint_s is not None:
-            self.outside_s += self.clock.last - self._checkpoint_s
-            self._checkpoint_s = None
+        if phase == "checkpoint":
+            self._num_saves -= 1
+            if not self._num_saves:
+                self.outside_s += self.clock.last - self._save_began_s
         if self.device_clock is not None:
             self._on_device(self.device_clock.pop, phase)
 
@@ -230,7 +224,6 @@ class Observer:
 
     def _forget(self) -> None:
         self.outside_s = 0.0
-        self._checkpoint_s = None
         self._loss = None
         self._trained_in_step = False
         self._evaluated_in_step = False

@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from flatout.frameworks.pytorch.owners import num_optimizers, with_gradients
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.rhythm import Rhythm
-from flatout.trace import Rhythm as TraceRhythm
+from flatout.trace import EndedBy
 from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Steps:
         """Backward passes since a step ended without an update."""
         self._limit = BACKWARDS_WITHOUT_UPDATE
         self._first_update_s: float | None = None
-        self.ended_by: TraceRhythm = "optimizer"
+        self.ended_by: EndedBy = "optimizer"
         """What ends a step."""
 
     @property
@@ -230,7 +230,7 @@ class Steps:
         except Exception as problem:  # noqa: BLE001
             self._framework.fail("recorder", problem)
 
-    def _ended(self, by: TraceRhythm) -> None:
+    def _ended(self, by: EndedBy) -> None:
         """A batch is asked for, or the model called; if gradients were taken since the last time, a step is over."""
         framework = self._framework
         if not self._num_since_end or get_ident() != framework.calls.thread or framework.session.silent:
