@@ -61,7 +61,17 @@ LOADED_IN_THE_USERS_PROCESS = {
         f"flatout.frameworks.pytorch.{name}"
         for name in (
             *("adapter", "batches", "calls", "capture", "clock", "compilation", "dataset_state", "device_clock"),
-            *("differences", "facts", "levers", "loaders", "memory", "module_state", "numerics", "observer"),
+            *(
+                "differences",
+                "facts",
+                "hand_over",
+                "levers",
+                "loaders",
+                "memory",
+                "module_state",
+                "numerics",
+                "observer",
+            ),
             *("optimizers", "owners", "passes", "patches", "random_states", "replay", "rhythm", "session", "steps"),
             *("trees", "updates"),
         )

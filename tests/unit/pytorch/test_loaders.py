@@ -1,8 +1,10 @@
 """Do changed loaders give the very batches and random streams of plain ones, and leave no process behind?"""
 
+import gc
 import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -339,7 +341,21 @@ class Dying(Squares):
         return super().__getitem__(k)
 
 
-@pytest.mark.parametrize("kind", [Breaking, Dying])
+class Unsendable(Squares):
+    """Items that a process cannot send to another."""
+
+    def __getitem__(self, k):
+        return {**super().__getitem__(k), "how": (lambda: k) if k == 17 else None}
+
+
+class Lost(Squares):
+    def __getitem__(self, k):
+        if torch.utils.data.get_worker_info() is not None and k == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((50_000,), float(k))
+
+
+@pytest.mark.parametrize("kind", [Breaking, Dying, Lost])
 @pytest.mark.parametrize("with_generator", [False, True])
 def test_training_goes_on_in_the_same_order_where_a_worker_breaks(kind, with_generator, loaders):
     def make():
@@ -352,6 +368,18 @@ def test_training_goes_on_in_the_same_order_where_a_worker_breaks(kind, with_gen
     loaders.change(WORKERS)
     agree(plain, epochs(make, loaders))
     assert [stage for stage, _ in problems] == ["step"], "it is refused from then on"
+
+
+def test_training_goes_on_where_a_worker_cannot_send_its_batch(loaders):
+    problems = []
+    loaders.on_failure = lambda stage, problem: problems.append(str(problem))
+    loaders.change(WORKERS)
+    torch.manual_seed(7)
+    loader = DataLoader(Unsendable(), batch_size=4, shuffle=True, collate_fn=collate)
+    items = [item for batch in loader for item in batch]
+    assert sorted(item["label"] for item in items) == list(range(23))
+    assert next(item["how"] for item in items if item["label"] == 17)() == 17
+    assert len(problems) == 1 and "pickle" in problems[0]
 
 
 def test_training_goes_on_where_workers_cannot_be_started(loaders, monkeypatch):
@@ -530,3 +558,76 @@ def test_a_whole_script_with_workers_of_ours_ends_with_the_output_of_plain_and_n
     )  # fmt: skip
     assert watched.stdout == plain.stdout and watched.stderr == plain.stderr
     assert "worker" not in plain.stdout
+
+
+# -- how batches come ----------------------------------------------------------------------------------------------
+
+
+class Shapes(Squares):
+    """One batch an item: views, strides, types and sizes of all kinds."""
+
+    def __getitem__(self, k):
+        base = torch.arange(24.0).reshape(2, 3, 4) + k
+        grey = torch.randn(2, 1, 5, 5, generator=torch.Generator().manual_seed(k))
+        return {
+            "one memory": (base, base.view(-1), base[:, 1], base.transpose(0, 2)),
+            "the same": [grey, grey],
+            "strides": grey.repeat(1, 3, 1, 1).to(memory_format=torch.channels_last),
+            "types": [
+                torch.tensor([k]).to(dtype) for dtype in (torch.bool, torch.uint8, torch.bfloat16, torch.complex64)
+            ],
+            "empty": torch.empty(0, 3),
+            "scalar": torch.tensor(float(k)),
+            "large": torch.full((300_000,), float(k)),
+            "many": [torch.full((60_000,), float(k + n)) for n in range(6)],
+            "sparse": torch.eye(3).to_sparse(),
+            "parameter": torch.nn.Parameter(torch.ones(2) * k),
+            "named": np.full(3, k),
+            "text": "x" * 100_000,
+        }
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_batches_of_every_shape_come_as_they_are(loaders):
+    def make():
+        return DataLoader(Shapes(), batch_size=None)
+
+    batches = list(make())
+    loaders.change(WORKERS)
+    loader = make()
+    loaders.note(loader, 1)
+    for mine, plain in zip(loader, batches, strict=True):
+        base, flat, row, turned = mine["one memory"]
+        assert len({t.untyped_storage().data_ptr() for t in (base, flat, row, turned)}) == 1
+        assert (row.stride(), turned.stride()) == (plain["one memory"][2].stride(), plain["one memory"][3].stride())
+        assert mine["the same"][0] is mine["the same"][1]
+        assert mine["strides"].is_contiguous(memory_format=torch.channels_last)
+        assert isinstance(mine["parameter"], torch.nn.Parameter) and mine["parameter"].requires_grad
+        assert torch.equal(mine["sparse"].to_dense(), plain["sparse"].to_dense())
+        for name in ("one memory", "types", "empty", "scalar", "large", "many", "named", "text"):
+            assert digest(mine[name]) == digest(plain[name]), name
+        base.add_(1)
+        assert torch.equal(flat, base.reshape(-1)), "views of one memory stay so"
+    assert loaders.num_changed == 1
+
+
+def test_small_tensors_have_memory_of_their_own_and_large_ones_are_shared(loaders):
+    loaders.change(WORKERS)
+    loader = DataLoader(Shapes(), batch_size=None)
+    loaders.note(loader, 1)
+    batch = next(iter(loader))
+    assert not batch["scalar"].is_shared() and batch["large"].is_shared()
+    assert {t.is_shared() for t in batch["many"]} == {False, True}, "as many as the pipe has room for"
+
+
+def test_no_descriptor_is_left_open(loaders):
+    loaders.change({**WORKERS, "persistent_workers": False})
+    loader = DataLoader(Squares(), batch_size=4, shuffle=True)
+    list(loader)
+    gc.collect()
+    wait_for_no_children()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        list(loader)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before

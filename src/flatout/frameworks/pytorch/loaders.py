@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 from torch.utils.data._utils import signal_handling
 
 from flatout.frameworks.pytorch.dataset_state import fingerprint, held_open
+from flatout.frameworks.pytorch.hand_over import context_for
 from flatout.frameworks.pytorch.passes import Opened, Pass
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.random_states import RandomStates
@@ -241,7 +242,8 @@ class Loaders:
             with self._drawing_as_plain(loader) as draws:
                 loader.__dict__.update(_wanted(former, settings))
                 if kept is None:
-                    iterator = loader._get_iterator()
+                    with _handing_over(loader):
+                        iterator = loader._get_iterator()
                     _leave_unwatched(iterator)
                 else:
                     if draws:  # workers stay, but the script's random stream must move as it does for new ones
@@ -269,6 +271,21 @@ def _wanted(former: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
     if not wanted["num_workers"]:
         wanted.update(prefetch_factor=None, persistent_workers=False, timeout=0)
     return wanted
+
+
+@contextlib.contextmanager
+def _handing_over(loader: DataLoader[Any]) -> Iterator[None]:
+    """Have the loader's workers hand over small tensors by value."""
+    own = loader.multiprocessing_context
+    ours = context_for(vars(loader)) if own is None else None
+    if ours is None:
+        yield
+        return
+    loader.multiprocessing_context = ours
+    try:
+        yield
+    finally:
+        loader.multiprocessing_context = own
 
 
 def _leave_unwatched(iterator: Any) -> None:

@@ -170,4 +170,5 @@ class Pass:
             else:
                 self._inner._next_index()
                 self._inner._num_yielded += 1
-        now.restore()
+        if self._num_drawn:  # before the first batch, plain's sampler has not drawn yet as that of workers has
+            now.restore()

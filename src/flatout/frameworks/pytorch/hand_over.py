@@ -1,0 +1,141 @@
+"""How does a batch come from a worker process? Small tensors by value through the pipe, large ones in shared memory.
+
+PyTorch shares every tensor by a descriptor of its own, which the worker serves from a thread and the script fetches
+through an authenticated socket: about a millisecond of both for each tensor, however small. A pipe that holds a whole
+batch carries it in a tenth of that. In: how many batches may be on their way. Out: a multiprocessing context for a
+loader. Measured: benchmarks/hand_over.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import multiprocessing
+import pickle
+import struct
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.context import Process
+from multiprocessing.queues import Queue
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.multiprocessing.reductions import reduce_storage
+
+PIPE_BYTES = 2**20
+"""The pipe that is asked for: what Linux grants to anyone (`/proc/sys/fs/pipe-max-size`)."""
+
+LARGEST_BY_VALUE = 2**19
+"""Bytes of a storage above which copying it twice costs more than a descriptor. Source: benchmarks/hand_over.py."""
+
+
+def context_for(settings: Mapping[str, Any]) -> Any:
+    """The multiprocessing context for a loader with these worker attributes; None for PyTorch's own.
+
+    Only forked workers: others would have to import us.
+    """
+    # get_context() without a name would fix the start method, which the script may still want to set
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    if method != "fork" or not settings["num_workers"]:
+        return None
+    return _Context(num_under_way=settings["num_workers"] * (settings["prefetch_factor"] or 2))
+
+
+class _Context(type(multiprocessing.get_context("fork"))):  # type: ignore[misc]
+    """Forks as the default does; its first queue, by which batches come, is ours."""
+
+    Process = Process  # of the plain name
+
+    def __init__(self, num_under_way: int) -> None:
+        super().__init__()
+        self._num_under_way = num_under_way
+        self._num_queues = 0
+
+    def Queue(self, maxsize: int = 0) -> Any:
+        self._num_queues += 1
+        context = torch.multiprocessing.get_context("fork")
+        if self._num_queues > 1:
+            return context.Queue(maxsize)
+        return _BatchQueue(self._num_under_way, ctx=context)
+
+
+class _BatchQueue(Queue):  # type: ignore[type-arg]
+    """A queue whose messages lie in the pipe whole, so that a worker never waits, or dies, in the middle of one."""
+
+    def __init__(self, num_under_way: int, *, ctx: Any) -> None:
+        super().__init__(ctx=ctx)
+        self._writer = _Whole(self._writer)  # type: ignore[has-type]
+        # a page for what goes with the tensors
+        self._room = max(_pipe_bytes(self._writer.fileno()) // num_under_way - 4096, 0)
+
+    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
+        super().put(_Packed(obj, self._room), block, timeout)
+
+
+class _Whole(Connection):
+    """The writing end of a pipe that sends the length and the message in one call."""
+
+    def __init__(self, writer: Any) -> None:
+        super().__init__(writer.fileno(), readable=False)
+        writer._handle = None  # ours to close now
+
+    def _send_bytes(self, buf: Any) -> None:
+        if len(buf) > PIPE_BYTES:
+            super()._send_bytes(buf)  # type: ignore[misc]
+        else:
+            self._send(struct.pack("!i", len(buf)) + bytes(buf))  # type: ignore[attr-defined]
+
+
+def _pipe_bytes(descriptor: int) -> int:
+    """What the pipe holds, after asking for more."""
+    import fcntl
+
+    with contextlib.suppress(OSError):  # more than this user may have
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
+
+
+class _Packed:
+    """A message, pickled by our rules in the thread that sends it, that comes out as itself.
+
+    That thread drops what cannot be pickled, and the script would wait for it forever: the problem is sent instead.
+    """
+
+    def __init__(self, message: Any, room: int) -> None:
+        self._message = message
+        self._room = room
+
+    def __reduce__(self) -> Any:
+        data = io.BytesIO()
+        try:
+            _Pickler(data, self._room).dump(self._message)
+        except Exception:  # noqa: BLE001  a batch of the user's own kind may raise anything
+            index, _ = self._message
+            return tuple, ((index, ExceptionWrapper(where="in a worker, sending its batch")),)
+        return pickle.loads, (data.getvalue(),)
+
+
+class _Pickler(ForkingPickler):
+    """multiprocessing's own, but for small storages as long as there is room."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        super().__init__(file)
+        self._room = room
+        self.dispatch_table = {**self.dispatch_table, torch.UntypedStorage: self._reduce_storage}
+
+    def _reduce_storage(self, storage: torch.UntypedStorage) -> Any:
+        num_bytes = storage.nbytes()
+        if storage.device.type != "cpu" or num_bytes > min(LARGEST_BY_VALUE, self._room):
+            return reduce_storage(storage)  # type: ignore[no-untyped-call]
+        self._room -= num_bytes
+        return storage_of, (ctypes.string_at(storage.data_ptr(), num_bytes),)
+
+
+def storage_of(data: bytes) -> torch.UntypedStorage:
+    """A storage of its own with these bytes."""
+    storage = torch.UntypedStorage(len(data))
+    ctypes.memmove(storage.data_ptr(), data, len(data))
+    return storage
