@@ -144,7 +144,7 @@ def _ceilings(conduct: Conduct) -> Ceilings | None:
 
 
 def _check_goal(goal: Goal) -> None:
-    if goal.budget_s <= 0:
+    if goal.budget_s is not None and goal.budget_s <= 0:
         raise UsageError(
             "a budget of `0` leaves no time to measure",
             cause="every judgement needs windows of the running script",

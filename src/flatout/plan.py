@@ -68,6 +68,8 @@ class Lever(ABC):
     """The smallest value that it may have."""
     conflicts: ClassVar[tuple[str, ...]] = ()
     """Names of levers that it cannot be combined with."""
+    partners: ClassVar[tuple[str, ...]] = ()
+    """Names of levers with which it may gain what neither gains alone: they are tried together early."""
 
     @abstractmethod
     def applies(self, facts: Facts, machine: Machine) -> str | None:
@@ -134,7 +136,7 @@ def _verify_description(lever: Lever, kind: type[Lever]) -> None:
 
 
 def _verify_names(lever: Lever, kind: type[Lever]) -> None:
-    for attribute in ("shortens", "conflicts"):
+    for attribute in ("shortens", "conflicts", "partners"):
         if not isinstance(getattr(lever, attribute), tuple):  # a text would be taken letter by letter
             raise TypeError(f"lever {kind.__name__}: `{attribute}` is not a tuple of names")
     if not lever.shortens:
@@ -143,6 +145,8 @@ def _verify_names(lever: Lever, kind: type[Lever]) -> None:
         _one_of(kind, "shortens", phase, PHASES)
     if lever.name in lever.conflicts:
         raise TypeError(f"lever {kind.__name__} is in its own `conflicts`")
+    if lever.name in lever.partners:
+        raise TypeError(f"lever {kind.__name__} is among its own `partners`")
 
 
 def _one_of(kind: type, attribute: str, value: object, allowed: tuple[object, ...]) -> None:

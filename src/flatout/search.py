@@ -27,11 +27,6 @@ WORTH_ADDING = 1.01
 NOT_HOPELESS = 0.75
 """A single lever below this ratio is not added to the best so far; one that loses a little alone may gain there."""
 
-#: Levers that gain together what neither gains alone. Source: measured on two cores: bf16 convolutions are reordered
-#: at every call unless the data is channels_last; a worker and a model of two threads take each other's cores (LeNet:
-#: 1 worker 0.8x, 1 thread 0.8x, both 1.1 to 1.3x).
-PARTNERS = (("channels_last", "bf16"), ("workers", "threads"))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
@@ -195,12 +190,15 @@ def _with_partners(cheap: Sequence[Candidate], space: Space) -> list[Candidate]:
     order = []
     for single in cheap:
         order.append(single)
-        for first, second in PARTNERS:
-            for other in cheap:
-                levers = {**single.levers, **other.levers}
-                if set(single.levers) == {first} and set(other.levers) == {second} and _sensible(levers, space):
-                    order.append(Candidate(levers=levers, reason="gain together what neither gains alone"))
+        for other in cheap:
+            levers = {**single.levers, **other.levers}
+            if _are_partners(single.levers, other.levers, space) and _sensible(levers, space):
+                order.append(Candidate(levers=levers, reason="gain together what neither gains alone"))
     return order
+
+
+def _are_partners(first: Levers, second: Levers, space: Space) -> bool:
+    return any(name in space.levers[other].partners for other in first for name in second)
 
 
 def _sensible(levers: Levers, space: Space) -> bool:
@@ -216,7 +214,7 @@ def _grown(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
     best = best_of(trials)
     if best is None:
         return []
-    parts = [t for t in trials if usable(t) and t.agreement != "inconclusive" and _is_part(t)]
+    parts = [t for t in trials if usable(t) and t.agreement != "inconclusive" and _is_part(t, space)]
     parts.sort(key=lambda t: -(t.ratio or 0.0))
     found = [
         Candidate(levers={**best.levers, **part.levers}, reason="added to the best so far")
@@ -229,11 +227,12 @@ def _grown(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
     return found
 
 
-def _is_part(trial: Trial) -> bool:
+def _is_part(trial: Trial, space: Space) -> bool:
     """A lever that is not hopeless alone, or partners that gain together."""
     if len(trial.levers) == 1:
         return (trial.ratio or 0.0) >= NOT_HOPELESS
-    return any(set(trial.levers) == set(names) for names in PARTNERS) and (trial.ratio or 0.0) > WORTH_ADDING
+    pair = len(trial.levers) == 2 and _are_partners(trial.levers, trial.levers, space)
+    return pair and (trial.ratio or 0.0) > WORTH_ADDING
 
 
 def usable(trial: Trial) -> bool:

@@ -15,13 +15,14 @@ from flatout.run.launch import session_files
 from flatout.run.orders import SessionSpec, decode
 from flatout.running import Engagement
 from flatout.trace import End, Facts, Failure, Header, Ready, Window
+from handmade import lever, registry
 
 PLAN = {"bf16": {}, "workers": {"num": 2}}
 KEPT = {"workers": {"num": 2}}
-REGISTRY = {
-    "bf16": SimpleNamespace(toggles="step", compiles=False, environment=lambda settings: {}),
-    "workers": SimpleNamespace(toggles="epoch", compiles=False, environment=lambda settings: {}),
-}
+REGISTRY = registry(
+    lever("bf16"), lever("threads", parameter="num", settings=lambda self, facts, machine: ({"num": 1},)),
+    lever("workers", toggles="epoch", partners=("threads",)),
+)  # fmt: skip
 HEADER = Header(
     format=1, flatout="", started_unix_s=0.0, script="", arguments=(), python="", framework="", framework_version="",
     pid=1, num_threads=1,
@@ -181,6 +182,33 @@ def test_disturbed_compiling_and_missing_windows_cost_their_pair_alone(watched):
     assert child.outcome.num_busy == 1
     assert len(child.outcome.plan_s) == len(child.outcome.plain_s) == CHECK_PAIRS - 3
     assert max(child.outcome.plan_s) < min(child.outcome.plain_s)
+
+
+def test_the_partners_of_what_is_not_toggled_are_not_toggled_either():
+    threads = {"threads": {"num": 1}}
+    assert foreground.untoggled({**PLAN, **threads}, REGISTRY) == {**KEPT, **threads}
+    assert foreground.untoggled({"bf16": {}, **threads}, REGISTRY) == {}
+
+
+PLAIN_S = [0.02, 0.02001, 0.02, 0.01999, 0.02, 0.02]
+
+
+@pytest.mark.parametrize(
+    ("levers", "released", "line"),
+    [
+        ({"bf16": {}}, False, ", 2.00x [2.00, 2.00] against its own plain windows"),
+        (PLAN, False, ", of which 2.00x [2.00, 2.00] by bf16 in its own windows; workers as recorded"),
+        (PLAN, True, "; bf16 made it slower here, 2.00x [2.00, 2.00] against its own plain windows, and was released"),
+        ({"bf16": {}}, True, "; the plan made it slower here, 2.00x [2.00, 2.00] against its own plain windows, and was"
+                             " released"),
+    ],
+)  # fmt: skip
+def test_the_closing_line_says_which_levers_were_compared(levers, released, line):
+    outcome = foreground.Outcome(
+        num_steps=20, ended=True, steps_s=1.0, engaged=True, released=released, plan_s=[0.01] * 6, plain_s=PLAIN_S
+    )
+    ran = SimpleNamespace(engagement=Engagement(levers=levers), outcome=outcome, registry=REGISTRY, run="")
+    assert closing_line(ran) == f"20 steps in 1 s{line}"
 
 
 def test_a_script_that_ends_in_the_middle_of_a_check_has_a_summary(watched):

@@ -51,6 +51,8 @@ def test_every_lever_there_is_keeps_the_contract():
         ({"shortens": ()}, "`shortens` names no phase"),
         ({"conflicts": "other"}, "`conflicts` is not a tuple"),
         ({"conflicts": ("some",)}, "is in its own `conflicts`"),
+        ({"partners": "other"}, "`partners` is not a tuple"),
+        ({"partners": ("some",)}, "is among its own `partners`"),
         ({"compiles": "yes"}, "`compiles` is 'yes', not one of True, False"),
         ({"check": "none"}, "changes numbers (class rounding) but names no check"),
         ({"parameter": "num"}, "takes `num` but has no `settings`"),

@@ -21,8 +21,8 @@ def numbers(*values):
 LEVERS = registry(
     lever("threads", parameter="num", settings=numbers(1, 2), shortens=("forward", "backward", "optimizer")),
     lever("workers", parameter="num", settings=numbers(1, 2), shortens=("data",), class_="exact", check="batches",
-          toggles="epoch"),
-    lever("channels_last"),
+          toggles="epoch", partners=("threads",)),
+    lever("channels_last", partners=("bf16",)),
     lever("fused_optimizer", shortens=("optimizer",), check="updates", conflicts=("foreach_optimizer",)),
     lever("foreach_optimizer", shortens=("optimizer",), check="updates"),
     lever("bf16", class_="precision"),

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from flatout import api, stats
-from flatout.run.foreground import Outcome, leave_as
+from flatout.run.foreground import Outcome, leave_as, untoggled
 
 
 def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet: bool) -> None:
@@ -71,12 +71,14 @@ def _measured(ran: api.Ran) -> str:
         if outcome.num_busy > len(outcome.plan_s):
             return "; not checked: other processes used the CPU"
         return f"; rests on the recorded {plan.ratio:.2f}x, not checked in this run" if plan else "; not checked"
-    interval = f"{compared.ratio:.2f}x [{compared.low:.2f}, {compared.high:.2f}] against its own plain windows"
+    held = untoggled(ran.engagement.levers, ran.registry)
+    toggled = ", ".join(name for name in ran.engagement.levers if name not in held) if held else "the plan"
+    interval = f"{compared.ratio:.2f}x [{compared.low:.2f}, {compared.high:.2f}]"
     if outcome.released:
-        return f"; the plan was slower here, {interval}, and was released"
-    rest = [name for name in ran.engagement.levers if ran.registry[name].toggles != "step"]
-    also = f" ({', '.join(rest)} engaged in both, as recorded)" if rest else ""
-    return f", {interval}{also}"
+        return f"; {toggled} made it slower here, {interval} against its own plain windows, and was released"
+    if not held:
+        return f", {interval} against its own plain windows"
+    return f", of which {interval} by {toggled} in its own windows; {', '.join(held)} as recorded"
 
 
 def _failed(outcome: Outcome) -> str:

@@ -10,7 +10,9 @@ from flatout.cli import options
 
 
 @click.command("tune", context_settings=options.SCRIPT_SETTINGS)
-@click.option("--budget", default="3m", show_default=True, metavar="TIME", help="Aim to be done in this time.")
+@click.option(
+    "--budget", metavar="TIME", help="Aim to be done in this time.  [default: 2m; 3m where a step takes over 0.2 s]"
+)
 @click.option(
     "--levers", "only", metavar="NAMES", help="Try only these levers, e.g. `bf16,channels_last`; `none`: A/A."
 )
@@ -22,7 +24,7 @@ from flatout.cli import options
 @click.option("-v", "--verbose", is_flag=True, help="Also list what was not tried, and why.")
 @options.script_words
 def command(  # noqa: PLR0913  one parameter per option
-    words: tuple[str, ...], module: str | None, budget: str, only: str | None, without: str | None, accept: str,
+    words: tuple[str, ...], module: str | None, budget: str | None, only: str | None, without: str | None, accept: str,
     plan: Path | None, allow_writes: bool, start_limit: str, as_json: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Measure SCRIPT, diagnose it, try what could help, and keep what measurably wins.
@@ -39,7 +41,7 @@ def command(  # noqa: PLR0913  one parameter per option
     from flatout.run.script import from_words
 
     goal = api.Goal(
-        budget_s=options.seconds(budget, "--budget"),
+        budget_s=None if budget is None else options.seconds(budget, "--budget"),
         choice=api.Choice(accept=accept, only=options.names(only), without=options.names(without) or ()),
         terms=api.Terms(isolate=not allow_writes, start_limit_s=options.seconds(start_limit, "--start-limit")),
     )

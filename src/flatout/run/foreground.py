@@ -167,7 +167,7 @@ class _Watch:
         self._begun_s: float | None = None
         self._former_steps = 0
         self._former_s = 0.0
-        self._kept: Levers = {n: s for n, s in what.levers.items() if what.registry[n].toggles != "step"}
+        self._kept = untoggled(what.levers, what.registry)
 
     def watch(self, environment: Mapping[str, str] | None) -> Outcome:
         """Start the process, listen until it ends, and take over its exit status."""
@@ -345,6 +345,16 @@ class _Watch:
             os.write(self._orders, encode(order).encode())
         except OSError:
             self._sides, self._resting = [], False
+
+
+def untoggled(levers: Levers, registry: Mapping[str, Lever]) -> Levers:
+    """Levers that the check leaves engaged: those that wait for an epoch or a process, and the partners of these.
+
+    One thread is there because a worker takes a core: with the worker and without it is nothing that plain ever is.
+    """
+    held = {name for name in levers if registry[name].toggles != "step"}
+    held |= {name for name in levers for other in held if name in registry[other].partners}
+    return {name: settings for name, settings in levers.items() if name in held}
 
 
 def _steps_in(seconds: float, step_s: float) -> int:

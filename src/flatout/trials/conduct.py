@@ -40,6 +40,11 @@ SCREEN_SHARE = 1 / 15
 FINAL_SHARE = 1 / 5
 """Of the budget: what screening one candidate, and measuring the best again, may take where steps are slow."""
 
+BUDGET_S = 120.0
+SLOW_STEP_S = 0.2
+SLOW_BUDGET_S = 180.0
+"""What is taken where nothing was asked for: of steps this slow too few windows fit into two minutes."""
+
 COMPILE_S = 20.0
 """What engaging a lever that compiles is expected to take, seconds."""
 
@@ -52,14 +57,14 @@ class Goal:
     """How far to go.
 
     Attributes:
-        budget_s: Aimed wall time.
+        budget_s: Aimed wall time; None for two minutes, or three where a step takes longer than 0.2 s.
         choice: Which levers.
         terms: How the script may be run.
         exactly: Try this one set and nothing else (a plan that is checked again).
     """
 
     exactly: Levers | None = None
-    budget_s: float = 180.0
+    budget_s: float | None = None
     choice: search.Choice = field(default_factory=search.Choice)
     terms: Terms = field(default_factory=Terms)
 
@@ -88,7 +93,7 @@ class Conduct:
         self.ceilings: Ceilings | None = None
         self.measure_ceilings: Callable[[], Ceilings | None] = lambda: None
         self.begun_s = time.perf_counter()
-        self.bench.deadline_s = self.begun_s + goal.budget_s
+        self._set_budget(goal.budget_s or BUDGET_S)
         self.trials: list[Trial] = []
         self.untried: list[Untried] = []
         self.stopped = ""
@@ -107,8 +112,12 @@ class Conduct:
         """Wall seconds since the start."""
         return time.perf_counter() - self.begun_s
 
+    def _set_budget(self, budget_s: float) -> None:
+        self.budget_s = budget_s
+        self.bench.deadline_s = self.begun_s + budget_s
+
     def _deadline(self, share: float) -> float:
-        return self.begun_s + self.goal.budget_s * share
+        return self.begun_s + self.budget_s * share
 
     def _apart(self, levers: Levers) -> Levers:
         """Those that need a process of their own."""
@@ -130,10 +139,10 @@ class Conduct:
 
     def _affordable(self, most: int, share: float, levers: Levers, least: int = stats.MIN_PAIRS) -> int:
         """Pairs, from `least` to `most`, that fit into a share of the budget."""
-        return max(min(most, int(share * self.goal.budget_s / self._pair_s(levers))), least)
+        return max(min(most, int(share * self.budget_s / self._pair_s(levers))), least)
 
     def _stage(self, text: str) -> None:
-        self.show.stage(text, min(self.spent_s / self.goal.budget_s, 1.0))
+        self.show.stage(text, min(self.spent_s / self.budget_s, 1.0))
 
     def run(self, command: Literal["tune", "why"]) -> Result:
         """All of it. Ctrl-C ends the trying and keeps what was learned; before there is anything, it ends all."""
@@ -160,6 +169,8 @@ class Conduct:
         self.ceilings = self.measure_ceilings()
         self._stage("warming up")
         self.bench.settle()
+        if self.goal.budget_s is None and self.bench.step_guess_s > SLOW_STEP_S:
+            self._set_budget(SLOW_BUDGET_S)
         self._stage("plain against plain: how noisy is it here?")
         quiet = pairing.wait_for_quiet(self.bench, self._deadline(0.2), lambda text: self._stage(text))
         if not quiet:
@@ -248,12 +259,12 @@ class Conduct:
         self._list_untried(space)
 
     def _over(self, candidate: Candidate) -> str:
-        left_s = self.goal.budget_s - self.spent_s - self._reserve_s()
+        left_s = self.budget_s - self.spent_s - self._reserve_s()
         needed_s = stats.MIN_PAIRS * self._pair_s(candidate.levers)
         if any(self.levers[name].compiles for name in candidate.levers):
             needed_s += COMPILE_S
         if left_s < needed_s:
-            return f"the budget of {self.goal.budget_s:.0f} s is spent"
+            return f"the budget of {self.budget_s:.0f} s is spent"
         return ""
 
     def _reserve_s(self) -> float:

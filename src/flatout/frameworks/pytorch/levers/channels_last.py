@@ -28,6 +28,7 @@ class ChannelsLast(Lever):
     class_ = "rounding"
     shortens: ClassVar = ("forward", "backward")
     check = "gradients"
+    partners: ClassVar = ("bf16",)  # in bfloat16 convolutions of the usual layout are reordered at every call
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """Models with 2D or 3D convolutions."""

@@ -46,6 +46,7 @@ class Workers(Lever):
     shortens: ClassVar = ("data",)
     toggles = "epoch"
     check = "batches"
+    partners: ClassVar = ("threads",)  # a worker and a model of as many threads as cores take each other's
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A DataLoader of the usual kind, and room for its batches."""
