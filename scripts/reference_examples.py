@@ -47,7 +47,7 @@ WHY: list[Row] = [
     ("binding", "string", "what binds: one of `flatout.diagnosis.BINDINGS`"),
     ("bounds", "object of numbers", "by remedy, the most that it can bring: step time now over step time then"),
     ("steps_per_s", "number", "training steps per second"),
-    ("model_flops_utilization", "number or null", "achieved FLOP/s over the measured float32 ceiling; null unknown"),
+    ("model_flops_utilization", "number or null", "achieved FLOP/s over the ceiling of the script's own arithmetic; null unknown"),
     ("not_observed", "list of strings", "phases that could not be seen; none of them is known to be 0"),
     ("run", "string", "the run folder"),
 ]
@@ -269,7 +269,7 @@ def _result(command: Any) -> Result:
         verdict="faster",
         tuned_steps_per_s=150.0,
         tuning_s=60.0,
-        winner=trial,
+        remeasured=trial,
         plan=_PLAN,
         plan_path=plan_file.DEFAULT,
         break_even_steps=18000,

@@ -2,7 +2,7 @@
 
     import flatout
     result = flatout.tune("train.py", ["--epochs", "3"])
-    print(result.verdict, result.winner.ratio)
+    print(result.verdict, result.winner.ratio if result.winner else "")
 
 In: a script and options. Out: records.
 """
@@ -103,7 +103,8 @@ def report(run: str | None = None) -> Result:
     """The result of a run folder; the newest without a name."""
     from flatout import result
 
-    return result.load(folder.find(Path.cwd(), run))
+    place = folder.find(Path.cwd(), run)
+    return replace(result.load(place), run=str(place))
 
 
 def _script(script: str | Script, arguments: Sequence[str]) -> Script:
@@ -309,7 +310,9 @@ def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None]
 
     assert request.script is not None
     say(f"testing {len(chosen.levers)} levers here first ({chosen.misfits[0]})")
-    goal = Goal(budget_s=60.0, terms=request.terms or Terms(), exactly=chosen.levers)
+    goal = Goal(
+        budget_s=60.0, choice=Choice(accept=request.accept), terms=request.terms or Terms(), exactly=chosen.levers
+    )
     try:
         found = _conduct("tune", request.script, goal, Show(), None, write_plan=False)
     except UsageError:

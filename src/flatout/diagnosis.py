@@ -293,7 +293,7 @@ def _sentence(binding: str, found: Findings) -> str:
     by = f"by {workers} workers that do not keep up" if workers else "item by item in the training process"
     sentences = {
         "input": f"input: batches are built {by} while the model waits",
-        "compute": "compute: the time goes into matrix products and convolutions",
+        "compute": "compute: the time goes into the model's own operations, forward and backward",
         "memory bandwidth": "memory bandwidth: the time goes into operations that move more than they compute",
         "launch overhead": "launch overhead: many small operations, whose starting costs more than their work",
         "host synchronisation": "host synchronisation: the program waits for single values from the device",

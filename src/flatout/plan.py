@@ -202,10 +202,11 @@ class Trial:
         outcome: The verdict in one word.
         reason: Why, in one sentence, where the outcome needs one.
         ratio: Baseline step time over the candidate's: above 1 is faster; None where not measured.
-        ratio_low: Lower end of the 95 % interval.
-        ratio_high: Upper end of the 95 % interval.
+        ratio_low: Lower end of the 95 % interval; of fewer than four pairs the smallest ratio.
+        ratio_high: Upper end of the 95 % interval; of fewer than four pairs the largest ratio.
         num_pairs: Pairs of windows behind the ratio.
-        num_discarded: Windows left out because other processes ran, or something was compiled.
+        num_discarded: Pairs of windows left out: other processes ran, something was compiled, or one paid for a loader
+            that started over and the other did not.
         agreement: `agrees`, `disagrees`, `inconclusive` or empty where speed already decided.
         agreement_detail: The numbers behind it.
         class_: The widest class among its levers.

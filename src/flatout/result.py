@@ -63,12 +63,13 @@ class Result:
         command: `tune` or `why`.
         typed: The script and its arguments as one would type them again.
         anatomy: The plain step, taken apart.
-        tuned_anatomy: The winner's step, taken apart; None without a winner.
+        tuned_anatomy: The step under the best candidate, taken apart; None where none was measured again.
         noise: The A/A comparison: plain against plain.
-        baseline_steps_per_s: Training steps a second, plain.
-        baseline_spread_fraction: Half the interquartile range of the baseline windows over their median.
-        baseline_window_step_s: Step time of each baseline window, the raw samples.
-        winner: The re-measured trial behind the plan; None without one.
+        baseline_steps_per_s: Training steps a second, plain: of the windows beside the winner's where there is one,
+            else of those at the start.
+        baseline_spread_fraction: Half the interquartile range of these windows over their median.
+        baseline_window_step_s: Step time of each of these windows, the raw samples.
+        remeasured: The best candidate, measured again; None where none was worth that.
         verdict: See `flatout.stats.compare`.
         tuned_steps_per_s: Of the winner; the baseline's without one.
         tuning_s: Wall seconds that all of this took.
@@ -105,7 +106,7 @@ class Result:
     tuned_anatomy: Anatomy | None = None
     trials: tuple[Trial, ...] = ()
     untried: tuple[Untried, ...] = ()
-    winner: Trial | None = None
+    remeasured: Trial | None = None
     plan: Plan | None = None
     plan_path: str | None = None
     break_even_steps: int | None = None
@@ -128,14 +129,21 @@ class Result:
         return max(self.noise.high - 1, 1 - self.noise.low, 0.0)
 
     @property
+    def winner(self) -> Trial | None:
+        """The re-measured trial behind the verdict *faster*; None without one."""
+        return self.remeasured if self.verdict == "faster" else None
+
+    @property
     def trials_s(self) -> float:
         """Wall seconds that all trials took, without the baseline and the final measurement."""
         return math.fsum(trial.took_s for trial in self.trials)
 
     @property
     def num_discarded(self) -> int:
-        """Windows of trials that were left out because others used the CPU, or something was compiled."""
-        return sum(trial.num_discarded for trial in self.trials) + (self.winner.num_discarded if self.winner else 0)
+        """Pairs of windows that were left out of trials: others used the CPU, something was compiled, or a loader
+        started over in one of the two."""
+        again = self.remeasured.num_discarded if self.remeasured else 0
+        return sum(trial.num_discarded for trial in self.trials) + again
 
     @property
     def break_even_runs(self) -> int | None:

@@ -186,7 +186,7 @@ def _check_conflicts(levers: Levers, registry: Mapping[str, Lever]) -> None:
             if other in registry[one].conflicts:
                 raise UsageError(
                     f"`{one}` and `{other}` cannot be combined",
-                    cause="both decide the same thing",
+                    cause="each decides what the other needs",
                     hint="name one of them",
                 )
 

@@ -55,7 +55,7 @@ class Header:
     num_threads: int
     affinity: tuple[int, ...] | None = None
     start_s: float | None = None
-    """Seconds from the interpreter's start to the framework's being imported, or None where not observed."""
+    """Seconds from the start of the process to its first training step, or None where not observed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class Window:
         foreign_fraction: Core time that other processes used, as a share of what there is; None where not observed.
         recompilations: Compilations that fell into the window; such a window is not compared.
         peak_memory_bytes: Highest memory of the process (device memory on a GPU) up to the window's end.
-        start_s: Start on the trace's clock, seconds since the header.
+        start_s: Start on the trace's clock, seconds since the framework was imported.
         new_epochs: Times the loader was started over within the window.
     """
 

@@ -155,7 +155,7 @@ def test_whatever_the_names_are_the_page_is_well_formed(name, lever, reason):
     trial = replace(result.trials[0], levers={lever: {reason: name}}, agreement_detail=reason)
     operation = replace(result.census.operations[0], name=lever, shape=reason)
     found = replace(
-        result, script=name, typed=reason, trials=(trial,), winner=trial, warnings=(reason,), refused=(name,),
+        result, script=name, typed=reason, trials=(trial,), remeasured=trial, warnings=(reason,), refused=(name,),
         plan=replace(result.plan, levers=trial.levers), census=replace(result.census, operations=(operation,)),
         timeline=(),
     )  # fmt: skip
@@ -182,15 +182,15 @@ def test_the_page_begins_with_one_number_and_one_sentence(name, number, sentence
 
 def test_a_fast_winner_with_other_numbers_is_no_success():
     result = RESULTS["gpu"]
-    winner = replace(result.winner, outcome="disagrees", agreement="disagrees", agreement_detail="scaled by 0.9")
-    text = Page(html.html_text(replace(result, winner=winner))).text
+    winner = replace(result.remeasured, outcome="disagrees", agreement="disagrees", agreement_detail="scaled by 0.9")
+    text = Page(html.html_text(replace(result, remeasured=winner))).text
     assert "1.2x but other numbers" in text
     assert "does not compute the same" in text
 
 
 def test_numbers_are_said_to_agree_only_where_they_do():
     result = RESULTS["lenet"]
-    unjudged = replace(result, winner=replace(result.winner, agreement=""))
+    unjudged = replace(result, remeasured=replace(result.remeasured, agreement=""))
     assert "numbers agree" in Page(PAGES["lenet"]).text
     assert "numbers agree" not in Page(html.html_text(unjudged)).text
 

@@ -42,7 +42,7 @@ def result(**changes):
         tuning_s=60.0,
         trials=(trial({"bf16": {}}, 1.48, num_discarded=2, took_s=2.0), trial({}, None, outcome="failed")),
         untried=(Untried(lever="compile", reason="no compiler"),),
-        winner=WON,
+        remeasured=WON,
         plan=plan(),
         plan_path="flatout.toml",
         break_even_steps=18_000,
@@ -74,7 +74,7 @@ def test_a_result_survives_its_file_found_by_folder_or_by_name(tmp_path):
 
 
 def test_a_why_without_trials_survives_its_file(tmp_path):
-    made = result(command="why", verdict="inconclusive", trials=(), winner=None, plan=None, plan_path=None, noise=None)
+    made = result(command="why", verdict="inconclusive", trials=(), remeasured=None, plan=None, plan_path=None, noise=None)
     save(made, tmp_path)
     assert same(load(tmp_path), made)
 
@@ -144,7 +144,7 @@ def test_the_noise_is_how_far_plain_against_plain_reaches_from_one():
 
 def test_costs_are_summed_over_trials_and_windows_left_out_over_the_winner_too():
     assert result().trials_s == 2.0
-    assert result().num_discarded == 3 and result(winner=None).num_discarded == 2
+    assert result().num_discarded == 3 and result(remeasured=None).num_discarded == 2
 
 
 @pytest.mark.parametrize(

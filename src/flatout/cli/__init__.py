@@ -90,7 +90,13 @@ def complain_usage(problem: click.UsageError) -> None:
     command = problem.ctx.command_path if problem.ctx else "flatout"
     message = problem.format_message().rstrip(".")
     tell(f"error: {message[:1].lower()}{message[1:]}")
-    tell("cause: flatout's own options stand before the script, the script's own after it")
+    takes_script = problem.ctx is not None and problem.ctx.allow_interspersed_args is False
+    misplaced = isinstance(problem, click.NoSuchOption) and takes_script
+    tell(
+        "cause: flatout's own options stand before the script, the script's own after it"
+        if misplaced
+        else "cause: the command was not typed as it takes its words"
+    )
     tell(f"hint:  `{command} --help`")
 
 

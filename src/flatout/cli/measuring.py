@@ -16,13 +16,21 @@ from flatout.result import Result, summary_of
 from flatout.trials.conduct import Show
 
 
+FEW = 0.05
+"""Below this share nothing is said of the time left."""
+
+
 def measured(call: Callable[[Show], Result], *, as_json: bool, verbose: bool) -> None:
     """Make the call with live progress on stderr; print its result, and write the page beside it."""
     signal.signal(signal.SIGTERM, _stop)  # so that children are ended when we are told to stop
     progress = Progress()
     with progress:
         result = call(progress.show)
-    page = write_html(result, Path(result.run) / "report.html")
+    page = Path(result.run) / "report.html"
+    try:
+        write_html(result, page)
+    except OSError as problem:  # what was measured must not be lost for it
+        print(f"flatout: cannot write `{page}`: {problem.strerror or problem}", file=sys.stderr)
     if as_json:
         print(json.dumps(summary_of(result)))
     else:
@@ -42,6 +50,7 @@ class Progress:
         self._begun_s = time.perf_counter()
         self._text = ""
         self._share = 0.0
+        self._end_s: float | None = None
         self._drawn_s = 0.0
         self._num_trials = 0
 
@@ -54,6 +63,8 @@ class Progress:
     def _stage(self, text: str, share: float) -> None:
         changed = text != self._text
         self._text, self._share = text, share
+        now_s = time.perf_counter()
+        self._end_s = self._begun_s + (now_s - self._begun_s) / share if share > FEW else None
         if self._terminal:
             self._draw()
         elif changed:
@@ -76,7 +87,7 @@ class Progress:
         width = 20
         done = round(width * self._share)
         bar = "█" * done + "░" * (width - done)
-        left = f", at most {spent_s / self._share - spent_s:.0f} s left" if self._share > 0.05 else ""
+        left = f", at most {max(self._end_s - self._drawn_s, 0):.0f} s left" if self._end_s is not None else ""
         line = f"{bar} {spent_s:3.0f} s{left}  {self._text}"
         print(f"\r\x1b[2K{line[:110]}", end="", file=sys.stderr, flush=True)
 

@@ -68,7 +68,7 @@ def accept(function: F) -> F:
 def terms(function: F, *, prefix: str = "") -> F:
     """How a measured script may be run; `prefix` says when they count."""
     writes = f"{prefix}let trials write to your real folders (where namespaces are forbidden)."
-    waits = f"{prefix}wait so long for the first step."
+    waits = f"{prefix}wait so long for the first few steps."
     function = click.option("--allow-writes", is_flag=True, help=writes[0].upper() + writes[1:])(function)
     return click.option(
         "--start-limit", default="90s", show_default=True, metavar="TIME", help=waits[0].upper() + waits[1:]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import click
 
 from flatout.cli import options
+from flatout.errors import UsageError
 
 
 @click.command("report")
@@ -26,7 +28,15 @@ def command(run: str | None, html: Path | None, as_json: bool, verbose: bool) ->
     from flatout.result import summary_of
 
     result = api.report(run)
-    page = write_html(result, html or Path(result.run) / "report.html")
+    page = html or Path(result.run) / "report.html"
+    try:
+        write_html(result, page)
+    except OSError as problem:
+        if html is not None:
+            raise UsageError(
+                f"cannot write `{html}`", cause=str(problem.strerror or problem), hint="`--html FILE` in a folder of yours"
+            ) from None
+        print(f"flatout: cannot write `{page}`: {problem.strerror or problem}", file=sys.stderr)
     if as_json:
         print(json.dumps(summary_of(result)))
     else:

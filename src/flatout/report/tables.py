@@ -101,7 +101,7 @@ def timeline(result: Result) -> Table:
 
 def trials(result: Result) -> Table:
     """Every trial with what it brought and cost."""
-    again = [result.winner] if result.winner is not None else []
+    again = [result.remeasured] if result.remeasured is not None else []
     rows = [_trial(t, t.label) for t in result.trials] + [_trial(t, f"{t.label}, measured again") for t in again]
     head = ("levers", "verdict", "remark", "ratio", "95 %", "pairs", "discarded", "took", "engaging", "memory", "plain")
     return table("Every trial", head, rows, texts=3)
@@ -141,7 +141,7 @@ def operations(result: Result) -> Table:
 
 def numerics(result: Result) -> Table:
     """What the comparison of numbers said for every trial whose numbers were compared."""
-    again = [result.winner] if result.winner is not None else []
+    again = [result.remeasured] if result.remeasured is not None else []
     rows = [
         (f"{t.label}{', measured again' if t.remeasured else ''}", t.class_, t.agreement, t.agreement_detail)
         for t in (*again, *result.trials)
@@ -175,10 +175,10 @@ def _sources(result: Result) -> list[tuple[str, str, str]]:
     if result.noise is not None:
         rows.append(("two equal runs", "95 % interval of plain against plain, in alternating windows", why))
     if result.trials:
-        rows.append(("ratios", "windows of plain and candidate in turn; Student's t on the logarithms, 95 %", tune))
-    if result.winner is not None and result.winner.remeasured:
+        rows.append(("ratios", "windows of plain and candidate in turn; 95 % interval on the logarithms: signed ranks from 8 pairs on, Student's t below", tune))
+    if result.remeasured is not None and result.remeasured.remeasured:
         how = (
-            f"{words.plural(result.winner.num_pairs, 'further pair')} after the choice: the best of many is partly luck"
+            f"{words.plural(result.remeasured.num_pairs, 'further pair')} after the choice: the best of many is partly luck"
         )
         rows.append(("the final ratio", how, tune))
     if any(trial.agreement for trial in result.trials):
@@ -212,7 +212,7 @@ def windows(result: Result) -> list[Table]:
             [(str(number), _raw(value)) for number, value in enumerate(result.baseline_window_step_s, 1)],
         )
     ]
-    again = [result.winner] if result.winner is not None else []
+    again = [result.remeasured] if result.remeasured is not None else []
     for trial in (*again, *result.trials):
         pairs = zip(trial.baseline_step_s, trial.candidate_step_s, strict=False)
         rows = [(str(number), _raw(plain), _raw(other)) for number, (plain, other) in enumerate(pairs, 1)]

@@ -208,7 +208,8 @@ def _verdict(screen: Screen, result: Result) -> None:
     if result.verdict == "faster":
         _faster(screen, result, equal)
     elif result.verdict == "no difference":
-        screen.say("result", ("no difference", "bold"), f"{_best_words(result)}. {_limit_words(result)}")
+        limit = f"{_limit_words(result)}. {equal[:1].upper()}{equal[1:]}" if equal else _limit_words(result)
+        screen.say("result", ("no difference", "bold"), f"{_best_words(result)}. {limit}")
     else:
         screen.say("result", ("inconclusive", "bold yellow"), _best_words(result), *_open_questions(result, equal))
 
@@ -265,8 +266,8 @@ def _open_questions(result: Result, equal: str) -> list[str]:
 
 def _cautions(screen: Screen, result: Result, *, verbose: bool) -> None:
     if result.num_discarded:
-        windows = words.plural(result.num_discarded, "window")
-        screen.say("discarded", f"{windows}: others used the CPU, or something was compiled")
+        pairs = words.plural(result.num_discarded, "pair")
+        screen.say("discarded", f"{pairs} of windows that others, a compilation or a restarted loader disturbed")
     for number, warning in enumerate(result.warnings):
         screen.say("warning" if number == 0 else "", (warning, "yellow"), most=0 if verbose else 2)
     most = None if verbose else 2

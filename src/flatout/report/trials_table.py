@@ -88,7 +88,7 @@ def _details(screen: Screen, row: Row, *, whole: bool) -> None:
     if trial.num_pairs:
         parts.append(words.plural(trial.num_pairs, "pair"))
     if trial.num_discarded:
-        parts.append(f"{words.plural(trial.num_discarded, 'window')} discarded")
+        parts.append(f"{words.plural(trial.num_discarded, 'pair')} discarded")
     if trial.engage_s >= 0.05:
         parts.append(f"engaging it took {words.duration(trial.engage_s)}")
     if trial.peak_memory_bytes is not None:

@@ -62,8 +62,8 @@ def rows(result: Result, most: int | None = None) -> tuple[Row, ...]:
 
 def best(result: Result) -> Trial | None:
     """The trial with the highest ratio; the one that was measured again where there is one."""
-    if result.winner is not None and known(result.winner.ratio):
-        return result.winner
+    if result.remeasured is not None and known(result.remeasured.ratio):
+        return result.remeasured
     measured = [t for t in result.trials if known(t.ratio) and t.outcome not in ("disagrees", "failed")]
     return max(measured, key=lambda t: t.ratio or 0.0, default=None)
 

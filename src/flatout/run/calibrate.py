@@ -358,7 +358,7 @@ def _nothing(framework: str, python: str, said: str, limit_s: float) -> MachineE
     return MachineError(
         f"no ceiling was measured within {limit_s:g} s",
         cause=f"`{framework}` had not started, or other processes kept the cores",
-        hint="try again when the machine is quiet, or with a longer limit",
+        hint="try again when the machine is quiet",
     )
 
 

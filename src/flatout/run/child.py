@@ -415,7 +415,7 @@ class Conductor:
         fraction = None
         if window.foreign is not None:
             after = foreign_cpu.take(os.getsid(0))
-            fraction = foreign_cpu.fraction(window.foreign, after) if after is not None else None
+            fraction = foreign_cpu.fraction(window.foreign, after, cores=self.spec.cores_quota)
         evidence, missing = self.framework.evidence()
         self._write(window.record(found, fraction))
         if window.order.purpose == "trial" and (evidence or missing):

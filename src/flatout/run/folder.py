@@ -19,7 +19,7 @@ from flatout.errors import MachineError, RecordError, UsageError, cannot_write
 
 ROOT = ".flatout"
 KEPT_RUNS = 20
-"""Records of plain runs that are kept for each script; what `tune` and `why` found is kept for good."""
+"""Records of runs (`flatout run`) that are kept for each script; what `tune` and `why` found is kept for good."""
 
 KEPT_S = 24 * 3600.0
 """No record younger than this is removed."""

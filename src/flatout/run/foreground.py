@@ -19,6 +19,7 @@ from pathlib import Path
 from flatout.errors import RecordError, UsageError
 from flatout.plan import Lever
 from flatout.run.launch import POLL_S, Launch, discard_channels, environment_for, session_files, write_session
+from flatout.run.machine import cores_quota
 from flatout.run.orders import Order, SessionSpec, encode, settling_steps
 from flatout.run.signals import Signals
 from flatout.trace import End, Facts, Failure, Header, Levers, Ready, Record, Window
@@ -134,6 +135,7 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
         script=what.key,
         arguments=what.arguments,
         cache_folder=what.cache_folder,
+        cores_quota=cores_quota(),
         flatout_started_unix_s=time.time(),
     )
     variables: dict[str, str] = {}

@@ -20,7 +20,7 @@ from typing import IO, Any
 from flatout.errors import cannot_write
 from flatout.records import to_json
 from flatout.run.orders import Order, SessionSpec, encode
-from flatout.trace import End, Failure, Ready, Record
+from flatout.trace import End, Failure, Header, Ready, Record
 from flatout.trace_file import Follower
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
@@ -48,6 +48,7 @@ class Ended(Exception):
         finished: Whether the script ran to its end.
         hung: Whether it was given up after its time limit.
         num_steps: Steps that it made, as far as known.
+        trained: Whether it made a first step.
         output: The end of what it printed.
     """
 
@@ -56,6 +57,7 @@ class Ended(Exception):
     finished: bool = False
     hung: bool = False
     num_steps: int = 0
+    trained: bool = False
     output: str = ""
 
     def sentence(self) -> str:
@@ -266,6 +268,7 @@ class Child:
             finished=code == 0 and not hung,
             hung=hung,
             num_steps=end.num_steps if end else max(ready, default=0),
+            trained=any(isinstance(r, Header) for r in self.records),
             output=tail(self.output_path),
         )
 

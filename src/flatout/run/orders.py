@@ -71,6 +71,7 @@ class SessionSpec:
         capture_bytes: Most memory that keeping a step for `compare` may take.
         writable: Folders to which a trial may write; other refused writes are listed.
         cache_folder: Where compiled kernels are kept.
+        cores_quota: How many cores the control group grants, which is what others are weighed against; None: all.
     """
 
     mode: Literal["trial", "run"]
@@ -85,6 +86,7 @@ class SessionSpec:
     capture_bytes: int = 200_000_000
     writable: tuple[str, ...] = ()
     cache_folder: str | None = None
+    cores_quota: float | None = None
     flatout_started_unix_s: float = 0.0
 
 

@@ -18,6 +18,7 @@ from flatout.errors import Inconclusive, ScriptError
 from flatout.plan import Lever
 from flatout.run import isolation
 from flatout.run.launch import QUIET_TRACKERS, Child, Ended, Launch, session_files
+from flatout.run.machine import cores_quota
 from flatout.run.orders import SessionSpec, settling_steps
 from flatout.run.script import Script
 from flatout.trace import (
@@ -192,6 +193,7 @@ class Bench:
             capture_bytes=self.terms.capture_bytes,
             writable=isolation.writable(self._scratch) if self._scratch is not None else (),
             cache_folder=str(self.run_folder.resolve() / "compiled"),
+            cores_quota=cores_quota(),
             flatout_started_unix_s=time.time(),
         )
         launch = Launch(
@@ -364,6 +366,18 @@ def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
     """The error for a plain script that gave nothing to measure."""
     again = f"`python {script.typed}` shows the same"
     last = end.output.strip().splitlines()[-1][:160] if end.output.strip() else "it printed nothing"
+    if end.hung and end.num_steps:
+        return ScriptError(
+            f"`{script.key}` stopped making training steps",
+            cause=f"after {end.num_steps} steps none came in time; the last line it printed: `{last}`",
+            hint=again,
+        )
+    if end.hung and end.trained:
+        return ScriptError(
+            f"`{script.key}` did not make its first few training steps within {limit_s:.0f} s",
+            cause=f"its steps take very long, or it stopped; the last line it printed: `{last}`",
+            hint="`--start-limit 10m` waits longer",
+        )
     if end.hung:
         return ScriptError(
             f"`{script.key}` made no training step within {limit_s:.0f} s",

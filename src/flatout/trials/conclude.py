@@ -24,10 +24,11 @@ def result_of(conduct: Conduct, command: Literal["tune", "why"]) -> Result:
     bench = conduct.bench
     assert bench.facts is not None and bench.header is not None
     assert conduct.anatomy is not None and conduct.diagnosis is not None
-    summary = stats.summarize([w.training_step_s for w in conduct.baseline])
     won = conduct.final if conduct.final is not None and conduct.final.outcome == "faster" else None
     won = won if won is not None and won.agreement == "agrees" else None
-    baseline_step_s = stats.summarize(won.baseline_step_s).median if won else summary.median
+    baseline = won.baseline_step_s if won else tuple(w.training_step_s for w in conduct.baseline)
+    summary = stats.summarize(baseline)
+    baseline_step_s = summary.median
     tuned_step_s = baseline_step_s / won.ratio if won and won.ratio else baseline_step_s
     foreign = [w.foreign_fraction for _, w in bench.windows if w.foreign_fraction is not None]
     saved_s = baseline_step_s - tuned_step_s
@@ -46,7 +47,7 @@ def result_of(conduct: Conduct, command: Literal["tune", "why"]) -> Result:
         noise=conduct.noise,
         baseline_steps_per_s=1 / baseline_step_s,
         baseline_spread_fraction=summary.spread_fraction,
-        baseline_window_step_s=tuple(w.training_step_s for w in conduct.baseline),
+        baseline_window_step_s=baseline,
         verdict=_verdict(conduct, won),
         tuned_steps_per_s=1 / tuned_step_s,
         tuning_s=conduct.spent_s,
@@ -55,7 +56,7 @@ def result_of(conduct: Conduct, command: Literal["tune", "why"]) -> Result:
         tuned_anatomy=conduct.tuned_anatomy,
         trials=tuple(conduct.trials),
         untried=tuple(conduct.untried),
-        winner=conduct.final,
+        remeasured=conduct.final,
         break_even_steps=math.ceil(conduct.spent_s / saved_s) if saved_s > 0 else None,
         steps_in_run=bench.longest_run_steps,
         foreign_fraction=sum(foreign) / len(foreign) if foreign else None,
@@ -76,11 +77,16 @@ def _verdict(conduct: Conduct, won: Trial | None) -> Literal["faster", "no diffe
     if conduct.final is not None:
         return "no difference" if conduct.final.outcome == "no difference" else "inconclusive"
     # Nothing came near a gain: the trials themselves say whether that is known.
-    unclear = [
-        t for t in conduct.trials if t.outcome == "inconclusive" and (t.ratio_high or 9.0) > 1 + stats.NEGLIGIBLE
-    ]
+    unclear = [t for t in conduct.trials if _may_gain(t)]
     quiet = conduct.noise is not None and conduct.noise.verdict == "no difference"
     return "no difference" if quiet and not unclear and not conduct.stopped else "inconclusive"
+
+
+def _may_gain(trial: Trial) -> bool:
+    """Whether a trial leaves open that its levers help: its ratio is not known well enough, or its numbers are not."""
+    if trial.outcome == "faster":
+        return trial.agreement != "agrees"
+    return trial.outcome == "inconclusive" and (trial.ratio_high or 9.0) > 1 + stats.NEGLIGIBLE
 
 
 def _plan(conduct: Conduct, result: Result, won: Trial) -> Plan:

@@ -1,8 +1,8 @@
 """How does a batch come from a worker process? Small tensors by value through the pipe, large ones in shared memory.
 
 PyTorch shares every tensor by a descriptor of its own, which the worker serves from a thread and the script fetches
-through an authenticated socket: about a millisecond of both for each tensor, however small. A pipe that holds a whole
-batch carries it in a tenth of that. In: how many batches may be on their way. Out: a multiprocessing context for a
+through an authenticated socket: about a millisecond of both for each tensor, however small. Through a pipe that holds
+it whole a batch of small tensors comes 2 to 5 times as fast. In: how many batches may be on their way. Out: a multiprocessing context for a
 loader. Measured: benchmarks/hand_over.py.
 """
 
@@ -29,7 +29,7 @@ PIPE_BYTES = 2**20
 """The pipe that is asked for: what Linux grants to anyone (`/proc/sys/fs/pipe-max-size`)."""
 
 LARGEST_BY_VALUE = 2**19
-"""Bytes of a storage above which copying it twice costs more than a descriptor. Source: benchmarks/hand_over.py."""
+"""Bytes of a storage above which copying it twice costs as much as a descriptor. Source: benchmarks/hand_over.py."""
 
 
 def context_for(settings: Mapping[str, Any]) -> Any:
