@@ -61,7 +61,7 @@ def main() -> None:
 
 def row(name: str, verdict: dict[str, Any], result: dict[str, Any]) -> str:
     """The script's line in the table."""
-    winner = result.get("winner") or {}
+    winner = result.get("remeasured") or {}
     measured = f"{verdict['ratio']:.2f} [{verdict['ratio_low']:.2f}, {verdict['ratio_high']:.2f}]"
     cells = [
         f"`{name}`",

@@ -47,7 +47,11 @@ WHY: list[Row] = [
     ("binding", "string", "what binds: one of `flatout.diagnosis.BINDINGS`"),
     ("bounds", "object of numbers", "by remedy, the most that it can bring: step time now over step time then"),
     ("steps_per_s", "number", "training steps per second"),
-    ("model_flops_utilization", "number or null", "achieved FLOP/s over the ceiling of the script's own arithmetic; null unknown"),
+    (
+        "model_flops_utilization",
+        "number or null",
+        "achieved FLOP/s over the ceiling of the script's own arithmetic; null unknown",
+    ),
     ("not_observed", "list of strings", "phases that could not be seen; none of them is known to be 0"),
     ("run", "string", "the run folder"),
 ]

@@ -140,8 +140,7 @@ class Result:
 
     @property
     def num_discarded(self) -> int:
-        """Pairs of windows that were left out of trials: others used the CPU, something was compiled, or a loader
-        started over in one of the two."""
+        """Pairs of windows that were left out of trials: others, a compilation or a restarted loader disturbed them."""
         again = self.remeasured.num_discarded if self.remeasured else 0
         return sum(trial.num_discarded for trial in self.trials) + again
 

@@ -74,7 +74,9 @@ def test_a_result_survives_its_file_found_by_folder_or_by_name(tmp_path):
 
 
 def test_a_why_without_trials_survives_its_file(tmp_path):
-    made = result(command="why", verdict="inconclusive", trials=(), remeasured=None, plan=None, plan_path=None, noise=None)
+    made = result(
+        command="why", verdict="inconclusive", trials=(), remeasured=None, plan=None, plan_path=None, noise=None
+    )
     save(made, tmp_path)
     assert same(load(tmp_path), made)
 

@@ -15,7 +15,6 @@ from flatout.report import print_result, write_html
 from flatout.result import Result, summary_of
 from flatout.trials.conduct import Show
 
-
 FEW = 0.05
 """Below this share nothing is said of the time left."""
 

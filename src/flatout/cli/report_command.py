@@ -34,7 +34,9 @@ def command(run: str | None, html: Path | None, as_json: bool, verbose: bool) ->
     except OSError as problem:
         if html is not None:
             raise UsageError(
-                f"cannot write `{html}`", cause=str(problem.strerror or problem), hint="`--html FILE` in a folder of yours"
+                f"cannot write `{html}`",
+                cause=str(problem.strerror or problem),
+                hint="`--html FILE` in a folder of yours",
             ) from None
         print(f"flatout: cannot write `{page}`: {problem.strerror or problem}", file=sys.stderr)
     if as_json:

@@ -15,7 +15,9 @@ from flatout.cli import options
 @click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="The plan to run under.")
 @click.option("--levers", "lever_names", metavar="NAMES", help="Engage exactly these, e.g. `bf16,threads=1`; no plan.")
 @options.accept
-@click.option("--fixed", is_flag=True, help="Never toggle a lever: two runs are as equal as the levers are deterministic.")
+@click.option(
+    "--fixed", is_flag=True, help="Never toggle a lever: two runs are as equal as the levers are deterministic."
+)
 @click.option("--recheck", is_flag=True, help="Test a plan that was made elsewhere before trusting it.")
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write what was measured here."

@@ -175,11 +175,16 @@ def _sources(result: Result) -> list[tuple[str, str, str]]:
     if result.noise is not None:
         rows.append(("two equal runs", "95 % interval of plain against plain, in alternating windows", why))
     if result.trials:
-        rows.append(("ratios", "windows of plain and candidate in turn; 95 % interval on the logarithms: signed ranks from 8 pairs on, Student's t below", tune))
-    if result.remeasured is not None and result.remeasured.remeasured:
-        how = (
-            f"{words.plural(result.remeasured.num_pairs, 'further pair')} after the choice: the best of many is partly luck"
+        rows.append(
+            (
+                "ratios",
+                "windows of plain and candidate in turn; 95 %: signed ranks from 8 pairs on, below that Student's t",
+                tune,
+            )
         )
+    if result.remeasured is not None and result.remeasured.remeasured:
+        pairs = words.plural(result.remeasured.num_pairs, "further pair")
+        how = f"{pairs} after the choice: the best of many is partly luck"
         rows.append(("the final ratio", how, tune))
     if any(trial.agreement for trial in result.trials):
         rows.append(("numerics", "the same batch and random state with and without; norm of the difference", tune))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flatout.errors import Inconclusive, ScriptError
+from flatout.errors import Inconclusive
 from flatout.plan import Lever
 from flatout.run import isolation
 from flatout.run.launch import QUIET_TRACKERS, Child, Ended, Launch, session_files
@@ -35,6 +35,7 @@ from flatout.trace import (
     Toggle,
     Window,
 )
+from flatout.trials.unmeasurable import cannot_measure
 
 R = TypeVar("R")
 
@@ -360,44 +361,6 @@ class Bench:
             self.step_guess_s = max(self.window({}, purpose="warm-up").training_step_s, 1e-5)
         loaders = self.facts.loaders
         self.size = size_for(self.step_guess_s, loaders[0].num_batches if loaders else None)
-
-
-def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
-    """The error for a plain script that gave nothing to measure."""
-    again = f"`python {script.typed}` shows the same"
-    last = end.output.strip().splitlines()[-1][:160] if end.output.strip() else "it printed nothing"
-    if end.hung and end.num_steps:
-        return ScriptError(
-            f"`{script.key}` stopped making training steps",
-            cause=f"after {end.num_steps} steps none came in time; the last line it printed: `{last}`",
-            hint=again,
-        )
-    if end.hung and end.trained:
-        return ScriptError(
-            f"`{script.key}` did not make its first few training steps within {limit_s:.0f} s",
-            cause=f"its steps take very long, or it stopped; the last line it printed: `{last}`",
-            hint="`--start-limit 10m` waits longer",
-        )
-    if end.hung:
-        return ScriptError(
-            f"`{script.key}` made no training step within {limit_s:.0f} s",
-            cause=f"no optimizer update was seen; the last line it printed: `{last}`",
-            hint="`--start-limit 10m` waits longer; steps are seen through `torch.optim` and through backward passes",
-        )
-    if end.finished:
-        few = f"after {end.num_steps} training steps" if end.num_steps else "without a training step"
-        return ScriptError(
-            f"`{script.key}` ended {few}",
-            cause="no optimizer update was seen" if not end.num_steps else "that is too few to measure",
-            hint="give it more epochs or more data" if end.num_steps else "is this the script that trains?",
-        )
-    if end.exit_code is not None and end.exit_code < 0:
-        return ScriptError(
-            f"`{script.key}` was {end.sentence()}", cause=f"the last line it printed: `{last}`", hint=again
-        )
-    return ScriptError(
-        f"`{script.key}` failed: {end.sentence()}", cause=f"the last line it printed: `{last}`", hint=again
-    )
 
 
 @contextlib.contextmanager

@@ -2,8 +2,8 @@
 
 PyTorch shares every tensor by a descriptor of its own, which the worker serves from a thread and the script fetches
 through an authenticated socket: about a millisecond of both for each tensor, however small. Through a pipe that holds
-it whole a batch of small tensors comes 2 to 5 times as fast. In: how many batches may be on their way. Out: a multiprocessing context for a
-loader. Measured: benchmarks/hand_over.py.
+it whole, a batch of small tensors comes 2 to 5 times as fast. In: how many batches may be under way. Out: a
+multiprocessing context for a loader. Measured: benchmarks/hand_over.py.
 """
 
 from __future__ import annotations
