@@ -310,7 +310,7 @@ def _nothing(found: Findings) -> str:
     name, seconds = max(found.anatomy.phases_s.items(), key=lambda item: item[1], default=("", 0.0))
     if _without(seconds, found) < WORTHWHILE:
         return "nothing: no single cause, freed entirely, would bring 10 %"
-    share = f"{seconds / found.anatomy.step_s:.0%} of the step"
+    share = f"{_percent(seconds / found.anatomy.step_s)} of the step"
     if name == "unattributed":
         return f"nothing that can be named: {share} lies outside every phase that was seen"
     return f"nothing that can be named: {share} is `{name}`"
@@ -332,17 +332,18 @@ def _evidence(binding: str, found: Findings, bounds: Sequence[Bound]) -> list[st
     main = {"input": "data", "optimizer": "optimizer", "host synchronisation": "sync"}.get(binding, "")
     share = found.anatomy.share(main)
     if share is not None:
-        lines.append(f"{main} takes {share:.0%} of the step")
+        lines.append(f"{main} takes {_percent(share)} of the step")
     for bound in sorted(bounds, key=lambda b: b.remedy != REMEDIES.get(binding))[:2]:  # its own first, then the largest
         lines.append(f"{bound.remedy}: at most {bound.ratio:.2f}x ({bound.how})")
     fixed = _fixed_share(found)
     if fixed is not None and binding in ("launch overhead", "compute", "memory bandwidth"):
-        lines.append(f"{fixed:.0%} of the model's time does not shrink with the batch")
+        lines.append(f"{_percent(fixed)} of the model's time does not shrink with the batch")
     if found.census is not None:
         lines.append(f"{found.census.num_operations:,} operations a step")
         if found.census.num_syncs:
-            waits = "on a CPU they wait for nothing" if found.facts.device == "cpu" else "each waits for the device"
-            lines.append(f"{found.census.num_syncs:,} values read back a step (`.item()` and the like); {waits}")
+            waits = "on a CPU that waits for nothing" if found.facts.device == "cpu" else "each waits for the device"
+            values = "value" if found.census.num_syncs == 1 else "values"
+            lines.append(f"{found.census.num_syncs:,} {values} read back a step (`.item()` and the like); {waits}")
     if found.facts.num_threads > found.num_cores:
         lines.append(f"{found.facts.num_threads} threads on {found.num_cores} cores")
     return lines
@@ -354,9 +355,13 @@ def _notes(found: Findings, utilization: float | None) -> list[str]:
         lines.append(fault)
     rest = found.anatomy.share("unattributed")
     if rest is not None and rest < -COUNTED_TWICE:
-        lines.append(f"the phases sum to {-rest:.0%} more than the step: something was counted twice")
+        lines.append(f"the phases sum to {_percent(-rest)} more than the step: something was counted twice")
     if found.census is not None and found.census.uncounted:
         lines.append("no FLOP formula for: " + ", ".join(f"`{name}`" for name in found.census.uncounted[:6]))
     if found.anatomy.not_observed:
         lines.append("not observed: " + ", ".join(found.anatomy.not_observed))
     return lines
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -155,7 +155,7 @@ INPUT = Diagnosis(
     binding="input",
     sentence="input: batches are built item by item in the training process while the model waits",
     evidence=(
-        "data takes 71% of the step",
+        "data takes 71 % of the step",
         "free data: at most 3.42x (one cached batch replayed)",
         "118 operations a step",
         "1 value read back a step (`.item()` and the like); on a CPU it waits for nothing",
@@ -177,7 +177,7 @@ COMPUTE = Diagnosis(
     evidence=(
         "compute at the ceiling: at most 1.13x (the step's FLOPs at the measured ceiling)",
         "free optimizer: at most 1.02x (its share of the step)",
-        "2% of the model's time does not shrink with the batch",
+        "2 % of the model's time does not shrink with the batch",
         "731 operations a step",
     ),
     bounds=(
@@ -197,9 +197,9 @@ LAUNCHES = Diagnosis(
     sentence="launch overhead: many small operations, whose starting costs more than their work",
     evidence=(
         "free launches: at most 1.80x (model calls replayed at half the batch)",
-        "59% of the model's time does not shrink with the batch",
+        "59 % of the model's time does not shrink with the batch",
         "2,316 operations a step",
-        "2 values read back a step (`.item()` and the like); on a CPU they wait for nothing",
+        "2 values read back a step (`.item()` and the like); on a CPU that waits for nothing",
     ),
     bounds=(
         bound("compute at the ceiling", 3.80, AT_CEILING, "forward", "backward"),

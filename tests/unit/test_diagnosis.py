@@ -119,7 +119,7 @@ def test_an_input_bound_script_is_said_to_wait_for_items_built_in_its_own_proces
     found = diagnose(PLANTED["input"])
     assert "item by item in the training process" in found.sentence
     assert found.evidence[:2] == (
-        "data takes 70% of the step",
+        "data takes 70 % of the step",
         "free data: at most 3.20x (one cached batch replayed)",
     )
     assert (bound(found, "free data").low, bound(found, "free data").high) == pytest.approx((3.15, 3.25))
@@ -181,7 +181,7 @@ def test_what_does_not_shrink_with_the_batch_is_launch_overhead_and_bounds_it():
     found = diagnose(PLANTED["launch overhead"])
     fixed = (2 * 0.80 - 0.9) / 0.9
     assert bound(found, "free launches").ratio == pytest.approx(1 / (1 - fixed * 0.9))
-    assert f"{fixed:.0%} of the model's time does not shrink with the batch" in found.evidence
+    assert f"{100 * fixed:.0f} % of the model's time does not shrink with the batch" in found.evidence
     assert found.evidence[0].startswith("free launches")
 
 
@@ -212,9 +212,9 @@ def test_a_loss_that_costs_more_than_the_model_is_part_of_it():
 def test_a_large_part_that_no_cause_explains_is_not_called_nothing_to_gain():
     found = diagnose(findings({"unattributed": 0.95, "forward": 0.02, "backward": 0.03}))
     assert found.binding == "nothing"
-    assert "95% of the step lies outside every phase" in found.sentence
+    assert "95 % of the step lies outside every phase" in found.sentence
     other = diagnose(findings({"communication": 0.95, "forward": 0.02, "backward": 0.03}))
-    assert "95% of the step is `communication`" in other.sentence
+    assert "95 % of the step is `communication`" in other.sentence
 
 
 def test_nothing_binds_where_nothing_is_large():
@@ -288,14 +288,14 @@ def test_phases_that_were_not_observed_and_operations_without_a_formula_are_note
 
 def test_phases_that_exceed_the_step_are_noted_as_counted_twice():
     found = diagnose(findings({"forward": 0.7, "backward": 0.5, "unattributed": -0.2}))
-    assert "the phases sum to 20% more than the step: something was counted twice" in found.notes
+    assert "the phases sum to 20 % more than the step: something was counted twice" in found.notes
     rounding = diagnose(findings({"forward": 0.5, "backward": 0.501, "unattributed": -0.001}))
     assert not any("twice" in note for note in rounding.notes)
 
 
 def test_values_read_back_are_counted_and_said_to_be_harmless_on_a_cpu():
     on_cpu = diagnose(findings(MODEL_BOUND, census=census(operation(), num_syncs=7)))
-    assert any("7 values read back" in line and "wait for nothing" in line for line in on_cpu.evidence)
+    assert any("7 values read back" in line and "waits for nothing" in line for line in on_cpu.evidence)
     on_gpu = diagnose(findings(MODEL_BOUND, facts=GPU, census=census(operation(), num_syncs=7)))
     assert any("waits for the device" in line for line in on_gpu.evidence)
 

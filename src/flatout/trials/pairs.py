@@ -182,6 +182,6 @@ def wait_for_quiet(bench: Bench, deadline_s: float, show: Callable[[str], None])
             return True
         if time.perf_counter() > deadline_s:
             return False
-        show(f"others use {window.foreign_fraction:.0%} of the CPU: waiting")
+        show(f"others use {100 * (window.foreign_fraction or 0.0):.0f} % of the CPU: waiting")
         time.sleep(1.0)
     return False
