@@ -130,7 +130,17 @@ def _conduct(
             place = plan or Path(plan_file.DEFAULT)
             plan_file.write(replace(found.plan, run=os.path.relpath(found.plan.run, place.parent)), place)
             found = result.with_plan_path(found, str(place))
+        return _saved(found, run_folder)
+
+
+def _saved(found: Result, run_folder: Path) -> Result:
+    """The result, written; a full disk now must not cost what was measured, so it is a warning."""
+    from flatout import result
+
+    try:
         result.save(found, run_folder)
+    except MachineError as problem:
+        return replace(found, warnings=(*found.warnings, f"{problem.error}: {problem.cause}"))
     return found
 
 

@@ -7,16 +7,19 @@ hang at any moment; each is told apart, and only a plain script that cannot be m
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flatout.errors import Inconclusive
+from flatout.errors import Inconclusive, cannot_write
 from flatout.plan import Lever
 from flatout.run import isolation
+from flatout.run.folder import NEEDED_BYTES
 from flatout.run.launch import QUIET_TRACKERS, Child, Ended, Launch, session_files
 from flatout.run.machine import cores_quota
 from flatout.run.orders import SessionSpec, settling_steps
@@ -230,7 +233,14 @@ class Bench:
             if isinstance(record, Refused):
                 self.refused[record.path] = None
 
+    def _raise_if_full(self) -> None:
+        """A full disk ends a child in many ways, and none of them says so."""
+        with contextlib.suppress(OSError):
+            if shutil.disk_usage(self.run_folder).free < NEEDED_BYTES:
+                raise cannot_write(self.run_folder, OSError(errno.ENOSPC, ""))
+
     def _no_start(self, end: Ended) -> Exception:
+        self._raise_if_full()
         refusal = isolation.refusal(self._scratch) if self._scratch is not None and self._scratch.exists() else None
         if refusal is not None:
             return refusal
@@ -274,6 +284,7 @@ class Bench:
         )
 
     def _ended(self, end: Ended, levers: Levers) -> None:
+        self._raise_if_full()
         self._after_end()
         if end.finished:
             self.longest_run_steps = max(self.longest_run_steps or 0, end.num_steps)

@@ -10,23 +10,24 @@ from flatout.run.script import Script
 def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
     """The error for a plain script that gave nothing to measure."""
     again = f"`python {script.typed}` shows the same"
-    last = end.output.strip().splitlines()[-1][:160] if end.output.strip() else "it printed nothing"
+    printed = end.output.strip().splitlines()
+    last = f"the last line it printed: `{printed[-1][:160]}`" if printed else "it printed nothing"
     if end.hung and end.num_steps:
         return ScriptError(
             f"`{script.key}` stopped making training steps",
-            cause=f"after {end.num_steps} steps none came in time; the last line it printed: `{last}`",
+            cause=f"after {end.num_steps} steps none came in time; {last}",
             hint=again,
         )
     if end.hung and end.trained:
         return ScriptError(
             f"`{script.key}` did not make its first few training steps within {limit_s:.0f} s",
-            cause=f"its steps take very long, or it stopped; the last line it printed: `{last}`",
+            cause=f"its steps take very long, or it stopped; {last}",
             hint="`--start-limit 10m` waits longer",
         )
     if end.hung:
         return ScriptError(
             f"`{script.key}` made no training step within {limit_s:.0f} s",
-            cause=f"no optimizer update was seen; the last line it printed: `{last}`",
+            cause=f"no optimizer update was seen; {last}",
             hint="`--start-limit 10m` waits longer; steps are seen through `torch.optim` and through backward passes",
         )
     if end.finished:
@@ -37,9 +38,5 @@ def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
             hint="give it more epochs or more data" if end.num_steps else "is this the script that trains?",
         )
     if end.exit_code is not None and end.exit_code < 0:
-        return ScriptError(
-            f"`{script.key}` was {end.sentence()}", cause=f"the last line it printed: `{last}`", hint=again
-        )
-    return ScriptError(
-        f"`{script.key}` failed: {end.sentence()}", cause=f"the last line it printed: `{last}`", hint=again
-    )
+        return ScriptError(f"`{script.key}` was {end.sentence()}", cause=last, hint=again)
+    return ScriptError(f"`{script.key}` failed: {end.sentence()}", cause=last, hint=again)

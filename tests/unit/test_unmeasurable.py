@@ -1,0 +1,48 @@
+"""What is said of a script that gave nothing to measure, and of a result that could not be kept."""
+
+import errno
+from types import SimpleNamespace
+
+import pytest
+
+from flatout import api, result
+from flatout.errors import MachineError, cannot_write
+from flatout.run.launch import Ended
+from flatout.run.script import Script
+from flatout.trials import bench
+from flatout.trials.unmeasurable import cannot_measure
+
+
+@pytest.mark.parametrize(
+    ("end", "error", "cause"),
+    [
+        (Ended(exit_code=None, hung=True), "made no training step within 90 s", "it printed nothing"),
+        (Ended(exit_code=None, hung=True, output="a\nb\n"), "made no training step", "line it printed: `b`"),
+        (Ended(exit_code=None, hung=True, trained=True), "did not make its first few training steps", "very long"),
+        (Ended(exit_code=None, hung=True, trained=True, num_steps=40), "stopped making", "after 40 steps"),
+        (Ended(exit_code=0, finished=True), "ended without a training step", "no optimizer update was seen"),
+        (Ended(exit_code=0, finished=True, num_steps=3), "ended after 3 training steps", "too few"),
+        (Ended(exit_code=-9), "was killed by SIGKILL", "it printed nothing"),
+        (Ended(exit_code=3, output="bad luck"), "failed: ended with exit code 3", "`bad luck`"),
+    ],
+)
+def test_each_end_has_its_own_error(end, error, cause):
+    found = cannot_measure(Script(path="train.py"), end, 90.0)
+    assert error in found.error and cause in found.cause and found.hint
+
+
+def test_a_disk_that_is_full_is_named_as_what_ended_the_child(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench.shutil, "disk_usage", lambda place: SimpleNamespace(free=100))
+    with pytest.raises(MachineError) as caught:
+        bench.Bench(Script(path="train.py"), tmp_path, {}, bench.Terms())._no_start(Ended(exit_code=1))
+    assert caught.value.cause == "the disk is full"
+
+
+def test_a_result_that_cannot_be_kept_is_shown_with_a_warning(tmp_path, monkeypatch):
+    def refuse(found, folder):
+        raise cannot_write(folder, OSError(errno.ENOSPC, ""))
+
+    monkeypatch.setattr(result, "save", refuse)
+    monkeypatch.setattr(api, "replace", lambda found, **changes: SimpleNamespace(**{**vars(found), **changes}))
+    found = api._saved(SimpleNamespace(warnings=("one",)), tmp_path)
+    assert found.warnings == ("one", f"cannot write `{tmp_path}`: the disk is full")
