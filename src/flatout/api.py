@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout import plan_file, running
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
-from flatout.plan import CLASSES, Lever
+from flatout.plan import Lever
 from flatout.run import folder, foreground
 from flatout.run.foreground import Outcome
 from flatout.run.machine import read_machine
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from flatout.result import Result
     from flatout.search import Choice
     from flatout.trials.bench import Terms
-    from flatout.trials.conduct import Conduct, Goal, Show
+    from flatout.trials.conduct import Goal, Show
 
 #: What only measuring needs is loaded when it is asked for: `run` starts a script, and the script is waiting.
 _MEASURING = {
@@ -71,18 +71,20 @@ def tune(
     Raises:
         FlatoutError: See `flatout.errors`.
     """
+    from flatout import measuring
     from flatout.trials.conduct import Goal, Show
 
-    return _conduct("tune", _script(script, arguments), goal or Goal(), show or Show(), plan)
+    return measuring.measured("tune", _script(script, arguments), goal or Goal(), show or Show(), plan)
 
 
 def why(
     script: str | Script, arguments: Sequence[str] = (), *, goal: Goal | None = None, show: Show | None = None
 ) -> Result:
     """Measure and diagnose only."""
+    from flatout import measuring
     from flatout.trials.conduct import Goal, Show
 
-    return _conduct("why", _script(script, arguments), goal or Goal(), show or Show(), None)
+    return measuring.measured("why", _script(script, arguments), goal or Goal(), show or Show(), None)
 
 
 def machine(*, refresh: bool = False) -> Ceilings:
@@ -109,86 +111,6 @@ def report(run: str | None = None) -> Result:
 
 def _script(script: str | Script, arguments: Sequence[str]) -> Script:
     return script if isinstance(script, Script) else Script(path=script, arguments=tuple(arguments))
-
-
-def _conduct(
-    command: str, script: Script, goal: Goal, show: Show, plan: Path | None, *, write_plan: bool = True
-) -> Result:
-    from flatout import result
-    from flatout.trials.bench import opened
-    from flatout.trials.conduct import Conduct
-
-    check_source(script)
-    _check_goal(goal)
-    goal = _with_isolation(goal)
-    with folder.claimed(Path.cwd(), script.stem) as run_folder:
-        conduct = Conduct(script, run_folder, read_machine(), goal, show)
-        with opened(conduct.bench):
-            conduct.measure_ceilings = lambda: _ceilings(conduct)
-            found = conduct.run("tune" if command == "tune" else "why")
-        if found.plan is not None and write_plan:
-            place = plan or Path(plan_file.DEFAULT)
-            plan_file.write(replace(found.plan, run=os.path.relpath(found.plan.run, place.parent)), place)
-            found = result.with_plan_path(found, str(place))
-        return _saved(found, run_folder)
-
-
-def _saved(found: Result, run_folder: Path) -> Result:
-    """The result, written; a full disk now must not cost what was measured, so it is a warning."""
-    from flatout import result
-
-    try:
-        result.save(found, run_folder)
-    except MachineError as problem:
-        return replace(found, warnings=(*found.warnings, f"{problem.error}: {problem.cause}"))
-    return found
-
-
-def _ceilings(conduct: Conduct) -> Ceilings | None:
-    from flatout.run import calibrate
-
-    try:
-        return calibrate.ceilings()
-    except MachineError as problem:
-        conduct.bench.warnings[f"no ceilings: {problem.error}"] = None
-        return None
-
-
-def _check_goal(goal: Goal) -> None:
-    if goal.budget_s is not None and goal.budget_s <= 0:
-        raise UsageError(
-            "a budget of `0` leaves no time to measure",
-            cause="every judgement needs windows of the running script",
-            hint="`--budget 1m`, or `flatout run` for a plan that is there already",
-        )
-    known = levers()
-    for name in (*(goal.choice.only or ()), *goal.choice.without):
-        if name not in known:
-            raise unknown_lever(name)
-    if goal.choice.accept not in CLASSES:
-        raise UsageError(
-            f"no such class: `{goal.choice.accept}`", cause="classes are " + ", ".join(CLASSES), hint="`flatout levers`"
-        )
-
-
-def unknown_lever(name: str) -> UsageError:
-    """The error for a lever that is not there."""
-    import difflib
-
-    near = difflib.get_close_matches(name, levers(), n=1)
-    return UsageError(
-        f"no such lever: `{name}`",
-        cause="levers are " + ", ".join(levers()),
-        hint=f"did you mean `{near[0]}`?" if near else "`flatout levers` lists them",
-    )
-
-
-def _with_isolation(goal: Goal) -> Goal:
-    if goal.terms.isolate:
-        from flatout.run import isolation
-
-        isolation.require()
-    return goal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +237,7 @@ def _framework_version() -> str:
 
 def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None]) -> Engagement:
     """Measure the plan's own set of levers here, and engage it only where it wins here too."""
+    from flatout import measuring
     from flatout.trials.bench import Terms
     from flatout.trials.conduct import Goal, Show
 
@@ -324,7 +247,7 @@ def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None]
         budget_s=60.0, choice=Choice(accept=request.accept), terms=request.terms or Terms(), exactly=chosen.levers
     )
     try:
-        found = _conduct("tune", request.script, goal, Show(), None, write_plan=False)
+        found = measuring.measured("tune", request.script, goal, Show(), None, write_plan=False)
     except UsageError:
         raise
     except FlatoutError as problem:  # the run does not depend on it
@@ -363,11 +286,12 @@ def describe_levers(script: Script | None = None, terms: Terms | None = None) ->
     """Every lever; given a script, a few steps of it are run to see which levers apply."""
     facts = None
     if script is not None:
+        from flatout import measuring
         from flatout.trials.bench import Terms, opened
         from flatout.trials.conduct import Conduct, Goal, Show
 
         check_source(script)
-        goal = _with_isolation(Goal(terms=terms or Terms()))
+        goal = measuring.with_isolation(Goal(terms=terms or Terms()))
         with folder.claimed(Path.cwd(), script.stem) as run_folder:
             conduct = Conduct(script, run_folder, read_machine(), goal, Show())
             with opened(conduct.bench):
@@ -402,6 +326,5 @@ __all__ = [
     "report",
     "run",
     "tune",
-    "unknown_lever",
     "why",
 ]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatout import api, result
+from flatout import measuring, result
 from flatout.errors import MachineError, cannot_write
 from flatout.run.launch import Ended
 from flatout.run.script import Script
@@ -43,6 +43,6 @@ def test_a_result_that_cannot_be_kept_is_shown_with_a_warning(tmp_path, monkeypa
         raise cannot_write(folder, OSError(errno.ENOSPC, ""))
 
     monkeypatch.setattr(result, "save", refuse)
-    monkeypatch.setattr(api, "replace", lambda found, **changes: SimpleNamespace(**{**vars(found), **changes}))
-    found = api._saved(SimpleNamespace(warnings=("one",)), tmp_path)
+    monkeypatch.setattr(measuring, "replace", lambda found, **changes: SimpleNamespace(**{**vars(found), **changes}))
+    found = measuring._saved(SimpleNamespace(warnings=("one",)), tmp_path)
     assert found.warnings == ("one", f"cannot write `{tmp_path}`: the disk is full")

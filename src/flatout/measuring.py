@@ -1,0 +1,101 @@
+"""How is a script measured into a run folder, and what is kept of it? In: a script and a goal. Out: a `Result`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from flatout import plan_file, result
+from flatout.ceilings import Ceilings
+from flatout.errors import MachineError, UsageError
+from flatout.frameworks.pytorch.levers import registry
+from flatout.plan import CLASSES
+from flatout.result import Result
+from flatout.run import calibrate, folder, isolation
+from flatout.run.machine import read_machine
+from flatout.run.script import Script, check_source
+from flatout.trials.bench import opened
+from flatout.trials.conduct import Conduct, Goal, Show
+
+
+def measured(
+    command: Literal["tune", "why"],
+    script: Script,
+    goal: Goal,
+    show: Show,
+    plan: Path | None,
+    *,
+    write_plan: bool = True,
+) -> Result:
+    """Measure a script, and keep what was found: the plan, where there is one, and the result in a run folder.
+
+    Raises:
+        FlatoutError: See `flatout.errors`.
+    """
+    check_source(script)
+    _check_goal(goal)
+    goal = with_isolation(goal)
+    with folder.claimed(Path.cwd(), script.stem) as run_folder:
+        conduct = Conduct(script, run_folder, read_machine(), goal, show)
+        with opened(conduct.bench):
+            conduct.measure_ceilings = lambda: _ceilings(conduct)
+            found = conduct.run(command)
+        if found.plan is not None and write_plan:
+            place = plan or Path(plan_file.DEFAULT)
+            plan_file.write(replace(found.plan, run=os.path.relpath(found.plan.run, place.parent)), place)
+            found = result.with_plan_path(found, str(place))
+        return _saved(found, run_folder)
+
+
+def _saved(found: Result, run_folder: Path) -> Result:
+    """The result, written; a full disk now must not cost what was measured, so it is a warning."""
+    try:
+        result.save(found, run_folder)
+    except MachineError as problem:
+        return replace(found, warnings=(*found.warnings, f"{problem.error}: {problem.cause}"))
+    return found
+
+
+def _ceilings(conduct: Conduct) -> Ceilings | None:
+    try:
+        return calibrate.ceilings()
+    except MachineError as problem:
+        conduct.bench.warnings[f"no ceilings: {problem.error}"] = None
+        return None
+
+
+def _check_goal(goal: Goal) -> None:
+    if goal.budget_s is not None and goal.budget_s <= 0:
+        raise UsageError(
+            "a budget of `0` leaves no time to measure",
+            cause="every judgement needs windows of the running script",
+            hint="`--budget 1m`, or `flatout run` for a plan that is there already",
+        )
+    known = registry()
+    for name in (*(goal.choice.only or ()), *goal.choice.without):
+        if name not in known:
+            raise _unknown_lever(name)
+    if goal.choice.accept not in CLASSES:
+        raise UsageError(
+            f"no such class: `{goal.choice.accept}`", cause="classes are " + ", ".join(CLASSES), hint="`flatout levers`"
+        )
+
+
+def _unknown_lever(name: str) -> UsageError:
+    """The error for a lever that is not there."""
+    near = difflib.get_close_matches(name, registry(), n=1)
+    return UsageError(
+        f"no such lever: `{name}`",
+        cause="levers are " + ", ".join(registry()),
+        hint=f"did you mean `{near[0]}`?" if near else "`flatout levers` lists them",
+    )
+
+
+def with_isolation(goal: Goal) -> Goal:
+    """The goal, if trials can be kept off the user's disk here as it asks."""
+    if goal.terms.isolate:
+        isolation.require()
+    return goal
