@@ -5,9 +5,11 @@ import time
 
 import pytest
 
+from flatout.run.script import Script
+from flatout.trials import bench
 from flatout.trials import pairs as pairing
-from flatout.trials.bench import Size
 from flatout.trials.pairs import Extent
+from flatout.trials.window_size import Size, size_for
 from handmade import window
 
 
@@ -83,3 +85,29 @@ def test_a_window_that_starts_the_loader_over_is_no_match_for_one_that_does_not_
     once, never = window(new_epochs=1), window(levers={"workers": {"num": 1}})
     assert pairing.unequal_epochs(once, never) and not pairing.unequal_epochs(once, once)
     assert not pairing.unequal_epochs(once, window(levers={"free_data": {}}))
+
+
+def test_a_plain_window_that_came_out_too_short_makes_the_next_ones_longer(tmp_path):
+    one = bench.Bench(Script(path="train.py"), tmp_path, {}, bench.Terms())
+    one.size = size_for(0.2, None)
+    assert one.size.num_steps == 2, "the machine was busy while it warmed up"
+    assert one.was_too_short(window((0.01, 0.01))) and one.size.num_steps == 25
+    assert not one.was_too_short(window((0.01,) * 25)), "long enough"
+    assert not one.was_too_short(window((0.012,) * 10)), "as many as there should be"
+    one.longest_run_steps = 40
+    assert one.was_too_short(window((0.001,) * 25)) is False and one.size.num_steps == 10, "a run has no more"
+
+
+def test_looking_for_quiet_goes_on_with_longer_windows():
+    class Growing(Bench):
+        def __init__(self):
+            super().__init__(foreign=[None, 0.0])
+            self.num_short = 0
+
+        def was_too_short(self, window):
+            self.num_short += 1
+            return self.num_short == 1
+
+    growing = Growing()
+    assert pairing.wait_for_quiet(growing, time.perf_counter() + 60, lambda text: None)
+    assert len(growing.orders) == 2

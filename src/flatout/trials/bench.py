@@ -22,7 +22,7 @@ from flatout.run import isolation
 from flatout.run.folder import NEEDED_BYTES
 from flatout.run.launch import QUIET_TRACKERS, Child, Ended, Launch, session_files
 from flatout.run.machine import cores_quota
-from flatout.run.orders import SessionSpec, settling_steps
+from flatout.run.orders import SessionSpec
 from flatout.run.script import Script
 from flatout.trace import (
     Agreement,
@@ -39,22 +39,15 @@ from flatout.trace import (
     Window,
 )
 from flatout.trials.unmeasurable import cannot_measure
+from flatout.trials.window_size import MAX_STEPS, WINDOW_S, Size, size_for
 
 R = TypeVar("R")
 
-WINDOW_S = 0.25
-"""Aimed length of a window: 50 ticks of the kernel's CPU accounting on two cores, so that others' use shows to 2 %.
-The speed of a shared machine drifts within seconds, and shorter windows bring the two sides of a pair closer."""
-
-MAX_STEPS = 2000
 WARM_UP_STEPS = 30
 """Gradients of a freshly initialised network say little about rounding (bf16 on a ResNet: slope 0.95 at step 0, 0.996
 at step 36)."""
 
 WARM_UP_LIMIT_S = 15.0
-WHOLE_EPOCHS_S = 2.0
-"""Epochs shorter than this are measured whole, so that every window pays the loader's start-up alike."""
-
 MAX_RESTARTS = 200
 COMPILE_LIMIT_S = 240.0
 MIN_LIMIT_S = 20.0
@@ -77,34 +70,6 @@ class Terms:
     isolate: bool = True
     start_limit_s: float = 90.0
     capture_bytes: int = 200_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """How long a window is.
-
-    Attributes:
-        num_steps: Steps that are measured.
-        skip_steps: Steps after a change of levers that are not.
-        loader_skip_steps: The same after a change of the loader's workers, whose queue must settle first.
-    """
-
-    num_steps: int
-    skip_steps: int
-    loader_skip_steps: int
-
-
-def size_for(step_s: float, epoch_steps: int | None) -> Size:
-    """The window size for a step time.
-
-    >>> size_for(0.004, 938).num_steps, size_for(1.2, None).num_steps, size_for(0.004, 24).num_steps
-    (63, 1, 72)
-    """
-    num = min(max(math.ceil(WINDOW_S / step_s), 1), MAX_STEPS)
-    if epoch_steps and epoch_steps * step_s <= WHOLE_EPOCHS_S:
-        num = math.ceil(num / epoch_steps) * epoch_steps
-    settle = min(max(math.ceil(0.3 / step_s), 3), 40)
-    return Size(num_steps=num, skip_steps=settling_steps(step_s), loader_skip_steps=settle)
 
 
 class Bench:
@@ -288,9 +253,7 @@ class Bench:
         self._after_end()
         if end.finished:
             self.longest_run_steps = max(self.longest_run_steps or 0, end.num_steps)
-            # A window must fit into one run of the script, with its settling before and room for another.
-            fitting = max(self.longest_run_steps // 4, 1)
-            self.size = replace(self.size, num_steps=min(self.size.num_steps, fitting))
+            self._fit_into_a_run()
             return
         if levers and set(levers) != {"free_data"}:
             raise CandidateFailed(end.sentence())
@@ -370,8 +333,29 @@ class Bench:
         if min(rest, affordable) > 0:
             self.size = replace(self.size, num_steps=min(rest, affordable))
             self.step_guess_s = max(self.window({}, purpose="warm-up").training_step_s, 1e-5)
-        loaders = self.facts.loaders
+        self._resize()
+
+    def _resize(self) -> None:
+        loaders = self.facts.loaders if self.facts is not None else ()
         self.size = size_for(self.step_guess_s, loaders[0].num_batches if loaders else None)
+        self._fit_into_a_run()
+
+    def _fit_into_a_run(self) -> None:
+        """A window must fit into one run of the script, with its settling before and room for another."""
+        if self.longest_run_steps is not None:
+            fitting = max(self.longest_run_steps // 4, 1)
+            self.size = replace(self.size, num_steps=min(self.size.num_steps, fitting))
+
+    def was_too_short(self, window: Window) -> bool:
+        """Whether a plain window came out far too short to be judged; then the next ones have more steps.
+
+        A machine that was busy while the script warmed up lets its steps look longer than they are.
+        """
+        if sum(window.step_s) >= WINDOW_S / 2 or self.size.num_steps >= MAX_STEPS:
+            return False
+        former, self.step_guess_s = self.size.num_steps, max(window.training_step_s, 1e-5)
+        self._resize()
+        return self.size.num_steps > former
 
 
 @contextlib.contextmanager

@@ -1,0 +1,45 @@
+"""How long is a window? In: the time of a step, and the length of an epoch. Out: numbers of steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flatout.run.orders import settling_steps
+
+WINDOW_S = 0.25
+"""Aimed length of a window: 50 ticks of the kernel's CPU accounting on two cores, so that others' use shows to 2 %.
+The speed of a shared machine drifts within seconds, and shorter windows bring the two sides of a pair closer."""
+
+MAX_STEPS = 2000
+
+WHOLE_EPOCHS_S = 2.0
+"""Epochs shorter than this are measured whole, so that every window pays the loader's start-up alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How long a window is.
+
+    Attributes:
+        num_steps: Steps that are measured.
+        skip_steps: Steps after a change of levers that are not.
+        loader_skip_steps: The same after a change of the loader's workers, whose queue must settle first.
+    """
+
+    num_steps: int
+    skip_steps: int
+    loader_skip_steps: int
+
+
+def size_for(step_s: float, epoch_steps: int | None) -> Size:
+    """The window size for a step time.
+
+    >>> size_for(0.004, 938).num_steps, size_for(1.2, None).num_steps, size_for(0.004, 24).num_steps
+    (63, 1, 72)
+    """
+    num = min(max(math.ceil(WINDOW_S / step_s), 1), MAX_STEPS)
+    if epoch_steps and epoch_steps * step_s <= WHOLE_EPOCHS_S:
+        num = math.ceil(num / epoch_steps) * epoch_steps
+    settle = min(max(math.ceil(0.3 / step_s), 3), 40)
+    return Size(num_steps=num, skip_steps=settling_steps(step_s), loader_skip_steps=settle)
