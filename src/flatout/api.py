@@ -14,7 +14,7 @@ import importlib
 import os
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from flatout.ceilings import Ceilings
     from flatout.result import Result
     from flatout.search import Choice
+    from flatout.trace import Facts, Levers
     from flatout.trials.bench import Terms
     from flatout.trials.conduct import Goal, Show
 
@@ -140,12 +141,17 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What a run in the foreground came to."""
+    """What a run in the foreground came to.
+
+    Attributes:
+        inapplicable: Engaged levers that have nothing to work on in this script, and why.
+    """
 
     engagement: Engagement
     outcome: Outcome
     registry: dict[str, Lever]
     run: str
+    inapplicable: dict[str, str] = field(default_factory=dict)
 
 
 def run(request: RunRequest, say: Callable[[str], None] = lambda line: None) -> Ran:
@@ -182,9 +188,16 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None) -> 
                 launcher=bool(request.launcher),
             )
         )
-    return Ran(
-        engagement=chosen, outcome=outcome, registry=registry, run=str(run_folder or "") if problem is None else ""
-    )
+    place = str(run_folder or "") if problem is None else ""
+    idle = _inapplicable(chosen.levers, outcome.facts, here)
+    return Ran(engagement=chosen, outcome=outcome, registry=registry, run=place, inapplicable=idle)
+
+
+def _inapplicable(levers: Levers, facts: Facts | None, here: Here) -> dict[str, str]:
+    if facts is None:
+        return {}
+    reasons = {name: here.registry[name].applies(facts, here.machine) for name in levers}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def _compiled(chosen: Engagement, folder_of_plan: Path) -> str | None:

@@ -62,6 +62,7 @@ class Result:
     Attributes:
         command: `tune` or `why`.
         typed: The script and its arguments as one would type them again.
+        options: The same of our own options that narrow what is tried.
         anatomy: The plain step, taken apart.
         tuned_anatomy: The step under the best candidate, taken apart; None where none was measured again.
         noise: The A/A comparison: plain against plain.
@@ -118,6 +119,7 @@ class Result:
     warnings: tuple[str, ...] = ()
     timeline: tuple[TimelineStep, ...] = field(default=())
     run: str = ""
+    options: str = ""
     stopped: str = ""
     """Why the search ended before it was done, or empty."""
 
@@ -127,6 +129,11 @@ class Result:
         if self.noise is None or not (math.isfinite(self.noise.low) and math.isfinite(self.noise.high)):
             return None
         return max(self.noise.high - 1, 1 - self.noise.low, 0.0)
+
+    @property
+    def tune_command(self) -> str:
+        """What to type to tune under the same terms."""
+        return " ".join(filter(None, ("flatout tune", self.options)))
 
     @property
     def winner(self) -> Trial | None:

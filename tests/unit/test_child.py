@@ -321,7 +321,8 @@ def test_phases_are_written_where_they_were_asked_for(conducted):
     assert second.phases == {}
 
 
-def test_windows_of_a_run_start_where_the_one_before_ended(conducted):
+def test_windows_of_a_run_start_where_the_one_before_ended(conducted, monkeypatch):
+    monkeypatch.setattr(child, "EARLY_S", 0.0)
     here = conducted()
     here.framework.step(6)
     here.framework.step(40, step_s=0.5)
@@ -329,6 +330,13 @@ def test_windows_of_a_run_start_where_the_one_before_ended(conducted):
     assert [w.num_steps for w in windows] == [10, 10, 10, 10]
     starts = [w.start_s for w in windows]
     assert starts == pytest.approx([starts[0] + 5.0 * n for n in range(4)])
+
+
+def test_a_young_run_writes_its_steps_down_every_second(conducted):
+    here = conducted()
+    here.framework.step(6)
+    here.framework.step(20, step_s=0.25)
+    assert [w.num_steps for w in records(here, Window)] == [4, 4, 4, 4, 4]
 
 
 def test_orders_are_answered_one_after_the_other(conducted):
@@ -373,6 +381,7 @@ def test_a_trial_ends_when_it_is_stopped_or_left_alone(conducted, tmp_path):
 def test_the_end_of_the_script_closes_the_window_and_says_how_many_steps_there_were(conducted, monkeypatch):
     at_exit = []
     monkeypatch.setattr(child.atexit, "register", at_exit.append)
+    monkeypatch.setattr(child, "EARLY_S", 0.0)
     here = conducted()
     here.framework.step(15)
     at_exit[0]()

@@ -207,7 +207,9 @@ def test_the_closing_line_says_which_levers_were_compared(levers, released, line
     outcome = foreground.Outcome(
         num_steps=20, ended=True, steps_s=1.0, engaged=True, released=released, plan_s=[0.01] * 6, plain_s=PLAIN_S
     )
-    ran = SimpleNamespace(engagement=Engagement(levers=levers), outcome=outcome, registry=REGISTRY, run="")
+    ran = SimpleNamespace(
+        engagement=Engagement(levers=levers), outcome=outcome, registry=REGISTRY, run="", inapplicable={}
+    )
     assert closing_line(ran) == f"20 steps in 1 s{line}"
 
 
@@ -216,7 +218,9 @@ def test_a_script_that_ends_in_the_middle_of_a_check_has_a_summary(watched):
     child.settles()
     child.answers(child.order(), 0.01)
     child.says(End(num_steps=20, wall_s=1.0))
-    ran = SimpleNamespace(engagement=Engagement(levers=PLAN), outcome=child.outcome, registry=REGISTRY, run="somewhere")
+    ran = SimpleNamespace(
+        engagement=Engagement(levers=PLAN), outcome=child.outcome, registry=REGISTRY, run="somewhere", inapplicable={}
+    )
     assert closing_line(ran) == "20 steps in 0.1 s; not checked"
     assert run_summary(ran)["ratio"] is None
 
@@ -327,5 +331,7 @@ def test_a_run_without_a_folder_or_with_a_broken_one_is_a_plain_run(tmp_path):
     ],
 )
 def test_the_closing_line_says_what_was_seen(outcome, line):
-    ran = SimpleNamespace(engagement=Engagement(), outcome=foreground.Outcome(**outcome), registry={}, run="")
+    ran = SimpleNamespace(
+        engagement=Engagement(), outcome=foreground.Outcome(**outcome), registry={}, run="", inapplicable={}
+    )
     assert closing_line(ran) == line

@@ -50,13 +50,17 @@ def closing_line(ran: api.Ran) -> str:
     if not outcome.recorded:
         return "nothing was recorded"
     if not outcome.num_steps:
-        return "no training step was seen" + _failed(outcome)
+        seen = (
+            "training began, and ended before its steps were counted" if outcome.began else "no training step was seen"
+        )
+        return seen + _failed(outcome)
     least = "" if outcome.ended else "at least "
     who = f"{outcome.num_processes} processes, " if outcome.num_processes > 1 else ""
     steps = f"{who}{least}{outcome.num_steps:,} step{'s' * (outcome.num_steps != 1)}"
     if outcome.steps_s:
         steps += f" in {outcome.steps_s:.3g} s" if outcome.steps_s < 100 else f" in {outcome.steps_s:,.0f} s"
-    return f"{steps}{_measured(ran)}{_failed(outcome)}"
+    idle = "".join(f"; {name} has nothing to do here: {why}" for name, why in ran.inapplicable.items())
+    return f"{steps}{_measured(ran)}{idle}{_failed(outcome)}"
 
 
 def _measured(ran: api.Ran) -> str:
@@ -64,13 +68,18 @@ def _measured(ran: api.Ran) -> str:
     if not ran.engagement.levers:
         return ""
     if not outcome.engaged:
-        return "; ended before the levers were engaged"
+        broke = any(failure.stage in ("engage", "release", "step") for failure in outcome.failures)
+        return "; the levers were released" if broke else "; ended before the levers were engaged"
     compared = stats.compare(outcome.plain_s, outcome.plan_s) if outcome.plain_s else None
     if compared is None or not math.isfinite(compared.ratio):
         plan = ran.engagement.plan
         if outcome.num_busy > len(outcome.plan_s):
             return "; not checked: other processes used the CPU"
-        return f"; rests on the recorded {plan.ratio:.2f}x, not checked in this run" if plan else "; not checked"
+        if plan is None:
+            return "; not checked"
+        fixed = len(untoggled(ran.engagement.levers, ran.registry)) == len(ran.engagement.levers)
+        why = "its levers cannot be toggled within a run" if fixed else "not checked in this run"
+        return f"; rests on the recorded {plan.ratio:.2f}x: {why}"
     held = untoggled(ran.engagement.levers, ran.registry)
     toggled = ", ".join(name for name in ran.engagement.levers if name not in held) if held else "the plan"
     interval = f"{compared.ratio:.2f}x [{compared.low:.2f}, {compared.high:.2f}]"
@@ -100,6 +109,7 @@ def run_summary(ran: api.Ran) -> dict[str, object]:
         "levers": list(ran.engagement.levers),
         "engaged": outcome.engaged and not outcome.released,
         "released": outcome.released,
+        "inapplicable": dict(ran.inapplicable),
         "ratio": compared.ratio if compared is not None and known else None,
         "ratio_low": compared.low if compared is not None and known else None,
         "ratio_high": compared.high if compared is not None and known else None,

@@ -116,7 +116,7 @@ def _inconclusive(result: Result) -> Story:
         unit="95 % interval of the best candidate" if ends else "no candidate was measured",
         sentence="may or may not be faster with a lever: this measurement cannot tell.",
         lead=tuple(lead),
-        command=f"flatout tune {result.typed}",
+        command=f"{result.tune_command} {result.typed}",
     )
 
 
@@ -135,7 +135,7 @@ def _unproven(result: Result, found: Trial) -> Story:
             "Nothing was changed and no plan was written.",
             _cost(result),
         ),
-        command=f"flatout tune {result.typed}",
+        command=f"{result.tune_command} {result.typed}",
     )
 
 
@@ -149,7 +149,7 @@ def _why(result: Result) -> Story:
             f"{bound.remedy.capitalize()} would bring at most {words.times(bound.ratio)} ({bound.how})."
             for bound in bounds[:1]
         ),
-        command=f"flatout tune {result.typed}",
+        command=f"{result.tune_command} {result.typed}",
     )
 
 

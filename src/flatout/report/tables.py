@@ -159,7 +159,7 @@ def sources(result: Result) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _sources(result: Result) -> list[tuple[str, str, str]]:
-    why, tune = f"flatout why {result.typed}", f"flatout tune {result.typed}"
+    why, tune = f"flatout why {result.typed}", f"{result.tune_command} {result.typed}"
     windows = words.plural(len(result.baseline_window_step_s), "window")
     rows = [
         ("steps a second", f"median of {windows} of the plain script; only the ends of steps are timed", why),

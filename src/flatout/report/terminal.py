@@ -313,10 +313,10 @@ def _places(screen: Screen, result: Result, page: Path | str | None) -> None:
 
 def _next(result: Result) -> tuple[str, ...]:
     if result.command == "why":
-        return ("flatout tune", result.typed)
+        return (result.tune_command, result.typed)
     if result.plan is not None:
         return ("flatout run", result.typed)
-    return ("flatout why" if result.verdict == "no difference" else "flatout tune", result.typed)
+    return ("flatout why" if result.verdict == "no difference" else result.tune_command, result.typed)
 
 
 def _nearby(path: Path) -> Path:

@@ -38,6 +38,9 @@ SETTLING_STEPS = 3
 MEASURED_SETTLING_STEPS = 3
 """Steps whose mean gives the parent a first idea of the step time."""
 
+EARLY_S = 10.0
+"""Until this age of a run its steps are written down every second, later every 5 s: a run that is killed counts."""
+
 MAX_PROBLEMS = 20
 """After so many failures of our own the script is left to itself."""
 
@@ -399,7 +402,9 @@ class Conductor:
         """In a run: windows without an order, so that the trace shows the whole run at little cost."""
         if self._window is None and self._trace is not None and self._order is None:
             engaged = self.framework.engaged()
-            order = Order(number=-1, kind="window", purpose="run", levers=engaged, num_steps=2000, limit_s=5.0)
+            age_s = time.perf_counter() - self._started_s
+            limit_s = 1.0 if age_s < EARLY_S else 5.0
+            order = Order(number=-1, kind="window", purpose="run", levers=engaged, num_steps=2000, limit_s=limit_s)
             self._open_window(order)
 
     def _close_window(self) -> None:

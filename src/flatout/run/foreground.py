@@ -64,6 +64,8 @@ class Outcome:
     """Windows of the check that others disturbed."""
     exit_code: int = 0
     num_steps: int = 0
+    began: bool = False
+    """Whether a first step was made."""
     ended: bool = False
     """Whether the script said at its end how many steps it made; else there may have been more of them."""
     steps_s: float = 0.0
@@ -245,6 +247,7 @@ class _Watch:
         self._begun_s = self._last = None
         self._sides, self._awaited, self._resting = [], -1, False
         self._outcome.ended = False
+        self._outcome.began = True
 
     def _note_window(self, window: Window) -> None:
         self._last = window

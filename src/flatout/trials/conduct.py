@@ -165,7 +165,7 @@ class Conduct:
         """Baseline, noise, anatomy, census and counterfactuals of the plain script."""
         self._stage("starting the script")
         self.bench.start()  # before the ceilings: a script that fails should not cost ten seconds first
-        self._stage("measuring this machine's ceilings")
+        self._stage("this machine's ceilings")
         self.ceilings = self.measure_ceilings()
         self._stage("warming up")
         self.bench.settle()
@@ -180,7 +180,8 @@ class Conduct:
         self._measure_noise()
         self._stage("where a step goes")
         self._take_apart()
-        self._stage("what if data were free?")
+        if self.bench.facts is not None and self.bench.facts.loaders:
+            self._stage("what if data were free?")
         counterfactuals = self._counterfactuals()
         self._stage("counting operations")
         self._diagnose(counterfactuals)

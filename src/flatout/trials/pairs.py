@@ -93,7 +93,8 @@ def measure(bench: Bench, levers: Levers, extent: Extent, baseline: Levers | Non
     number = 0
     while not _done(pairs, extent):
         if time.perf_counter() > extent.deadline_s and len(pairs.baseline_s) >= extent.min_pairs:
-            pairs.given_up = f"the time was over after {len(pairs.baseline_s)} pairs"
+            num = len(pairs.baseline_s)
+            pairs.given_up = f"the time was over after {num} pair{'s' * (num != 1)}"
             break
         order = (plain, levers) if number % 2 == 0 else (levers, plain)
         windows = [

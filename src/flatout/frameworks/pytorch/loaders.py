@@ -19,13 +19,18 @@ from torch.utils.data._utils import signal_handling
 
 from flatout.frameworks.pytorch.dataset_state import fingerprint, held_open
 from flatout.frameworks.pytorch.hand_over import context_for
-from flatout.frameworks.pytorch.passes import Opened, Pass
+from flatout.frameworks.pytorch.passes import Later, Opened, Pass
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.trees import tensors_of
 from flatout.tracebacks import hide_ours
 
-WORKER_ATTRIBUTES = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout")
+WORKER_ATTRIBUTES = (
+    "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout", "worker_init_fn"
+)  # fmt: skip
+
+MOST_KEPT = 4
+"""Loaders whose workers wait for a next pass: each holds processes and some ten descriptors."""
 
 
 class FetchObserver(Protocol):
@@ -141,6 +146,8 @@ class Loaders:
             self._others.add(opened.loader)
         if opened.changed and opened.settings == self.settings and self.settings.get("persistent_workers"):
             self._kept[opened.loader] = opened
+            while len(self._kept) > MOST_KEPT:
+                self._kept.pop(next(iter(self._kept))).close()
         else:
             opened.close()
 
@@ -196,10 +203,10 @@ class Loaders:
         # how batches are handed over may still be chosen
         return {name: value for name, value in self.settings.items() if name == "pin_memory"}
 
-    def open_plain(self, loader: DataLoader[Any]) -> Opened:
-        """A pass as the script makes it."""
+    def open_plain(self, loader: DataLoader[Any], *, drawn: bool = False) -> Opened:
+        """A pass as the script makes it; `drawn` says that the seed which that draws has been drawn already."""
         original = self._patch.original if self._patch is not None else DataLoader.__iter__
-        with self._drawing_as_plain(loader):
+        with _drawing_elsewhere(loader, 0) if drawn else self._drawing_as_plain(loader):
             iterator = original(loader)
         self._remember(loader, iterator)
         return Opened(loader, iterator, dict(self.settings))
@@ -214,12 +221,8 @@ class Loaders:
         if seed is None:
             yield True
             return
-        own = loader.generator
-        loader.__dict__["generator"] = torch.Generator().manual_seed(seed + 1)
-        try:
+        with _drawing_elsewhere(loader, seed + 1):
             yield False
-        finally:
-            loader.__dict__["generator"] = own
 
     def _remember(self, loader: DataLoader[Any], iterator: Any) -> None:
         if loader.persistent_workers and loader.num_workers:
@@ -232,6 +235,29 @@ class Loaders:
             self.on_failure(stage, problem)
 
     def _open_changed(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:
+        if loader.num_workers or not settings.get("num_workers"):  # what plain has begins at once, and draws at once
+            return self._start(loader, settings, before)
+        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        opened = Opened(loader, None, dict(self.settings), before=before)
+        opened.iterator = Later(loader, lambda: self._start_into(opened, settings))
+        return opened
+
+    def _start_into(self, opened: Opened, settings: Mapping[str, Any]) -> Any:
+        """Begin a pass at its first fetch, when plain's sampler would draw; as plain where that fails."""
+        loader = opened.loader
+        opened.before, opened.drawn = RandomStates([loader.generator]), True
+        try:
+            with _drawing_elsewhere(loader, 0):
+                started = self._start(loader, settings, opened.before)
+        except Exception as problem:  # noqa: BLE001  a process that cannot be started must not end the training
+            opened.before.restore()
+            self.refuse(loader, "engage", problem)
+            opened.before = None
+            return self.open_plain(loader, drawn=True).iterator
+        opened.fingerprint = started.fingerprint
+        return started.iterator
+
+    def _start(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:
         kept = self._kept.pop(loader, None)
         mark = fingerprint(loader.dataset)
         if kept is not None and kept.fingerprint != mark:  # its workers have the dataset as it was
@@ -268,9 +294,22 @@ def _wanted(former: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
     wanted = {**former, **settings}
     if former["prefetch_factor"] is not None:
         wanted["prefetch_factor"] = former["prefetch_factor"]  # the script has chosen
+    if not former["num_workers"]:
+        wanted["worker_init_fn"] = None  # plain never calls it
     if not wanted["num_workers"]:
         wanted.update(prefetch_factor=None, persistent_workers=False, timeout=0)
     return wanted
+
+
+@contextlib.contextmanager
+def _drawing_elsewhere(loader: DataLoader[Any], seed: int) -> Iterator[None]:
+    """Have the loader draw from a generator of ours; its sampler keeps its own."""
+    own = loader.generator
+    loader.__dict__["generator"] = torch.Generator().manual_seed(seed)
+    try:
+        yield
+    finally:
+        loader.__dict__["generator"] = own
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ plain where changed workers break. In: a loader and its owner. Out: batches in t
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_map
@@ -29,6 +30,7 @@ class Opened:
         settings: The worker settings that were asked for at the time.
         before: The random states before it was made, where the settings took effect; else None.
         fingerprint: The dataset's at the time.
+        drawn: Whether the seed that opening draws had been drawn at `before`.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Opened:
         self.settings = settings
         self.before = before
         self.fingerprint = fingerprint
+        self.drawn = False
 
     @property
     def changed(self) -> bool:
@@ -56,6 +59,32 @@ class Opened:
         if self.changed and hasattr(self.iterator, "_shutdown_workers"):
             with contextlib.suppress(RuntimeError, OSError):  # of workers that are dead already
                 self.iterator._shutdown_workers()
+
+
+class Later:
+    """An iterator that is made at its first fetch."""
+
+    def __init__(self, loader: DataLoader[Any], start: Callable[[], Any]) -> None:
+        self._loader = loader
+        self._start: Callable[[], Any] | None = start
+        self._iterator: Any = None
+
+    def __iter__(self) -> Later:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._loader._index_sampler)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_iterator" or self._iterator is None:
+            raise AttributeError(name)
+        return getattr(self._iterator, name)
+
+    def __next__(self) -> Any:
+        if self._start is not None:
+            start, self._start = self._start, None  # which holds who holds us: only the collector would end the workers
+            self._iterator = start()
+        return next(self._iterator)
 
 
 class Pass:
@@ -162,7 +191,7 @@ class Pass:
         now = RandomStates()
         if before is not None:
             before.restore()
-        self._opened = self._owner.open_plain(self._loader)
+        self._opened = self._owner.open_plain(self._loader, drawn=failed.drawn)
         self._inner = self._opened.iterator
         for _ in range(self._num_drawn):
             if getattr(self._inner, "_num_workers", 0):

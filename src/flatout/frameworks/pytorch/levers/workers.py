@@ -1,7 +1,9 @@
 """workers: build batches in worker processes, beside the model, and keep the workers between epochs.
 
 Exact where items are deterministic: same items, same order, same random streams (the check compares hashes). Where
-items are random, workers draw other random numbers: then the check says so and it takes `--accept statistical`.
+items are random, workers draw other random numbers: then the check says so and it takes `--accept statistical`. Workers
+are ahead of the training and have a copy of the dataset: what the training changes in it while a pass is under way
+reaches them late or never, which the check does not see.
 """
 
 from __future__ import annotations
