@@ -184,6 +184,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None) -> 
                 levers=chosen.levers,
                 registry=registry,
                 toggle=not request.fixed,
+                cores_quota=here.machine.cores_quota,
                 cache_folder=_compiled(chosen, (request.plan or Path(plan_file.DEFAULT)).parent),
                 launcher=bool(request.launcher),
             )
@@ -251,6 +252,7 @@ def _framework_version() -> str:
 def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None]) -> Engagement:
     """Measure the plan's own set of levers here, and engage it only where it wins here too."""
     from flatout import measuring
+    from flatout.search import Choice
     from flatout.trials.bench import Terms
     from flatout.trials.conduct import Goal, Show
 

@@ -91,11 +91,11 @@ def test_a_plain_window_that_came_out_too_short_makes_the_next_ones_longer(tmp_p
     one = bench.Bench(Script(path="train.py"), tmp_path, {}, bench.Terms())
     one.size = size_for(0.2, None)
     assert one.size.num_steps == 2, "the machine was busy while it warmed up"
-    assert one.was_too_short(window((0.01, 0.01))) and one.size.num_steps == 25
-    assert not one.was_too_short(window((0.01,) * 25)), "long enough"
-    assert not one.was_too_short(window((0.012,) * 10)), "as many as there should be"
+    assert one.lengthen_after(window((0.01, 0.01))) and one.size.num_steps == 25
+    assert not one.lengthen_after(window((0.01,) * 25)), "long enough"
+    assert not one.lengthen_after(window((0.012,) * 10)), "as many as there should be"
     one.longest_run_steps = 40
-    assert one.was_too_short(window((0.001,) * 25)) is False and one.size.num_steps == 10, "a run has no more"
+    assert one.lengthen_after(window((0.001,) * 25)) is False and one.size.num_steps == 10, "a run has no more"
 
 
 def test_looking_for_quiet_goes_on_with_longer_windows():
@@ -104,7 +104,7 @@ def test_looking_for_quiet_goes_on_with_longer_windows():
             super().__init__(foreign=[None, 0.0])
             self.num_short = 0
 
-        def was_too_short(self, window):
+        def lengthen_after(self, window):
             self.num_short += 1
             return self.num_short == 1
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout import plan_file
-from flatout.errors import FlatoutError, RecordError, UsageError
+from flatout import api, measuring, plan_file
+from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
+from flatout.run.script import Script
 from flatout.running import Engagement, Here, Wish, check_settings, engagement, parse_levers
 from handmade import MACHINE, lever, plan, registry
 
@@ -268,3 +269,18 @@ def test_every_refusal_is_an_error_of_ours():
     for _, make, _ in broken_plans():
         with pytest.raises(FlatoutError):
             engagement(Wish(plan=make()), here())
+
+
+def test_a_recheck_measures_the_plans_own_levers_as_far_as_the_user_accepts(monkeypatch):
+    asked = []
+
+    def measured(command, script, goal, show, plan, *, write_plan):
+        asked.append((command, goal.exactly, goal.choice.accept, write_plan))
+        raise MachineError("no namespaces", cause="forbidden", hint="allow them")
+
+    monkeypatch.setattr(measuring, "measured", measured)
+    chosen = Engagement(levers={"bf16": {}}, misfits=("another machine",))
+    request = api.RunRequest(script=Script(path="train.py"), accept="statistical", recheck=True)
+    found = api._recheck(chosen, request, lambda line: None)
+    assert asked == [("tune", {"bf16": {}}, "statistical", False)]
+    assert not found.levers and "no namespaces" in found.line

@@ -70,6 +70,7 @@ def _measured(ran: api.Ran) -> str:
     if not outcome.engaged:
         broke = any(failure.stage in ("engage", "release", "step") for failure in outcome.failures)
         return "; the levers were released" if broke else "; ended before the levers were engaged"
+    held = untoggled(ran.engagement.levers, ran.registry)
     compared = stats.compare(outcome.plain_s, outcome.plan_s) if outcome.plain_s else None
     if compared is None or not math.isfinite(compared.ratio):
         plan = ran.engagement.plan
@@ -77,10 +78,9 @@ def _measured(ran: api.Ran) -> str:
             return "; not checked: other processes used the CPU"
         if plan is None:
             return "; not checked"
-        fixed = len(untoggled(ran.engagement.levers, ran.registry)) == len(ran.engagement.levers)
+        fixed = held == ran.engagement.levers
         why = "its levers cannot be toggled within a run" if fixed else "not checked in this run"
         return f"; rests on the recorded {plan.ratio:.2f}x: {why}"
-    held = untoggled(ran.engagement.levers, ran.registry)
     toggled = ", ".join(name for name in ran.engagement.levers if name not in held) if held else "the plan"
     interval = f"{compared.ratio:.2f}x [{compared.low:.2f}, {compared.high:.2f}]"
     if outcome.released:

@@ -37,7 +37,7 @@ def command(  # noqa: PLR0913  one parameter per option
     and keeps what was learned.
     """  # noqa: D301
     from flatout import api
-    from flatout.cli.measuring import measured
+    from flatout.cli.progress import measured
     from flatout.run.script import from_words
 
     goal = api.Goal(

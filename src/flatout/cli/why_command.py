@@ -22,7 +22,7 @@ def command(
     Next:     flatout tune train.py --epochs 3
     """  # noqa: D301
     from flatout import api
-    from flatout.cli.measuring import measured
+    from flatout.cli.progress import measured
     from flatout.run.script import from_words
 
     goal = api.Goal(

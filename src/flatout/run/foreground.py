@@ -19,7 +19,6 @@ from pathlib import Path
 from flatout.errors import RecordError, UsageError
 from flatout.plan import Lever
 from flatout.run.launch import POLL_S, Launch, discard_channels, environment_for, session_files, write_session
-from flatout.run.machine import cores_quota
 from flatout.run.orders import Order, SessionSpec, encode, settling_steps
 from flatout.run.signals import Signals
 from flatout.trace import End, Facts, Failure, Header, Levers, Ready, Record, Window
@@ -92,6 +91,7 @@ class Foreground:
         levers: What to engage.
         registry: All levers by name.
         toggle: Whether levers may be toggled to check the plan in this very run.
+        cores_quota: How many cores the control group grants; None without a quota.
     """
 
     command: tuple[str, ...]
@@ -101,6 +101,7 @@ class Foreground:
     levers: Levers
     registry: Mapping[str, Lever]
     toggle: bool = True
+    cores_quota: float | None = None
     cache_folder: str | None = None
     """Where the trials kept compiled kernels."""
     launcher: bool = False
@@ -137,7 +138,7 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
         script=what.key,
         arguments=what.arguments,
         cache_folder=what.cache_folder,
-        cores_quota=cores_quota(),
+        cores_quota=what.cores_quota,
         flatout_started_unix_s=time.time(),
     )
     variables: dict[str, str] = {}

@@ -21,7 +21,6 @@ from flatout.plan import Lever
 from flatout.run import isolation
 from flatout.run.folder import NEEDED_BYTES
 from flatout.run.launch import QUIET_TRACKERS, Child, Ended, Launch, session_files
-from flatout.run.machine import cores_quota
 from flatout.run.orders import SessionSpec
 from flatout.run.script import Script
 from flatout.trace import (
@@ -81,6 +80,7 @@ class Bench:
         self.levers = levers
         self.terms = terms
         self.on_wait: Callable[[], None] | None = None
+        self.cores_quota: float | None = None
         self.size = Size(num_steps=1, skip_steps=1, loader_skip_steps=3)
         self.header: Header | None = None
         self.facts: Facts | None = None
@@ -162,7 +162,7 @@ class Bench:
             capture_bytes=self.terms.capture_bytes,
             writable=isolation.writable(self._scratch) if self._scratch is not None else (),
             cache_folder=str(self.run_folder.resolve() / "compiled"),
-            cores_quota=cores_quota(),
+            cores_quota=self.cores_quota,
             flatout_started_unix_s=time.time(),
         )
         launch = Launch(
@@ -346,8 +346,8 @@ class Bench:
             fitting = max(self.longest_run_steps // 4, 1)
             self.size = replace(self.size, num_steps=min(self.size.num_steps, fitting))
 
-    def was_too_short(self, window: Window) -> bool:
-        """Whether a plain window came out far too short to be judged; then the next ones have more steps.
+    def lengthen_after(self, window: Window) -> bool:
+        """Give windows more steps where this plain one came out far too short to be judged; whether that was so.
 
         A machine that was busy while the script warmed up lets its steps look longer than they are.
         """

@@ -90,6 +90,7 @@ class Conduct:
         self.levers = registry_of("pytorch")
         self.bench = Bench(script, run_folder, self.levers, goal.terms)
         self.bench.on_wait = show.tick
+        self.bench.cores_quota = machine.cores_quota
         self.ceilings: Ceilings | None = None
         self.measure_ceilings: Callable[[], Ceilings | None] = lambda: None
         self.begun_s = time.perf_counter()

@@ -179,7 +179,7 @@ def wait_for_quiet(bench: Bench, deadline_s: float, show: Callable[[str], None])
     """Measure plain windows until others leave the machine alone; False when they do not before the deadline."""
     for _ in range(20):
         window = bench.window({}, purpose="baseline")
-        if bench.was_too_short(window):
+        if bench.lengthen_after(window):
             continue
         if (window.foreign_fraction or 0.0) <= FOREIGN_LIMIT:
             return True

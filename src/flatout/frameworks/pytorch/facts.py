@@ -5,7 +5,6 @@ In: the session's models, optimizers and loaders. Out: `Facts`, plain values tha
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 from typing import Any
@@ -15,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from flatout.frameworks.pytorch.calls import OuterCall
+from flatout.frameworks.pytorch.hand_over import start_method
 from flatout.frameworks.pytorch.optimizers import can_fuse
 from flatout.frameworks.pytorch.session import Session
 from flatout.trace import EndedBy, Facts, LoaderFacts, ModelFacts, OptimizerFacts
@@ -107,9 +107,7 @@ def _matmul_precision() -> str:
 
 def _picklable(loader: DataLoader[Any]) -> bool | None:
     """Whether workers could be given the dataset; None where they are forked and need no pickling."""
-    # get_context() would fix the start method, which the script may still want to set: read without touching.
-    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    if method == "fork":
+    if start_method() == "fork":
         return None
     try:
         pickle.Pickler(_Nowhere()).dump((loader.dataset, loader.collate_fn, loader.worker_init_fn))

@@ -37,11 +37,14 @@ def context_for(settings: Mapping[str, Any]) -> Any:
 
     Only forked workers: others would have to import us.
     """
-    # get_context() without a name would fix the start method, which the script may still want to set
-    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    if method != "fork" or not settings["num_workers"]:
+    if start_method() != "fork" or not settings["num_workers"]:
         return None
     return _Context(num_under_way=settings["num_workers"] * (settings["prefetch_factor"] or 2))
+
+
+def start_method() -> str:
+    """How worker processes are started; get_context() would fix it, and the script may still want to set it."""
+    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 class _Context(type(multiprocessing.get_context("fork"))):  # type: ignore[misc]
@@ -63,7 +66,10 @@ class _Context(type(multiprocessing.get_context("fork"))):  # type: ignore[misc]
 
 
 class _BatchQueue(Queue):  # type: ignore[type-arg]
-    """A queue whose messages lie in the pipe whole, so that a worker never waits, or dies, in the middle of one."""
+    """A queue that has room in its pipe for every tensor that it sends by value.
+
+    So a worker does not wait, or die, in the middle of one, and its reader not either.
+    """
 
     def __init__(self, num_under_way: int, *, ctx: Any) -> None:
         super().__init__(ctx=ctx)

@@ -237,7 +237,7 @@ class Loaders:
     def _open_changed(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:
         if loader.num_workers or not settings.get("num_workers"):  # what plain has begins at once, and draws at once
             return self._start(loader, settings, before)
-        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        _draw_seed(loader)
         opened = Opened(loader, None, dict(self.settings), before=before)
         opened.iterator = Later(loader, lambda: self._start_into(opened, settings))
         return opened
@@ -273,7 +273,7 @@ class Loaders:
                     _leave_unwatched(iterator)
                 else:
                     if draws:  # workers stay, but the script's random stream must move as it does for new ones
-                        torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
+                        _draw_seed(loader)
                     kept.iterator._reset(loader)
                     iterator = kept.iterator
         finally:
@@ -299,6 +299,11 @@ def _wanted(former: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
     if not wanted["num_workers"]:
         wanted.update(prefetch_factor=None, persistent_workers=False, timeout=0)
     return wanted
+
+
+def _draw_seed(loader: DataLoader[Any]) -> None:
+    """Move the random stream as a new iterator of plain's does, which draws a seed for its workers."""
+    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
 
 @contextlib.contextmanager

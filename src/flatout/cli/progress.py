@@ -1,18 +1,16 @@
-"""How does a measurement look while it goes on, and when it is done? In: the call. Out: progress, then the report."""
+"""How does a measurement look while it goes on? In: the call. Out: a line of progress on stderr, then the report."""
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 
+from flatout.cli.showing import show
 from flatout.plan import Trial
-from flatout.report import print_result, write_html
-from flatout.result import Result, summary_of
+from flatout.result import Result
 from flatout.trials.conduct import Show
 
 FEW = 0.05
@@ -20,20 +18,12 @@ FEW = 0.05
 
 
 def measured(call: Callable[[Show], Result], *, as_json: bool, verbose: bool) -> None:
-    """Make the call with live progress on stderr; print its result, and write the page beside it."""
+    """Make the call with live progress on stderr, and show its result."""
     signal.signal(signal.SIGTERM, _stop)  # so that children are ended when we are told to stop
     progress = Progress()
     with progress:
         result = call(progress.show)
-    page = Path(result.run) / "report.html"
-    try:
-        write_html(result, page)
-    except OSError as problem:  # what was measured must not be lost for it
-        print(f"flatout: cannot write `{page}`: {problem.strerror or problem}", file=sys.stderr)
-    if as_json:
-        print(json.dumps(summary_of(result)))
-    else:
-        print_result(result, page=page, verbose=verbose)
+    show(result, as_json=as_json, verbose=verbose)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
