@@ -33,30 +33,32 @@ def help_time() -> None:
 
 
 def empty_plan() -> None:
-    """`flatout run` without a plan against plain `python`: seconds at start, and the rate of steps."""
+    """`flatout run` without a plan against plain `python`: seconds at start, and seconds per step.
+
+    A step as small as can be shows what each step costs; one of a millisecond, end to end, whether that is all.
+    """
     folder = Path(tempfile.mkdtemp())
-    script = str(SCRIPTS / "millisecond_steps.py")
-    sides = {"plain": [PYTHON, script], "run": [FLATOUT, "run", "-q", script]}
-    samples: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
-    for number in range(8):
-        for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:
-            quiet(60)
-            short, long = (timed([*sides[name], str(n)], folder) for n in (1, 4000))
-            samples[name].append(
-                {
-                    "start_s": short.wall_s,
-                    "step_s": (long.wall_s - short.wall_s) / 3999,
-                    "foreign": long.foreign_fraction or 0.0,
-                }
-            )
-    start_s = statistics.median(
-        a["start_s"] - b["start_s"] for a, b in zip(samples["run"], samples["plain"], strict=True)
-    )
-    compared = ratio([s["step_s"] for s in samples["plain"]], [s["step_s"] for s in samples["run"]])
-    print(
-        "empty plan: start +", start_s, "s; plain/run step ratio", compared["ratio"], compared["low"], compared["high"]
-    )
-    write("empty_plan", {"samples": samples, "start_extra_s": start_s, "step_ratio": compared})
+    sides = {"plain": [PYTHON], "run": [FLATOUT, "run", "-q"]}
+    samples: dict[str, dict[str, list[float]]] = {}
+    for script, rounds in (("smallest_steps.py", 12), ("millisecond_steps.py", 12)):
+        samples[script] = {side: [] for side in sides}
+        samples["start"] = samples.get("start", {side: [] for side in sides})
+        for number in range(rounds):
+            for side in list(sides) if number % 2 == 0 else list(sides)[::-1]:
+                quiet(60)
+                command = [*sides[side], str(SCRIPTS / script)]
+                samples[script][side].append(float(timed([*command, "20"], folder).output.splitlines()[-1]))
+                samples["start"][side].append(timed([*command, "0"], folder).wall_s)
+
+    def extra(what: str) -> float:
+        pairs = zip(samples[what]["run"], samples[what]["plain"], strict=True)
+        return statistics.median(run - plain for run, plain in pairs)
+
+    compared = ratio(samples["millisecond_steps.py"]["plain"], samples["millisecond_steps.py"]["run"])
+    step_s = statistics.median(samples["millisecond_steps.py"]["plain"])
+    found = {"start_extra_s": extra("start"), "step_extra_s": extra("smallest_steps.py"), "step_s": step_s}
+    print("empty plan:", found, "plain/run", compared["ratio"], [compared["low"], compared["high"]])
+    write("empty_plan", {"samples": samples, **found, "step_ratio": compared})
 
 
 def recorder() -> None:

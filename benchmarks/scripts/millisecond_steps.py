@@ -1,18 +1,22 @@
-"""A script with steps of about one millisecond: `millisecond_steps.py NUM_STEPS`."""
+"""Steps of about a millisecond: `millisecond_steps.py NUM_EPOCHS` prints the seconds of one in the fastest epoch."""
 
 import sys
+import time
 
 import torch
 from torch import nn
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-images, labels = torch.randn(64, 256), torch.randint(0, 10, (64,))
+model = nn.Sequential(nn.Linear(384, 384), nn.ReLU(), nn.Linear(384, 384), nn.ReLU(), nn.Linear(384, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = torch.utils.data.DataLoader(list(torch.randn(500, 64, 384)), batch_size=None)
+best_s = float("inf")
 for _ in range(int(sys.argv[1])):
-    optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(images), labels)
-    loss.backward()
-    optimizer.step()
-print(f"loss {loss.item():.4f}")
+    begun_s = time.perf_counter()
+    for batch in loader:
+        optimizer.zero_grad()
+        model(batch).mean().backward()
+        optimizer.step()
+    best_s = min(best_s, (time.perf_counter() - begun_s) / len(loader))
+print(best_s)

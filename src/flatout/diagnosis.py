@@ -358,9 +358,22 @@ def _notes(found: Findings, utilization: float | None) -> list[str]:
         lines.append(f"the phases sum to {_percent(-rest)} more than the step: something was counted twice")
     if found.census is not None and found.census.uncounted:
         lines.append("no FLOP formula for: " + ", ".join(f"`{name}`" for name in found.census.uncounted[:6]))
+    if dearer := _dearer_than_its_phase(found):
+        lines.append(dearer)
     if found.anatomy.not_observed:
         lines.append("not observed: " + ", ".join(found.anatomy.not_observed))
     return lines
+
+
+def _dearer_than_its_phase(found: Findings) -> str | None:
+    """Fetching that costs the step surely more than the time that the step waits for it."""
+    free_data = found.counterfactuals.get("free_data")
+    share = found.anatomy.share("data")
+    if free_data is None or share is None or not free_data.low > WORTHWHILE * _without(_phase_s(found, "data"), found):
+        return None
+    workers = any(loader.num_workers for loader in found.facts.loaders)
+    who = "workers that fetch take cores" if workers else "fetching takes caches and memory"
+    return f"free data would bring more than the {_percent(share)} that `data` takes: {who} from the rest of the step"
 
 
 def _percent(share: float) -> str:

@@ -1,5 +1,6 @@
 """The conductor at a step boundary, with a framework, a clock and a pipe that do as they are told."""
 
+import contextlib
 import functools
 import json
 import os
@@ -76,6 +77,9 @@ class FakeFramework:
         new = {name: settings for name, settings in levers.items() if name not in self.levers}
         self.levers = dict(levers)
         return Toggle(engaged=new, released=released, took_s=0.0, step=-1)
+
+    def coast(self):
+        self._note("coast")
 
     def evidence(self):
         self._note("evidence")
@@ -330,6 +334,23 @@ def test_windows_of_a_run_start_where_the_one_before_ended(conducted, monkeypatc
     assert [w.num_steps for w in windows] == [10, 10, 10, 10]
     starts = [w.start_s for w in windows]
     assert starts == pytest.approx([starts[0] + 5.0 * n for n in range(4)])
+
+
+def test_a_run_without_levers_only_counts_steps_once_it_has_settled(conducted):
+    here = conducted()
+    here.framework.step(200)
+    assert here.framework.calls.count(("coast",)) == 1 and here.framework.depth == "off"
+    here.conductor._at_exit()
+    assert sum(len(window.step_s) for window in records(here, Window)) >= 190
+    assert records(here, End)[0].num_steps == 202  # two were missed before it was known what a step is
+
+
+@pytest.mark.parametrize("how", [{"levers": BF16}, {"mode": "trial"}])
+def test_a_run_with_levers_and_a_trial_are_observed_to_the_end(conducted, how):
+    here = conducted(*[order(0, "stop")] * ("mode" in how), **how)
+    with contextlib.suppress(Ended):
+        here.framework.step(200)
+    assert ("coast",) not in here.framework.calls
 
 
 def test_a_young_run_writes_its_steps_down_every_second(conducted):

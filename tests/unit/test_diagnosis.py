@@ -293,6 +293,19 @@ def test_phases_that_exceed_the_step_are_noted_as_counted_twice():
     assert not any("twice" in note for note in rounding.notes)
 
 
+def test_fetching_that_costs_more_than_the_wait_for_it_is_noted_and_said_to_be_what():
+    phases = {**MODEL_BOUND, "data": 0.05}
+    with_workers = replace(FACTS, loaders=(replace(LOADER, num_workers=2),))
+
+    def noted(ratio, facts=FACTS):
+        found = diagnose(findings(phases, facts=facts, counterfactuals={"free_data": compared(ratio)}))
+        return " ".join(found.notes)
+
+    assert "more than the 5 % that `data` takes: workers that fetch take cores" in noted(1.4, with_workers)
+    assert "fetching takes caches and memory" in noted(1.4)
+    assert "free data would" not in noted(1.06)
+
+
 def test_values_read_back_are_counted_and_said_to_be_harmless_on_a_cpu():
     on_cpu = diagnose(findings(MODEL_BOUND, census=census(operation(), num_syncs=7)))
     assert any("7 values read back" in line and "waits for nothing" in line for line in on_cpu.evidence)

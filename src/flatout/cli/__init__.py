@@ -27,6 +27,9 @@ COMMANDS = {
 class Commands(click.Group):
     """Loads a command's file only when it is typed, so that `--help` starts at once."""
 
+    typed: str | None = None
+    """The command that was typed, once that is known."""
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order in which one needs them."""
         return list(COMMANDS)
@@ -44,6 +47,7 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command and the words for it."""
         name, command, words = super().resolve_command(ctx, args)
+        self.typed = name
         return name, command, words if command is None else ended_by_module(command, words)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -62,7 +66,7 @@ class Commands(click.Group):
             problem.show()
             return 0
         except click.UsageError as problem:
-            complain_usage(problem)
+            complain_usage(problem, self.typed)
             return 2
         except click.exceptions.Exit as end:
             return end.exit_code
@@ -85,9 +89,9 @@ def tell(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def complain_usage(problem: click.UsageError) -> None:
-    """Click's own usage errors in our three parts."""
-    command = problem.ctx.command_path if problem.ctx else "flatout"
+def complain_usage(problem: click.UsageError, typed: str | None) -> None:
+    """Click's own usage errors in our three parts; not all of them know the command that was `typed`."""
+    command = problem.ctx.command_path if problem.ctx else " ".join(["flatout", *([typed] if typed else [])])
     message = problem.format_message().rstrip(".")
     tell(f"error: {message[:1].lower()}{message[1:]}")
     takes_script = problem.ctx is not None and problem.ctx.allow_interspersed_args is False

@@ -31,4 +31,4 @@ def command(words: tuple[str, ...], module: str | None, allow_writes: bool, star
     if as_json:
         print(json.dumps({row.name: row.as_json() for row in rows}))
     else:
-        print_levers(rows)
+        print_levers(rows, typed=script.typed if script else "SCRIPT")

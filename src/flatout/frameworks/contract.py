@@ -55,6 +55,9 @@ class Framework(Protocol):
     def observe(self, depth: str) -> None:
         """Observe at `off`, `ends` or `phases`."""
 
+    def coast(self) -> None:
+        """Nothing will be observed or engaged from here on: tell of steps at the least cost."""
+
     def start_window(self) -> float:
         """A window begins: wait for the device once, reset counters; the `perf_counter` at which it starts."""
 

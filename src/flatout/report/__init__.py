@@ -68,11 +68,11 @@ def print_machine(ceilings: Ceilings, *, now_unix_s: float | None = None, file: 
     screen.show(machine.machine(ceilings, now_unix_s=time.time() if now_unix_s is None else now_unix_s), file)
 
 
-def print_levers(rows: Sequence[LeverRow], *, file: IO[str] | None = None) -> None:
-    """Print every lever, by class."""
+def print_levers(rows: Sequence[LeverRow], *, typed: str = "SCRIPT", file: IO[str] | None = None) -> None:
+    """Print every lever, by class; `typed` is the script that they were looked at beside."""
     from flatout.report import levers, screen
 
-    screen.show(levers.levers(rows), file)
+    screen.show(levers.levers(rows, typed), file)
 
 
 def _finite(value: Any) -> Any:

@@ -44,8 +44,13 @@ class LeverRow(Protocol):
         """Why it does not apply there, None where it does."""
 
 
-def levers(rows: Sequence[LeverRow]) -> Report:
-    """Every lever, from the class that changes nothing to the one that changes most."""
+def levers(rows: Sequence[LeverRow], typed: str = "SCRIPT") -> Report:
+    """Every lever, from the class that changes nothing to the one that changes most.
+
+    Args:
+        rows: The levers.
+        typed: The script that they were looked at beside, as it was typed.
+    """
 
     def compose(screen: Screen) -> None:
         name = max((len(row.name) for row in rows), default=0)
@@ -60,6 +65,6 @@ def levers(rows: Sequence[LeverRow]) -> Report:
                 screen.say(f"  {row.name}", (row.summary, "dim" if why_not else ""), why_not, indent=name + 4)
         screen.blank()
         screen.say("classes", "each includes those above it; `--accept CLASS` says how far levers may go")
-        screen.command("next", "flatout tune SCRIPT")
+        screen.command("next", "flatout tune", typed)
 
     return Report(compose)

@@ -53,8 +53,8 @@ def _ceilings_table(screen: Screen, ceilings: Ceilings, now_unix_s: float | None
     name = max((len(words.ceiling(c.name)) for c in ceilings.values), default=0)
     for c in ceilings.values:
         spread = f"± {words.percent(c.spread_fraction)}"
-        head = f"  {words.ceiling(c.name):<{name}}  {words.limit(c.value, c.unit):>12} {spread:<8} "
-        screen.row(head, (c.source, "dim"))
+        head = screen.clean(f"  {words.ceiling(c.name):<{name}}  {words.limit(c.value, c.unit):>12} {spread:<8}  ")
+        screen.say(head, (c.source, "dim"), indent=len(head), style="")
     for remark in ceilings.remarks:
         screen.say("remark", (remark, "yellow"))
     if ceilings.foreign_cpu_fraction is not None:

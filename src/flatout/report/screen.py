@@ -90,7 +90,7 @@ class Screen:
         line.rstrip()
         self.lines.append(line)
 
-    def say(self, label: str, *parts: Part, indent: int = LABEL, most: int = 0) -> None:
+    def say(self, label: str, *parts: Part, indent: int = LABEL, most: int = 0, style: str = "bold") -> None:
         """A paragraph beside its label, broken between words; cut after `most` lines where that is given."""
         body = self.text(*parts)
         body.plain = unbroken(body.plain, _GLUE)
@@ -100,7 +100,7 @@ class Screen:
             line.plain = line.plain.replace(_GLUE, " ")
             line.rstrip()
             head = self.clean(label) if number == 0 else ""
-            row = self.text((head.ljust(indent), "bold"))
+            row = self.text((head.ljust(indent), style))
             row.append_text(line)
             if most and number + 1 == most and len(broken) > most:
                 row.truncate(self.width - len(self._dots) - 1, overflow="crop")

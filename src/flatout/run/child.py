@@ -68,6 +68,8 @@ class Conductor:
         self._order: Order | None = None
         self._checking = False
         """Whether the levers may be other than the run's own, because the plan is being checked."""
+        self._coasting = False
+        """Whether steps are only counted from here on."""
         self._awaiting: Callable[[], None] | None = None
         self._window: OpenWindow | None = None
         self._num_windows = 0
@@ -274,7 +276,7 @@ class Conductor:
             self._skip -= 1
             if self._skip == 0 and self._order is not None:
                 self._open_window(self._order)
-        if self._settled_at is not None:
+        if self._settled_at is not None and not self._coasting:
             self._next()
 
     def _settle(self, now_s: float) -> None:
@@ -290,6 +292,9 @@ class Conductor:
             if self.spec.mode == "run" and self.spec.levers:
                 self._toggle(self.spec.levers, "plan")
             if self.spec.mode != "trial":
+                if not self.spec.levers:  # nothing is engaged, nothing will be checked
+                    self.framework.coast()
+                    self._coasting = True
                 self._open_free_window()
         finally:  # whatever broke: a parent that waits must learn that we stand here
             self._write(Ready(order=-1, num_steps=self.num_steps))
@@ -394,7 +399,8 @@ class Conductor:
             window.foreign = foreign_cpu.take(os.getsid(0))
         self._num_windows += 1
         self._window = window
-        self.framework.observe(order.observe)
+        if not self._coasting:
+            self.framework.observe(order.observe)
         now_s = self.framework.start_window()
         window.restart(now_s, now_s - self._started_s)
 

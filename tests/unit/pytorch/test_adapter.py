@@ -376,6 +376,7 @@ def test_operations_of_one_step_are_counted_between_two_boundaries(watch, worklo
 
 @pytest.mark.parametrize("depth", ["off", "ends", "phases"])
 def test_detaching_leaves_pytorch_exactly_as_it_was(watch, workload, depth):
+    workload("conv").train(2)  # PyTorch wraps functions of its own when the first optimizer is made and used
     before, random_state = everything(), random.getstate()
     watched, script = watch(), workload("conv")
     outer = dict(vars(script.model))
@@ -393,6 +394,20 @@ def test_detaching_leaves_pytorch_exactly_as_it_was(watch, workload, depth):
     num = watched.listener.num_steps
     script.train(2)
     assert watched.listener.num_steps == num
+
+
+def test_a_script_that_is_only_counted_has_one_hook_of_ours_left_and_is_told_of_by_it(watch, workload):
+    workload("conv").train(2)
+    before = everything()
+    watched, script = watch(), workload("conv")
+    outer = dict(vars(script.model))
+    watched.at(6, watched.pytorch.coast)
+    script.train(12)
+    assert watched.listener.num_steps + watched.pytorch.num_missed_steps() == 12
+    assert [name for name in untouched(before) if "GradScaler" not in str(name)] == ["_global_optimizer_post_hooks"]
+    assert dict(vars(script.model)) == outer and watched.pytorch.end_step() == ({}, 0.0)
+    watched.pytorch.detach()
+    assert untouched(before) == []
 
 
 def test_detaching_in_the_middle_of_a_census_ends_it(watch, workload):

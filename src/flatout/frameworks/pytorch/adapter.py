@@ -178,6 +178,14 @@ class PyTorch:
         """See `Framework.observe`."""
         self.observer.observe(depth)
 
+    def coast(self) -> None:
+        """See `Framework.coast`."""
+        self.observer.observe("off")
+        self._last_phases, self._last_outside_s = {}, 0.0
+        self.calls.remove()
+        self.loaders.remove()
+        self.steps.coast()
+
     def start_window(self) -> float:
         """See `Framework.start_window`."""
         self.calls.refresh()

@@ -7,6 +7,7 @@ parts, `end` at a step's end. Out: seconds by phase for each step. Knows nothing
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from time import perf_counter
 
@@ -29,50 +30,65 @@ class PhaseClock:
         """The latest stamp, seconds."""
         self._stack: list[str] = []
         self._base = "unattributed"
-        self._spent: dict[str, float] = {}
+        self._top = "unattributed"
+        """Whose the time is at present."""
+        self._spent: defaultdict[str, float] = defaultdict(float)
 
     def start(self) -> None:
         """Begin a step here, outside every phase, forgetting what was noted before."""
-        self._spent = {}
+        self._spent = defaultdict(float)
         self._stack = []
-        self._base = "unattributed"
+        self._base = self._top = "unattributed"
         self.last = self._now()
 
     def _stamp(self) -> None:
         now = self._now()
-        top = (self._stack[-1] if self._stack else BASE) or self._base
-        self._spent[top] = self._spent.get(top, 0.0) + now - self.last
+        self._spent[self._top] += now - self.last
         self.last = now
 
     def push(self, phase: str) -> None:
         """From here on the time belongs to `phase`, until `pop`."""
-        self._stamp()
+        now = self._now()  # `_stamp`, without the call: this and `pop` are all that a part of a step costs
+        self._spent[self._top] += now - self.last
+        self.last = now
         self._stack.append(phase)
+        self._top = phase or self._base
 
     def pop(self, phase: str) -> None:
         """The time belongs again to what it belonged to before the last `push` of `phase`.
 
         What was pushed since and never popped, because an exception passed by, is over as well.
         """
-        self._stamp()
-        for depth in range(len(self._stack) - 1, -1, -1):
-            if self._stack[depth] == phase:
-                del self._stack[depth:]
-                return
+        now = self._now()
+        self._spent[self._top] += now - self.last
+        self.last = now
+        stack = self._stack
+        if stack and stack[-1] == phase:
+            stack.pop()
+        elif phase in stack:
+            while stack.pop() != phase:
+                pass
+        self._top = (stack[-1] if stack else BASE) or self._base
 
     def between(self, phase: str) -> None:
         """From here on, time outside every phase belongs to `phase` (the loss, after a forward call)."""
         self._stamp()
-        self._base = phase
+        self._set_base(phase)
 
     def reassign(self, phase: str) -> None:
         """Everything noted in this step so far was part of `phase` (an evaluation before the step proper)."""
         self._stamp()
-        self._spent = {phase: sum(self._spent.values())}
+        total_s = sum(self._spent.values())
+        self._spent = defaultdict(float, {phase: total_s})
 
     def end(self) -> dict[str, float]:
         """End the step here and begin the next one; returns the seconds by phase of the step that ended."""
         self._stamp()
-        spent, self._spent = self._spent, {}
-        self._base = "unattributed"
-        return spent
+        spent, self._spent = self._spent, defaultdict(float)
+        if self._base != "unattributed":
+            self._set_base("unattributed")
+        return dict(spent)
+
+    def _set_base(self, phase: str) -> None:
+        self._base = phase
+        self._top = (self._stack[-1] if self._stack else BASE) or phase

@@ -35,6 +35,10 @@ class Observer:
         self.calls = calls
         self.loaders = loaders
         self.clock = PhaseClock()
+        self.push: Callable[[str], None] = self.clock.push
+        """A part of the step begins."""
+        self.pop: Callable[[str], None] = self.clock.pop
+        """It ends."""
         self.device_clock: DeviceClock | None = None
         """While phases are observed on a GPU."""
         self.depth = "off"
@@ -65,14 +69,14 @@ class Observer:
             patch.remove()
         self._patches = []
         self.depth = depth
-        self.device_clock = None
+        self._use_device_clock(None)
         self.calls.observer = None if depth == "off" else self
         self.loaders.observer = self if depth == "phases" else None
         if depth == "off" and self._save_patch is not None:
             self._save_patch.remove()
             self._save_patch = None
         elif depth != "off" and self._save_patch is None:
-            self._save_patch = Patch(torch, "save", self._around("checkpoint"))
+            self._save_patch = Patch(torch, "save", self._around_save)
         if depth == "phases":
             self._patch_phases()
 
@@ -82,7 +86,7 @@ class Observer:
         add(Patch(torch.autograd, "grad", self._around("backward")))
         add(Patch(torch.optim.Optimizer, "zero_grad", self._around("optimizer")))
         if self.calls.device == "cuda":  # on a CPU nothing is copied to a device and nothing waits for one
-            self.device_clock = DeviceClock()
+            self._use_device_clock(DeviceClock())
             for name in SYNCS:
                 add(Patch(torch.Tensor, name, self._around("sync")))
             for name in COPIES:
@@ -123,23 +127,43 @@ class Observer:
 
     # -- events --------------------------------------------------------------------------------------------------
 
-    def push(self, phase: str) -> None:
-        """A part of the step begins."""
-        self.clock.push(phase)
-        if phase == "checkpoint":
+    def _around_save(self, original: Any, patch: Patch) -> Any:
+        """Time `torch.save`, which lies outside the step whatever the depth."""
+
+        @wraps(original)
+        def save(*args: Any, **kwargs: Any) -> Any:
+            if self._ignores(patch):
+                return original(*args, **kwargs)
+            self.push("checkpoint")
             self._num_saves += 1
             if self._num_saves == 1:
                 self._save_began_s = self.clock.last
+            try:
+                return original(*args, **kwargs)
+            except BaseException as problem:
+                hide_ours(problem)
+                raise
+            finally:
+                self.pop("checkpoint")
+                self._num_saves -= 1
+                if not self._num_saves:
+                    self.outside_s += self.clock.last - self._save_began_s
+
+        return save
+
+    def _use_device_clock(self, device_clock: DeviceClock | None) -> None:
+        """Stamp on the device's own clock as well, or on the host's alone."""
+        self.device_clock = device_clock
+        both = device_clock is not None
+        self.push, self.pop = (self._push_both, self._pop_both) if both else (self.clock.push, self.clock.pop)
+
+    def _push_both(self, phase: str) -> None:
+        self.clock.push(phase)
         if self.device_clock is not None:
             self._on_device(self.device_clock.push, phase)
 
-    def pop(self, phase: str) -> None:
-        """It ends; checkpoints lie outside the step whatever the depth."""
+    def _pop_both(self, phase: str) -> None:
         self.clock.pop(phase)
-        if phase == "checkpoint":
-            self._num_saves -= 1
-            if not self._num_saves:
-                self.outside_s += self.clock.last - self._save_began_s
         if self.device_clock is not None:
             self._on_device(self.device_clock.pop, phase)
 
@@ -148,7 +172,7 @@ class Observer:
         try:
             stamp(phase or "unattributed")
         except Exception as problem:  # noqa: BLE001  training goes on without a device clock
-            self.device_clock = None
+            self._use_device_clock(None)
             if self.on_failure is not None:
                 self.on_failure("recorder", problem)
 

@@ -72,7 +72,7 @@ class Steps:
 
     def install(self) -> None:
         """Begin to follow."""
-        for hook in (Steps._before_update, Steps._after_update):
+        for hook in (Steps._before_update, Steps._after_update, Steps._count_update):
             _leave_uncompiled(hook)
         self._handles = [
             register_optimizer_step_pre_hook(self._before_update),
@@ -80,6 +80,14 @@ class Steps:
         ]
         self._patches = [Patch(torch.amp.GradScaler, "step", self._watch_scaler)]
         self._backward_patch = Patch(torch.autograd, "backward", self._count_backward)
+
+    def coast(self) -> None:
+        """Follow updates alone, at the least cost: nobody asks what a step consists of, or changes it, from here on."""
+        if self.ended_by != "optimizer":
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._handles = [register_optimizer_step_post_hook(self._count_update)]
 
     def remove(self) -> None:
         """Leave nothing behind."""
@@ -113,8 +121,10 @@ class Steps:
                     framework.observer.pop("optimizer")
                 self._updating.add(id(optimizer))
                 framework.observer.push("optimizer")
-            elif not framework.capture.active:
-                return None
+            if not framework.capture.active and (
+                framework.observer.depth != "phases" or (len(args) < 2 and not kwargs)
+            ):
+                return None  # nobody asks for gradients, and there is no closure to tell of
             return self._with_closure(optimizer, args, kwargs)
         except Exception as problem:  # noqa: BLE001
             framework.fail("recorder", problem)
@@ -177,6 +187,17 @@ class Steps:
                 self._rhythm.expect(0)
             if self._rhythm.update(id(optimizer)):
                 framework.end_of_step()
+        except Exception as problem:  # noqa: BLE001
+            framework.fail("recorder", problem)
+
+    def _count_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        framework = self._framework
+        if get_ident() != framework.calls.thread:
+            return
+        try:
+            self._num_updates += 1
+            if self._rhythm.update(id(optimizer)) and framework.listener is not None:
+                framework.listener.on_step(perf_counter())
         except Exception as problem:  # noqa: BLE001
             framework.fail("recorder", problem)
 
@@ -253,7 +274,7 @@ class Steps:
 
 def followed() -> bool:
     """Whether somebody follows this process's updates already."""
-    hooks = getattr(sys.modules[Optimizer.__module__], "_global_optimizer_pre_hooks", {})
+    hooks = getattr(sys.modules[Optimizer.__module__], "_global_optimizer_post_hooks", {})
     return any(isinstance(getattr(hook, "__self__", None), Steps) for hook in hooks.values())
 
 
