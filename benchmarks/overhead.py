@@ -39,16 +39,16 @@ def empty_plan() -> None:
     """
     folder = Path(tempfile.mkdtemp())
     sides = {"plain": [PYTHON], "run": [FLATOUT, "run", "-q"]}
-    samples: dict[str, dict[str, list[float]]] = {}
+    samples: dict[str, dict[str, list[float]]] = {"start": {side: [] for side in sides}}
     for script, rounds in (("smallest_steps.py", 12), ("millisecond_steps.py", 12)):
         samples[script] = {side: [] for side in sides}
-        samples["start"] = samples.get("start", {side: [] for side in sides})
         for number in range(rounds):
             for side in list(sides) if number % 2 == 0 else list(sides)[::-1]:
                 quiet(60)
                 command = [*sides[side], str(SCRIPTS / script)]
                 samples[script][side].append(float(timed([*command, "20"], folder).output.splitlines()[-1]))
-                samples["start"][side].append(timed([*command, "0"], folder).wall_s)
+                if script == "smallest_steps.py":
+                    samples["start"][side].append(timed([*command, "0"], folder).wall_s)
 
     def extra(what: str) -> float:
         pairs = zip(samples[what]["run"], samples[what]["plain"], strict=True)
