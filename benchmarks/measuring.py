@@ -58,7 +58,7 @@ def timed(command: Sequence[str], folder: Path, env: dict[str, str] | None = Non
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    return Timed(wall_s, process.returncode, foreign_cpu.fraction(before, after), peak, output[-4000:])
+    return Timed(wall_s, process.returncode, foreign_cpu.fraction(before, after), peak, output[-40_000:])
 
 
 def quiet(limit_s: float = 120.0) -> bool:

@@ -72,8 +72,8 @@ print(
             "ratio": compared.ratio,
             "low": compared.low,
             "high": compared.high,
-            "bare_s": bare,
-            "recorded_s": recorded,
+            "bare_s": [round(s, 8) for s in bare],
+            "recorded_s": [round(s, 8) for s in recorded],
         }
     )
 )

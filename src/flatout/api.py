@@ -10,6 +10,7 @@ In: a script and options. Out: records.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import platform
@@ -184,7 +185,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None) -> 
                 levers=chosen.levers,
                 registry=registry,
                 toggle=not request.fixed,
-                cores_quota=here.machine.cores_quota,
+                cores_quota=here.machine().cores_quota if chosen.levers else None,
                 cache_folder=_compiled(chosen, (request.plan or Path(plan_file.DEFAULT)).parent),
                 launcher=bool(request.launcher),
             )
@@ -197,7 +198,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None) -> 
 def _inapplicable(levers: Levers, facts: Facts | None, here: Here) -> dict[str, str]:
     if facts is None:
         return {}
-    reasons = {name: here.registry[name].applies(facts, here.machine) for name in levers}
+    reasons = {name: here.registry[name].applies(facts, here.machine()) for name in levers}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
@@ -224,7 +225,7 @@ def _here(request: RunRequest, registry: dict[str, Lever]) -> Here:
     return Here(
         script=key,
         arguments=arguments,
-        machine=read_machine(),
+        machine=functools.cache(read_machine),
         framework_version=version,
         registry=registry,
         python=platform.python_version(),

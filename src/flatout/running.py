@@ -7,7 +7,7 @@ error where a plan was named and does not fit. A plan found by default never sto
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,12 +61,13 @@ class Engagement:
 class Here:
     """Where the run takes place: script and arguments, the machine, versions, the levers there are.
 
-    `python` is empty where it is not compared.
+    `python` is empty where it is not compared. The machine is asked for where there are levers to engage: with a GPU
+    that takes its time, and a plain run shall start at once.
     """
 
     script: str
     arguments: tuple[str, ...]
-    machine: Machine
+    machine: Callable[[], Machine]
     framework_version: str
     registry: Mapping[str, Lever]
     python: str = ""
@@ -109,7 +110,7 @@ def _as_named(levers: Levers, wish: Wish, here: Here) -> Engagement:
 
 
 def _fitting(plan: Plan, path: Path, wish: Wish, here: Here) -> Engagement:
-    misfits = plan_file.misfits(plan, here.machine, here.framework_version, here.python)
+    misfits = plan_file.misfits(plan, here.machine(), here.framework_version, here.python)
     if misfits and not wish.recheck:
         if wish.plan is not None:
             raise RecordError(

@@ -37,7 +37,7 @@ def here(**changes):
     fields = dict(
         script="train.py",
         arguments=("--epochs", "3"),
-        machine=MACHINE,
+        machine=lambda: MACHINE,
         framework_version="2.13.0",
         registry=LEVERS,
         python="3.11.9",

@@ -17,8 +17,6 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-import psutil
-
 from flatout.ceilings import Accelerator, Machine
 
 CPU_FEATURES = (
@@ -46,7 +44,7 @@ def read_machine(*, root: Path = Path("/")) -> Machine:
     allowed = allowed_cpus()
     quota = cores_quota(root)
     num_cores = max(1, min(len(allowed), int(quota))) if quota else len(allowed)
-    memory_bytes = int(psutil.virtual_memory().total)
+    memory_bytes = _memory_bytes(root)
     limit_bytes = memory_limit_bytes(root)
     return Machine(
         hostname=platform.node(),
@@ -65,6 +63,12 @@ def read_machine(*, root: Path = Path("/")) -> Machine:
         shm_bytes=_folder_bytes(root / "dev/shm"),
         operating_system=f"{platform.system()} {platform.release()}",
     )
+
+
+def _memory_bytes(root: Path) -> int:
+    """Memory of the whole machine, as far as the kernel manages it."""
+    total = re.search(r"^MemTotal:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    return int(total[1]) * 1024 if total else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def allowed_cpus() -> frozenset[int]:
