@@ -33,15 +33,14 @@ def test_time_belongs_to_the_innermost_part_alone():
 
 
 def test_time_after_the_model_call_is_the_loss_until_backward():
-    clock = PhaseClock(now=FakeTime([0, 1, 1, 1, 5, 1, 1, 1]))
+    clock = PhaseClock(now=FakeTime([0, 1, 1, 5, 1, 1]))
     clock.start()
     clock.push("forward")
-    clock.pop("forward")
-    clock.between("loss")
-    clock.between("unattributed")
+    clock.pop("forward", base="loss")
     clock.push("backward")
+    clock.end_base()
     clock.pop("backward")
-    assert clock.end() == {"unattributed": 4.0, "forward": 1.0, "loss": 5.0, "backward": 1.0}
+    assert clock.end() == {"unattributed": 2.0, "forward": 1.0, "loss": 5.0, "backward": 1.0}
 
 
 def test_a_closure_within_an_update_is_outside_the_update():
@@ -103,9 +102,9 @@ def play(clock, tree):
         except Raised:
             pass
         finally:
-            clock.pop(phase)
-        if phase == "forward":
-            clock.between("loss")
+            clock.pop(phase, base="loss" if phase == "forward" else None)
+        if phase == "backward":
+            clock.end_base()
 
 
 @given(st.lists(parts, min_size=1, max_size=5), st.lists(st.floats(0, 10), min_size=200, max_size=200))

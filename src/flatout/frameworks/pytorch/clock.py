@@ -54,10 +54,11 @@ class PhaseClock:
         self._stack.append(phase)
         self._top = phase or self._base
 
-    def pop(self, phase: str) -> None:
+    def pop(self, phase: str, *, base: str | None = None) -> None:
         """The time belongs again to what it belonged to before the last `push` of `phase`.
 
-        What was pushed since and never popped, because an exception passed by, is over as well.
+        What was pushed since and never popped, because an exception passed by, is over as well. With `base`, time
+        outside every phase belongs to that from here on (the loss, after a forward call).
         """
         now = self._now()
         self._spent[self._top] += now - self.last
@@ -68,12 +69,15 @@ class PhaseClock:
         elif phase in stack:
             while stack.pop() != phase:
                 pass
+        if base is not None:
+            self._base = base
         self._top = (stack[-1] if stack else BASE) or self._base
 
-    def between(self, phase: str) -> None:
-        """From here on, time outside every phase belongs to `phase` (the loss, after a forward call)."""
-        self._stamp()
-        self._set_base(phase)
+    def end_base(self) -> None:
+        """Time outside every phase belongs to nothing again, from the end of the present one on."""
+        if self._base != "unattributed":
+            self._base = "unattributed"
+            self._top = (self._stack[-1] if self._stack else BASE) or self._base
 
     def reassign(self, phase: str) -> None:
         """Everything noted in this step so far was part of `phase` (an evaluation before the step proper)."""
@@ -85,10 +89,5 @@ class PhaseClock:
         """End the step here and begin the next one; returns the seconds by phase of the step that ended."""
         self._stamp()
         spent, self._spent = self._spent, defaultdict(float)
-        if self._base != "unattributed":
-            self._set_base("unattributed")
+        self.end_base()
         return dict(spent)
-
-    def _set_base(self, phase: str) -> None:
-        self._base = phase
-        self._top = (self._stack[-1] if self._stack else BASE) or phase

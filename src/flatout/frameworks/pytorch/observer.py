@@ -37,7 +37,7 @@ class Observer:
         self.clock = PhaseClock()
         self.push: Callable[[str], None] = self.clock.push
         """A part of the step begins."""
-        self.pop: Callable[[str], None] = self.clock.pop
+        self.pop: Callable[..., None] = self.clock.pop
         """It ends."""
         self.device_clock: DeviceClock | None = None
         """While phases are observed on a GPU."""
@@ -82,7 +82,7 @@ class Observer:
 
     def _patch_phases(self) -> None:
         add = self._patches.append
-        add(Patch(torch.autograd, "backward", self._around("backward", self._before_backward)))
+        add(Patch(torch.autograd, "backward", self._around("backward", self._begin_backward)))
         add(Patch(torch.autograd, "grad", self._around("backward")))
         add(Patch(torch.optim.Optimizer, "zero_grad", self._around("optimizer")))
         if self.calls.device == "cuda":  # on a CPU nothing is copied to a device and nothing waits for one
@@ -97,18 +97,20 @@ class Observer:
         """Whether a call passes through unseen: the patch is taken away, something is traced, or another thread."""
         return not patch.active or torch.compiler.is_compiling() or get_ident() != self.calls.thread
 
-    def _around(self, phase: str, before: Callable[..., None] | None = None) -> Callable[[Any, Patch], Any]:
-        """Time what is patched as a part of the step; `before` is told of its arguments first."""
+    def _around(self, phase: str, begun: Callable[..., None] | None = None) -> Callable[[Any, Patch], Any]:
+        """Time what is patched as a part of the step; `begun` is told of its arguments."""
+        calls, is_compiling = self.calls, torch.compiler.is_compiling
 
         def make(original: Any, patch: Patch) -> Any:
             @wraps(original)
             def timed(*args: Any, **kwargs: Any) -> Any:
-                if self._ignores(patch):
+                # `_ignores`, without the call
+                if not patch.active or is_compiling() or get_ident() != calls.thread:
                     return original(*args, **kwargs)
-                if before is not None:
-                    before(*args)
                 self.push(phase)
                 try:
+                    if begun is not None:
+                        begun(*args)
                     return original(*args, **kwargs)
                 except BaseException as problem:
                     hide_ours(problem)
@@ -120,10 +122,10 @@ class Observer:
 
         return make
 
-    def _before_backward(self, loss: Any = None, *_: Any) -> None:
+    def _begin_backward(self, loss: Any = None, *_: Any) -> None:
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             self._loss = loss.detach()
-        self.clock.between("unattributed")
+        self.clock.end_base()
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -162,8 +164,8 @@ class Observer:
         if self.device_clock is not None:
             self._on_device(self.device_clock.push, phase)
 
-    def _pop_both(self, phase: str) -> None:
-        self.clock.pop(phase)
+    def _pop_both(self, phase: str, *, base: str | None = None) -> None:
+        self.clock.pop(phase, base=base)
         if self.device_clock is not None:
             self._on_device(self.device_clock.pop, phase)
 
@@ -211,9 +213,7 @@ class Observer:
         if training:
             self._trained_in_step = True
         if self.depth == "phases":
-            self.pop("forward")
-            if training:
-                self.clock.between("loss")
+            self.pop("forward", base="loss" if training else None)
         if not training and not self._trained_in_step:
             self._evaluated_in_step = True
             if not self.evaluation_is_training:
