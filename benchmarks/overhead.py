@@ -46,7 +46,7 @@ def empty_plan() -> None:
             for side in list(sides) if number % 2 == 0 else list(sides)[::-1]:
                 quiet(60)
                 command = [*sides[side], str(SCRIPTS / script)]
-                samples[script][side].append(float(timed([*command, "20"], folder).output.splitlines()[-1]))
+                samples[script][side].append(float(timed([*command, "8"], folder).output.splitlines()[-1]))
                 if script == "smallest_steps.py":
                     samples["start"][side].append(timed([*command, "0"], folder).wall_s)
 
