@@ -772,6 +772,12 @@ def test_our_own_memory_format_and_fused_update_pair_them_rightly(watch, workloa
 
 
 def test_a_dropout_on_images_that_draws_in_the_order_of_the_memory_shows(watch, workload):
+    images, drawn = torch.ones(2, 8, 4, 4), []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        drawn.append(nn.functional.dropout(images.contiguous(memory_format=memory_format)))
+    if torch.equal(*drawn):
+        pytest.skip(f"PyTorch {torch.__version__} draws in the order of the dimensions here")
     watched, script = watch(), workload("conv")
     watched.compare(8, {"channels_last": {}})
     script.train(14)
