@@ -18,6 +18,7 @@ import psutil
 from measuring import FLATOUT, PYTHON, ROOT, SHARED, quiet, ratio, timed, write
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
+STEPS = ("smallest", "millisecond")
 
 
 def help_time() -> None:
@@ -39,30 +40,29 @@ def empty_plan() -> None:
     """
     folder = Path(tempfile.mkdtemp())
     sides = {"plain": [PYTHON], "run": [FLATOUT, "run", "-q"]}
-    samples: dict[str, dict[str, list[float]]] = {"start": {side: [] for side in sides}}
-    for script, rounds in (("smallest_steps.py", 12), ("millisecond_steps.py", 12)):
-        samples[script] = {side: [] for side in sides}
-        for number in range(rounds):
+    samples: dict[str, dict[str, list[float]]] = {what: {side: [] for side in sides} for what in ("start", *STEPS)}
+    for what in STEPS:
+        for number in range(12):
             for side in list(sides) if number % 2 == 0 else list(sides)[::-1]:
                 quiet(60)
-                command = [*sides[side], str(SCRIPTS / script)]
-                samples[script][side].append(float(timed([*command, "8"], folder).output.splitlines()[-1]))
-                if script == "smallest_steps.py":
+                command = [*sides[side], str(SCRIPTS / "timed_steps.py"), what]
+                samples[what][side].append(float(timed([*command, "8"], folder).output.splitlines()[-1]))
+                if what == "smallest":
                     samples["start"][side].append(timed([*command, "0"], folder).wall_s)
 
     def extra(what: str) -> float:
         pairs = zip(samples[what]["run"], samples[what]["plain"], strict=True)
         return statistics.median(run - plain for run, plain in pairs)
 
-    compared = ratio(samples["millisecond_steps.py"]["plain"], samples["millisecond_steps.py"]["run"])
-    step_s = statistics.median(samples["millisecond_steps.py"]["plain"])
-    found = {"start_extra_s": extra("start"), "step_extra_s": extra("smallest_steps.py"), "step_s": step_s}
+    compared = ratio(samples["millisecond"]["plain"], samples["millisecond"]["run"])
+    step_s = statistics.median(samples["millisecond"]["plain"])
+    found = {"start_extra_s": extra("start"), "step_extra_s": extra("smallest"), "step_s": step_s}
     print("empty plan:", found, "plain/run", compared["ratio"], [compared["low"], compared["high"]])
     write("empty_plan", {"samples": samples, **found, "step_ratio": compared})
 
 
 def recorder() -> None:
-    """Seconds inside our code per step, and end to end, at each depth of observation, for 1 ms steps."""
+    """How much longer a step of a millisecond takes at each depth of observation."""
     folder = Path(tempfile.mkdtemp())
     found = {}
     for depth in ("ends", "phases"):

@@ -91,7 +91,7 @@ def tell(text: str) -> None:
 
 def complain_usage(problem: click.UsageError, typed: str | None) -> None:
     """Click's own usage errors in our three parts; not all of them know the command that was `typed`."""
-    command = problem.ctx.command_path if problem.ctx else " ".join(["flatout", *([typed] if typed else [])])
+    command = problem.ctx.command_path if problem.ctx else f"flatout {typed or ''}".rstrip()
     message = problem.format_message().rstrip(".")
     tell(f"error: {message[:1].lower()}{message[1:]}")
     takes_script = problem.ctx is not None and problem.ctx.allow_interspersed_args is False

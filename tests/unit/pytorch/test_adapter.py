@@ -193,6 +193,21 @@ def test_updates_by_hand_make_a_step_of_each_batch_that_is_differentiated(watch)
     assert [loader.num_batches for loader in facts.loaders] == [20]
 
 
+def test_updates_by_hand_are_counted_also_where_nothing_else_is_asked_for(watch):
+    watched, model, loader = watch(), mlp(), rows()
+    gc.collect()
+    for _ in range(2):
+        for (x,) in loader:
+            model(x).pow(2).mean().backward()
+            by_hand(model)
+    before = watched.listener.num_steps
+    watched.pytorch.coast()
+    for (x,) in loader:
+        model(x).pow(2).mean().backward()
+        by_hand(model)
+    assert watched.listener.num_steps == before + len(loader)
+
+
 def test_updates_by_hand_are_compared_after_backward(watch):
     watched, model = watch(), mlp()
     gc.collect()

@@ -180,6 +180,8 @@ class PyTorch:
 
     def coast(self) -> None:
         """See `Framework.coast`."""
+        if self.steps.ended_by != "optimizer":  # fetches or calls tell of steps
+            return
         self.observer.observe("off")
         self._last_phases, self._last_outside_s = {}, 0.0
         self.calls.remove()

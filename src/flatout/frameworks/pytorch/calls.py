@@ -30,9 +30,6 @@ Around = Callable[[Compute, tuple[Any, ...], dict[str, Any]], Any]
 MAX_DESCENT = 6
 """Levels of children looked through for the modules that training really calls."""
 
-NUM_LOOKED_AT = 10
-"""First training calls in which an autocast of the script's own is looked for."""
-
 NUM_GUARDED = 5
 """First calls under a set of levers before which all state is kept, so that one that raises leaves no trace."""
 
@@ -66,8 +63,6 @@ class OuterCall:
         self.calls_per_step = 1.0
         self.plain_dtypes: tuple[torch.dtype, ...] | None = None
         """Types of the outputs as the script computes them; None before the first training call."""
-        self._known = False
-        """Whether nothing more is to be learned from its plain calls."""
         self._num_guarded: dict[tuple[Any, ...], int] = {}
         self._num_before_step = 0
         self._owner = owner
@@ -131,9 +126,8 @@ class OuterCall:
         """Call the module: observed where it is the outermost, with the levers where gradients are taken."""
         if torch.compiler.is_compiling():  # a compilation of the script's own passes through here
             return self.plain(*args, **kwargs)
-        module = self._module()
         caller = sys._getframe(1).f_locals.get("self")
-        if caller is not module and isinstance(caller, nn.Module):
+        if caller is not self._module() and isinstance(caller, nn.Module):
             # a clone that was made by copying `__dict__` has our seam as well
             return (self._former or caller._call_impl)(*args, **kwargs)
         owner = self._owner
@@ -148,11 +142,7 @@ class OuterCall:
         if observer is not None:
             observer.before_call(self, training)
         try:
-            if training:
-                self.num_training_calls += 1
-                if owner.capture is not None or self.arounds or self.compute is not None or not self._known:
-                    return self._train(args, kwargs)
-            return (self._former or self.module._call_impl)(*args, **kwargs)  # `plain`, without the call
+            return self._train(args, kwargs) if training else self.plain(*args, **kwargs)
         except BaseException as problem:
             hide_ours(problem)
             raise
@@ -163,7 +153,8 @@ class OuterCall:
 
     def _train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owner = self._owner
-        if self.num_training_calls <= NUM_LOOKED_AT and torch.is_autocast_enabled(owner.device):
+        self.num_training_calls += 1
+        if self.num_training_calls < 10 and torch.is_autocast_enabled(owner.device):
             owner.autocast_seen = True
         if owner.capture is not None:
             return owner.capture(self, args, kwargs)
@@ -172,7 +163,6 @@ class OuterCall:
         out = self.plain(*args, **kwargs)
         if self.plain_dtypes is None:
             self.plain_dtypes = _dtypes(out)
-        self._known = self.num_training_calls >= NUM_LOOKED_AT
         return out
 
     def with_levers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

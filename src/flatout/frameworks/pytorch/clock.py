@@ -82,8 +82,7 @@ class PhaseClock:
     def reassign(self, phase: str) -> None:
         """Everything noted in this step so far was part of `phase` (an evaluation before the step proper)."""
         self._stamp()
-        total_s = sum(self._spent.values())
-        self._spent = defaultdict(float, {phase: total_s})
+        self._spent = defaultdict(float, {phase: sum(self._spent.values())})
 
     def end(self) -> dict[str, float]:
         """End the step here and begin the next one; returns the seconds by phase of the step that ended."""

@@ -76,7 +76,7 @@ class Observer:
             self._save_patch.remove()
             self._save_patch = None
         elif depth != "off" and self._save_patch is None:
-            self._save_patch = Patch(torch, "save", self._around_save)
+            self._save_patch = Patch(torch, "save", self._around("checkpoint", self._begin_save, self._end_save))
         if depth == "phases":
             self._patch_phases()
 
@@ -93,18 +93,18 @@ class Observer:
                 add(Patch(torch.Tensor, name, self._around("copy")))
             add(Patch(torch.cuda, "synchronize", self._around("sync")))
 
-    def _ignores(self, patch: Patch) -> bool:
-        """Whether a call passes through unseen: the patch is taken away, something is traced, or another thread."""
-        return not patch.active or torch.compiler.is_compiling() or get_ident() != self.calls.thread
+    def _around(
+        self, phase: str, begun: Callable[..., None] | None = None, over: Callable[[], None] | None = None
+    ) -> Callable[[Any, Patch], Any]:
+        """Time what is patched as a part of the step; `begun` is told of its arguments, `over` of its end.
 
-    def _around(self, phase: str, begun: Callable[..., None] | None = None) -> Callable[[Any, Patch], Any]:
-        """Time what is patched as a part of the step; `begun` is told of its arguments."""
+        It passes through unseen where the patch is taken away, something is traced, or another thread calls.
+        """
         calls, is_compiling = self.calls, torch.compiler.is_compiling
 
         def make(original: Any, patch: Patch) -> Any:
             @wraps(original)
             def timed(*args: Any, **kwargs: Any) -> Any:
-                # `_ignores`, without the call
                 if not patch.active or is_compiling() or get_ident() != calls.thread:
                     return original(*args, **kwargs)
                 self.push(phase)
@@ -117,6 +117,8 @@ class Observer:
                     raise
                 finally:
                     self.pop(phase)
+                    if over is not None:
+                        over()
 
             return timed
 
@@ -127,31 +129,18 @@ class Observer:
             self._loss = loss.detach()
         self.clock.end_base()
 
+    def _begin_save(self, *_: Any) -> None:
+        self._num_saves += 1
+        if self._num_saves == 1:
+            self._save_began_s = self.clock.last
+
+    def _end_save(self) -> None:
+        """A checkpoint lies outside the step whatever the depth."""
+        self._num_saves -= 1
+        if not self._num_saves:
+            self.outside_s += self.clock.last - self._save_began_s
+
     # -- events --------------------------------------------------------------------------------------------------
-
-    def _around_save(self, original: Any, patch: Patch) -> Any:
-        """Time `torch.save`, which lies outside the step whatever the depth."""
-
-        @wraps(original)
-        def save(*args: Any, **kwargs: Any) -> Any:
-            if self._ignores(patch):
-                return original(*args, **kwargs)
-            self.push("checkpoint")
-            self._num_saves += 1
-            if self._num_saves == 1:
-                self._save_began_s = self.clock.last
-            try:
-                return original(*args, **kwargs)
-            except BaseException as problem:
-                hide_ours(problem)
-                raise
-            finally:
-                self.pop("checkpoint")
-                self._num_saves -= 1
-                if not self._num_saves:
-                    self.outside_s += self.clock.last - self._save_began_s
-
-        return save
 
     def _use_device_clock(self, device_clock: DeviceClock | None) -> None:
         """Stamp on the device's own clock as well, or on the host's alone."""

@@ -99,8 +99,6 @@ class Pass:
         """Batches drawn since the pass was last opened."""
         self._num_untold = 0
         """Batches drawn of which it is not known yet whether a step follows."""
-        self._counted: list[int] | None = None
-        """Where the owner counts this loader's batches, once it trains."""
         self._cached: list[Any] = []
         self._num_steps_before = owner.num_steps
         self.trains = False
@@ -120,21 +118,17 @@ class Pass:
         owner = self._owner
         if owner.on_fetch is not None:
             owner.on_fetch()
-        num_steps = owner.num_steps
-        if self._num_untold and num_steps > self._num_steps_before:
+        if self._num_untold and owner.num_steps > self._num_steps_before:
             self.trains = True
-        self._num_steps_before = num_steps
+        self._num_steps_before = owner.num_steps
         if self.trains:
-            if self._counted is None:
-                self._counted = owner.note(self._loader, self._num_untold)
-            else:
-                self._counted[0] += self._num_untold
+            owner.note(self._loader, self._num_untold)
             self._num_untold = 0
         observer = owner.observer
         if observer is not None:
             observer.before_fetch()
         try:
-            return self._fetch_in_trial() if owner.reopen or owner.replay_batch else self._draw()
+            return self._fetch()
         except StopIteration:
             raise
         except BaseException as problem:
@@ -144,7 +138,7 @@ class Pass:
             if observer is not None:
                 observer.after_fetch()
 
-    def _fetch_in_trial(self) -> Any:
+    def _fetch(self) -> Any:
         owner = self._owner
         if owner.reopen and self.trains and self._opened.settings != owner.settings:
             self._opened.close()
@@ -157,34 +151,38 @@ class Pass:
         return self._draw()
 
     def _draw(self) -> Any:
-        owner, broken = self._owner, False
+        owner = self._owner
         try:
-            batch = next(self._inner)
+            batch = self._next()
         except StopIteration:
             owner.ended(self._opened, self.trains)
-            if not (owner.endless and self.trains and self._num_drawn):
+            if not (owner.endless and self.trains):
                 raise
             owner.num_restarts += 1
             self._open()
-        except Exception as problem:
-            if not self._opened.changed:
-                raise
-            owner.refuse(self._loader, "step", problem)
-            broken = True
-        else:
-            if not self._num_drawn:
-                owner.note_batch(self._loader, batch)
-            self._num_drawn += 1
-            self._num_untold += 1
-            return batch
-        if broken:  # not while the exception is handled: what plain raises would seem to follow from it
-            self._go_on_plain()
-        return self._draw()
+            batch = self._next()
+        if not self._num_drawn:
+            owner.note_batch(self._loader, batch)
+        self._num_drawn += 1
+        self._num_untold += 1
+        return batch
 
     def _open(self) -> None:
         self._opened = self._owner.open(self._loader)
         self._inner = self._opened.iterator
         self._num_drawn = 0
+
+    def _next(self) -> Any:
+        try:
+            return next(self._inner)
+        except StopIteration:
+            raise
+        except Exception as problem:
+            if not self._opened.changed:
+                raise
+            self._owner.refuse(self._loader, "step", problem)
+        self._go_on_plain()
+        return next(self._inner)
 
     def _go_on_plain(self) -> None:
         """Put the script's own iterator in place of ours, in the same order and at the same batch."""

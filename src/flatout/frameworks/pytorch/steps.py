@@ -83,8 +83,6 @@ class Steps:
 
     def coast(self) -> None:
         """Follow updates alone, at the least cost: nobody asks what a step consists of, or changes it, from here on."""
-        if self.ended_by != "optimizer":
-            return
         for handle in self._handles:
             handle.remove()
         self._handles = [register_optimizer_step_post_hook(self._count_update)]
@@ -121,10 +119,8 @@ class Steps:
                     framework.observer.pop("optimizer")
                 self._updating.add(id(optimizer))
                 framework.observer.push("optimizer")
-            if not framework.capture.active and (
-                framework.observer.depth != "phases" or (len(args) < 2 and not kwargs)
-            ):
-                return None  # nobody asks for gradients, and there is no closure to tell of
+            elif not framework.capture.active:
+                return None
             return self._with_closure(optimizer, args, kwargs)
         except Exception as problem:  # noqa: BLE001
             framework.fail("recorder", problem)
