@@ -133,6 +133,16 @@ def test_warnings_refusals_and_discarded_windows_are_said():
         assert f"\n{label}" in text
 
 
+def test_two_measurements_of_the_winner_that_exclude_each_other_are_said():
+    lenet = RESULTS["lenet"]
+    chosen = next(t for t in lenet.trials if t.levers == lenet.plan.levers)
+    away = replace(chosen, ratio=1.06, ratio_low=1.02, ratio_high=1.19)
+    trials = tuple(away if t is chosen else t for t in lenet.trials)
+    assert "the search had measured" not in shown(lenet)
+    text = " ".join(shown(replace(lenet, trials=trials), verbose=True).split())
+    assert "the search had measured 1.06x [1.02, 1.19] for the same levers" in text
+
+
 def test_what_trials_wrote_is_listed_with_verbose():
     assert "runs/lenet.pt" in shown(RESULTS["lenet"], verbose=True)
 

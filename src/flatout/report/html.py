@@ -106,6 +106,7 @@ def _context(result: Result) -> dict[str, Any]:
         "created": words.moment(result.created),
         "story": story.tell(result),
         "levers": [label({name: how}) for name, how in result.plan.levers.items()] if result.plan is not None else [],
+        "warnings": tried.warnings(result),
         "notes": [note for note in result.diagnosis.notes if not note.startswith("not observed: ")],
         "step": _step(result),
         "timeline": _timeline(result),

@@ -268,7 +268,7 @@ def _cautions(screen: Screen, result: Result, *, verbose: bool) -> None:
     if result.num_discarded:
         pairs = words.plural(result.num_discarded, "pair")
         screen.say("discarded", f"{pairs} of windows that others, a compilation or a restarted loader disturbed")
-    for number, warning in enumerate(result.warnings):
+    for number, warning in enumerate(tried.warnings(result)):
         screen.say("warning" if number == 0 else "", (warning, "yellow"), most=0 if verbose else 2)
     most = None if verbose else 2
     if result.refused:

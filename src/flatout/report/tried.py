@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flatout.plan import Candidate, Trial, label
-from flatout.report.words import known
+from flatout.report.words import interval, known, ratio
 from flatout.result import Result, Untried
 
 Mark = Literal["yes", "even", "no", "never"]
@@ -66,6 +66,25 @@ def best(result: Result) -> Trial | None:
         return result.remeasured
     measured = [t for t in result.trials if known(t.ratio) and t.outcome not in ("disagrees", "failed")]
     return max(measured, key=lambda t: t.ratio or 0.0, default=None)
+
+
+def warnings(result: Result) -> tuple[str, ...]:
+    """What the reader must know, also that the winner's two measurements exclude each other."""
+    found = next((trial for trial in result.trials if _is_chosen(result, trial)), None)
+    if found is None or result.winner is None or not _exclude(found, result.winner):
+        return result.warnings
+    return (
+        *result.warnings,
+        f"the search had measured {ratio(found.ratio)}x {interval(found.ratio_low, found.ratio_high)} for the same "
+        "levers: the machine changed between the two, and each holds for its own minutes",
+    )
+
+
+def _exclude(one: Trial, other: Trial) -> bool:
+    ends = (one.ratio_low, one.ratio_high, other.ratio_low, other.ratio_high)
+    if not all(known(end) for end in ends):
+        return False
+    return max(one.ratio_low or 0.0, other.ratio_low or 0.0) > min(one.ratio_high or 0.0, other.ratio_high or 0.0)
 
 
 def reasons(untried: Sequence[Untried]) -> list[tuple[str, tuple[str, ...]]]:
