@@ -245,6 +245,11 @@ class Trial:
         """The levers in one line."""
         return label(self.levers)
 
+    @property
+    def is_won(self) -> bool:
+        """Whether it is faster, and its numbers agree."""
+        return self.outcome == "faster" and self.agreement == "agrees"
+
 
 PLAN_FORMAT = 1  # 1: first version
 

@@ -255,6 +255,11 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
     return best
 
 
+def second_to(best: Trial, trials: Sequence[Trial]) -> Trial | None:
+    """What may be measured again where the best turns out to have been lucky: a set that was seen to be faster."""
+    return best_of([t for t in trials if t.is_won and t is not best])
+
+
 def _worth(trial: Trial) -> float:
     """The ratio, moved half the way to the lower end of its interval (on the logarithm)."""
     ratio = trial.ratio or 0.0

@@ -7,7 +7,17 @@ import pytest
 
 from flatout.diagnosis import Bound, Diagnosis
 from flatout.plan import Candidate, Trial, allows
-from flatout.search import Choice, Space, best_of, bound_of, next_candidate, space_of, usable, widest_class
+from flatout.search import (
+    Choice,
+    Space,
+    best_of,
+    bound_of,
+    next_candidate,
+    second_to,
+    space_of,
+    usable,
+    widest_class,
+)
 from handmade import FACTS, LOADER, MACHINE, anatomy, lever, registry, trial
 
 ANATOMY = anatomy({"data": 0.3, "forward": 0.3, "backward": 0.3, "optimizer": 0.1})
@@ -284,6 +294,16 @@ def test_of_two_sets_of_one_size_the_faster_one_is_preferred_however_little():
 def test_a_set_whose_numbers_do_not_agree_is_never_chosen_however_fast(other):
     assert best_of([other]) is None
     assert best_of([other, trial({"a": {}}, 1.1)]).levers == {"a": {}}
+
+
+def test_second_to_the_best_is_what_was_seen_to_be_faster():
+    lucky = trial({"workers": {"num": 1}}, 1.41, "inconclusive", ratio_low=1.17)
+    sure = trial({"bf16": {}}, 1.33, ratio_low=1.22)
+    unclear = trial({"channels_last": {}}, 1.35, "inconclusive", ratio_low=0.97)
+    trials = [sure, unclear, lucky]
+    assert best_of(trials) is lucky
+    assert second_to(lucky, trials) is sure
+    assert second_to(sure, trials) is None
 
 
 def test_nothing_is_chosen_where_nothing_gains_a_percent():

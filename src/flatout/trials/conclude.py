@@ -25,8 +25,7 @@ def result_of(conduct: Conduct, command: Literal["tune", "why"]) -> Result:
     bench = conduct.bench
     assert bench.facts is not None and bench.header is not None
     assert conduct.anatomy is not None and conduct.diagnosis is not None
-    won = conduct.final if conduct.final is not None and conduct.final.outcome == "faster" else None
-    won = won if won is not None and won.agreement == "agrees" else None
+    won = conduct.final if conduct.final is not None and conduct.final.is_won else None
     baseline = won.baseline_step_s if won else tuple(w.training_step_s for w in conduct.baseline)
     summary = stats.summarize(baseline)
     baseline_step_s = summary.median

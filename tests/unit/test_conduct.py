@@ -1,0 +1,51 @@
+"""What is measured again, and what comes of it? With measurements made by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from flatout.run.script import Script
+from flatout.trials.conduct import Conduct, Goal, Show
+from handmade import MACHINE, trial
+
+LUCKY = trial({"workers": {"num": 1}}, 1.41, "inconclusive", ratio_low=1.17)
+SURE = trial({"bf16": {}}, 1.33, ratio_low=1.22)
+HELD = {"outcome": "faster", "ratio": 1.3, "remeasured": True}
+LOST = {"outcome": "inconclusive", "ratio": 1.1, "remeasured": True}
+
+
+@pytest.fixture
+def conduct(tmp_path):
+    script = Script(path="train.py")
+    return Conduct(script, tmp_path, MACHINE, Goal(), Show())
+
+
+def prove(conduct, **outcomes):
+    """Measure again: what comes of each lever stands in `outcomes`."""
+    conduct.trials = [SURE, LUCKY]
+    again = []
+
+    def measure(found, leave_s=0.0):
+        again.append(found)
+        return replace(found, **outcomes[next(iter(found.levers))])
+
+    conduct._measure_again = measure
+    conduct.prove()
+    return again
+
+
+def test_a_best_that_holds_is_the_only_one_measured_again(conduct):
+    assert prove(conduct, workers=HELD) == [LUCKY]
+    assert conduct.final.levers == LUCKY.levers and conduct.trials == [SURE, LUCKY]
+
+
+def test_where_the_best_was_lucky_a_set_that_was_seen_to_be_faster_has_its_turn(conduct):
+    assert prove(conduct, workers=LOST, bf16=HELD) == [LUCKY, SURE]
+    assert conduct.final.levers == SURE.levers and conduct.final.is_won
+    assert conduct.trials == [SURE, replace(LUCKY, **LOST)]
+
+
+def test_where_neither_holds_both_are_shown_as_they_were_measured_last(conduct):
+    prove(conduct, workers=LOST, bf16=LOST)
+    assert conduct.final == replace(LUCKY, **LOST)
+    assert conduct.trials == [replace(SURE, **LOST), LUCKY]
