@@ -14,23 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.ceilings import Ceilings, Machine, load, save
+import handmade
+from flatout.ceilings import Ceilings, load, save
 from flatout.errors import MachineError, UsageError
 from flatout.run import calibrate, foreign_cpu
 from flatout.run.calibrate import MIN_ROUNDS, NUM_ROUNDS, Measuring, Round, choose_rounds, is_trusted
 from flatout.run.machine import read_machine
 
-MACHINE = Machine(
-    hostname="here",
-    cpu="AMD EPYC",
-    architecture="x86_64",
-    num_cores=2,
-    num_physical_cores=2,
-    num_cores_total=2,
-    memory_bytes=24 * 2**30,
-    operating_system="Linux 6.1",
-    last_level_cache_bytes=2**30,
-)
+MACHINE = dataclasses.replace(handmade.MACHINE, num_physical_cores=2, last_level_cache_bytes=2**30)
 
 
 def measured(**changes):
