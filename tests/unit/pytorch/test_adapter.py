@@ -189,6 +189,7 @@ def test_updates_by_hand_make_a_step_of_each_batch_that_is_differentiated(watch)
     facts = watched.pytorch.facts()
     assert facts.step_rhythm == "loader" and watched.pytorch.settled()
     assert watched.listener.num_steps == num - steps.BACKWARDS_WITHOUT_UPDATE + 1
+    assert watched.listener.num_steps + watched.pytorch.num_missed_steps() == num, "counted in the end"
     assert [model.name for model in facts.models] == ["Sequential"] and facts.optimizers == ()
     assert [loader.num_batches for loader in facts.loaders] == [20]
 
@@ -275,6 +276,19 @@ def test_an_optimizer_that_appears_after_updates_by_hand_takes_over(watch):
         optimizer.step()
     assert watched.pytorch.facts().step_rhythm == "optimizer"
     assert watched.listener.num_steps == before + 8
+
+
+@pytest.mark.parametrize("num", [3, 7])
+def test_an_optimizer_made_anew_in_each_epoch_takes_the_place_of_the_former(watch, num):
+    watched, generator, critic = watch(), mlp(), mlp()
+    for _ in range(20):
+        both = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (critic, generator)]
+        for _ in range(num):
+            for model, optimizer in zip((critic, generator), both, strict=True):
+                model(torch.randn(2, 4)).pow(2).mean().backward()
+                optimizer.step()
+    assert watched.listener.num_steps + watched.pytorch.num_missed_steps() == 20 * num
+    assert watched.pytorch.facts().optimizers_per_step == 2
 
 
 # -- never fatal ---------------------------------------------------------------------------------------------------

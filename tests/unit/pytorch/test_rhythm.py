@@ -96,6 +96,24 @@ def test_the_last_update_of_a_step_is_foreseen():
     assert foreseen[-3:] == [False, False, True]
 
 
+@pytest.mark.parametrize(
+    "period", ["AABB", "AAABB", "AAABBB", "AAAABB", "AABAB", "AABBCC", "ABAC", "AAAAABBBBB", "ABBABBB"]
+)
+def test_a_period_in_which_every_optimizer_updates_more_than_once_is_found(period):
+    order = period * 40
+    marks, rhythm = ends(order, expected=len(set(period)))
+    assert rhythm.num_updates == len(period)
+    assert marks[-2 * len(period) :] == ("." * (len(period) - 1) + "|") * 2
+    assert abs(marks.count("|") + rhythm.num_missed - 40) <= len(period)
+
+
+def test_steps_are_counted_once_also_when_no_order_is_found():
+    for num in (5, 20, 40):  # optimizers that never come back
+        order = [epoch for epoch in range(60) for _ in range(num)]
+        marks, rhythm = ends(order)
+        assert marks.count("|") + rhythm.num_missed == len(order)
+
+
 @given(st.lists(st.sampled_from("ABC"), max_size=400))
 def test_whatever_the_order_a_step_comes_at_the_latest_after_so_many_updates(order):
     rhythm = Rhythm()

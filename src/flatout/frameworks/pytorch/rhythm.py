@@ -13,6 +13,9 @@ REPEATS = 3
 LONGEST = 4096
 """Longest period looked for (one optimizer for each parameter of a large model)."""
 
+SHORT = 16
+"""Every distance up to this one is followed; a longer one where an update repeated at it."""
+
 MOST_DISTANCES = 64
 """Distances followed at once; an order that repeats has few."""
 
@@ -56,8 +59,8 @@ class Rhythm:
         self._last_seen: dict[int | str, int] = {}
         self._widest: dict[int | str, int] = {}
         """For each optimizer: the most updates that lay between two of its own, or before its first."""
-        self._runs: dict[int, int] = {}
-        """For each distance at which an update repeated: the length of the end of the history that repeats so."""
+        self._runs: dict[int, int] = dict.fromkeys(range(1, SHORT + 1), 0)
+        """For each distance that is followed: the length of the end of the history that repeats so."""
 
     @property
     def num_updates(self) -> int:
@@ -127,7 +130,7 @@ class Rhythm:
                 self._runs[distance] = 0
         if former is not None and gap <= LONGEST and gap not in self._runs:
             if len(self._runs) >= MOST_DISTANCES:
-                self._runs = {d: run for d, run in self._runs.items() if run}
+                self._runs = {d: run for d, run in self._runs.items() if run or d <= SHORT}
             if len(self._runs) < MOST_DISTANCES:
                 self._runs[gap] = _run(history, gap)
 
@@ -140,12 +143,12 @@ class Rhythm:
                 if run >= needed and run % distance == 0 and self._is_whole(distance, run):
                     self._period, self._position, self._num_held = self._history[-distance:], 0, run
                     self._irregular, self._expected = False, 0
-                    self._num_missed += self._untold // distance - 1
+                    self._num_missed += max(self._untold // distance - 1, 0)
                     self._untold = 0
                     return True
-        if num >= max(GIVE_UP, (REPEATS + 1) * len(self._last_seen)):
+        if not self._irregular and num >= max(GIVE_UP, (REPEATS + 1) * len(self._last_seen)):
             self._irregular, self._doubted, self._expected = True, True, 0
-            self._num_missed, self._untold = self._num_missed + self._untold - 1, 0
+            self._num_missed, self._untold = self._num_missed + max(self._untold - 1, 0), 0
         return False
 
     def _is_whole(self, distance: int, run: int) -> bool:

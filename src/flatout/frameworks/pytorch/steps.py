@@ -45,8 +45,9 @@ class Steps:
     def __init__(self, framework: PyTorch) -> None:
         self._framework = framework
         self._rhythm = Rhythm()
-        self._known: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int]] = {}
-        """By identity: the optimizer, and how many groups it had."""
+        self._known: dict[int, _Known] = {}
+        """By the optimizer's `id`, which may be another's once it is gone."""
+        self._places: list[_Known] = []
         self._handles: list[Any] = []
         self._patches: list[Patch] = []
         self._backward_patch: Patch | None = None
@@ -55,6 +56,8 @@ class Steps:
         self._num_backwards = 0
         self._num_since_end = 0
         """Backward passes since a step ended without an update."""
+        self._num_ended = 0
+        """Steps that ended without an update."""
         self._limit = BACKWARDS_WITHOUT_UPDATE
         self._first_update_s: float | None = None
         self.ended_by: EndedBy = "optimizer"
@@ -68,7 +71,7 @@ class Steps:
     @property
     def num_missed(self) -> int:
         """Steps made before it was known what a step is."""
-        return self._rhythm.num_missed
+        return self._rhythm.num_missed + self._missed_by_hand()
 
     def install(self) -> None:
         """Begin to follow."""
@@ -97,6 +100,7 @@ class Steps:
         self._patches = []
         self._stop_counting()
         self._known.clear()
+        self._places.clear()
 
     # -- updates -------------------------------------------------------------------------------------------------
 
@@ -109,9 +113,9 @@ class Steps:
         if get_ident() != framework.calls.thread:
             return None
         try:
-            known = self._known.get(id(optimizer))
-            if known is None or known[0]() is not optimizer or known[1] != len(optimizer.param_groups):
-                self._known[id(optimizer)] = (weakref.ref(optimizer), len(optimizer.param_groups))
+            known = self._known_of(optimizer)
+            if known.num_groups != len(optimizer.param_groups):
+                known.num_groups = len(optimizer.param_groups)
                 framework.meet(optimizer)
             framework.session.flags.before_update(optimizer)
             if framework.observer.depth == "phases":
@@ -125,6 +129,18 @@ class Steps:
         except Exception as problem:  # noqa: BLE001
             framework.fail("recorder", problem)
             return None
+
+    def _known_of(self, optimizer: torch.optim.Optimizer) -> _Known:
+        """What is known of the optimizer; a new one takes the place of one that is gone."""
+        known = self._known.get(id(optimizer))
+        if known is not None and known.optimizer() is optimizer:
+            return known
+        place = next((n for n, k in enumerate(self._places) if k.optimizer() is None), len(self._places))
+        known = _Known(optimizer, place)
+        self._places[place : place + 1] = [known]
+        self._known = {key: k for key, k in self._known.items() if k.optimizer() is not None}
+        self._known[id(optimizer)] = known
+        return known
 
     def _begin(self) -> None:
         """The first update of all: this thread is the one that trains."""
@@ -181,7 +197,7 @@ class Steps:
                 self._updating.discard(id(optimizer))
             if self._rhythm.waits and perf_counter() - (self._first_update_s or 0.0) > PATIENCE_S:
                 self._rhythm.expect(0)
-            if self._rhythm.update(id(optimizer)):
+            if self._rhythm.update(self._known_of(optimizer).place):
                 framework.end_of_step()
         except Exception as problem:  # noqa: BLE001
             framework.fail("recorder", problem)
@@ -192,7 +208,7 @@ class Steps:
             return
         try:
             self._num_updates += 1
-            if self._rhythm.update(id(optimizer)) and framework.listener is not None:
+            if self._rhythm.update(self._known_of(optimizer).place) and framework.listener is not None:
                 framework.listener.on_step(perf_counter())
         except Exception as problem:  # noqa: BLE001
             framework.fail("recorder", problem)
@@ -247,12 +263,23 @@ class Steps:
         except Exception as problem:  # noqa: BLE001
             self._framework.fail("recorder", problem)
 
+    def _missed_by_hand(self) -> int:
+        """Steps before it was clear that no update will show, by the backward passes that a step has taken since.
+
+        The last one counts too: nothing follows that would end it.
+        """
+        since = self._num_backwards - self._limit
+        if not self._num_ended or since <= 0:
+            return 0
+        return round((self._limit - 1) * self._num_ended / since) + bool(self._num_since_end)
+
     def _ended(self, by: EndedBy) -> None:
         """A batch is asked for, or the model called; if gradients were taken since the last time, a step is over."""
         framework = self._framework
         if not self._num_since_end or get_ident() != framework.calls.thread or framework.session.silent:
             return
         self._num_since_end = 0
+        self._num_ended += 1
         self.ended_by = by
         try:
             framework.end_of_step()
@@ -266,6 +293,23 @@ class Steps:
         if self._backward_patch is not None:
             self._backward_patch.remove()
             self._backward_patch = None
+
+
+class _Known:
+    """An optimizer that has updated.
+
+    Attributes:
+        optimizer: Which.
+        place: Its number in the order of updates.
+        num_groups: Parameter groups that it had when it was met.
+    """
+
+    __slots__ = ("num_groups", "optimizer", "place")
+
+    def __init__(self, optimizer: torch.optim.Optimizer, place: int) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.place = place
+        self.num_groups = -1
 
 
 def followed() -> bool:
