@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import flatout
+
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 PYTHON = sys.executable
 COMMAND = shutil.which("flatout", path=str(Path(PYTHON).parent))
@@ -471,7 +473,7 @@ def test_the_peak_of_memory_use_that_a_script_reads_is_its_own(folder):
     assert Done([*RUN, "-q", "remembers.py"]).out == "True\n"
 
 
-OURS = re.compile(r"flatout|sitecustomize")
+OURS = re.compile(rf"{re.escape(str(Path(flatout.__file__).parent))}|flatout:|sitecustomize")
 FRAME = re.compile(r'^ *(?:\| )*File "([^"]+)", line (\d+), in (\S+)')
 
 
