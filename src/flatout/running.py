@@ -106,7 +106,15 @@ def _as_named(levers: Levers, wish: Wish, here: Here) -> Engagement:
                 cause=EACH_CLASS,
                 hint=f"`--accept {wanted}`",
             )
-    return Engagement(levers=levers, line=f"levers {label(levers)}, as you said")
+    unchecked = [name for name in levers if here.registry[name].check == "batches"]
+    if unchecked and wish.accept == "exact":
+        raise UsageError(
+            f"whether the lever `{unchecked[0]}` is exact here was not checked",
+            cause="items that draw random numbers may become others: `tune` compares batches, `--levers` does not",
+            hint=f"`flatout tune --accept exact --levers {unchecked[0]} {here.script}`, then run under its plan",
+        )
+    beside = "; that batches stay the same was not checked" if unchecked else ""
+    return Engagement(levers=levers, line=f"levers {label(levers)}, as you said{beside}")
 
 
 def _fitting(plan: Plan, path: Path, wish: Wish, here: Here) -> Engagement:

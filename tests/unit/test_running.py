@@ -219,6 +219,20 @@ def test_no_levers_is_a_wish_too():
     assert set_aside(Wish(levers=parse_levers((), LEVERS))).line == "no levers, as you said: running plainly"
 
 
+def test_a_lever_whose_batches_nobody_compared_is_not_taken_for_exact():
+    wanted = {"workers": {"num": 1}}
+    problem = refusal(Wish(levers=wanted, accept="exact"), UsageError)
+    assert problem.hint == "`flatout tune --accept exact --levers workers train.py`, then run under its plan"
+    chosen = engagement(Wish(levers=wanted), here())
+    assert chosen.levers == wanted
+    assert chosen.line == "levers workers=1, as you said; that batches stay the same was not checked"
+
+
+def test_a_plan_with_such_a_lever_was_checked_when_it_was_made():
+    found(levers={"workers": {"num": 1}}, class_="exact")
+    assert engagement(Wish(accept="exact"), here()).levers == {"workers": {"num": 1}}
+
+
 def test_a_lever_that_was_named_must_be_of_an_accepted_class():
     problem = refusal(Wish(levers={"bf16": {}}, accept="exact"), UsageError)
     assert "`bf16` is of class precision" in problem.error and problem.hint == "`--accept precision`"
