@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -136,6 +137,13 @@ class Result:
         return " ".join(filter(None, ("flatout tune", self.options)))
 
     @property
+    def retry_command(self) -> str:
+        """What to type to tune once more: with twice the budget where the budget was spent."""
+        spent = re.fullmatch(r"the budget of (\d+) s is spent", self.stopped)
+        more = f"--budget {2 * int(spent[1])}s" if spent else ""
+        return " ".join(filter(None, ("flatout tune", more, self.options)))
+
+    @property
     def winner(self) -> Trial | None:
         """The re-measured trial behind the verdict *faster*; None without one."""
         return self.remeasured if self.verdict == "faster" else None
@@ -191,11 +199,15 @@ def load(path: Path) -> Result:
     file = path / FILE if path.is_dir() else path
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecordError(
+            f"there is no result in `{file.parent}`",
+            cause=f"only `tune` and `why` write `{FILE}`, when they are done; `run`, `exec` and `levers` keep a trace",
+            hint="`flatout report` shows the newest result here; `flatout tune SCRIPT` makes one",
+        ) from None
     except OSError as problem:
         raise RecordError(
-            f"cannot read `{file}`",
-            cause=str(problem.strerror or problem),
-            hint="`flatout tune SCRIPT` writes one; a run that was stopped early has none",
+            f"cannot read `{file}`", cause=str(problem.strerror or problem), hint="look at it, or measure again"
         ) from None
     except (ValueError, RecursionError):
         raise RecordError(

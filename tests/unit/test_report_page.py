@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flatout.report.html
+from flatout.plan import Trial
 from flatout.report import figures, html, json_text, roofline, svg, tables, thinned, ticks, write_html
 from flatout.result import TimelineStep
 
@@ -224,6 +225,15 @@ def test_a_result_without_anything_still_has_a_page():
     page = Page(PAGES["hollow"])
     assert not page.named("svg")
     assert "nan" not in page.text.lower().replace("finance", "")
+
+
+def test_the_page_says_what_became_of_candidates_that_could_not_be_used():
+    lost = Trial(levers={"bf16": {}}, outcome="inconclusive", reason="every window was disturbed")
+    text = html.html_text(replace(RESULTS["busy"], trials=(lost,)))
+    assert "The one candidate could not be used: every window was disturbed" in text
+    assert "no candidate was measured" not in text
+    spent = html.html_text(replace(RESULTS["busy"], trials=()))
+    assert "No lever could be tried, the budget of 180" in spent
 
 
 def test_the_page_is_the_same_every_time():

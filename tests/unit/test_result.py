@@ -101,8 +101,22 @@ def test_bytes_that_are_no_text_are_refused_in_three_parts(tmp_path):
     assert "torn" in refusal(tmp_path).error
 
 
-def test_a_missing_file_says_how_one_is_made(tmp_path):
-    assert "tune" in refusal(tmp_path).hint
+def test_a_missing_file_says_what_writes_one_and_what_does_not(tmp_path):
+    problem = refusal(tmp_path)
+    assert problem.error == f"there is no result in `{tmp_path}`"
+    assert "`run`, `exec` and `levers` keep a trace" in problem.cause and "tune" in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("stopped", "again"),
+    [
+        ("", "flatout tune --levers bf16"),
+        ("you stopped it", "flatout tune --levers bf16"),
+        ("the budget of 90 s is spent", "flatout tune --budget 180s --levers bf16"),
+    ],
+)
+def test_where_the_budget_was_spent_the_next_one_is_twice_as_large(stopped, again):
+    assert result(stopped=stopped, options="--levers bf16").retry_command == again
 
 
 def test_a_newer_file_is_said_to_be_newer_even_where_fields_have_changed(tmp_path):

@@ -111,6 +111,7 @@ def _context(result: Result) -> dict[str, Any]:
         "step": _step(result),
         "timeline": _timeline(result),
         "tried": _tried(result),
+        "nothing_tried": words.sentence(tried.nothing_tried(result)),
         "roofline": _roofline(result),
         "numerics": tables.numerics(result),
         "sources": tables.sources(result),

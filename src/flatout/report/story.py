@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from flatout.plan import Trial
 from flatout.report import words
-from flatout.report.tried import best, remark
+from flatout.report.tried import best, nothing_usable, remark
 from flatout.result import Result
 
 
@@ -104,6 +104,8 @@ def _inconclusive(result: Result) -> Story:
     lead = []
     if found is not None:
         lead.append(f"The best candidate brought {words.ratio(found.ratio)}x: {remark(found)}.")
+    elif result.trials:
+        lead.append(f"{words.sentence(nothing_usable(result))}.")
     if result.noise is not None and result.noise.reason:
         lead.append(f"The plain script against itself could not be judged either: {result.noise.reason}.")
     elif result.noise_fraction is not None:
@@ -113,10 +115,14 @@ def _inconclusive(result: Result) -> Story:
     lead.append("Nothing was changed and no plan was written. On a quieter machine, or with more time, measure again.")
     return Story(
         number=ends or "?",
-        unit="95 % interval of the best candidate" if ends else "no candidate was measured",
+        unit="95 % interval of the best candidate"
+        if ends
+        else "no candidate could be used"
+        if result.trials
+        else "no candidate was measured",
         sentence="may or may not be faster with a lever: this measurement cannot tell.",
         lead=tuple(lead),
-        command=f"{result.tune_command} {result.typed}",
+        command=f"{result.retry_command} {result.typed}",
     )
 
 
@@ -135,7 +141,7 @@ def _unproven(result: Result, found: Trial) -> Story:
             "Nothing was changed and no plan was written.",
             _cost(result),
         ),
-        command=f"{result.tune_command} {result.typed}",
+        command=f"{result.retry_command} {result.typed}",
     )
 
 

@@ -233,7 +233,7 @@ def _faster(screen: Screen, result: Result, equal: str) -> None:
 def _best_words(result: Result) -> str:
     found = tried.best(result)
     if found is None:
-        return ": no candidate was measured"
+        return f": {tried.nothing_usable(result)}"
     again = " when measured again" if found.remeasured else ""
     among = f"best of {words.plural(len(result.trials), 'candidate')}"
     return f": {among} {words.ratio(found.ratio)}x {words.interval(found.ratio_low, found.ratio_high)}{again}"
@@ -316,7 +316,7 @@ def _next(result: Result) -> tuple[str, ...]:
         return (result.tune_command, result.typed)
     if result.plan is not None:
         return ("flatout run", result.typed)
-    return ("flatout why" if result.verdict == "no difference" else result.tune_command, result.typed)
+    return ("flatout why" if result.verdict == "no difference" else result.retry_command, result.typed)
 
 
 def _nearby(path: Path) -> Path:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from flatout.report import words
 from flatout.report.screen import Screen
-from flatout.report.tried import ASCII_MARKS, MARKS, Mark, Row, brief, reasons, rows
+from flatout.report.tried import ASCII_MARKS, MARKS, Mark, Row, brief, nothing_tried, reasons, rows
 from flatout.result import Result
 
 MOST_ROWS = 7
@@ -22,7 +22,7 @@ _STYLES: dict[Mark, str] = {"yes": "green", "even": "yellow", "no": "dim", "neve
 def show_trials(screen: Screen, result: Result, *, verbose: bool) -> None:
     """The trials, and what was not tried."""
     if not result.trials:
-        screen.say("tried", "nothing: no lever was worth trying here")
+        screen.say("tried", f"nothing: {nothing_tried(result)}")
     else:
         _table(screen, result, verbose=verbose)
     _untried(screen, result, verbose=verbose)

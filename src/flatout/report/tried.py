@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flatout.plan import Candidate, Trial, label
-from flatout.report.words import interval, known, ratio
+from flatout.report.words import interval, known, percent, plural, ratio
 from flatout.result import Result, Untried
 
 Mark = Literal["yes", "even", "no", "never"]
@@ -20,6 +20,13 @@ MARKS: dict[Mark, str] = {"yes": "✔", "even": "·", "no": "–", "never": "✖
 """Faster with numbers that agree; no difference that could be told; slower or not measured; other numbers."""
 
 ASCII_MARKS: dict[Mark, str] = {"yes": "+", "even": "=", "no": "-", "never": "x"}
+
+
+MOST_REASONS = 3
+"""Reasons for which no candidate could be used, in one sentence."""
+
+NOISY = 0.25
+"""Where plain windows spread by more than this fraction, the phases' shares and bounds are as uncertain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +76,20 @@ def best(result: Result) -> Trial | None:
 
 
 def warnings(result: Result) -> tuple[str, ...]:
-    """What the reader must know, also that the winner's two measurements exclude each other."""
+    """What the reader must know, also how noisy it was and that the winner's two measurements exclude each other."""
+    said = list(result.warnings)
+    if result.baseline_spread_fraction > NOISY:
+        said.append(
+            f"plain steps varied by ± {percent(result.baseline_spread_fraction)}: what binds may read otherwise on a "
+            "quieter machine"
+        )
     found = next((trial for trial in result.trials if _is_chosen(result, trial)), None)
-    if found is None or result.winner is None or not _exclude(found, result.winner):
-        return result.warnings
-    return (
-        *result.warnings,
-        f"the search had measured {ratio(found.ratio)}x {interval(found.ratio_low, found.ratio_high)} for the same "
-        "levers: the machine changed between the two, and each holds for its own minutes",
-    )
+    if found is not None and result.winner is not None and _exclude(found, result.winner):
+        said.append(
+            f"the search had measured {ratio(found.ratio)}x {interval(found.ratio_low, found.ratio_high)} for the same "
+            "levers: the machine changed between the two, and each holds for its own minutes"
+        )
+    return tuple(said)
 
 
 def _exclude(one: Trial, other: Trial) -> bool:
@@ -85,6 +97,29 @@ def _exclude(one: Trial, other: Trial) -> bool:
     if not all(known(end) for end in ends):
         return False
     return max(one.ratio_low or 0.0, other.ratio_low or 0.0) > min(one.ratio_high or 0.0, other.ratio_high or 0.0)
+
+
+def nothing_tried(result: Result) -> str:
+    """Why there is no trial at all."""
+    if result.stopped:
+        return f"no lever could be tried, {result.stopped}"
+    if "--levers none" in result.options:
+        return "no lever was to be tried"
+    return "no lever was worth trying here"
+
+
+def nothing_usable(result: Result) -> str:
+    """What became of the candidates where none of them has a ratio that counts."""
+    if not result.trials:
+        return "no candidate was measured"
+    found: dict[str, list[str]] = {}
+    for trial in result.trials:
+        found.setdefault(remark(trial), []).append(trial.label)
+    parts = [reason if len(found) == 1 else f"{reason} ({', '.join(names)})" for reason, names in found.items()]
+    more = f"; {len(parts) - MOST_REASONS} more reasons" if len(parts) > MOST_REASONS else ""
+    head = "the one candidate" if len(result.trials) == 1 else f"none of {plural(len(result.trials), 'candidate')}"
+    verb = "could not be used" if len(result.trials) == 1 else "could be used"
+    return f"{head} {verb}: {'; '.join(parts[:MOST_REASONS])}{more}"
 
 
 def reasons(untried: Sequence[Untried]) -> list[tuple[str, tuple[str, ...]]]:

@@ -307,6 +307,15 @@ def printable(text: str) -> str:
     return "".join(_escaped(c) if _is_control(c) else c for c in flat)
 
 
+def sentence(text: str) -> str:
+    """The beginning of a sentence, which else stays as it is.
+
+    >>> sentence("no lever of PyTorch")
+    'No lever of PyTorch'
+    """
+    return text[:1].upper() + text[1:]
+
+
 def unbroken(text: str, glue: str) -> str:
     """Text in which the spaces that must stay in one line, as between a number and its unit, are `glue`.
 
