@@ -31,16 +31,20 @@ Row = tuple[str, str, str]
 
 TUNE: list[Row] = [
     ("verdict", "string", "`faster`, `no difference` or `inconclusive`"),
-    ("ratio", "number", "how many times as fast the plan is, measured again in fresh windows; 1 without a plan"),
-    ("ratio_low", "number", "lower end of its 95 % interval; 1 without a plan"),
-    ("ratio_high", "number", "upper end of its 95 % interval; 1 without a plan"),
+    (
+        "ratio",
+        "number",
+        "how many times as fast the plan is, measured again in fresh windows; 1 without a plan, see below",
+    ),
+    ("ratio_low", "number", "lower end of its 95 % interval; 1 without a plan, see below"),
+    ("ratio_high", "number", "upper end of its 95 % interval; 1 without a plan, see below"),
     ("levers", "list of strings", "names of the plan's levers; empty without a plan"),
     ("baseline_steps_per_s", "number", "training steps per second, plain"),
     ("tuned_steps_per_s", "number", "the same under the plan; the baseline's without one"),
     ("tuning_s", "number", "wall seconds that all of it took"),
     ("break_even_steps", "integer or null", "steps after which that is earned back; null where it never is"),
     ("plan", "string or null", "where the plan was written; null where there is none"),
-    ("run", "string", "the run folder, with `result.json`, `report.html` and every trace"),
+    ("run", "string", "absolute path of the run folder, with `result.json`, `report.html` and every trace"),
 ]
 WHY: list[Row] = [
     ("phases", "object of numbers", "share of the step by phase, 0 to 1; they sum to 1, `unattributed` included"),
@@ -53,7 +57,7 @@ WHY: list[Row] = [
         "achieved FLOP/s over the ceiling of the script's own arithmetic; null unknown",
     ),
     ("not_observed", "list of strings", "phases that could not be seen; none of them is known to be 0"),
-    ("run", "string", "the run folder"),
+    ("run", "string", "absolute path of the run folder"),
 ]
 RUN: list[Row] = [
     ("exit_code", "integer", "the script's; negative for the signal that ended it"),
@@ -67,16 +71,21 @@ RUN: list[Row] = [
     ("ratio_low", "number or null", "lower end of its 95 % interval"),
     ("ratio_high", "number or null", "upper end of its 95 % interval"),
     ("processes", "integer", "processes that trained; more than 1 only under a launcher"),
-    ("run", "string", "the run folder"),
+    ("run", "string", "absolute path of the run folder; empty where no record could be kept"),
 ]
 LEVERS: list[Row] = [
     ("class", "string", "what it may change: `exact`, `rounding`, `precision`, `statistical` or `semantics`"),
     ("shortens", "list of strings", "phases that it can make shorter"),
     ("summary", "string", "what it does"),
     ("toggles", "string", "`step`, `epoch` or `process`: when it can be engaged and released"),
+    ("parameter", "string or null", "the setting that it must be given, a number as in `workers=2`; null where none"),
     ("applies", "boolean or null", "whether it can be tried on the script; null without a script"),
     ("reason", "string or null", "why not; null where it applies, and without a script"),
 ]
+WITHOUT_A_PLAN = (
+    "Without a plan `ratio`, `ratio_low` and `ratio_high` are 1 because nothing is changed, not because equality was "
+    "measured: what the candidates came to stands in the report."
+)
 PLAN: list[Row] = [
     ("flatout", "string", "the version that wrote it"),
     ("arguments", "list of strings", "the script's own when it was tuned; others are allowed and said"),
@@ -152,7 +161,9 @@ def json_page() -> str:
     ]
     titles = {"tune": "tune", "why": "why", "run": "run, exec"}
     for name, (rows, value) in printed.items():
-        parts += [f"## {titles[name]}", _explained(rows, value), fenced(json.dumps(value, indent=2), "json")]
+        parts += [f"## {titles[name]}", _explained(rows, value)]
+        parts += [WITHOUT_A_PLAN] if name == "tune" else []
+        parts.append(fenced(json.dumps(value, indent=2), "json"))
     parts += [
         "## report",
         "`flatout report --json` prints again what the `tune` or `why` of that run printed.",
@@ -279,10 +290,12 @@ def _result(command: Any) -> Result:
         plan=_PLAN,
         plan_path=plan_file.DEFAULT,
         break_even_steps=18000,
-        run=".flatout/train-1",
+        run="/home/you/work/.flatout/train-1",
     )
 
 
 def _ran() -> Ran:
     outcome = Outcome(num_steps=1200, steps_s=8.0, engaged=True)
-    return Ran(engagement=Engagement(levers=_LEVERS), outcome=outcome, registry={}, run=".flatout/train-2")
+    return Ran(
+        engagement=Engagement(levers=_LEVERS), outcome=outcome, registry={}, run="/home/you/work/.flatout/train-2"
+    )

@@ -128,6 +128,7 @@ COMMON = {
     "order": "the order that it answers; -1 for none",
     "out_of_memory": "whether memory was short",
     "outcome": "what it came to",
+    "parameter": "the setting that it must be given, a whole number; None where it takes none",
     "path": "of the file",
     "persistent": "whether workers stay between passes",
     "picklable": "whether workers could be given the dataset; None where that is not needed",

@@ -285,6 +285,7 @@ class LeverRow:
     toggles: str
     known: bool
     refusal: str | None
+    parameter: str | None = None
 
     def as_json(self) -> dict[str, object]:
         """For `--json`."""
@@ -293,6 +294,7 @@ class LeverRow:
             "shortens": list(self.shortens),
             "summary": self.summary,
             "toggles": self.toggles,
+            "parameter": self.parameter,
             "applies": (self.refusal is None) if self.known else None,
             "reason": self.refusal,
         }
@@ -323,6 +325,7 @@ def describe_levers(script: Script | None = None, terms: Terms | None = None) ->
             toggles=lever.toggles,
             known=facts is not None,
             refusal=lever.applies(facts, here) if facts is not None else None,
+            parameter=lever.parameter,
         )
         for lever in levers().values()
     ]

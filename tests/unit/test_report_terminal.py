@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from flatout import api
 from flatout.plan import Trial
 from flatout.report import levers, machine, screen, terminal, trials_table, tried
 
@@ -143,6 +144,43 @@ def test_two_measurements_of_the_winner_that_exclude_each_other_are_said():
     assert "the search had measured 1.06x [1.02, 1.19] for the same levers" in text
 
 
+@pytest.mark.parametrize(("spread", "said"), [(0.31, True), (0.25, False), (float("nan"), False)])
+def test_a_diagnosis_from_noisy_steps_is_said_to_be_one(spread, said):
+    result = replace(RESULTS["lenet"], baseline_spread_fraction=spread)
+    warned = [text for text in tried.warnings(result) if text.startswith("plain steps varied by ± 31 %: what binds")]
+    assert bool(warned) == said
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stopped": "the budget of 10 s is spent"}, "no lever could be tried, the budget of 10 s is spent"),
+        ({"stopped": "", "options": "--levers none"}, "no lever was to be tried"),
+        ({"stopped": ""}, "no lever was worth trying here"),
+    ],
+)
+def test_why_nothing_was_tried_is_said(changes, said):
+    result = replace(RESULTS["busy"], trials=(), **changes)
+    text = " ".join(shown(result).split())
+    assert f"tried nothing: {said}" in text and "inconclusive: no candidate was measured" in text
+
+
+def test_what_became_of_candidates_of_which_none_could_be_used_is_said():
+    disturbed = "other processes used the CPU in every window"
+    trials = tuple(Trial(levers={name: {}}, outcome="inconclusive", reason=disturbed) for name in ("a", "b"))
+    text = " ".join(shown(replace(RESULTS["busy"], trials=trials)).split())
+    assert f"inconclusive: none of 2 candidates could be used: {disturbed}." in text
+    assert "no candidate was measured" not in text
+    trials += (Trial(levers={"c": {}}, outcome="disagrees", ratio=1.4, reason="other items"),)
+    said = tried.nothing_usable(replace(RESULTS["busy"], trials=trials))
+    assert said == f"none of 3 candidates could be used: {disturbed} (a, b); disagrees: other items (c)"
+
+
+def test_where_the_budget_was_spent_the_next_command_has_a_larger_one():
+    assert "\nnext       flatout tune --budget 360s " in shown(RESULTS["busy"])
+    assert "\nnext       flatout tune lenet.py " in shown(replace(RESULTS["busy"], stopped="you stopped it"))
+
+
 def test_what_trials_wrote_is_listed_with_verbose():
     assert "runs/lenet.pt" in shown(RESULTS["lenet"], verbose=True)
 
@@ -228,13 +266,22 @@ def test_levers_stand_under_their_class():
     class Lever:
         known = True
 
-        def __init__(self, name, class_, refusal=None):
+        def __init__(self, name, class_, refusal=None, parameter=None):
             self.name, self.class_, self.summary, self.refusal = name, class_, f"what {name} does", refusal
+            self.parameter = parameter
 
-    text = screen.plain(levers.levers([Lever("bf16", "precision", "no bf16 here"), Lever("workers", "exact")]))
+    shown_levers = [Lever("bf16", "precision", "no bf16 here"), Lever("workers", "exact", parameter="num")]
+    text = screen.plain(levers.levers(shown_levers))
+    assert "\n  workers=N  what" in text and "\n  bf16       what" in text and "\nN          a number" in text
     assert text.index("exact") < text.index("workers") < text.index("precision") < text.index("bf16")
     assert "what bf16 does (not here: no bf16 here)" in text
     assert "what workers does\n" in text
+
+
+def test_the_list_of_all_levers_keeps_to_80_columns_and_says_which_need_a_number():
+    text = screen.plain(levers.levers(api.describe_levers()))
+    assert wider_than(text, 80) == []
+    assert "\n  workers=N " in text and "\n  threads=N " in text and "\n  bf16 " in text
 
 
 @given(share=st.floats(min_value=0, max_value=1), cells=st.integers(min_value=1, max_value=60))

@@ -32,6 +32,10 @@ class LeverRow(Protocol):
         """One of `flatout.plan.CLASSES`."""
 
     @property
+    def parameter(self) -> str | None:
+        """The setting that it must be given, a whole number; None where it takes none."""
+
+    @property
     def summary(self) -> str:
         """What it does."""
 
@@ -53,7 +57,7 @@ def levers(rows: Sequence[LeverRow], typed: str = "SCRIPT") -> Report:
     """
 
     def compose(screen: Screen) -> None:
-        name = max((len(row.name) for row in rows), default=0)
+        name = max((len(_typed(row)) for row in rows), default=0)
         for class_ in CLASSES:
             here = [row for row in rows if row.class_ == class_]
             if not here:
@@ -62,9 +66,16 @@ def levers(rows: Sequence[LeverRow], typed: str = "SCRIPT") -> Report:
             screen.row((class_, "bold"), f"  {_CLASS_WORDS[class_]}")
             for row in here:
                 why_not = f" (not here: {row.refusal})" if row.known and row.refusal is not None else ""
-                screen.say(f"  {row.name}", (row.summary, "dim" if why_not else ""), why_not, indent=name + 4)
+                screen.say(f"  {_typed(row)}", (row.summary, "dim" if why_not else ""), why_not, indent=name + 4)
         screen.blank()
+        if any(row.parameter for row in rows):
+            screen.say("N", "a number that must be given, e.g. `workers=2`; `tune` finds the best itself")
         screen.say("classes", "each includes those above it; `--accept CLASS` says how far levers may go")
         screen.command("next", "flatout tune", typed)
 
     return Report(compose)
+
+
+def _typed(row: LeverRow) -> str:
+    """What is typed after `--levers`."""
+    return f"{row.name}=N" if row.parameter else row.name

@@ -43,7 +43,7 @@ class Workers(Lever):
 
     name = "workers"
     parameter = "num"
-    summary = "batches built in worker processes that stay between epochs"
+    summary = "batches built in worker processes that stay between epochs; exact unless items draw random numbers"
     class_ = "exact"
     shortens: ClassVar = ("data",)
     toggles = "epoch"
@@ -57,7 +57,9 @@ class Workers(Lever):
         if all(loader.iterable for loader in facts.loaders):
             return "an iterable dataset decides itself how workers share it"
         if not any(loader.changeable for loader in facts.loaders):
-            return "the loader is of a kind of its own, or names a multiprocessing context"
+            return (
+                "the loader is of a kind of its own, names its multiprocessing context, or its sampler draws on the way"
+            )
         if any(loader.picklable is False for loader in facts.loaders):
             return "the dataset cannot be pickled, as this start method needs"
         needed = shm_needed(facts, 1)
