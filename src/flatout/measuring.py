@@ -78,6 +78,12 @@ def _check_goal(goal: Goal) -> None:
     for name in (*(goal.choice.only or ()), *goal.choice.without):
         if name not in known:
             raise _unknown_lever(name)
+    if goal.choice.only and set(goal.choice.only) <= set(goal.choice.without):
+        raise UsageError(
+            "nothing is left to try: every lever of `--levers` is also among `--without`",
+            cause="each option narrows what the other leaves",
+            hint="name a lever in one of them only; `--levers none` compares plain with plain",
+        )
     if goal.choice.accept not in CLASSES:
         raise UsageError(
             f"no such class: `{goal.choice.accept}`", cause="classes are " + ", ".join(CLASSES), hint="`flatout levers`"

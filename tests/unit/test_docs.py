@@ -123,9 +123,7 @@ def parse(line: str) -> None:
     assert command is not None, f"no such command: {words[0]}"
     for option in command.params:
         option.callback = None
-    parsed = command.make_context(words[0], list(words[1:]), parent=context, resilient_parsing=False)
-    script = parsed.params.get("words") or ("",)
-    assert not script[0].startswith("-"), f"`{script[0]}` is no option of `flatout {words[0]}`"
+    command.make_context(words[0], list(words[1:]), parent=context, resilient_parsing=False)
 
 
 @every_page
@@ -143,10 +141,9 @@ def test_commands_that_a_page_shows_can_be_typed(page):
 
 def test_the_check_of_commands_finds_a_wrong_one():
     parse("flatout tune --budget 2m train.py --anything 3")
-    with pytest.raises(AssertionError, match="no option"):
-        parse("flatout tune --bugdet 2m train.py")
-    with pytest.raises(click.UsageError):
-        parse("flatout machine --fresh")
+    for wrong in ("flatout tune --bugdet 2m train.py", "flatout machine --fresh"):
+        with pytest.raises(click.UsageError):
+            parse(wrong)
     with pytest.raises(AssertionError, match="no such command"):
         parse("flatout tine train.py")
 

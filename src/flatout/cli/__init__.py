@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from flatout import __version__
-from flatout.cli.options import ended_by_module
-from flatout.errors import FlatoutError, Inconclusive
+from flatout.cli.options import ScriptCommand, closest, ended_by_module, own_options
+from flatout.errors import FlatoutError, Inconclusive, UsageError
 
 COMMANDS = {
     "tune": "measure, diagnose, try, choose; writes a plan and a report",
@@ -36,11 +36,7 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name."""
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"flatout.cli.{cmd_name}_command")
-        command: click.Command = module.command
-        return command
+        return load(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -78,6 +74,12 @@ class Commands(click.Group):
             return 141
 
 
+def load(name: str) -> click.Command:
+    """A command, from its file."""
+    command: click.Command = importlib.import_module(f"flatout.cli.{name}_command").command
+    return command
+
+
 def complain(problem: FlatoutError) -> None:
     """Three lines on stderr."""
     tell(str(problem))
@@ -91,17 +93,29 @@ def tell(text: str) -> None:
 
 def complain_usage(problem: click.UsageError, typed: str | None) -> None:
     """Click's own usage errors in our three parts; not all of them know the command that was `typed`."""
+    if isinstance(problem, click.NoSuchOption) and problem.ctx is not None:
+        complain(no_such_option(problem.option_name, problem.ctx))
+        return
     command = problem.ctx.command_path if problem.ctx else f"flatout {typed or ''}".rstrip()
     message = problem.format_message().rstrip(".")
     tell(f"error: {message[:1].lower()}{message[1:]}")
-    takes_script = problem.ctx is not None and problem.ctx.allow_interspersed_args is False
-    misplaced = isinstance(problem, click.NoSuchOption) and takes_script
-    tell(
-        "cause: flatout's own options stand before the script, the script's own after it"
-        if misplaced
-        else "cause: the command was not typed as it takes its words"
-    )
+    tell("cause: the command was not typed as it takes its words")
     tell(f"hint:  `{command} --help`")
+
+
+def no_such_option(name: str, ctx: click.Context) -> UsageError:
+    """The error for an option that a command does not have, or that stands before the command."""
+    near = closest(name, ctx.command)
+    hint = f"did you mean `{near[0]}`?" if near else f"`{ctx.command_path} --help`"
+    cause = f"`{ctx.command_path}` has no option of that name"
+    if isinstance(ctx.command, ScriptCommand):
+        cause += "; flatout's own options stand before the script, the script's own after it"
+    elif isinstance(ctx.command, Commands):
+        owners = [one for one in COMMANDS if name in own_options(load(one))]
+        if owners:
+            cause = f"it is an option of {', '.join(f'`{one}`' for one in owners)}, and stands after the command"
+            hint = f"e.g. `flatout {owners[0]} {name} ...`"
+    return UsageError(f"no such option: `{name}`", cause=cause, hint=hint)
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -8,8 +8,12 @@ import math
 import sys
 from pathlib import Path
 
+import click
+
 from flatout import api, stats
+from flatout.cli.options import own_options
 from flatout.run.foreground import Outcome, leave_as, untoggled
+from flatout.run.script import Script
 
 
 def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet: bool) -> None:
@@ -21,12 +25,21 @@ def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet:
 
     ran = api.run(request, say)
     try:
-        say(closing_line(ran))
+        say(closing_line(ran) + misplaced(request.script, ran.outcome.exit_code))
         if json_file is not None:
             write_summary(json_file, ran)
     except BaseException as problem:  # noqa: BLE001  the script's own status is what counts, Ctrl-C here or not
         talk(f"no summary: {type(problem).__name__}: {problem}")
     leave_as(ran.outcome.exit_code)
+
+
+def misplaced(script: Script | None, exit_code: int) -> str:
+    """That an option of this command stood behind the script, which failed: then the script got it."""
+    own = own_options(click.get_current_context().command)
+    found = next((word for word in script.arguments if word in own), None) if script is not None else None
+    if found is None or not exit_code:
+        return ""
+    return f"; `{found}` stood after the script and so went to the script: flatout's own options stand before it"
 
 
 def talk(line: str) -> None:

@@ -10,7 +10,7 @@ import click
 from flatout.cli import options
 
 
-@click.command("levers", context_settings=options.SCRIPT_SETTINGS)
+@click.command("levers", cls=options.ScriptCommand, context_settings=options.SCRIPT_SETTINGS)
 @options.terms
 @options.as_json
 @functools.partial(options.script_words, metavar="[SCRIPT [ARGUMENTS]...]")

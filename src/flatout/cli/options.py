@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,6 +15,38 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: Everything after the script is the script's own.
 SCRIPT_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+class ScriptCommand(click.Command):
+    """A command that takes a script; what looks like an option before the script is one, and must be known."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does; an unknown option, which would then be taken for the script, is refused."""
+        given = tuple(args)
+        rest = super().parse_args(ctx, args)
+        words = ctx.params["words"]
+        if words and words[0].startswith("-") and words[0] != "-" and "--" not in given[: len(given) - len(words)]:
+            name = words[0].partition("=")[0]
+            raise click.NoSuchOption(name, possibilities=closest(name, self), ctx=ctx)
+        return rest
+
+
+def closest(name: str, command: click.Command) -> list[str]:
+    """The command's option that was probably meant, as a list of at most one.
+
+    >>> closest("--bugdet", click.Command("tune", params=[click.Option(["--budget"]), click.Option(["-m"])]))
+    ['--budget']
+    """
+    return difflib.get_close_matches(name, [own for own in own_options(command) if own.startswith("--")], n=1)
+
+
+def own_options(command: click.Command) -> list[str]:
+    """The names of a command's options, but for `--help`, which every script has too.
+
+    >>> own_options(click.Command("tune", params=[click.Option(["-q", "--quiet"]), click.Argument(["words"])]))
+    ['-q', '--quiet']
+    """
+    return [name for one in command.params if isinstance(one, click.Option) for name in one.opts]
 
 
 def ended_by_module(command: click.Command, words: list[str]) -> list[str]:

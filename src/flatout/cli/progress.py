@@ -10,14 +10,19 @@ from types import FrameType
 
 from flatout.cli.showing import show
 from flatout.plan import Trial
+from flatout.report.tried import remark
+from flatout.report.words import printable
 from flatout.result import Result
 from flatout.trials.conduct import Show
 
 FEW = 0.05
 """Below this share nothing is said of the time left."""
 
+REASON = 80
+"""Characters of why a trial has no ratio."""
 
-def measured(call: Callable[[Show], Result], *, as_json: bool, verbose: bool) -> None:
+
+def measured(call: Callable[[Show], Result], *, as_json: bool, verbose: bool = False) -> None:
     """Make the call with live progress on stderr, and show its result."""
     signal.signal(signal.SIGTERM, _stop)  # so that children are ended when we are told to stop
     progress = Progress()
@@ -28,6 +33,20 @@ def measured(call: Callable[[Show], Result], *, as_json: bool, verbose: bool) ->
 
 def _stop(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
+
+
+def trial_line(trial: Trial) -> str:
+    """What a trial came to; without a ratio the reason stands in its place.
+
+    >>> trial_line(Trial(levers={"bf16": {}}, outcome="failed", reason="no room")).split("  ")[-1]
+    'failed: no room'
+    """
+    again = " (measured again)" if trial.remeasured else ""
+    if trial.ratio is not None:
+        return f"  {trial.label:<52.52} {f'{trial.ratio:.2f}x':>8}  {trial.outcome}{again}"
+    reason = printable(remark(trial))
+    said = reason if reason.startswith(trial.outcome) else f"{trial.outcome}: {reason}"
+    return f"  {trial.label:<52.52} {said if len(said) <= REASON else f'{said[: REASON - 1]}…'}{again}"
 
 
 class Progress:
@@ -61,10 +80,8 @@ class Progress:
 
     def _trial(self, trial: Trial) -> None:
         self._num_trials += 1
-        ratio = f"{trial.ratio:.2f}x" if trial.ratio is not None else trial.outcome
-        again = " (measured again)" if trial.remeasured else ""
         self._clear()
-        print(f"  {trial.label:<52.52} {ratio:>8}  {trial.outcome}{again}", file=sys.stderr, flush=True)
+        print(trial_line(trial), file=sys.stderr, flush=True)
 
     def _tick(self) -> None:
         if self._terminal and time.perf_counter() - self._drawn_s > 0.5:

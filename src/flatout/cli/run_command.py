@@ -11,7 +11,7 @@ import click
 from flatout.cli import options
 
 
-@click.command("run", context_settings=options.SCRIPT_SETTINGS)
+@click.command("run", cls=options.ScriptCommand, context_settings=options.SCRIPT_SETTINGS)
 @click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="The plan to run under.")
 @click.option("--levers", "lever_names", metavar="NAMES", help="Engage exactly these, e.g. `bf16,threads=1`; no plan.")
 @options.accept

@@ -11,8 +11,8 @@ from flatout.report import print_result, write_html
 from flatout.result import Result, summary_of
 
 
-def show(result: Result, *, html: Path | None = None, as_json: bool, verbose: bool) -> None:
-    """Write the page, to `html` or into the run folder, and print the rest.
+def show(result: Result, *, html: Path | None = None, as_json: bool, verbose: bool = False) -> None:
+    """Write the page, to `html` or into the run folder, and print the rest; what `why` found is always shown whole.
 
     Raises:
         UsageError: The page was asked for, and cannot be written there. In the run folder that is only said: what was
@@ -30,4 +30,4 @@ def show(result: Result, *, html: Path | None = None, as_json: bool, verbose: bo
     if as_json:
         print(json.dumps(summary_of(result)))
     else:
-        print_result(result, page=page, verbose=verbose)
+        print_result(result, page=page, verbose=verbose or result.command == "why")

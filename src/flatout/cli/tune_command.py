@@ -9,7 +9,7 @@ import click
 from flatout.cli import options
 
 
-@click.command("tune", context_settings=options.SCRIPT_SETTINGS)
+@click.command("tune", cls=options.ScriptCommand, context_settings=options.SCRIPT_SETTINGS)
 @click.option(
     "--budget", metavar="TIME", help="Aim to be done in this time.  [default: 2m; 3m where a step takes over 0.2 s]"
 )

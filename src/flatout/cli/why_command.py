@@ -7,7 +7,7 @@ import click
 from flatout.cli import options
 
 
-@click.command("why", context_settings=options.SCRIPT_SETTINGS)
+@click.command("why", cls=options.ScriptCommand, context_settings=options.SCRIPT_SETTINGS)
 @click.option("--budget", default="1m", show_default=True, metavar="TIME", help="Aim to be done in this time.")
 @options.terms
 @options.as_json
@@ -30,4 +30,4 @@ def command(
         terms=api.Terms(isolate=not allow_writes, start_limit_s=options.seconds(start_limit, "--start-limit")),
     )
     script = from_words(words, module)
-    measured(lambda show: api.why(script, goal=goal, show=show), as_json=as_json, verbose=True)
+    measured(lambda show: api.why(script, goal=goal, show=show), as_json=as_json)

@@ -1,0 +1,139 @@
+"""What is typed wrongly is said in three parts, and a result is shown again as it was."""
+
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from flatout import measuring
+from flatout.cli import flatout
+from flatout.cli.foreground import misplaced
+from flatout.cli.progress import trial_line
+from flatout.cli.run_command import command as run_command
+from flatout.cli.showing import show
+from flatout.plan import Trial
+from flatout.result import save
+from flatout.run.script import Script
+from flatout.search import Choice
+from flatout.trials.conduct import Goal, Show
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
+
+import report_examples as examples
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    return tmp_path
+
+
+def complaint(capsys, *words):
+    """The three parts of the usage error that a command line ends in."""
+    assert flatout.main(list(words), prog_name="flatout") == 2
+    out, err = capsys.readouterr()
+    error, cause, hint = err.splitlines()
+    assert (out, error[:7], cause[:7], hint[:7]) == ("", "error: ", "cause: ", "hint:  ")
+    return error[7:], cause[7:], hint[7:]
+
+
+# -- options --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (("tune", "--bugdet", "10s", "train.py"), "no such option: `--bugdet`", "did you mean `--budget`?"),
+        (("tune", "--bugdet=10s", "--", "train.py"), "no such option: `--bugdet`", "did you mean `--budget`?"),
+        (("run", "--lever", "-m", "train"), "no such option: `--lever`", "did you mean `--levers`?"),
+        (("exec", "--plna", "x", "--", "torchrun"), "no such option: `--plna`", "did you mean `--plan`?"),
+        (("why", "-x", "train.py"), "no such option: `-x`", "`flatout why --help`"),
+        (("report", "--htm", "x"), "no such option: `--htm`", "did you mean `--html`?"),
+        (("--versio",), "no such option: `--versio`", "did you mean `--version`?"),
+        (("--magic", "tune", "train.py"), "no such option: `--magic`", "`flatout --help`"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_no_script_and_the_nearest_is_suggested(capsys, words, error, hint):
+    assert complaint(capsys, *words)[::2] == (error, hint)
+
+
+def test_an_option_before_the_command_belongs_after_it(capsys):
+    _, cause, hint = complaint(capsys, "--budget", "2m", "tune", "train.py")
+    assert cause == "it is an option of `tune`, `why`, and stands after the command"
+    assert hint == "e.g. `flatout tune --budget ...`"
+
+
+def test_after_two_dashes_a_name_that_looks_like_an_option_is_a_script(capsys):
+    assert complaint(capsys, "run", "--", "--odd.py")[0] == "no such script: `--odd.py`"
+
+
+@pytest.mark.parametrize(
+    ("script", "exit_code", "said"),
+    [
+        (Script(path="train.py", arguments=("--levers", "bf16")), 2, "`--levers` stood after the script"),
+        (Script(module="train", arguments=("--lr", "1", "-q")), 1, "`-q` stood after the script"),
+        (Script(path="train.py", arguments=("--levers", "bf16")), 0, ""),
+        (Script(path="train.py", arguments=("--lr", "--leversx")), 2, ""),
+        (None, 2, ""),
+    ],
+)
+def test_an_option_that_the_script_got_and_failed_with_is_said(script, exit_code, said):
+    with click.Context(run_command):
+        found = misplaced(script, exit_code)
+    assert said in found and bool(said) == bool(found) and "\n" not in found
+
+
+# -- nothing left to try --------------------------------------------------------------------------------------------
+
+
+def test_levers_that_are_all_left_out_again_are_refused_before_anything_runs(capsys, folder):
+    error, _, hint = complaint(capsys, "tune", "--levers", "bf16,threads", "--without", "threads,bf16", "train.py")
+    assert error.startswith("nothing is left to try") and "`--levers none`" in hint
+    assert not (folder / ".flatout").exists()
+
+
+@pytest.mark.parametrize("only", [(), ("bf16", "threads"), None])
+def test_plain_against_plain_and_what_is_partly_left_out_are_measured(monkeypatch, only):
+    class Reached(Exception):
+        pass
+
+    def reach(goal):
+        raise Reached
+
+    monkeypatch.setattr(measuring, "with_isolation", reach)
+    goal = Goal(choice=Choice(only=only, without=("bf16",)))
+    with pytest.raises(Reached):
+        measuring.measured("tune", Script(path="train.py"), goal, Show(), None)
+
+
+# -- what is shown --------------------------------------------------------------------------------------------------
+
+
+def test_a_former_why_is_shown_as_it_was(capsys, folder, monkeypatch):
+    found = examples.why()
+    place = folder / found.run
+    place.mkdir(parents=True)
+    save(found, place)
+    show(found, as_json=False)
+    first = capsys.readouterr().out
+    flatout.main(["report"])
+    assert capsys.readouterr().out == first
+    assert "what a remedy can bring at most" in first and "median of 4 windows" in first
+
+
+@pytest.mark.parametrize(
+    ("trial", "tail"),
+    [
+        (Trial(levers={"bf16": {}}, outcome="faster", ratio=1.5, remeasured=True), "1.50x  faster (measured again)"),
+        (Trial(levers={"bf16": {}}, outcome="disagrees", reason="other items"), "  disagrees: other items"),
+        (Trial(levers={"bf16": {}}, outcome="inconclusive", reason="all busy"), "  inconclusive: all busy"),
+        (Trial(levers={"bf16": {}}, outcome="inconclusive"), "  inconclusive"),
+        (Trial(levers={"bf16": {}}, outcome="failed", reason="no\nroom " + "x" * 99), "x…"),
+    ],
+)
+def test_a_line_of_progress_says_the_outcome_once_and_why_there_is_no_ratio(trial, tail):
+    line = trial_line(trial)
+    assert line.startswith("  bf16 ") and line.endswith(tail)
+    assert line.count(trial.outcome) == 1 and "\n" not in line and len(line) <= 140
