@@ -14,9 +14,11 @@ from flatout.cli.run_command import command as run_command
 from flatout.cli.showing import show
 from flatout.plan import Trial
 from flatout.result import save
+from flatout.run.launch import Ended
 from flatout.run.script import Script
 from flatout.search import Choice
 from flatout.trials.conduct import Goal, Show
+from flatout.trials.unmeasurable import cannot_measure
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 
@@ -83,6 +85,26 @@ def test_an_option_that_the_script_got_and_failed_with_is_said(script, exit_code
     with click.Context(run_command):
         found = misplaced(script, exit_code)
     assert said in found and bool(said) == bool(found) and "\n" not in found
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("train.py", "--json"), 1, True),
+        (("-m", "train", "--json"), 2, True),
+        (("train.py", "--lr", "1"), 2, False),
+        (("--json", "train.py"), 2, False),
+    ],
+)
+def test_an_error_of_a_script_that_got_such_an_option_says_so_too(capsys, monkeypatch, words, code, said):
+    def fails(command, script, *rest, **more):
+        raise cannot_measure(script, Ended(exit_code=code), 90.0)
+
+    monkeypatch.setattr(measuring, "measured", fails)
+    assert flatout.main(["why", *words]) == 3
+    hint = capsys.readouterr().err.splitlines()[-1]
+    assert ("`--json` stood after the script and so went to the script" in hint) == said
+    assert "shows the same" in hint
 
 
 # -- nothing left to try --------------------------------------------------------------------------------------------

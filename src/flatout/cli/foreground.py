@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from flatout import api, stats
-from flatout.cli.options import own_options
+from flatout.cli.options import behind_the_script
 from flatout.run.foreground import Outcome, leave_as, untoggled
 from flatout.run.script import Script
 
@@ -35,11 +35,10 @@ def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet:
 
 def misplaced(script: Script | None, exit_code: int) -> str:
     """That an option of this command stood behind the script, which failed: then the script got it."""
-    own = own_options(click.get_current_context().command)
-    found = next((word for word in script.arguments if word in own), None) if script is not None else None
-    if found is None or not exit_code:
+    if script is None or not exit_code:
         return ""
-    return f"; `{found}` stood after the script and so went to the script: flatout's own options stand before it"
+    found = behind_the_script(click.get_current_context().command, script.arguments)
+    return f"; {found[1]}" if found else ""
 
 
 def talk(line: str) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
 
-from flatout.errors import UsageError
+from flatout.errors import ScriptError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,6 +29,29 @@ class ScriptCommand(click.Command):
             name = words[0].partition("=")[0]
             raise click.NoSuchOption(name, possibilities=closest(name, self), ctx=ctx)
         return rest
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run; where the script failed with an option that is flatout's own behind it, the hint says so too."""
+        try:
+            return super().invoke(ctx)
+        except ScriptError as problem:
+            words = ctx.params["words"]
+            found = behind_the_script(self, words if ctx.params.get("module") else words[1:])
+            if found is None or " failed: " not in problem.error or f"`{found[0]}`" in problem.hint:
+                raise
+            raise ScriptError(problem.error, cause=problem.cause, hint=f"{found[1]}; {problem.hint}") from None
+
+
+def behind_the_script(command: click.Command, arguments: Sequence[str]) -> tuple[str, str] | None:
+    """The option of a command among the script's own arguments, and the words that say where it went.
+
+    >>> behind_the_script(click.Command("tune", params=[click.Option(["--budget"])]), ["--lr", "1"])
+    """
+    found = next((word for word in arguments if word in own_options(command)), None)
+    if found is None:
+        return None
+    said = f"`{found}` stood after the script and so went to the script: flatout's own options stand before it"
+    return found, said
 
 
 def closest(name: str, command: click.Command) -> list[str]:
