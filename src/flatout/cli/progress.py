@@ -38,7 +38,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def trial_line(trial: Trial) -> str:
     """What a trial came to; without a ratio the reason stands in its place.
 
-    >>> trial_line(Trial(levers={"bf16": {}}, outcome="failed", reason="no room")).split("  ")[-1]
+    >>> trial_line(Trial(levers={"bf16": {}}, outcome="failed", reason="no room")).split("  ")[-1].strip()
     'failed: no room'
     """
     again = " (measured again)" if trial.remeasured else ""
