@@ -7,10 +7,12 @@ import sys
 import pytest
 
 torch = pytest.importorskip("torch")
+np = pytest.importorskip("numpy")
 
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
+from flatout.frameworks.pytorch import dataset_state  # noqa: E402
 from flatout.frameworks.pytorch.dataset_state import fingerprint, held_open  # noqa: E402
 
 
@@ -185,18 +187,29 @@ class Thing:
         lambda d: setattr(d, "weights", d.weights.clone()),
         lambda d: setattr(d, "transform", Thing(size=8)),
         lambda d: d.inner[0].__dict__.update(fold=2),
+        lambda d: d.items.__setitem__(3, 7.0),
+        lambda d: d.grid[::2].fill(7.0),
+        lambda d: d.shared.numpy().fill(7.0),
     ],
 )
 def test_a_change_of_a_datasets_attributes_changes_its_fingerprint(change):
     dataset = Thing(
         epoch=0, transform=Thing(size=8), paths=["a", "b"], options={"flip": True}, weights=torch.ones(2),
-        inner=[Thing(fold=1)],
+        inner=[Thing(fold=1)], items=np.zeros(9), grid=np.zeros((4, 6)).T, shared=torch.zeros(3),
     )  # fmt: skip
     dataset.itself = dataset
     before = fingerprint(dataset)
     assert fingerprint(dataset) == before
     change(dataset)
     assert fingerprint(dataset) != before
+
+
+def test_an_array_that_is_too_large_to_read_counts_as_changed_unless_nobody_may_write_to_it(monkeypatch):
+    monkeypatch.setattr(dataset_state, "MOST_BYTES", 64)
+    dataset = Thing(items=np.zeros(100))
+    assert fingerprint(dataset) != fingerprint(dataset)
+    dataset.items.flags.writeable = False
+    assert fingerprint(dataset) == fingerprint(dataset)
 
 
 def test_a_large_dataset_is_looked_at_and_not_gone_through():

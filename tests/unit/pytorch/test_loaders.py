@@ -214,6 +214,36 @@ def test_a_loop_that_breaks_off_early_sees_the_same(name, loaders):
     agree(plain, epochs(LOADERS[name], loaders, stop_after=2))
 
 
+@pytest.mark.parametrize("num", [23, 24])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("stop_after", [2, 4, 5, 6, None])
+def test_a_generator_of_the_scripts_own_moves_as_far_as_the_script_goes_and_no_further(
+    loaders, num, drop_last, stop_after
+):
+    """Workers reach the end of the order, where plain draws once more, before the script does."""
+
+    def make():
+        own = torch.Generator().manual_seed(5)
+        return DataLoader(Squares(num), batch_size=4, shuffle=True, generator=own, drop_last=drop_last)
+
+    plain = epochs(make, stop_after=stop_after)
+    loaders.change(WORKERS)
+    agree(plain, epochs(make, loaders, stop_after=stop_after))
+    assert loaders.num_changed
+
+
+def test_a_sampler_that_draws_from_the_scripts_generator_as_it_goes_is_left_alone(loaders):
+    def make():
+        own = torch.Generator().manual_seed(5)
+        sampler = RandomSampler(Squares(100), replacement=True, num_samples=96, generator=own)
+        return DataLoader(Squares(100), batch_size=4, sampler=sampler, generator=own)
+
+    plain = epochs(make, stop_after=7)
+    loaders.change(WORKERS)
+    agree(plain, epochs(make, loaders, stop_after=7))
+    assert not loaders.num_changed
+
+
 def test_two_loops_over_one_loader_within_each_other_see_the_same(loaders):
     def nested():
         torch.manual_seed(7)

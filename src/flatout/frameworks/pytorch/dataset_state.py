@@ -8,7 +8,10 @@ Out: a fingerprint that changes with it, and what it holds open.
 from __future__ import annotations
 
 import io
+import itertools
+import sys
 import types
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,17 +24,23 @@ MAX_DEPTH = 5
 MAX_ITEMS = 64
 """Items of one container looked at: lists of paths and labels are not gone through."""
 
+MOST_BYTES = 256 * 2**20
+"""Bytes of one array that are read (some 0.1 s). One that is larger, and may be written to, counts as changed each
+time: its workers are started anew, as PyTorch does by default."""
+
 OPEN_KINDS = ("h5py.", "sqlite3.", "lmdb.", "zipfile.ZipFile", "tarfile.TarFile", "cv2.VideoCapture", "netCDF4.")
 """Classes, by the beginning of their full name, that hold a file or a connection open."""
 
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
+_never_seen = itertools.count()
 _OPAQUE = (torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType, *_VALUES)
 
 
 def fingerprint(dataset: Any) -> int:
     """A number that differs when the dataset's attributes were changed in between, as far as can be seen cheaply.
 
-    Values of simple types count by value, tensors by identity and version, containers by length and first items.
+    Values of simple types count by value, arrays that may be written to by their bytes, tensors by identity, version
+    and, on a CPU, bytes, containers by length and first items.
     """
     return hash(tuple(_mark(value) for value in _walk(dataset)))
 
@@ -52,10 +61,32 @@ def _mark(value: Any) -> Any:
     if isinstance(value, _VALUES):
         return type(value).__name__, value
     if isinstance(value, torch.Tensor):
-        return id(value), value._version
+        return id(value), value._version, _checksum(_array_of(value))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return id(value), value.shape, _checksum(value) if value.flags.writeable else None
     if isinstance(value, list | tuple | dict | set | frozenset):
         return type(value).__name__, len(value)
     return id(value)
+
+
+def _array_of(tensor: torch.Tensor) -> Any:
+    """The tensor's memory as an array; None where it has none here."""
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.dtype == torch.bfloat16:
+        return None
+    try:
+        return tensor.detach().numpy()
+    except (RuntimeError, TypeError):
+        return None
+
+
+def _checksum(array: Any) -> int | None:
+    """A number that changes with the bytes of an array; each time another one where it is too large to read."""
+    if array is None or array.dtype.hasobject:
+        return None
+    if array.nbytes > MOST_BYTES:
+        return next(_never_seen)
+    return zlib.adler32(array if array.flags.c_contiguous else array.tobytes())
 
 
 def _walk(value: Any) -> Iterator[Any]:

@@ -22,6 +22,7 @@ from flatout.frameworks.pytorch.hand_over import context_for
 from flatout.frameworks.pytorch.passes import Later, Opened, Pass
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.frameworks.pytorch.shuffles import Shuffle, runs_ahead, shuffle_of
 from flatout.frameworks.pytorch.trees import tensors_of
 from flatout.tracebacks import hide_ours
 
@@ -167,6 +168,7 @@ class Loaders:
             and loader.multiprocessing_context is None
             and not isinstance(loader.dataset, IterableDataset)
             and held_open(loader.dataset) is None
+            and (loader.num_workers > 0 or not runs_ahead(loader))
         )
 
     def _may_open(self, loader: DataLoader[Any]) -> bool:
@@ -242,20 +244,21 @@ class Loaders:
         opened.iterator = Later(loader, lambda: self._start_into(opened, settings))
         return opened
 
-    def _start_into(self, opened: Opened, settings: Mapping[str, Any]) -> Any:
+    def _start_into(self, opened: Opened, settings: Mapping[str, Any]) -> tuple[Any, Shuffle | None]:
         """Begin a pass at its first fetch, when plain's sampler would draw; as plain where that fails."""
         loader = opened.loader
         opened.before, opened.drawn = RandomStates([loader.generator]), True
+        shuffle = shuffle_of(loader)
         try:
-            with _drawing_elsewhere(loader, 0):
+            with _drawing_elsewhere(loader, 0), shuffle.aside() if shuffle else contextlib.nullcontext():
                 started = self._start(loader, settings, opened.before)
         except Exception as problem:  # noqa: BLE001  a process that cannot be started must not end the training
             opened.before.restore()
             self.refuse(loader, "engage", problem)
             opened.before = None
-            return self.open_plain(loader, drawn=True).iterator
+            return self.open_plain(loader, drawn=True).iterator, None
         opened.fingerprint = started.fingerprint
-        return started.iterator
+        return started.iterator, shuffle
 
     def _start(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:
         kept = self._kept.pop(loader, None)

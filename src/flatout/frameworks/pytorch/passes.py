@@ -19,6 +19,7 @@ from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.loaders import Loaders
+    from flatout.frameworks.pytorch.shuffles import Shuffle
 
 
 class Opened:
@@ -64,10 +65,11 @@ class Opened:
 class Later:
     """An iterator that is made at its first fetch."""
 
-    def __init__(self, loader: DataLoader[Any], start: Callable[[], Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], start: Callable[[], tuple[Any, Shuffle | None]]) -> None:
         self._loader = loader
-        self._start: Callable[[], Any] | None = start
+        self._start: Callable[[], tuple[Any, Shuffle | None]] | None = start
         self._iterator: Any = None
+        self._shuffle: Shuffle | None = None
 
     def __iter__(self) -> Later:
         return self
@@ -83,8 +85,16 @@ class Later:
     def __next__(self) -> Any:
         if self._start is not None:
             start, self._start = self._start, None  # which holds who holds us: only the collector would end the workers
-            self._iterator = start()
-        return next(self._iterator)
+            self._iterator, self._shuffle = start()
+        if self._shuffle is None:
+            return next(self._iterator)
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self._shuffle.ended()
+            raise
+        self._shuffle.handed()
+        return batch
 
 
 class Pass:

@@ -1,0 +1,76 @@
+"""Where does a generator of the script's own stand while workers fetch ahead?
+
+A shuffled loader that was given a generator draws from it at a pass's first batch, and once more where the order ends.
+Workers reach that end while the script is still some batches away from it, or never gets there. So the order is drawn
+from a copy, and the script's generator is moved when the script itself gets so far. In: a loader. Out: its `Shuffle`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+
+class Shuffle:
+    """One pass of a `RandomSampler` that has the script's own generator."""
+
+    def __init__(self, sampler: RandomSampler, last: int) -> None:
+        self._sampler = sampler
+        self._generator = sampler.generator
+        self._last = last
+        """The batch with which the order ends; 0 where it ends after all of them."""
+        self._num_handed = 0
+        self._ended = False
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """The order of a pass that begins in the block is drawn from a copy; afterwards it is drawn as plain does."""
+        own = self._generator
+        copy = torch.Generator(device=own.device)
+        copy.set_state(own.get_state())
+        self._sampler.generator = copy
+        try:
+            yield
+        finally:
+            self._sampler.generator = own
+        self._draw()
+
+    def handed(self) -> None:
+        """A batch has reached the script."""
+        self._num_handed += 1
+        if self._num_handed == self._last:
+            self.ended()
+
+    def ended(self) -> None:
+        """The script has come to the end of the order."""
+        if not self._ended:
+            self._ended = True
+            self._draw()
+
+    def _draw(self) -> None:
+        torch.randperm(len(self._sampler.data_source), generator=self._generator)  # type: ignore[arg-type]
+
+
+def shuffle_of(loader: DataLoader[Any]) -> Shuffle | None:
+    """The loader's shuffle, where it draws from a generator of the script's own; None where nothing is to be done."""
+    sampler, batches = loader.sampler, loader.batch_sampler
+    if type(sampler) is not RandomSampler or sampler.generator is None:
+        return None
+    partial = isinstance(batches, BatchSampler) and not batches.drop_last and sampler.num_samples % batches.batch_size
+    return Shuffle(sampler, len(batches) if partial and batches is not None else 0)  # type: ignore[arg-type]
+
+
+def runs_ahead(loader: DataLoader[Any]) -> bool:
+    """Whether workers would take numbers from a generator of the script's own that plain takes later, or not at all."""
+    sampler, batches = loader.sampler, loader.batch_sampler
+    if getattr(batches, "generator", None) is not None:
+        return True
+    if getattr(sampler, "generator", None) is None or type(sampler) in (SubsetRandomSampler, WeightedRandomSampler):
+        return False  # these two draw the whole order at once
+    if type(sampler) is not RandomSampler or (batches is not None and type(batches) is not BatchSampler):
+        return True
+    return sampler.replacement or sampler.num_samples != len(sampler.data_source)  # type: ignore[arg-type]
