@@ -24,6 +24,9 @@ class Bench:
         self._candidate_s = itertools.cycle(candidate_s)
         self._foreign = itertools.chain(foreign, itertools.repeat(0.0))
 
+    def resize_after(self, window):
+        return False
+
     def window(self, levers, *, purpose, observe="ends", skip=None):
         self.orders.append(bool(levers))
         step_s = next(self._candidate_s) if levers else 0.010
@@ -71,6 +74,11 @@ def test_a_machine_that_is_never_quiet_ends_the_trial_without_a_pair():
     assert found.baseline_s == [] and found.num_busy == 12
 
 
+def test_when_the_time_is_over_nobody_waits_for_pairs_that_are_all_discarded():
+    found = measure(Bench(0.009, foreign=[0.9] * 200), deadline_s=time.perf_counter() - 1, min_pairs=4)
+    assert found.num_discarded == 8 and "time was over after 0 pairs" in found.given_up
+
+
 def test_when_the_time_is_over_what_was_measured_counts():
     found = measure(Bench(0.008, 0.011), deadline_s=time.perf_counter() - 1)
     assert len(found.baseline_s) == 1 and "time was over" in found.given_up
@@ -91,11 +99,18 @@ def test_a_plain_window_that_came_out_too_short_makes_the_next_ones_longer(tmp_p
     one = bench.Bench(Script(path="train.py"), tmp_path, {}, bench.Terms())
     one.size = size_for(0.2, None)
     assert one.size.num_steps == 2, "the machine was busy while it warmed up"
-    assert one.lengthen_after(window((0.01, 0.01))) and one.size.num_steps == 25
-    assert not one.lengthen_after(window((0.01,) * 25)), "long enough"
-    assert not one.lengthen_after(window((0.012,) * 10)), "as many as there should be"
+    assert one.resize_after(window((0.01, 0.01))) and one.size.num_steps == 25
+    assert not one.resize_after(window((0.01,) * 25)), "long enough"
+    assert not one.resize_after(window((0.012,) * 10)), "as many as there should be"
     one.longest_run_steps = 40
-    assert one.lengthen_after(window((0.001,) * 25)) is False and one.size.num_steps == 10, "a run has no more"
+    assert one.resize_after(window((0.001,) * 25)) is False and one.size.num_steps == 10, "a run has no more"
+
+
+def test_a_plain_window_that_took_far_too_long_makes_the_next_ones_shorter(tmp_path):
+    one = bench.Bench(Script(path="train.py"), tmp_path, {}, bench.Terms())
+    one.size, one.step_guess_s = size_for(0.01, None), 0.01
+    assert not one.resize_after(window((0.03,) * 25)), "three times as slow is no reason yet"
+    assert one.resize_after(window((0.5,) * 25)) and one.size.num_steps == 1
 
 
 def test_looking_for_quiet_goes_on_with_longer_windows():
@@ -104,7 +119,7 @@ def test_looking_for_quiet_goes_on_with_longer_windows():
             super().__init__(foreign=[None, 0.0])
             self.num_short = 0
 
-        def lengthen_after(self, window):
+        def resize_after(self, window):
             self.num_short += 1
             return self.num_short == 1
 

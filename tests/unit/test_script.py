@@ -10,16 +10,28 @@ from hypothesis import strategies as st
 from flatout.cli.options import ended_by_module
 from flatout.cli.run_command import command as run_command
 from flatout.errors import ScriptError, UsageError
-from flatout.run.script import Script, check, check_source, from_words, interpreter_flags
+from flatout.run.script import Script, as_typed, check, check_source, from_words, interpreter_flags
+
+
+def test_the_interpreter_is_called_python_where_that_is_the_same_one(tmp_path):
+    real, other = tmp_path / "python3", tmp_path / "other"
+    real.write_text("")
+    other.write_text("")
+    assert as_typed(str(real)) == str(real), "there is no python beside it"
+    (tmp_path / "python").symlink_to(other)
+    assert as_typed(str(real)) == str(real), "another one"
+    (tmp_path / "python").unlink()
+    (tmp_path / "python").symlink_to(real)
+    assert as_typed(str(real)) == str(tmp_path / "python")
 
 
 def test_a_script_and_a_module_become_the_command_of_a_plain_run(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "-m", "flatout", "run", "train.py"])
     script = from_words(("src/../train.py", "--epochs", "3", "--", "-m"), None)
-    assert script.command == [sys.executable, "-u", "src/../train.py", "--epochs", "3", "--", "-m"]
+    assert script.command == [as_typed(sys.executable), "-u", "src/../train.py", "--epochs", "3", "--", "-m"]
     assert (script.key, script.stem, script.typed) == ("train.py", "train", "src/../train.py --epochs 3 -- -m")
     module = from_words(("a b",), "package.train")
-    assert module.command == [sys.executable, "-u", "-m", "package.train", "a b"]
+    assert module.command == [as_typed(sys.executable), "-u", "-m", "package.train", "a b"]
     assert (module.key, module.stem, module.typed) == ("-m package.train", "train", "-m package.train 'a b'")
     assert module.folder is None
 

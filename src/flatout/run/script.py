@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flatout.errors import ScriptError, UsageError
@@ -30,7 +30,7 @@ class Script:
     path: str | None = None
     module: str | None = None
     arguments: tuple[str, ...] = ()
-    python: str = sys.executable
+    python: str = field(default_factory=lambda: as_typed(sys.executable))
     flags: tuple[str, ...] = ()
 
     @property
@@ -67,6 +67,18 @@ class Script:
 
         what = ["-m", self.module] if self.module is not None else [self.path or ""]
         return shlex.join([*what, *self.arguments])
+
+
+def as_typed(python: str) -> str:
+    """The interpreter under the name that a plain run is started by, `python`, where that is the same one.
+
+    A script sees it in `sys.executable`, and starts others by it.
+    """
+    beside = Path(python).with_name("python")
+    try:
+        return str(beside) if python and beside.samefile(python) else python
+    except OSError:
+        return python
 
 
 def from_words(words: tuple[str, ...], module: str | None) -> Script:

@@ -47,6 +47,9 @@ WARM_UP_STEPS = 30
 at step 36)."""
 
 WARM_UP_LIMIT_S = 15.0
+FAR_TOO_LONG = 4
+"""A window that takes so many times as long as it was to is made shorter from then on."""
+
 MAX_RESTARTS = 200
 COMPILE_LIMIT_S = 240.0
 MIN_LIMIT_S = 20.0
@@ -346,16 +349,19 @@ class Bench:
             fitting = max(self.longest_run_steps // 4, 1)
             self.size = replace(self.size, num_steps=min(self.size.num_steps, fitting))
 
-    def lengthen_after(self, window: Window) -> bool:
-        """Give windows more steps where this plain one came out far too short to be judged; whether that was so.
+    def resize_after(self, window: Window) -> bool:
+        """Give windows other numbers of steps where this plain one came out far too short or long; whether that was so.
 
-        A machine that was busy while the script warmed up lets its steps look longer than they are.
+        A machine that is busy while the script warms up lets its steps look longer than they are; one that becomes busy
+        later would have us wait for windows of minutes.
         """
-        if sum(window.step_s) >= WINDOW_S / 2 or self.size.num_steps >= MAX_STEPS:
+        took_s, planned_s = sum(window.step_s), self.size.num_steps * self.step_guess_s
+        too_short = took_s < WINDOW_S / 2 and self.size.num_steps < MAX_STEPS
+        if not too_short and took_s <= FAR_TOO_LONG * max(planned_s, WINDOW_S):
             return False
         former, self.step_guess_s = self.size.num_steps, max(window.training_step_s, 1e-5)
         self._resize()
-        return self.size.num_steps > former
+        return self.size.num_steps > former if too_short else self.size.num_steps < former
 
 
 @contextlib.contextmanager

@@ -65,7 +65,7 @@ class Extent:
         num_pairs: Pairs wanted.
         purpose: Noted with the windows.
         deadline_s: `time.perf_counter` after which no further pair is begun.
-        min_pairs: Pairs that are measured even so.
+        min_pairs: Pairs that are measured even so, and at most twice as many that are discarded.
         stop_early: Whether to stop as soon as it is known what the candidate is worth: hopeless after two pairs,
             surely slower, or known closely enough. What is chosen so is measured again.
         until_clear: Go on to this many pairs where the verdict is inconclusive after `num_pairs`. There is no look in
@@ -92,8 +92,9 @@ def measure(bench: Bench, levers: Levers, extent: Extent, baseline: Levers | Non
     begun_s = time.perf_counter()
     number = 0
     while not _done(pairs, extent):
-        if time.perf_counter() > extent.deadline_s and len(pairs.baseline_s) >= extent.min_pairs:
-            num = len(pairs.baseline_s)
+        num = len(pairs.baseline_s)
+        enough = num >= extent.min_pairs or number >= 2 * extent.min_pairs  # where others disturb, there may be none
+        if enough and time.perf_counter() > extent.deadline_s:
             pairs.given_up = f"the time was over after {num} pair{'s' * (num != 1)}"
             break
         order = (plain, levers) if number % 2 == 0 else (levers, plain)
@@ -104,6 +105,7 @@ def measure(bench: Bench, levers: Levers, extent: Extent, baseline: Levers | Non
         if number == 0:
             pairs.engage_s = max(time.perf_counter() - begun_s - sum(sum(w.step_s) for w in windows), 0.0)
         note(pairs, first, second)
+        bench.resize_after(first)
         number += 1
         if number >= 3 * max(extent.num_pairs, extent.until_clear):
             break
@@ -179,7 +181,7 @@ def wait_for_quiet(bench: Bench, deadline_s: float, show: Callable[[str], None])
     """Measure plain windows until others leave the machine alone; False when they do not before the deadline."""
     for _ in range(20):
         window = bench.window({}, purpose="baseline")
-        if bench.lengthen_after(window):
+        if bench.resize_after(window):
             continue
         if (window.foreign_fraction or 0.0) <= FOREIGN_LIMIT:
             return True
