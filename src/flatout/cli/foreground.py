@@ -38,7 +38,7 @@ def misplaced(script: Script | None, exit_code: int) -> str:
     if script is None or not exit_code:
         return ""
     found = behind_the_script(click.get_current_context().command, script.arguments)
-    return f"; {found[1]}" if found else ""
+    return f"; {found}" if found else ""
 
 
 def talk(line: str) -> None:

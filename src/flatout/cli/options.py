@@ -31,27 +31,26 @@ class ScriptCommand(click.Command):
         return rest
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run; where the script failed with an option that is flatout's own behind it, the hint says so too."""
+        """Run; where the script cannot be measured and one of flatout's options stands behind it, the hint says so."""
         try:
             return super().invoke(ctx)
         except ScriptError as problem:
             words = ctx.params["words"]
             found = behind_the_script(self, words if ctx.params.get("module") else words[1:])
-            if found is None or " failed: " not in problem.error or f"`{found[0]}`" in problem.hint:
+            if found is None:
                 raise
-            raise ScriptError(problem.error, cause=problem.cause, hint=f"{found[1]}; {problem.hint}") from None
+            raise ScriptError(problem.error, cause=problem.cause, hint=f"{found}; {problem.hint}") from None
 
 
-def behind_the_script(command: click.Command, arguments: Sequence[str]) -> tuple[str, str] | None:
-    """The option of a command among the script's own arguments, and the words that say where it went.
+def behind_the_script(command: click.Command, arguments: Sequence[str]) -> str | None:
+    """What is to be said where an option of the command stands among the script's own arguments.
 
     >>> behind_the_script(click.Command("tune", params=[click.Option(["--budget"])]), ["--lr", "1"])
     """
-    found = next((word for word in arguments if word in own_options(command)), None)
+    found = next((name for word in arguments if (name := word.partition("=")[0]) in own_options(command)), None)
     if found is None:
         return None
-    said = f"`{found}` stood after the script and so went to the script: flatout's own options stand before it"
-    return found, said
+    return f"`{found}` stood after the script and so went to the script: flatout's own options stand before it"
 
 
 def closest(name: str, command: click.Command) -> list[str]:

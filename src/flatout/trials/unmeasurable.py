@@ -6,8 +6,6 @@ from flatout.errors import ScriptError
 from flatout.run.launch import Ended
 from flatout.run.script import Script
 
-OUR_OPTIONS = ("--budget", "--levers", "--without", "--accept", "--plan", "--start-limit", "--allow-writes")
-
 
 def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
     """The error for a plain script that gave nothing to measure."""
@@ -41,6 +39,4 @@ def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
         )
     if end.exit_code is not None and end.exit_code < 0:
         return ScriptError(f"`{script.key}` was {end.sentence()}", cause=last, hint=again)
-    ours = next((a for a in script.arguments if end.exit_code == 2 and a.partition("=")[0] in OUR_OPTIONS), None)
-    hint = f"is `{ours}` meant for flatout? Its own options stand before the script" if ours else again
-    return ScriptError(f"`{script.key}` failed: {end.sentence()}", cause=last, hint=hint)
+    return ScriptError(f"`{script.key}` failed: {end.sentence()}", cause=last, hint=again)
