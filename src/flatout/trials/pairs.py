@@ -185,8 +185,9 @@ def wait_for_quiet(bench: Bench, deadline_s: float, show: Callable[[str], None])
             continue
         if (window.foreign_fraction or 0.0) <= FOREIGN_LIMIT:
             return True
-        if time.perf_counter() > deadline_s:
+        left_s = deadline_s - time.perf_counter()
+        if left_s < 0:
             return False
-        show(f"others use {100 * (window.foreign_fraction or 0.0):.0f} % of the CPU: waiting")
+        show(f"others use {100 * (window.foreign_fraction or 0.0):.0f} % of the CPU: waiting, at most {left_s:.0f} s")
         time.sleep(1.0)
     return False
