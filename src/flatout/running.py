@@ -113,7 +113,8 @@ def _as_named(levers: Levers, wish: Wish, here: Here) -> Engagement:
             cause="items that draw random numbers may become others: `tune` compares batches, `--levers` does not",
             hint=f"`flatout tune --accept exact --levers {unchecked[0]} {here.script}`, then run under its plan",
         )
-    beside = "; that batches stay the same was not checked" if unchecked else ""
+    compared = any(here.registry[name].check != "none" for name in levers)
+    beside = "; numbers were not compared" if compared else ""
     return Engagement(levers=levers, line=f"levers {label(levers)}, as you said{beside}")
 
 

@@ -211,7 +211,8 @@ def test_levers_that_were_named_are_engaged_without_a_plan():
     found()
     levers = parse_levers(("bf16", "threads=1"), LEVERS)
     chosen = engagement(Wish(levers=levers), here())
-    assert chosen == Engagement(levers={"bf16": {}, "threads": {"num": 1}}, line="levers bf16 threads=1, as you said")
+    line = "levers bf16 threads=1, as you said; numbers were not compared"
+    assert chosen == Engagement(levers={"bf16": {}, "threads": {"num": 1}}, line=line)
 
 
 def test_no_levers_is_a_wish_too():
@@ -225,7 +226,7 @@ def test_a_lever_whose_batches_nobody_compared_is_not_taken_for_exact():
     assert problem.hint == "`flatout tune --accept exact --levers workers train.py`, then run under its plan"
     chosen = engagement(Wish(levers=wanted), here())
     assert chosen.levers == wanted
-    assert chosen.line == "levers workers=1, as you said; that batches stay the same was not checked"
+    assert chosen.line == "levers workers=1, as you said; numbers were not compared"
 
 
 def test_a_plan_with_such_a_lever_was_checked_when_it_was_made():
