@@ -52,7 +52,8 @@ def resumed(model, optimizer):
     other.load_state_dict(checkpoint["optimizer"])
     again(torch.ones(6, 4)).sum().backward()
     other.step()
-    print("resumed", bits(again), len(pickle.dumps(model)))
+    attributes = [sorted(vars(module)) for module in model.modules()]  # a pickle's length varies with interned strings
+    print("resumed", bits(again), b"flatout" in pickle.dumps(model), attributes)
 
 
 def gan():
