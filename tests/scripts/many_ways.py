@@ -52,8 +52,9 @@ def resumed(model, optimizer):
     other.load_state_dict(checkpoint["optimizer"])
     again(torch.ones(6, 4)).sum().backward()
     other.step()
-    attributes = [sorted(vars(module)) for module in model.modules()]  # a pickle's length varies with interned strings
-    print("resumed", bits(again), b"flatout" in pickle.dumps(model), attributes)
+    pickled = pickle.dumps(model)  # its length varies with interned strings
+    attributes = sorted({name for module in pickle.loads(pickled).modules() for name in vars(module)})
+    print("resumed", bits(again), b"flatout" in pickled, attributes)
 
 
 def gan():
