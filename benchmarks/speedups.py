@@ -21,7 +21,13 @@ EXAMPLES = ROOT / "examples"
 #: script, arguments, the option that sets the length, its short and long value, steps of one unit
 CASES = {
     "lenet": (["lenet.py", "--data", str(SHARED / "MNIST")], "--epochs", 1, 4, 938),
-    "char_gpt": (["char_gpt.py", "--data", str(SHARED / "text" / "tinyshakespeare.txt")], "--steps", 60, 260, 1),
+    "char_gpt": (
+        ["char_gpt.py", "--data", str(SHARED / "text" / "tinyshakespeare.txt")],
+        "--steps",
+        100,
+        240,
+        1,
+    ),  # no evaluation in between
     "resnet_folder": (["resnet_folder.py", "--data", str(SHARED / "imagenet-sample")], "--epochs", 1, 6, 13),
 }
 
