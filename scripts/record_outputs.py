@@ -97,7 +97,7 @@ def _seeds(folder: Path) -> str:
 
 
 PROGRESS = re.compile(
-    r"flatout: (starting|measuring|warming|plain against|where|what|counting|trying|others|done)"
+    r"flatout: (starting|this machine|measuring|warming|plain against|where|what|counting|trying|others|done)"
     r"|  \S.*\d\.\d\dx  (faster|slower|no difference|inconclusive|disagrees|failed)|  \S.*  failed"
 )
 """What `tune` says while it is at it."""
@@ -105,6 +105,7 @@ PROGRESS = re.compile(
 
 def _demo(folder: Path) -> str:
     shown = []
+    said(ROOT, "make", ".venv/installed", stderr=True)  # what pip says is not the demo's
     for line in said(ROOT, "make", "--no-print-directory", "demo", stderr=True).splitlines():
         line = re.sub(r"^\+ \S*/flatout", "$ flatout", line)
         if not PROGRESS.match(line):

@@ -23,6 +23,7 @@ from flatout.trials.unmeasurable import cannot_measure
         (Ended(exit_code=0, finished=True), "ended without a training step", "no optimizer update was seen"),
         (Ended(exit_code=0, finished=True, num_steps=3), "ended after 3 training steps", "too few"),
         (Ended(exit_code=-9), "was killed by SIGKILL", "it printed nothing"),
+        (Ended(exit_code=1, output="\x1b[1mred\x1b[0m \x1b[2J"), "failed: ended with exit code 1", "`red \\x1b[2J`"),
         (Ended(exit_code=3, output="bad luck"), "failed: ended with exit code 3", "`bad luck`"),
     ],
 )

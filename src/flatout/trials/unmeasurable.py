@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 from flatout.errors import ScriptError
+from flatout.report.words import printable
 from flatout.run.launch import Ended
 from flatout.run.script import Script
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
     """The error for a plain script that gave nothing to measure."""
     again = f"`python {script.typed}` shows the same"
     printed = end.output.strip().splitlines()
-    last = f"the last line it printed: `{printed[-1][:160]}`" if printed else "it printed nothing"
+    last = f"the last line it printed: `{_plain(printed[-1])[:160]}`" if printed else "it printed nothing"
     if end.hung and end.num_steps:
         return ScriptError(
             f"`{script.key}` stopped making training steps",
@@ -39,4 +44,9 @@ def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
         )
     if end.exit_code is not None and end.exit_code < 0:
         return ScriptError(f"`{script.key}` was {end.sentence()}", cause=last, hint=again)
-    return ScriptError(f"`{script.key}` failed: {end.sentence()}", cause=last, hint=again)
+    return ScriptError(f"`{script.key}` failed: {_plain(end.sentence())}", cause=last, hint=again)
+
+
+def _plain(text: str) -> str:
+    """A script's own words, without what would colour or move on the terminal."""
+    return printable(COLOUR.sub("", text))
