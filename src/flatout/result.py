@@ -139,7 +139,7 @@ class Result:
     @property
     def retry_command(self) -> str:
         """What to type to tune once more: with twice the budget where the budget was spent."""
-        spent = re.fullmatch(r"the budget of (\d+) s is spent", self.stopped)
+        spent = re.fullmatch(r"the budget of (\d+) s leaves no time for more", self.stopped)
         more = f"--budget {2 * int(spent[1])}s" if spent else ""
         return " ".join(filter(None, ("flatout tune", more, self.options)))
 

@@ -112,7 +112,7 @@ def test_a_missing_file_says_what_writes_one_and_what_does_not(tmp_path):
     [
         ("", "flatout tune --levers bf16"),
         ("you stopped it", "flatout tune --levers bf16"),
-        ("the budget of 90 s is spent", "flatout tune --budget 180s --levers bf16"),
+        ("the budget of 90 s leaves no time for more", "flatout tune --budget 180s --levers bf16"),
     ],
 )
 def test_where_the_budget_was_spent_the_next_one_is_twice_as_large(stopped, again):

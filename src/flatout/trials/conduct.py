@@ -266,7 +266,7 @@ class Conduct:
         if any(self.levers[name].compiles for name in candidate.levers):
             needed_s += COMPILE_S
         if left_s < needed_s:
-            return f"the budget of {self.budget_s:.0f} s is spent"
+            return f"the budget of {self.budget_s:.0f} s leaves no time for more"
         return ""
 
     def _reserve_s(self) -> float:
