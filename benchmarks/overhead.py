@@ -65,7 +65,7 @@ def recorder() -> None:
     """How much longer a step of a millisecond takes at each depth of observation."""
     folder = Path(tempfile.mkdtemp())
     found = {}
-    for depth in ("ends", "phases"):
+    for depth in ("counted", "ends", "phases"):
         done = timed([PYTHON, str(SCRIPTS / "recorder_cost.py"), depth], folder)
         found[depth] = json.loads(done.output.splitlines()[-1])
         print("recorder", depth, found[depth]["share"], found[depth]["ratio"])

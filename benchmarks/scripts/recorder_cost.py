@@ -1,4 +1,4 @@
-"""The recorder's cost at one depth (`ends` or `phases`), in this process: steps of about one millisecond.
+"""The recorder's cost at one depth (`counted`, `ends` or `phases`), in this process: steps of about one millisecond.
 
 Windows of some tens of milliseconds with the recorder and with nothing attached at all, in turn and many of them, so
 that a machine whose speed drifts drifts for both. Prints one JSON object.
@@ -58,9 +58,13 @@ for number in range(PAIRS):
         framework.prepare({}, endless=False, trial=depth == "phases")
         framework.attach(Listener())
         epochs(1)
-        framework.observe(depth)
-        epochs(WARM_UP - 1)
-        framework.start_window()
+        if depth == "counted":  # a run without levers
+            framework.coast()
+            epochs(WARM_UP - 1)
+        else:
+            framework.observe(depth)
+            epochs(WARM_UP - 1)
+            framework.start_window()
         recorded.append(epochs(MEASURED))
         framework.detach()
 compared = stats.compare(bare, recorded)
