@@ -45,6 +45,9 @@ SLOW_STEP_S = 0.2
 SLOW_BUDGET_S = 180.0
 """What is taken where nothing was asked for: of steps this slow too few windows fit into two minutes."""
 
+WRITE_UP_S = 4.0
+"""Of the budget: what starting the command and writing its report take."""
+
 COMPILE_S = 20.0
 """What engaging a lever that compiles is expected to take, seconds."""
 
@@ -115,10 +118,11 @@ class Conduct:
 
     def _set_budget(self, budget_s: float) -> None:
         self.budget_s = budget_s
-        self.bench.deadline_s = self.begun_s + budget_s
+        self.measuring_s = budget_s - min(WRITE_UP_S, budget_s / 10)
+        self.bench.deadline_s = self._deadline(1.0)
 
     def _deadline(self, share: float) -> float:
-        return self.begun_s + self.budget_s * share
+        return self.begun_s + self.measuring_s * share
 
     def _apart(self, levers: Levers) -> Levers:
         """Those that need a process of their own."""
@@ -261,7 +265,7 @@ class Conduct:
         self._list_untried(space)
 
     def _over(self, candidate: Candidate) -> str:
-        left_s = self.budget_s - self.spent_s - self._reserve_s()
+        left_s = self.measuring_s - self.spent_s - self._reserve_s()
         needed_s = stats.MIN_PAIRS * self._pair_s(candidate.levers)
         if any(self.levers[name].compiles for name in candidate.levers):
             needed_s += COMPILE_S
