@@ -12,6 +12,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -94,7 +95,10 @@ def write(name: str, value: dict[str, Any]) -> Path:
         "versions": versions,
     }
     rows = [f" {json.dumps(name)}: {json.dumps(part)}" for name, part in {**head, **value}.items()]  # a line each
-    path.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+    text = "{\n" + ",\n".join(rows) + "\n}\n"
+    for place, said in ((SHARED, "$FLATOUT_DATA"), (ROOT, "."), (Path(tempfile.gettempdir()), "")):
+        text = text.replace(str(place), said)  # where things lie on one machine is nobody's business
+    path.write_text(text, encoding="utf-8")
     print(f"wrote {path.relative_to(ROOT)}", flush=True)
     return path
 
