@@ -154,7 +154,10 @@ def test_a_diagnosis_from_noisy_steps_is_said_to_be_one(spread, said):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"stopped": "the budget of 10 s leaves no time for more"}, "no lever could be tried, the budget of 10 s leaves no time for more"),
+        (
+            {"stopped": "the budget of 10 s leaves no time for more"},
+            "no lever could be tried, the budget of 10 s leaves no time for more",
+        ),
         ({"stopped": "", "options": "--levers none"}, "no lever was to be tried"),
         ({"stopped": ""}, "no lever was worth trying here"),
     ],

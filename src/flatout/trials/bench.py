@@ -276,8 +276,16 @@ class Bench:
                     raise CandidateFailed(f"{record.stage}: {kind}: {first}"[:300])
                 self.warnings[f"{record.stage}: {record.error}: {record.message[:200]}"] = None
 
-    def window(self, levers: Levers, *, purpose: str, observe: str = "ends", skip: int | None = None) -> Window:
-        """Measure one window.
+    def window(
+        self,
+        levers: Levers,
+        *,
+        purpose: str,
+        observe: str = "ends",
+        skip: int | None = None,
+        patience_s: float = 0.0,
+    ) -> Window:
+        """Measure one window; `patience_s` is how long to wait at least, where nothing is known of the steps yet.
 
         Raises:
             CandidateFailed: The script broke under the levers.
@@ -285,7 +293,7 @@ class Bench:
         """
         records = self._ask(
             levers,
-            self._limit_s(levers, 30.0 + 20 * self.size.num_steps * self.step_guess_s),
+            self._limit_s(levers, max(30.0 + 20 * self.size.num_steps * self.step_guess_s, patience_s)),
             kind="window",
             purpose=purpose,
             observe=observe,
@@ -329,7 +337,7 @@ class Bench:
         """Warm up, and choose the window size from the step time seen."""
         assert self.facts is not None
         self.size = Size(num_steps=5, skip_steps=0, loader_skip_steps=3)
-        first = self.window({}, purpose="warm-up")
+        first = self.window({}, purpose="warm-up", patience_s=self.terms.start_limit_s)
         self.step_guess_s = max(first.training_step_s, 1e-5)
         rest = WARM_UP_STEPS - 5
         affordable = int(WARM_UP_LIMIT_S / self.step_guess_s)

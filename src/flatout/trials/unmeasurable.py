@@ -21,7 +21,7 @@ def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
         return ScriptError(
             f"`{script.key}` stopped making training steps",
             cause=f"after {end.num_steps} steps none came in time; {last}",
-            hint=again,
+            hint=f"{again}; if its steps only take long, `--start-limit 10m` waits longer for the first ones",
         )
     if end.hung and end.trained:
         return ScriptError(
