@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 import flatout
+from flatout.run.script import as_typed
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
-PYTHON = sys.executable
+PYTHON = as_typed(sys.executable)
 COMMAND = shutil.which("flatout", path=str(Path(PYTHON).parent))
 RUN = [PYTHON, COMMAND, "run"] if COMMAND else [PYTHON, "-m", "flatout", "run"]
 EXEC = [*RUN[:-1], "exec"]
