@@ -96,7 +96,7 @@ def write(name: str, value: dict[str, Any]) -> Path:
     }
     rows = [f" {json.dumps(name)}: {json.dumps(part)}" for name, part in {**head, **value}.items()]  # a line each
     text = "{\n" + ",\n".join(rows) + "\n}\n"
-    for place, said in ((SHARED, "$FLATOUT_DATA"), (ROOT, "."), (Path(tempfile.gettempdir()), "")):
+    for place, said in ((SHARED, "$FLATOUT_DATA"), (ROOT, "."), (Path(tempfile.gettempdir()), "$TMPDIR")):
         text = text.replace(str(place), said)  # where things lie on one machine is nobody's business
     path.write_text(text, encoding="utf-8")
     print(f"wrote {path.relative_to(ROOT)}", flush=True)

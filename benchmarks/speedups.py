@@ -25,9 +25,9 @@ CASES = {
         ["char_gpt.py", "--data", str(SHARED / "text" / "tinyshakespeare.txt")],
         "--steps",
         100,
-        240,
+        240,  # before the evaluation at step 250
         1,
-    ),  # no evaluation in between
+    ),
     "resnet_folder": (["resnet_folder.py", "--data", str(SHARED / "imagenet-sample")], "--epochs", 1, 6, 13),
 }
 

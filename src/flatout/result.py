@@ -9,7 +9,6 @@ import contextlib
 import json
 import math
 import os
-import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -123,6 +122,8 @@ class Result:
     options: str = ""
     stopped: str = ""
     """Why the search ended before it was done, or empty."""
+    short_budget_s: float | None = None
+    """The budget, where that is why; None else."""
 
     @property
     def noise_fraction(self) -> float | None:
@@ -139,8 +140,7 @@ class Result:
     @property
     def retry_command(self) -> str:
         """What to type to tune once more: with twice the budget where the budget was spent."""
-        spent = re.fullmatch(r"the budget of (\d+) s leaves no time for more", self.stopped)
-        more = f"--budget {2 * int(spent[1])}s" if spent else ""
+        more = f"--budget {2 * self.short_budget_s:.0f}s" if self.short_budget_s is not None else ""
         return " ".join(filter(None, ("flatout tune", more, self.options)))
 
     @property

@@ -467,6 +467,7 @@ def busy():
         timeline=timeline(chosen, seed=5),
         run=".flatout/lenet-4",
         stopped="the budget of 180 s leaves no time for more",
+        short_budget_s=180.0,
     )
 
 

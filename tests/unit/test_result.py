@@ -108,15 +108,15 @@ def test_a_missing_file_says_what_writes_one_and_what_does_not(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("stopped", "again"),
+    ("stopped", "short_budget_s", "again"),
     [
-        ("", "flatout tune --levers bf16"),
-        ("you stopped it", "flatout tune --levers bf16"),
-        ("the budget of 90 s leaves no time for more", "flatout tune --budget 180s --levers bf16"),
+        ("", None, "flatout tune --levers bf16"),
+        ("you stopped it", None, "flatout tune --levers bf16"),
+        ("the budget of 90 s leaves no time for more", 90.0, "flatout tune --budget 180s --levers bf16"),
     ],
 )
-def test_where_the_budget_was_spent_the_next_one_is_twice_as_large(stopped, again):
-    assert result(stopped=stopped, options="--levers bf16").retry_command == again
+def test_where_the_budget_was_spent_the_next_one_is_twice_as_large(stopped, short_budget_s, again):
+    assert result(stopped=stopped, short_budget_s=short_budget_s, options="--levers bf16").retry_command == again
 
 
 def test_a_newer_file_is_said_to_be_newer_even_where_fields_have_changed(tmp_path):

@@ -26,8 +26,7 @@ class ScriptCommand(click.Command):
         rest = super().parse_args(ctx, args)
         words = ctx.params["words"]
         if words and words[0].startswith("-") and words[0] != "-" and "--" not in given[: len(given) - len(words)]:
-            name = words[0].partition("=")[0]
-            raise click.NoSuchOption(name, possibilities=closest(name, self), ctx=ctx)
+            raise click.NoSuchOption(words[0].partition("=")[0], ctx=ctx)
         return rest
 
     def invoke(self, ctx: click.Context) -> object:
@@ -47,7 +46,8 @@ def behind_the_script(command: click.Command, arguments: Sequence[str]) -> str |
 
     >>> behind_the_script(click.Command("tune", params=[click.Option(["--budget"])]), ["--lr", "1"])
     """
-    found = next((name for word in arguments if (name := word.partition("=")[0]) in own_options(command)), None)
+    own = own_options(command)
+    found = next((name for word in arguments if (name := word.partition("=")[0]) in own), None)
     if found is None:
         return None
     return f"`{found}` stood after the script and so went to the script: flatout's own options stand before it"

@@ -112,14 +112,11 @@ def _inconclusive(result: Result) -> Story:
         lead.append(f"{_noise(result, '').capitalize()}.")
     if result.foreign_fraction is not None:
         lead.append(f"Other processes used {words.percent(result.foreign_fraction)} of the CPU meanwhile.")
+    became = "could be used" if result.trials else "was measured"
     lead.append("Nothing was changed and no plan was written. On a quieter machine, or with more time, measure again.")
     return Story(
         number=ends or "?",
-        unit="95 % interval of the best candidate"
-        if ends
-        else "no candidate could be used"
-        if result.trials
-        else "no candidate was measured",
+        unit="95 % interval of the best candidate" if ends else f"no candidate {became}",
         sentence="may or may not be faster with a lever: this measurement cannot tell.",
         lead=tuple(lead),
         command=f"{result.retry_command} {result.typed}",

@@ -68,6 +68,7 @@ def result_of(conduct: Conduct, command: Literal["tune", "why"]) -> Result:
         run=str(conduct.run_folder),
         options=_options(conduct.goal.choice),
         stopped=conduct.stopped,
+        short_budget_s=conduct.short_budget_s,
     )
     return replace(result, plan=_plan(conduct, result, won)) if won else result
 

@@ -101,6 +101,7 @@ class Conduct:
         self.trials: list[Trial] = []
         self.untried: list[Untried] = []
         self.stopped = ""
+        self.short_budget_s: float | None = None
         self.noise: Comparison | None = None
         self.baseline: list[Window] = []
         self.anatomy: Anatomy | None = None
@@ -160,7 +161,7 @@ class Conduct:
             try:
                 self.prove()
             except KeyboardInterrupt:
-                self.stopped = "you stopped it before the best could be measured again"
+                self.stopped, self.short_budget_s = "you stopped it before the best could be measured again", None
         self._stage("done")
         return conclude.result_of(self, command)
 
@@ -255,8 +256,9 @@ class Conduct:
             self.trials.append(self.try_out(Candidate(levers=self.goal.exactly)))
             return
         while (candidate := search.next_candidate(space, self.trials)) is not None:
-            if reason := self._over(candidate):
-                self.stopped = reason
+            if not self._fits(candidate):
+                self.stopped = f"the budget of {self.budget_s:.0f} s leaves no time for more"
+                self.short_budget_s = self.budget_s
                 break
             self._stage(f"trying {candidate.label}")
             trial = self.try_out(candidate)
@@ -264,14 +266,13 @@ class Conduct:
             self.show.trial(trial)
         self._list_untried(space)
 
-    def _over(self, candidate: Candidate) -> str:
+    def _fits(self, candidate: Candidate) -> bool:
+        """Whether what is left of the budget suffices for a candidate."""
         left_s = self.measuring_s - self.spent_s - self._reserve_s()
         needed_s = stats.MIN_PAIRS * self._pair_s(candidate.levers)
         if any(self.levers[name].compiles for name in candidate.levers):
             needed_s += COMPILE_S
-        if left_s < needed_s:
-            return f"the budget of {self.budget_s:.0f} s leaves no time for more"
-        return ""
+        return left_s >= needed_s
 
     def _reserve_s(self) -> float:
         """What measuring the best again will take."""
@@ -477,12 +478,11 @@ class Conduct:
             if self._apart(best.levers):
                 measured = self._measure_processes(candidate, stop_early=False)
             else:
+                leave_s += self._pair_s(best.levers)  # its anatomy comes afterwards
                 extent = Extent(
                     num_pairs=self._num_final_pairs(best.levers),
                     purpose="winner",
-                    deadline_s=self._deadline(1.0)
-                    - self._pair_s(best.levers)
-                    - leave_s,  # its anatomy comes afterwards
+                    deadline_s=self._deadline(1.0) - leave_s,
                     min_pairs=FEWEST_FINAL_PAIRS,
                     stop_early=False,
                     until_clear=MOST_FINAL_PAIRS,

@@ -71,9 +71,7 @@ def _mark(value: Any) -> Any:
 
 
 def _array_of(tensor: torch.Tensor) -> Any:
-    """The tensor's memory as an array; None where it has none here."""
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.dtype == torch.bfloat16:
-        return None
+    """The tensor's memory as an array; None where it lies elsewhere, is sparse, or of a type that NumPy has not."""
     try:
         return tensor.detach().numpy()
     except (RuntimeError, TypeError):

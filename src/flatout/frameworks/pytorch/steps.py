@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from threading import get_ident
 from time import perf_counter
@@ -136,7 +137,7 @@ class Steps:
         if known is not None and known.optimizer() is optimizer:
             return known
         place = next((n for n, k in enumerate(self._places) if k.optimizer() is None), len(self._places))
-        known = _Known(optimizer, place)
+        known = _Known(weakref.ref(optimizer), place)
         self._places[place : place + 1] = [known]
         self._known = {key: k for key, k in self._known.items() if k.optimizer() is not None}
         self._known[id(optimizer)] = known
@@ -295,21 +296,19 @@ class Steps:
             self._backward_patch = None
 
 
+@dataclass(slots=True)
 class _Known:
     """An optimizer that has updated.
 
     Attributes:
         optimizer: Which.
         place: Its number in the order of updates.
-        num_groups: Parameter groups that it had when it was met.
+        num_groups: Parameter groups that it had when it was met; -1 before.
     """
 
-    __slots__ = ("num_groups", "optimizer", "place")
-
-    def __init__(self, optimizer: torch.optim.Optimizer, place: int) -> None:
-        self.optimizer = weakref.ref(optimizer)
-        self.place = place
-        self.num_groups = -1
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    place: int
+    num_groups: int = -1
 
 
 def followed() -> bool:
