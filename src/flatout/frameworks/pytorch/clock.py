@@ -20,7 +20,7 @@ class PhaseClock:
 
     >>> times = iter([0.0, 1.0, 3.0, 4.0, 10.0])
     >>> clock = PhaseClock(now=lambda: next(times))
-    >>> clock.start(); clock.push("forward"); clock.push("data"); clock.pop("data"); clock.end()
+    >>> clock.start(); clock.push("forward"); clock.push("data"); clock.pop("data"); dict(clock.end())
     {'unattributed': 1.0, 'forward': 8.0, 'data': 1.0}
     """
 
@@ -86,7 +86,10 @@ class PhaseClock:
 
     def end(self) -> dict[str, float]:
         """End the step here and begin the next one; returns the seconds by phase of the step that ended."""
-        self._stamp()
+        now = self._now()
         spent, self._spent = self._spent, defaultdict(float)
-        self.end_base()
-        return dict(spent)
+        spent[self._top] += now - self.last
+        self.last = now
+        if self._base != "unattributed":
+            self.end_base()
+        return spent

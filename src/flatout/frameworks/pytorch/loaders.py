@@ -133,13 +133,14 @@ class Loaders:
             num_bytes = None
         self._batch_bytes[loader] = num_bytes
 
-    def note(self, loader: DataLoader[Any], num_batches: int) -> None:
-        """Steps were made with batches from `loader`."""
+    def tally(self, loader: DataLoader[Any], num_batches: int) -> list[int]:
+        """Steps were made with batches from `loader`: where those that follow are to be counted."""
         seen = self._training.get(loader)
         if seen is None:  # batches before the first step that shows are not its alone
-            self._training[loader] = [0, self.num_steps]
+            seen = self._training[loader] = [0, self.num_steps]
         else:
             seen[0] += num_batches
+        return seen
 
     def ended(self, opened: Opened, trains: bool) -> None:
         """A pass is over: persistent workers of ours are kept for the next one."""

@@ -109,6 +109,8 @@ class Pass:
         """Batches drawn since the pass was last opened."""
         self._num_untold = 0
         """Batches drawn of which it is not known yet whether a step follows."""
+        self._tally: list[int] | None = None
+        """Where batches that steps were made with are counted; None until a step has followed."""
         self._cached: list[Any] = []
         self._num_steps_before = owner.num_steps
         self.trains = False
@@ -128,12 +130,13 @@ class Pass:
         owner = self._owner
         if owner.on_fetch is not None:
             owner.on_fetch()
-        if self._num_untold and owner.num_steps > self._num_steps_before:
-            self.trains = True
-        self._num_steps_before = owner.num_steps
-        if self.trains:
-            owner.note(self._loader, self._num_untold)
+        if self._tally is not None:
+            self._tally[0] += self._num_untold
             self._num_untold = 0
+        elif self._num_untold and owner.num_steps > self._num_steps_before:
+            self.trains, self._tally = True, owner.tally(self._loader, self._num_untold)
+            self._num_untold = 0
+        self._num_steps_before = owner.num_steps
         observer = owner.observer
         if observer is not None:
             observer.before_fetch()
@@ -150,49 +153,50 @@ class Pass:
 
     def _fetch(self) -> Any:
         owner = self._owner
-        if owner.reopen and self.trains and self._opened.settings != owner.settings:
-            self._opened.close()
-            self._open()
-        if owner.replay_batch and self.trains:
-            if not self._cached:
-                self._cached = [self._draw()]
-            return tree_map(lambda leaf: leaf, self._cached[0])  # new containers: the script may take them apart
-        self._cached = []
+        if self.trains:
+            if owner.reopen and self._opened.settings != owner.settings:
+                self._opened.close()
+                self._open()
+            if owner.replay_batch:
+                if not self._cached:
+                    self._cached = [self._draw()]
+                return tree_map(lambda leaf: leaf, self._cached[0])  # new containers: the script may take them apart
+            self._cached = []
         return self._draw()
 
     def _draw(self) -> Any:
-        owner = self._owner
-        try:
-            batch = self._next()
-        except StopIteration:
-            owner.ended(self._opened, self.trains)
-            if not (owner.endless and self.trains):
-                raise
-            owner.num_restarts += 1
-            self._open()
-            batch = self._next()
+        while True:
+            try:
+                batch = next(self._inner)
+                break
+            except StopIteration:
+                if not self._start_over():
+                    raise
+            except Exception as problem:
+                if not self._opened.changed:
+                    raise
+                self._owner.refuse(self._loader, "step", problem)
+                self._go_on_plain()
         if not self._num_drawn:
-            owner.note_batch(self._loader, batch)
+            self._owner.note_batch(self._loader, batch)
         self._num_drawn += 1
         self._num_untold += 1
         return batch
+
+    def _start_over(self) -> bool:
+        """The pass has come to its end; whether another has begun in its place."""
+        owner = self._owner
+        owner.ended(self._opened, self.trains)
+        if not (owner.endless and self.trains and self._num_drawn):
+            return False
+        owner.num_restarts += 1
+        self._open()
+        return True
 
     def _open(self) -> None:
         self._opened = self._owner.open(self._loader)
         self._inner = self._opened.iterator
         self._num_drawn = 0
-
-    def _next(self) -> Any:
-        try:
-            return next(self._inner)
-        except StopIteration:
-            raise
-        except Exception as problem:
-            if not self._opened.changed:
-                raise
-            self._owner.refuse(self._loader, "step", problem)
-        self._go_on_plain()
-        return next(self._inner)
 
     def _go_on_plain(self) -> None:
         """Put the script's own iterator in place of ours, in the same order and at the same batch."""

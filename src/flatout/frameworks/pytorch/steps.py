@@ -52,7 +52,6 @@ class Steps:
         self._handles: list[Any] = []
         self._patches: list[Patch] = []
         self._backward_patch: Patch | None = None
-        self._updating: set[int] = set()
         self._num_updates = 0
         self._num_backwards = 0
         self._num_since_end = 0
@@ -60,7 +59,10 @@ class Steps:
         self._num_ended = 0
         """Steps that ended without an update."""
         self._limit = BACKWARDS_WITHOUT_UPDATE
-        self._first_update_s: float | None = None
+        self._begun = False
+        """Whether anything was updated."""
+        self._patient_until_s: float | None = None
+        """Until when optimizers that have not updated yet are waited for; None where none is."""
         self.ended_by: EndedBy = "optimizer"
         """What ends a step."""
 
@@ -109,7 +111,7 @@ class Steps:
         framework = self._framework
         if framework.session.silent:
             return None
-        if self._first_update_s is None:
+        if not self._begun:
             self._begin()
         if get_ident() != framework.calls.thread:
             return None
@@ -118,12 +120,14 @@ class Steps:
             if known.num_groups != len(optimizer.param_groups):
                 known.num_groups = len(optimizer.param_groups)
                 framework.meet(optimizer)
-            framework.session.flags.before_update(optimizer)
-            if framework.observer.depth == "phases":
-                if id(optimizer) in self._updating:  # its last update raised, and never ended
-                    framework.observer.pop("optimizer")
-                self._updating.add(id(optimizer))
-                framework.observer.push("optimizer")
+            flags, observer = framework.session.flags, framework.observer
+            if flags.any:
+                flags.before_update(optimizer)
+            if observer.depth == "phases":
+                if known.updating:  # its last update raised, and never ended
+                    observer.pop("optimizer")
+                known.updating = True
+                observer.push("optimizer")
             elif not framework.capture.active:
                 return None
             return self._with_closure(optimizer, args, kwargs)
@@ -145,7 +149,8 @@ class Steps:
 
     def _begin(self) -> None:
         """The first update of all: this thread is the one that trains."""
-        self._first_update_s = perf_counter()
+        self._begun = True
+        self._patient_until_s = perf_counter() + PATIENCE_S
         self._framework.calls.thread = get_ident()
         self._stop_counting()
         self._rhythm.expect(num_optimizers())
@@ -192,16 +197,25 @@ class Steps:
             return
         try:
             self._num_updates += 1
-            framework.session.flags.after_update(optimizer)
-            if framework.observer.depth == "phases":
-                framework.observer.pop("optimizer")
-                self._updating.discard(id(optimizer))
-            if self._rhythm.waits and perf_counter() - (self._first_update_s or 0.0) > PATIENCE_S:
-                self._rhythm.expect(0)
-            if self._rhythm.update(self._known_of(optimizer).place):
+            known, flags, observer = self._known_of(optimizer), framework.session.flags, framework.observer
+            if flags.any:
+                flags.after_update(optimizer)
+            if observer.depth == "phases":
+                observer.pop("optimizer")
+                known.updating = False
+            if self._patient_until_s is not None:
+                self._wait_for_optimizers(self._patient_until_s)
+            if self._rhythm.update(known.place):
                 framework.end_of_step()
         except Exception as problem:  # noqa: BLE001
             framework.fail("recorder", problem)
+
+    def _wait_for_optimizers(self, until_s: float) -> None:
+        """Wait no more for optimizers that have not updated yet where each has, or time is up."""
+        if not self._rhythm.waits:
+            self._patient_until_s = None
+        elif perf_counter() > until_s:
+            self._rhythm.expect(0)
 
     def _count_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         framework = self._framework
@@ -304,11 +318,13 @@ class _Known:
         optimizer: Which.
         place: Its number in the order of updates.
         num_groups: Parameter groups that it had when it was met; -1 before.
+        updating: Whether an update of it is under way, while phases are observed.
     """
 
     optimizer: weakref.ref[torch.optim.Optimizer]
     place: int
     num_groups: int = -1
+    updating: bool = False
 
 
 def followed() -> bool:
