@@ -133,20 +133,29 @@ def next_candidate(space: Space, trials: Sequence[Trial]) -> Candidate | None:
     """The next set of levers to measure, given what has been measured; None when the search is over.
 
     A set that was tried is not proposed again, nor is one that contains a set that failed or disagrees, nor one in
-    which two levers exclude each other.
+    which two levers exclude each other. Where gradients disagree beyond rounding, a set of a wider class may still
+    contain the lever: beside bf16 that is little, and the set is judged as a whole.
     """
     tried = {Candidate(levers=t.levers).key for t in trials}
-    broken = [t.levers for t in trials if _is_broken(t)]
+    broken = [t for t in trials if _is_broken(t)]
     for candidate in _in_order(space, trials):
         if candidate.key in tried or _clash(candidate.levers, space):
             continue
-        if not any(_contains(candidate.levers, levers) for levers in broken):
+        if not any(_contains(candidate.levers, t.levers) and not _forgiven(t, candidate, space) for t in broken):
             return candidate
     return None
 
 
 def _is_broken(trial: Trial) -> bool:
     return trial.outcome in ("failed", "disagrees")
+
+
+def _forgiven(trial: Trial, candidate: Candidate, space: Space) -> bool:
+    """Whether what disagreed was gradients alone, and the candidate is of a class with wider limits for them."""
+    gradients = all(space.levers[name].check == "gradients" for name in trial.levers)
+    classes = (widest_class(levers, space.levers) for levers in (trial.levers, candidate.levers))
+    narrow, wide = (CLASSES.index(class_) for class_ in classes)
+    return trial.outcome == "disagrees" and gradients and narrow < wide
 
 
 def _contains(levers: Levers, part: Levers) -> bool:

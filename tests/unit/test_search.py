@@ -162,6 +162,21 @@ def test_a_set_that_contains_a_broken_one_is_never_proposed():
     assert best_of(trials).levers == {"workers": {"num": 1}, "bf16": {}}
 
 
+def test_gradients_beyond_rounding_do_not_keep_a_lever_from_company_of_a_wider_class():
+    def broken(levers):
+        return "disagrees" if "channels_last" in levers and "bf16" not in levers else ""
+
+    trials = conducted(space(), product(channels_last=1.2, bf16=1.5), broken)
+    assert [t.levers for t in trials if t.outcome == "disagrees"] == [{"channels_last": {}}]
+    assert best_of(trials).levers == {"channels_last": {}, "bf16": {}}
+
+
+@pytest.mark.parametrize("outcome", ["failed", "disagrees"])
+def test_other_items_and_crashes_are_not_forgiven_in_company(outcome):
+    trials = conducted(space(), product(bf16=1.5), lambda levers: outcome if "workers" in levers else "")
+    assert all(len(t.levers) == 1 for t in trials if "workers" in t.levers)
+
+
 def test_a_lever_whose_numbers_could_not_be_judged_is_no_part_of_a_larger_set():
     trials = [trial({"bf16": {}}, 1.5, agreement="inconclusive"), trial({"threads": {"num": 1}}, 1.2)]
     where = space(registry(LEVERS["bf16"], lever("threads", parameter="num", settings=numbers(1))))

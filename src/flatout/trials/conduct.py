@@ -41,9 +41,8 @@ FINAL_SHARE = 1 / 5
 """Of the budget: what screening one candidate, and measuring the best again, may take where steps are slow."""
 
 BUDGET_S = 120.0
-SLOW_STEP_S = 0.2
-SLOW_BUDGET_S = 180.0
-"""What is taken where nothing was asked for: of steps this slow too few windows fit into two minutes."""
+SLOW_BUDGETS_S = ((0.5, 300.0), (0.2, 180.0))
+"""What is taken where nothing was asked for; of steps slower than the first number too few windows fit into less."""
 
 WRITE_UP_S = 4.0
 """Of the budget: what starting the command and writing its report take."""
@@ -60,7 +59,7 @@ class Goal:
     """How far to go.
 
     Attributes:
-        budget_s: Aimed wall time; None for two minutes, or three where a step takes longer than 0.2 s.
+        budget_s: Aimed wall time; None for two minutes, three where a step takes longer than 0.2 s, five from 0.5 s on.
         choice: Which levers.
         terms: How the script may be run.
         exactly: Try this one set and nothing else (a plan that is checked again).
@@ -175,8 +174,9 @@ class Conduct:
         self.ceilings = self.measure_ceilings()
         self._stage("warming up")
         self.bench.settle()
-        if self.goal.budget_s is None and self.bench.step_guess_s > SLOW_STEP_S:
-            self._set_budget(SLOW_BUDGET_S)
+        longer_s = next((budget_s for step_s, budget_s in SLOW_BUDGETS_S if self.bench.step_guess_s > step_s), None)
+        if self.goal.budget_s is None and longer_s is not None:
+            self._set_budget(longer_s)
         self._stage("plain against plain: how noisy is it here?")
         quiet = pairing.wait_for_quiet(self.bench, self._deadline(0.2), lambda text: self._stage(text))
         if not quiet:
