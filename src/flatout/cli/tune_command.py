@@ -11,7 +11,9 @@ from flatout.cli import options
 
 @click.command("tune", cls=options.ScriptCommand, context_settings=options.SCRIPT_SETTINGS)
 @click.option(
-    "--budget", metavar="TIME", help="Aim to be done in this time.  [default: 2m; 3m where a step takes over 0.2 s]"
+    "--budget",
+    metavar="TIME",
+    help="Aim to be done in this time.  [default: 2m; 3m where a step takes over 0.2 s, 5m over 0.5 s]",
 )
 @click.option(
     "--levers", "only", metavar="NAMES", help="Try only these levers, e.g. `bf16,channels_last`; `none`: A/A."
