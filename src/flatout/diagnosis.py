@@ -158,7 +158,7 @@ def _bounds(found: Findings) -> list[Bound]:
         ("free launches", _fixed_s(found), "model calls replayed at half the batch", ("forward", "backward", "loss")),
         ("free optimizer", found.anatomy.phases_s.get("optimizer"), "its share of the step", ("optimizer",)),
         ("no host synchronisation", found.anatomy.phases_s.get("sync"), "its share of the step", ("sync",)),
-        ("compute at the ceiling", _compute_slack_s(found), "the step's FLOPs at the measured ceiling",
+        ("compute at its dtype's ceiling", _compute_slack_s(found), "the step's FLOPs at the measured ceiling",
          ("forward", "backward")),
     )  # fmt: skip
     for remedy, saved_s, how, shortens in seconds:
@@ -319,7 +319,7 @@ def _nothing(found: Findings) -> str:
 #: The remedy that would free what binds.
 REMEDIES = {
     "input": "free data",
-    "compute": "compute at the ceiling",
+    "compute": "compute at its dtype's ceiling",
     "launch overhead": "free launches",
     "host synchronisation": "no host synchronisation",
     "thread oversubscription": "threads that fit",

@@ -162,7 +162,7 @@ INPUT = Diagnosis(
     ),
     bounds=(
         bound("free data", 3.42, REPLAYED, "data", low=3.36, high=3.49),
-        bound("compute at the ceiling", 1.21, AT_CEILING, "forward", "backward"),
+        bound("compute at its dtype's ceiling", 1.21, AT_CEILING, "forward", "backward"),
         bound("free optimizer", 1.04, SHARE, "optimizer"),
     ),
     model_flops_per_step=39_500_000,
@@ -175,13 +175,13 @@ COMPUTE = Diagnosis(
     binding="compute",
     sentence="compute: the time goes into the model's own operations, forward and backward",
     evidence=(
-        "compute at the ceiling: at most 1.13x (the step's FLOPs at the measured ceiling)",
+        "compute at its dtype's ceiling: at most 1.13x (the step's FLOPs at the measured ceiling)",
         "free optimizer: at most 1.02x (its share of the step)",
         "2 % of the model's time does not shrink with the batch",
         "731 operations a step",
     ),
     bounds=(
-        bound("compute at the ceiling", 1.13, AT_CEILING, "forward", "backward"),
+        bound("compute at its dtype's ceiling", 1.13, AT_CEILING, "forward", "backward"),
         bound("free launches", 1.02, HALVED, "forward", "backward", "loss"),
         bound("free optimizer", 1.02, SHARE, "optimizer"),
         bound("free data", 1.007, REPLAYED, "data", low=0.997, high=1.017),
@@ -202,7 +202,7 @@ LAUNCHES = Diagnosis(
         "2 values read back a step (`.item()` and the like); on a CPU that waits for nothing",
     ),
     bounds=(
-        bound("compute at the ceiling", 3.80, AT_CEILING, "forward", "backward"),
+        bound("compute at its dtype's ceiling", 3.80, AT_CEILING, "forward", "backward"),
         bound("free launches", 1.80, HALVED, "forward", "backward", "loss"),
         bound("free optimizer", 1.21, SHARE, "optimizer"),
         bound("free data", 1.02, REPLAYED, "data", low=1.00, high=1.04),

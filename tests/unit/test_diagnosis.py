@@ -233,14 +233,14 @@ def test_utilization_is_the_steps_arithmetic_over_the_measured_ceiling():
     assert found.model_flops_per_step == 50 * 10**9
     assert found.achieved_flops_per_s == pytest.approx(50e9)
     assert found.model_flops_utilization == pytest.approx(0.5)
-    assert bound(found, "compute at the ceiling").ratio == pytest.approx(1 / (1 - (0.9 - 0.5)))
+    assert bound(found, "compute at its dtype's ceiling").ratio == pytest.approx(1 / (1 - (0.9 - 0.5)))
 
 
 def test_a_utilization_above_one_is_said_and_not_clamped():
     found = used(150 * 10**9, ceilings=ceilings())
     assert found.model_flops_utilization == pytest.approx(1.5)
     assert any(note.startswith("a utilization of 150 % is impossible") for note in found.notes)
-    assert bound(found, "compute at the ceiling").ratio == 1.0
+    assert bound(found, "compute at its dtype's ceiling").ratio == 1.0
 
 
 def test_the_ceiling_is_the_faster_of_products_and_convolutions():
@@ -274,7 +274,7 @@ def test_without_census_or_ceilings_nothing_is_said_about_utilization(missing):
     del rest[missing]
     found = diagnose(findings(MODEL_BOUND, **rest))
     assert found.model_flops_utilization is None
-    assert not any(b.remedy == "compute at the ceiling" for b in found.bounds)
+    assert not any(b.remedy == "compute at its dtype's ceiling" for b in found.bounds)
 
 
 # -- what the reader must know ---------------------------------------------------------------------------------------
