@@ -68,7 +68,8 @@ class Result:
         noise: The A/A comparison: plain against plain.
         baseline_steps_per_s: Training steps a second, plain: of the windows beside the winner's where there is one,
             else of those at the start.
-        baseline_spread_fraction: Half the interquartile range of these windows over their median.
+        baseline_spread_fraction: Half the interquartile range of these windows over their median;
+            NaN of one window.
         baseline_window_step_s: Step time of each of these windows, the raw samples.
         remeasured: The best candidate, measured again; None where none was worth that.
         verdict: See `flatout.stats.compare`.

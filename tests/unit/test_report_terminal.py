@@ -1,6 +1,8 @@
 """What a terminal shows, against golden files and by its rules."""
 
 import io
+import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -183,6 +185,17 @@ def test_where_the_budget_was_spent_the_next_command_has_a_larger_one():
     assert "\nnext       flatout tune --budget 360s " in shown(RESULTS["busy"])
     stopped = replace(RESULTS["busy"], stopped="you stopped it", short_budget_s=None)
     assert "\nnext       flatout tune lenet.py " in shown(stopped)
+
+
+def test_the_ceilings_line_shows_what_utilization_is_measured_against():
+    lenet = RESULTS["lenet"]
+    faster = [replace(c, value=242e9) if c.name == "conv_float32" else c for c in lenet.ceilings.values]
+    text = shown(replace(lenet, ceilings=replace(lenet.ceilings, values=tuple(faster))))
+    assert "ceilings   float32 242 · bfloat16 434 GFLOP/s" in text
+
+
+def test_one_window_has_no_spread():
+    assert re.search(r"baseline .* steps/s \(", shown(replace(RESULTS["lenet"], baseline_spread_fraction=math.nan)))
 
 
 def test_what_trials_wrote_is_listed_with_verbose():

@@ -95,8 +95,9 @@ def _ceilings(screen: Screen, result: Result) -> None:
     if found is None:
         screen.say("ceilings", "not measured")
         return
-    named = [found.get(name) for name in ("matmul_float32", "matmul_tf32", "matmul_bfloat16", "memory_copy")]
-    rates = [(words.ceiling(c.name), words.limit(c.value, c.unit)) for c in named if c is not None]
+    peaks = [(dtype, found.peak(dtype)) for dtype in ("float32", "tf32", "bfloat16")]
+    named = [*peaks, ("memory", found.get("memory_copy"))]
+    rates = [(name, words.limit(c.value, c.unit)) for name, c in named if c is not None]
     parts = []
     for number, (name, rate) in enumerate(rates):
         value, _, unit = rate.partition(" ")

@@ -46,7 +46,7 @@ def result_of(conduct: Conduct, command: Literal["tune", "why"]) -> Result:
         diagnosis=conduct.diagnosis,
         noise=conduct.noise,
         baseline_steps_per_s=1 / baseline_step_s,
-        baseline_spread_fraction=summary.spread_fraction,
+        baseline_spread_fraction=summary.spread_fraction if summary.num > 1 else float("nan"),
         baseline_window_step_s=baseline,
         verdict=_verdict(conduct, won),
         tuned_steps_per_s=1 / tuned_step_s,
