@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout import plan_file, running
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
-from flatout.plan import Lever
+from flatout.plan import Lever, label
 from flatout.run import folder, foreground
 from flatout.run.foreground import Outcome
 from flatout.run.machine import read_machine
@@ -258,7 +258,7 @@ def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None]
     from flatout.trials.conduct import Goal, Show
 
     assert request.script is not None
-    say(f"testing {len(chosen.levers)} levers here first ({chosen.misfits[0]})")
+    say(f"testing {label(chosen.levers)} here first, up to a minute ({', '.join(chosen.misfits)})")
     goal = Goal(
         budget_s=60.0, choice=Choice(accept=request.accept), terms=request.terms or Terms(), exactly=chosen.levers
     )

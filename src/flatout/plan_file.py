@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import re
 import stat
@@ -221,6 +222,9 @@ def read(path: Path, script: str) -> Plan:
     plan = from_json(Plan, value, where=where)
     if plan.class_ not in CLASSES:
         raise torn(path, f"`class_` is `{plan.class_}`, not one of {', '.join(CLASSES)}")
+    for name in ("ratio", "ratio_low", "ratio_high", "baseline_steps_per_s", "tuned_steps_per_s"):
+        if not 0 < (number := getattr(plan, name)) < math.inf:
+            raise torn(path, f"`{name}` is {number}: no measurement gives that")
     return plan
 
 

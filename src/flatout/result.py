@@ -140,8 +140,9 @@ class Result:
 
     @property
     def retry_command(self) -> str:
-        """What to type to tune once more: with twice the budget where the budget was spent."""
-        more = f"--budget {2 * self.short_budget_s:.0f}s" if self.short_budget_s is not None else ""
+        """What to type to tune once more: with twice the budget, or what it really took, where the budget was spent."""
+        short_s = self.short_budget_s
+        more = f"--budget {max(2 * short_s, round(2 * self.tuning_s, -1)):.0f}s" if short_s is not None else ""
         return " ".join(filter(None, ("flatout tune", more, self.options)))
 
     @property

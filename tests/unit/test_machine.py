@@ -187,6 +187,7 @@ def test_an_accelerator_has_memory_in_bytes_and_maybe_a_capability():
 def test_the_compiler_is_the_named_one_or_none():
     assert cxx_compiler({"CXX": f"{sys.executable} -m compiler"}) == sys.executable
     assert cxx_compiler({"CXX": "/no/such/compiler"}) is None
+    assert cxx_compiler({"CXX": '"c++'}) is None
 
 
 @needs_proc

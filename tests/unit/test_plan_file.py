@@ -325,6 +325,8 @@ def test_a_newer_file_is_refused_for_reading_and_never_written_over(path):
         ("num = 1", "num = 1979-05-27", "`levers.threads.num` is `1979-05-27`, not str or int or float or bool"),
         ('cpu = "AMD EPYC"', "cpu = 7", "`machine.cpu` is `7`, not str"),
         ('class_ = "precision"', 'class_ = "harmless"', "is torn"),
+        ("ratio = 1.5", "ratio = nan", "is torn"),
+        ("ratio = 1.5", "ratio = -7.0", "is torn"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_place(path, line, other, complaint):

@@ -279,7 +279,10 @@ def cxx_compiler(environment: Mapping[str, str]) -> str | None:
     Inductor by itself tries `$CXX` or `g++` (on macOS `clang++`), so that a lone `clang++` on Linux has to be named
     in `$CXX`.
     """
-    wanted = shlex.split(environment.get("CXX", ""))[:1]
+    try:
+        wanted = shlex.split(environment.get("CXX", ""))[:1]
+    except ValueError:  # a quotation mark that is never closed: nothing that could be started
+        return None
     names = wanted or (["clang++", "g++"] if sys.platform == "darwin" else ["g++", "clang++"])
     return next((path for path in map(shutil.which, names) if path), None)
 
