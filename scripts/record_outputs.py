@@ -57,7 +57,7 @@ def block(*texts: str) -> str:
     machine = read_machine()
     versions = f"PyTorch {version('torch')}, Python {platform.python_version()}, flatout {version('flatout')}"
     when = datetime.date.today().isoformat()
-    text = "\n".join(re.sub(r"[^\s`]*/(?=\.flatout/|lenet\.py|bin/flatout)", "", t) for t in texts)
+    text = "\n".join(re.sub(r"[^\s`]*/(?=\.flatout/|lenet\.py|bin/flatout|data/MNIST)", "", t) for t in texts)
     return f"```text\n{text}\n```\n\n*{machine.num_cores} cores ({machine.cpu}), {versions}, {when}.*"
 
 
