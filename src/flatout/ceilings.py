@@ -269,6 +269,10 @@ class Ceilings:
         found = [c for c in (self.get(f"matmul_{dtype}"), self.get(f"conv_{dtype}")) if c is not None]
         return max(found, key=lambda c: c.value, default=None)
 
+    def peaks(self) -> dict[str, Ceiling]:
+        """The `peak` of each type that was measured, the widest first."""
+        return {dtype: peak for dtype in ("float32", "tf32", "bfloat16") if (peak := self.peak(dtype)) is not None}
+
     def age_s(self, now_unix_s: float) -> float:
         """Seconds between the measurement and `now_unix_s`; at least 0, should a clock have been set back."""
         return max(0.0, now_unix_s - self.measured_unix_s)

@@ -153,9 +153,8 @@ def _is_broken(trial: Trial) -> bool:
 def _forgiven(trial: Trial, candidate: Candidate, space: Space) -> bool:
     """Whether what disagreed was gradients alone, and the candidate is of a class with wider limits for them."""
     gradients = all(space.levers[name].check == "gradients" for name in trial.levers)
-    classes = (widest_class(levers, space.levers) for levers in (trial.levers, candidate.levers))
-    narrow, wide = (CLASSES.index(class_) for class_ in classes)
-    return trial.outcome == "disagrees" and gradients and narrow < wide
+    wider = not allows(widest_class(trial.levers, space.levers), widest_class(candidate.levers, space.levers))
+    return trial.outcome == "disagrees" and gradients and wider
 
 
 def _contains(levers: Levers, part: Levers) -> bool:

@@ -35,7 +35,7 @@ def roofline(result: Result) -> Markup | None:
     """The script's heaviest operations under the machine's measured ceilings."""
     found, census = result.ceilings, result.census
     bandwidth = found.get("memory_copy") if found else None
-    peaks = [(d, c.value) for d in ("float32", "tf32", "bfloat16") if found and (c := found.peak(d))]
+    peaks = [(dtype, peak.value) for dtype, peak in found.peaks().items()] if found else []
     placed = [
         op for op in (census.operations if census else ()) if op.flops > 0 and op.moved_bytes > 0 and op.self_s > 0
     ]

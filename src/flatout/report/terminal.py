@@ -95,9 +95,10 @@ def _ceilings(screen: Screen, result: Result) -> None:
     if found is None:
         screen.say("ceilings", "not measured")
         return
-    peaks = [(dtype, found.peak(dtype)) for dtype in ("float32", "tf32", "bfloat16")]
-    named = [*peaks, ("memory", found.get("memory_copy"))]
-    rates = [(name, words.limit(c.value, c.unit)) for name, c in named if c is not None]
+    named = found.peaks()
+    if (memory := found.get("memory_copy")) is not None:
+        named[words.ceiling(memory.name)] = memory
+    rates = [(name, words.limit(c.value, c.unit)) for name, c in named.items()]
     parts = []
     for number, (name, rate) in enumerate(rates):
         value, _, unit = rate.partition(" ")

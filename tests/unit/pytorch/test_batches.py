@@ -75,7 +75,7 @@ def compared(watch):
 
     def compare(loader, levers=TWO):
         watched = watch(trial=False)
-        watched.pytorch.loaders.tally(loader, 1)
+        watched.pytorch.loaders.note(loader, 1)
         return compare_batches(watched.pytorch.session, levers), watched
 
     return compare

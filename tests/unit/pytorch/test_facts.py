@@ -153,7 +153,7 @@ def test_asking_fixes_no_start_method(watch):
         "from torch.utils.data import DataLoader, TensorDataset\n"
         "framework = PyTorch()\n"
         "loader = DataLoader(TensorDataset(torch.ones(4)), batch_size=2)\n"
-        "framework.loaders.tally(loader, 1)\n"
+        "framework.loaders.note(loader, 1)\n"
         "assert framework.facts().loaders[0].num_batches == 2\n"
         "assert multiprocessing.get_start_method(allow_none=True) is None\n"
         "multiprocessing.set_start_method('spawn')\n"

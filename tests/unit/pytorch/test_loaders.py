@@ -630,7 +630,7 @@ def test_batches_of_every_shape_come_as_they_are(loaders):
     batches = list(make())
     loaders.change(WORKERS)
     loader = make()
-    loaders.tally(loader, 1)
+    loaders.note(loader, 1)
     for mine, plain in zip(loader, batches, strict=True):
         base, flat, row, turned = mine["one memory"]
         assert len({t.untyped_storage().data_ptr() for t in (base, flat, row, turned)}) == 1
@@ -649,7 +649,7 @@ def test_batches_of_every_shape_come_as_they_are(loaders):
 def test_small_tensors_have_memory_of_their_own_and_large_ones_are_shared(loaders):
     loaders.change(WORKERS)
     loader = DataLoader(Shapes(), batch_size=None)
-    loaders.tally(loader, 1)
+    loaders.note(loader, 1)
     batch = next(iter(loader))
     assert not batch["scalar"].is_shared() and batch["large"].is_shared()
     assert {t.is_shared() for t in batch["many"]} == {False, True}, "as many as the pipe has room for"

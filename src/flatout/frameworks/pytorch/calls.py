@@ -118,7 +118,9 @@ class OuterCall:
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module as the script wrote it."""
-        return (self._former or self.module._call_impl)(*args, **kwargs)
+        if self._former is not None:
+            return self._former(*args, **kwargs)
+        return self.module._call_impl(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module: observed where it is the outermost, with the levers where gradients are taken."""
@@ -158,7 +160,7 @@ class OuterCall:
             return owner.capture(self, args, kwargs)
         if self.compute is not None or self.arounds:
             return self._guarded(args, kwargs)
-        out = (self._former or self.module._call_impl)(*args, **kwargs)  # `plain`, with one call less
+        out = self.plain(*args, **kwargs)
         if self.plain_dtypes is None:
             self.plain_dtypes = _dtypes(out)
         return out

@@ -20,7 +20,7 @@ class PhaseClock:
 
     >>> times = iter([0.0, 1.0, 3.0, 4.0, 10.0])
     >>> clock = PhaseClock(now=lambda: next(times))
-    >>> clock.start(); clock.push("forward"); clock.push("data"); clock.pop("data"); dict(clock.end())
+    >>> clock.start(); clock.push("forward"); clock.push("data"); clock.pop("data"); clock.end()
     {'unattributed': 1.0, 'forward': 8.0, 'data': 1.0}
     """
 
@@ -86,10 +86,7 @@ class PhaseClock:
 
     def end(self) -> dict[str, float]:
         """End the step here and begin the next one; returns the seconds by phase of the step that ended."""
-        now = self._now()
+        self._stamp()
         spent, self._spent = self._spent, defaultdict(float)
-        spent[self._top] += now - self.last
-        self.last = now
-        if self._base != "unattributed":
-            self.end_base()
-        return spent
+        self.end_base()
+        return dict(spent)

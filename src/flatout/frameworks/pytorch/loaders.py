@@ -133,14 +133,13 @@ class Loaders:
             num_bytes = None
         self._batch_bytes[loader] = num_bytes
 
-    def tally(self, loader: DataLoader[Any], num_batches: int) -> list[int]:
-        """Steps were made with batches from `loader`: where those that follow are to be counted."""
+    def note(self, loader: DataLoader[Any], num_batches: int) -> None:
+        """Steps were made with batches from `loader`."""
         seen = self._training.get(loader)
         if seen is None:  # batches before the first step that shows are not its alone
-            seen = self._training[loader] = [0, self.num_steps]
+            self._training[loader] = [0, self.num_steps]
         else:
             seen[0] += num_batches
-        return seen
 
     def ended(self, opened: Opened, trains: bool) -> None:
         """A pass is over: persistent workers of ours are kept for the next one."""

@@ -58,8 +58,7 @@ class UpdateFlags:
         self._flags: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, bool]] = weakref.WeakKeyDictionary()
         self._own: list[tuple[Group, dict[str, Any]]] = []
         self._handles: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[Any]] = weakref.WeakKeyDictionary()
-        self.any = False
-        """Whether there are flags to set."""
+        self._any = False
         self.num_updates = 0
         """Updates made with flags of ours since `engage`."""
 
@@ -67,7 +66,7 @@ class UpdateFlags:
         """Set these flags in each update from now on."""
         self.num_updates = 0
         self._flags[optimizer] = {**self._flags.get(optimizer, {}), **flags}
-        self.any = True
+        self._any = True
         if flags.get("fused"):
             _align(optimizer)
             _place_steps(optimizer, fused=True)
@@ -89,7 +88,7 @@ class UpdateFlags:
                 flags.pop(name, None)
             if not flags:
                 del self._flags[optimizer]
-        self.any = bool(self._flags)
+        self._any = bool(self._flags)
 
     def num_optimizers(self, name: str) -> int:
         """Optimizers for which the flag is engaged."""
@@ -97,6 +96,8 @@ class UpdateFlags:
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer is about to update: its groups carry the flags."""
+        if not self._any:
+            return
         flags = self._flags.get(optimizer)
         if not flags:
             return

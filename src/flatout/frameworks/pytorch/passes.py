@@ -109,8 +109,6 @@ class Pass:
         """Batches drawn since the pass was last opened."""
         self._num_untold = 0
         """Batches drawn of which it is not known yet whether a step follows."""
-        self._tally: list[int] | None = None
-        """Where batches that steps were made with are counted; None until a step has followed."""
         self._cached: list[Any] = []
         self._num_steps_before = owner.num_steps
         self.trains = False
@@ -130,13 +128,12 @@ class Pass:
         owner = self._owner
         if owner.on_fetch is not None:
             owner.on_fetch()
-        if self._tally is not None:
-            self._tally[0] += self._num_untold
-            self._num_untold = 0
-        elif self._num_untold and owner.num_steps > self._num_steps_before:
-            self.trains, self._tally = True, owner.tally(self._loader, self._num_untold)
-            self._num_untold = 0
+        if self._num_untold and owner.num_steps > self._num_steps_before:
+            self.trains = True
         self._num_steps_before = owner.num_steps
+        if self.trains:
+            owner.note(self._loader, self._num_untold)
+            self._num_untold = 0
         observer = owner.observer
         if observer is not None:
             observer.before_fetch()

@@ -59,10 +59,7 @@ class Steps:
         self._num_ended = 0
         """Steps that ended without an update."""
         self._limit = BACKWARDS_WITHOUT_UPDATE
-        self._begun = False
-        """Whether anything was updated."""
-        self._patient_until_s: float | None = None
-        """Until when optimizers that have not updated yet are waited for; None where none is."""
+        self._first_update_s: float | None = None
         self.ended_by: EndedBy = "optimizer"
         """What ends a step."""
 
@@ -111,7 +108,7 @@ class Steps:
         framework = self._framework
         if framework.session.silent:
             return None
-        if not self._begun:
+        if self._first_update_s is None:
             self._begin()
         if get_ident() != framework.calls.thread:
             return None
@@ -120,9 +117,8 @@ class Steps:
             if known.num_groups != len(optimizer.param_groups):
                 known.num_groups = len(optimizer.param_groups)
                 framework.meet(optimizer)
-            flags, observer = framework.session.flags, framework.observer
-            if flags.any:
-                flags.before_update(optimizer)
+            framework.session.flags.before_update(optimizer)
+            observer = framework.observer
             if observer.depth == "phases":
                 if known.updating:  # its last update raised, and never ended
                     observer.pop("optimizer")
@@ -149,8 +145,7 @@ class Steps:
 
     def _begin(self) -> None:
         """The first update of all: this thread is the one that trains."""
-        self._begun = True
-        self._patient_until_s = perf_counter() + PATIENCE_S
+        self._first_update_s = perf_counter()
         self._framework.calls.thread = get_ident()
         self._stop_counting()
         self._rhythm.expect(num_optimizers())
@@ -197,25 +192,17 @@ class Steps:
             return
         try:
             self._num_updates += 1
-            known, flags, observer = self._known_of(optimizer), framework.session.flags, framework.observer
-            if flags.any:
-                flags.after_update(optimizer)
-            if observer.depth == "phases":
-                observer.pop("optimizer")
+            known = self._known_of(optimizer)
+            framework.session.flags.after_update(optimizer)
+            if framework.observer.depth == "phases":
+                framework.observer.pop("optimizer")
                 known.updating = False
-            if self._patient_until_s is not None:
-                self._wait_for_optimizers(self._patient_until_s)
+            if self._rhythm.waits and perf_counter() - (self._first_update_s or 0.0) > PATIENCE_S:
+                self._rhythm.expect(0)
             if self._rhythm.update(known.place):
                 framework.end_of_step()
         except Exception as problem:  # noqa: BLE001
             framework.fail("recorder", problem)
-
-    def _wait_for_optimizers(self, until_s: float) -> None:
-        """Wait no more for optimizers that have not updated yet where each has, or time is up."""
-        if not self._rhythm.waits:
-            self._patient_until_s = None
-        elif perf_counter() > until_s:
-            self._rhythm.expect(0)
 
     def _count_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         framework = self._framework
