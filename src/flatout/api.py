@@ -155,8 +155,13 @@ class Ran:
     inapplicable: dict[str, str] = field(default_factory=dict)
 
 
-def run(request: RunRequest, say: Callable[[str], None] = lambda line: None) -> Ran:
+def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, show: Show | None = None) -> Ran:
     """Run a script under its plan, in the foreground; signals, output and exit status are the script's.
+
+    Args:
+        request: What to run, and under what.
+        say: Is given each line that the user shall see.
+        show: Who is told of the progress of a recheck.
 
     Raises:
         FlatoutError: Before the start; the script's own failure is in the outcome.
@@ -171,7 +176,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None) -> 
     wish = Wish(plan=request.plan, levers=wanted, accept=request.accept, recheck=request.recheck)
     chosen = running.engagement(wish, here)
     if chosen.misfits and request.recheck and request.script is not None:
-        chosen = _recheck(chosen, request, say)
+        chosen = _recheck(chosen, request, say, show)
     with folder.for_run(request.script.stem if request.script else "exec") as (run_folder, problem):
         if run_folder is None:  # levers reach the script through files
             chosen = Engagement(line="running plainly")
@@ -179,14 +184,14 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None) -> 
         outcome = foreground.run(
             foreground.Foreground(
                 command=tuple(request.script.command) if request.script else request.launcher,
-                key=here.script,
+                script=here.script,
                 arguments=here.arguments,
                 run_folder=run_folder,
                 levers=chosen.levers,
                 registry=registry,
                 toggle=not request.fixed,
                 cores_quota=here.machine().cores_quota if chosen.levers else None,
-                cache_folder=_compiled(chosen, (request.plan or Path(plan_file.DEFAULT)).parent),
+                cache_folder=_compiled(chosen, request.plan or Path(plan_file.DEFAULT)),
                 launcher=bool(request.launcher),
             )
         )
@@ -202,11 +207,11 @@ def _inapplicable(levers: Levers, facts: Facts | None, here: Here) -> dict[str, 
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def _compiled(chosen: Engagement, folder_of_plan: Path) -> str | None:
+def _compiled(chosen: Engagement, path: Path) -> str | None:
     """The kernels that the trials compiled, where they are still there."""
     if chosen.plan is None or not chosen.plan.run:
         return None
-    place = folder_of_plan / chosen.plan.run / "compiled"
+    place = plan_file.folder_of(path) / chosen.plan.run / "compiled"
     return str(place.resolve()) if place.is_dir() else None
 
 
@@ -214,16 +219,16 @@ def _here(request: RunRequest, registry: dict[str, Lever]) -> Here:
     script = request.script
     path = request.plan or Path(plan_file.DEFAULT)
     if script is not None:
-        key, arguments = script.key, script.arguments
+        name, arguments = script.name, script.arguments
     else:
         # The plan of a launched script is found by the first word that names a script with a plan.
         known = _scripts_of(path, named=request.plan is not None)
-        place = next((i for i, w in enumerate(request.launcher) if os.path.normpath(w) in known), None)
-        key = os.path.normpath(request.launcher[place]) if place is not None else " ".join(request.launcher[:3])
+        place = next((i for i, w in enumerate(request.launcher) if plan_file.key_of(w, path) in known), None)
+        name = os.path.normpath(request.launcher[place]) if place is not None else " ".join(request.launcher[:3])
         arguments = request.launcher[place + 1 :] if place is not None else ()
     version = _framework_version() if request.levers is None and path.exists() else ""
     return Here(
-        script=key,
+        script=name,
         arguments=arguments,
         machine=functools.cache(read_machine),
         framework_version=version,
@@ -250,7 +255,7 @@ def _framework_version() -> str:
     return "none"
 
 
-def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None]) -> Engagement:
+def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None], show: Show | None) -> Engagement:
     """Measure the plan's own set of levers here, and engage it only where it wins here too."""
     from flatout import measuring
     from flatout.search import Choice
@@ -263,7 +268,7 @@ def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None]
         budget_s=60.0, choice=Choice(accept=request.accept), terms=request.terms or Terms(), exactly=chosen.levers
     )
     try:
-        found = measuring.measured("tune", request.script, goal, Show(), None, write_plan=False)
+        found = measuring.measured("tune", request.script, goal, show or Show(), None, write_plan=False)
     except UsageError:
         raise
     except FlatoutError as problem:  # the run does not depend on it
@@ -271,7 +276,8 @@ def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None]
     if found.plan is None:
         return Engagement(line=f"the plan does not win here ({found.verdict}), running plainly")
     ratio = found.plan.ratio
-    return Engagement(levers=chosen.levers, plan=found.plan, line=f"the plan holds here: {ratio:.2g}x expected")
+    plan = plan_file.seen_from(request.plan or Path(plan_file.DEFAULT), found.plan)
+    return Engagement(levers=chosen.levers, plan=plan, line=f"the plan holds here: {ratio:.2g}x expected")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-import os
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from flatout import plan_file, result
-from flatout.ceilings import Ceilings
+from flatout.ceilings import Ceilings, Machine
 from flatout.errors import MachineError, UsageError
 from flatout.frameworks.pytorch.levers import registry
-from flatout.plan import CLASSES
+from flatout.plan import CLASSES, allows
 from flatout.result import Result
 from flatout.run import calibrate, folder, isolation
 from flatout.run.machine import read_machine
 from flatout.run.script import Script, check_source
+from flatout.search import Choice
 from flatout.trials.bench import opened
 from flatout.trials.conduct import Conduct, Goal, Show
 
@@ -36,18 +39,30 @@ def measured(
         FlatoutError: See `flatout.errors`.
     """
     check_source(script)
-    _check_goal(goal)
+    machine = read_machine()
+    _check_goal(goal, machine)
     goal = with_isolation(goal)
-    with folder.claimed(Path.cwd(), script.stem) as run_folder:
-        conduct = Conduct(script, run_folder, read_machine(), goal, show)
+    with folder.claimed(Path.cwd(), script.stem) as run_folder, _discarded_if_stopped(run_folder):
+        conduct = Conduct(script, run_folder, machine, goal, show)
         with opened(conduct.bench):
             conduct.measure_ceilings = lambda: _ceilings(conduct)
             found = conduct.run(command)
         if found.plan is not None and write_plan:
             place = plan or Path(plan_file.DEFAULT)
-            plan_file.write(replace(found.plan, run=os.path.relpath(found.plan.run, place.parent)), place)
+            plan_file.write(plan_file.seen_from(place, found.plan), place)
             found = result.with_plan_path(found, str(place))
         return _saved(found, run_folder)
+
+
+@contextlib.contextmanager
+def _discarded_if_stopped(run_folder: Path) -> Iterator[None]:
+    """Who stops a measurement before it came to a result gets no folder; a failure keeps what the script said."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if not (run_folder / result.FILE).exists():
+            shutil.rmtree(run_folder, ignore_errors=True)
+        raise
 
 
 def _saved(found: Result, run_folder: Path) -> Result:
@@ -67,7 +82,7 @@ def _ceilings(conduct: Conduct) -> Ceilings | None:
         return None
 
 
-def _check_goal(goal: Goal) -> None:
+def _check_goal(goal: Goal, machine: Machine) -> None:
     if goal.budget_s is not None and goal.budget_s <= 0:
         raise UsageError(
             "a budget of `0` leaves no time to measure",
@@ -88,6 +103,28 @@ def _check_goal(goal: Goal) -> None:
         raise UsageError(
             f"no such class: `{goal.choice.accept}`", cause="classes are " + ", ".join(CLASSES), hint="`flatout levers`"
         )
+    _check_named(goal.choice, machine)
+
+
+def _check_named(choice: Choice, machine: Machine) -> None:
+    """Where levers were named, one of them can be tried; else minutes would be spent on a foregone answer."""
+    named = [registry()[name] for name in choice.only or () if name not in choice.without]
+    refused = [lever for lever in named if not allows(choice.accept, lever.class_)]
+    lacking = {lever.name: why for lever in named if (why := lever.lacks(machine)) is not None}
+    if not named or any(lever not in refused and lever.name not in lacking for lever in named):
+        return
+    if lacking:
+        raise MachineError(
+            "no lever of `--levers` can be engaged on this machine",
+            cause="; ".join(f"{name} {why}" for name, why in lacking.items()),
+            hint="install it, or name other levers",
+        )
+    wanted = max((lever.class_ for lever in refused), key=CLASSES.index)
+    raise UsageError(
+        f"no lever of `--levers` is admitted by `--accept {choice.accept}`",
+        cause="; ".join(f"{lever.name} is of class {lever.class_}" for lever in refused),
+        hint=f"`--accept {wanted}`, or name other levers",
+    )
 
 
 def _unknown_lever(name: str) -> UsageError:

@@ -75,6 +75,10 @@ class Lever(ABC):
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """None where the lever can be tried here, else why not, in a few words."""
 
+    def lacks(self, machine: Machine) -> str | None:
+        """What this machine lacks, so that it cannot be engaged whatever the script does; None where nothing."""
+        return None
+
     def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
         """The settings worth trying, most promising first."""
         return ({},)

@@ -41,6 +41,32 @@ _NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOT
 """What network file systems say that cannot lock a folder."""
 
 
+def folder_of(path: Path) -> Path:
+    """The folder in which the file really lies: what a plan names is found from there, whoever reads it from where."""
+    return Path(os.path.realpath(path)).parent
+
+
+def key_of(script: str, path: Path) -> str:
+    """What the file at `path` calls a script that was typed as `script`: the way to it from the file's folder.
+
+    So every way of typing one script finds its plan, and scripts of one name in several folders have a plan each.
+    A module is known by its name.
+    """
+    if script.startswith("-m "):
+        return script
+    try:
+        folder, name = os.path.split(os.path.abspath(script))
+    except OSError:  # the working folder is gone
+        return script
+    return os.path.relpath(os.path.join(os.path.realpath(folder), name), folder_of(path))
+
+
+def seen_from(path: Path, plan: Plan) -> Plan:
+    """A plan as the file at `path` holds it: its script and its run folder as they are found from the file's folder."""
+    run = os.path.relpath(plan.run, folder_of(path)) if plan.run else ""
+    return replace(plan, script=key_of(plan.script, path), run=run)
+
+
 def write(plan: Plan, path: Path) -> None:
     """Put the plan into the file, in place of the former plan of the same script; everything else stays.
 
@@ -200,25 +226,25 @@ def scripts(path: Path) -> tuple[str, ...]:
     return tuple(_plans(path))
 
 
-def read(path: Path, script: str) -> Plan:
-    """The plan of one script.
+def read(path: Path, key: str) -> Plan:
+    """The plan of the script that the file calls `key`, see `key_of`.
 
     Raises:
         RecordError: Missing, torn, from a newer version, or without a plan for this script.
     """
     plans = _plans(path)
-    if script not in plans:
+    if key not in plans:
         others = ", ".join(f"`{name}`" for name in plans) or "no script at all"
         raise RecordError(
-            f"`{path}` has no plan for `{script}`",
+            f"`{path}` has no plan for `{key}`",
             cause=f"it has plans for {others}",
-            hint=f"`flatout tune {script}` makes one",
+            hint="`flatout tune` makes one; a script is called as it is found from the folder of the file",
         )
-    table = plans[script]
+    table = plans[key]
     if not isinstance(table, dict):
-        raise torn(path, f"the plan of `{script}` is not a table")
-    value = {"format": PLAN_FORMAT, "levers": {}, **table, "script": script}
-    where = f"`{path}`, plan of `{script}`"
+        raise torn(path, f"the plan of `{key}` is not a table")
+    value = {"format": PLAN_FORMAT, "levers": {}, **table, "script": key}
+    where = f"`{path}`, plan of `{key}`"
     plan = from_json(Plan, value, where=where)
     if plan.class_ not in CLASSES:
         raise torn(path, f"`class_` is `{plan.class_}`, not one of {', '.join(CLASSES)}")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flatout import plan_file
 from flatout.ceilings import Machine
-from flatout.errors import FlatoutError, RecordError, UsageError
+from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
 from flatout.plan import CLASSES, Lever, Plan, allows, label
 from flatout.trace import Levers, Setting
 
@@ -85,7 +85,7 @@ def engagement(wish: Wish, here: Here) -> Engagement:
     if wish.plan is None and not path.exists():
         return Engagement(line=f"no plan for `{here.script}` here, running plainly; `flatout tune` makes one")
     try:
-        plan = plan_file.read(path, here.script)
+        plan = plan_file.read(path, plan_file.key_of(here.script, path))
         _check_levers(plan, here, path)
         _check_class(plan, wish, here, path)
     except FlatoutError as problem:
@@ -105,6 +105,14 @@ def _as_named(levers: Levers, wish: Wish, here: Here) -> Engagement:
                 f"the lever `{name}` is of class {wanted}, `--accept {wish.accept}` does not admit it",
                 cause=EACH_CLASS,
                 hint=f"`--accept {wanted}`",
+            )
+    for name in levers:
+        missing = here.registry[name].lacks(here.machine())
+        if missing is not None:
+            raise MachineError(
+                f"the lever `{name}` cannot be engaged on this machine",
+                cause=missing,
+                hint="install it, or leave the lever out",
             )
     unchecked = [name for name in levers if here.registry[name].check == "batches"]
     if unchecked and wish.accept == "exact":
@@ -128,10 +136,8 @@ def _fitting(plan: Plan, path: Path, wish: Wish, here: Here) -> Engagement:
                 + (f"; also: {'; '.join(misfits[1:])}" if len(misfits) > 1 else ""),
                 hint=f"`flatout tune {here.script}` here, or `flatout run --recheck {here.script}` to test its levers",
             )
-        return Engagement(
-            line=f"the plan in `{path}` was made elsewhere ({misfits[0]}), running plainly; `--recheck` tests it",
-            misfits=misfits,
-        )
+        where = f"the plan in `{path}` was made elsewhere ({', '.join(misfits)})"
+        return Engagement(line=f"{where}, running plainly; `--recheck` tests it", misfits=misfits)
     return Engagement(levers=plan.levers, line=_line(plan, path, here), plan=plan, misfits=misfits)
 
 

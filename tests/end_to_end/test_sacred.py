@@ -666,7 +666,7 @@ def test_two_hundred_runs_leave_no_process_no_descriptor_and_no_pipe(folder):
         "from flatout.run import folder, foreground\n"
         "def once():\n"
         "    with folder.for_run('nothing') as (place, problem):\n"
-        "        what = foreground.Foreground(command=(sys.executable, '-S', 'nothing.py'), key='', arguments=(),\n"
+        "        what = foreground.Foreground(command=(sys.executable, '-S', 'nothing.py'), script='', arguments=(),\n"
         "            run_folder=place, levers={}, registry={})\n"
         "        assert foreground.run(what).exit_code == 0\n"
         "once()\n"

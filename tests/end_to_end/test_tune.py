@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import handmade
+from flatout import plan_file
 from flatout.run import isolation
 
 pytest.importorskip("torch")
@@ -191,6 +195,30 @@ def test_ctrl_c_leaves_no_child_alive(tmp_path: Path) -> None:
     mark = f"FLATOUT_TEST_MARK={tmp_path}".encode()
     left = [p for p in Path("/proc").glob("[0-9]*/environ") if mark in _bytes(p)]
     assert left == []
+    assert sorted(p.name for p in (tmp_path / ".flatout").iterdir()) == [".gitignore", "lock"]
+
+
+def test_a_recheck_that_is_told_to_end_leaves_neither_a_child_nor_its_files(tmp_path: Path) -> None:
+    shutil.copy(TINY, tmp_path / "train.py")
+    elsewhere = handmade.plan("train.py", machine=replace(handmade.MACHINE, num_cores=512))
+    plan_file.write(elsewhere, tmp_path / "flatout.toml")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(CACHE)}
+    process = subprocess.Popen(
+        [*FLATOUT, "run", "--recheck", *HERE, "train.py"],
+        cwd=tmp_path,
+        env={**environment, "FLATOUT_TEST_MARK": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not list(tmp_path.glob(".flatout/*/trace-1.jsonl")):
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        time.sleep(0.1)
+    process.terminate()
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 143 and "here first, up to a minute" in said
+    mark = f"FLATOUT_TEST_MARK={tmp_path}".encode()
+    assert [p for p in Path("/proc").glob("[0-9]*/environ") if mark in _bytes(p)] == []
+    assert sorted(p.name for p in (tmp_path / ".flatout").iterdir()) == [".gitignore", "lock"]
 
 
 def _bytes(path: Path) -> bytes:

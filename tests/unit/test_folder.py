@@ -107,7 +107,10 @@ def test_an_error_within_a_run_passes_and_the_temporary_folder_goes(tmp_path, mo
 
 
 def test_the_newest_result_is_found_and_others_by_name_or_path(tmp_path):
-    with pytest.raises(RecordError, match="no run"):
+    with pytest.raises(RecordError, match="nothing was measured in this folder yet"):
+        folder.find(tmp_path, None)
+    folder.new(tmp_path, "other")
+    with pytest.raises(RecordError, match="not measured to the end"):
         folder.find(tmp_path, None)
     old, new, unfinished = (folder.new(tmp_path, "train") for _ in range(3))
     for place, when_s in ((old, 100), (new, 200)):

@@ -35,7 +35,13 @@ def watched(tmp_path):
 
     def build(levers=PLAN, **settings):
         what = Foreground(
-            command=(), key="train.py", arguments=(), run_folder=tmp_path, levers=levers, registry=REGISTRY, **settings
+            command=(),
+            script="train.py",
+            arguments=(),
+            run_folder=tmp_path,
+            levers=levers,
+            registry=REGISTRY,
+            **settings,
         )
         session = SessionSpec(mode="run", **session_files(tmp_path, "run"))
         os.mkfifo(session.orders)
@@ -293,7 +299,7 @@ def test_under_a_launcher_the_first_process_counts_the_steps_and_each_tells_of_f
 
 
 def plain(tmp_path, command, **settings):
-    return Foreground(command=command, key="", arguments=(), run_folder=tmp_path, levers={}, registry={}, **settings)
+    return Foreground(command=command, script="", arguments=(), run_folder=tmp_path, levers={}, registry={}, **settings)
 
 
 def test_a_launcher_that_is_not_there_is_a_usage_error_and_leaves_nothing(tmp_path):

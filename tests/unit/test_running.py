@@ -91,9 +91,17 @@ def test_a_plan_that_fits_is_engaged_with_one_line():
 
 def test_a_plan_that_was_named_is_engaged_from_where_it_lies(folder):
     (folder / "plans").mkdir()
-    path = found("plans/mine.toml")
+    path = found("plans/mine.toml", script="../train.py")
     chosen = engagement(Wish(plan=path), here())
     assert chosen.levers == plan().levers and "from plans/mine.toml" in chosen.line
+
+
+def test_a_plan_of_another_folders_script_of_the_same_name_is_not_taken(folder, monkeypatch):
+    found()
+    (folder / "other").mkdir()
+    monkeypatch.chdir("other")
+    assert "has no plan for `other/train.py`" in refusal(Wish(plan=Path("../flatout.toml"))).error
+    assert engagement(Wish(plan=Path("../flatout.toml")), here(script="../train.py")).levers == plan().levers
 
 
 def test_other_arguments_are_said_and_stop_nothing():
@@ -296,6 +304,6 @@ def test_a_recheck_measures_the_plans_own_levers_as_far_as_the_user_accepts(monk
     monkeypatch.setattr(measuring, "measured", measured)
     chosen = Engagement(levers={"bf16": {}}, misfits=("another machine",))
     request = api.RunRequest(script=Script(path="train.py"), accept="statistical", recheck=True)
-    found = api._recheck(chosen, request, lambda line: None)
+    found = api._recheck(chosen, request, lambda line: None, None)
     assert asked == [("tune", {"bf16": {}}, "statistical", False)]
     assert not found.levers and "no namespaces" in found.line

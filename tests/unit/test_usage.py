@@ -1,12 +1,13 @@
 """What is typed wrongly is said in three parts, and a result is shown again as it was."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 
-from flatout import measuring
+from flatout import api, measuring
 from flatout.cli import flatout
 from flatout.cli.foreground import misplaced
 from flatout.cli.progress import trial_line
@@ -19,6 +20,7 @@ from flatout.run.script import Script
 from flatout.search import Choice
 from flatout.trials.conduct import Goal, Show
 from flatout.trials.unmeasurable import cannot_measure
+from handmade import MACHINE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 
@@ -32,9 +34,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def complaint(capsys, *words):
-    """The three parts of the usage error that a command line ends in."""
-    assert flatout.main(list(words), prog_name="flatout") == 2
+def complaint(capsys, *words, code=2):
+    """The three parts of the error that a command line ends in."""
+    assert flatout.main(list(words), prog_name="flatout") == code
     out, err = capsys.readouterr()
     error, cause, hint = err.splitlines()
     assert (out, error[:7], cause[:7], hint[:7]) == ("", "error: ", "cause: ", "hint:  ")
@@ -113,6 +115,23 @@ def test_an_error_of_a_script_that_got_such_an_option_says_so_too(capsys, monkey
 def test_levers_that_are_all_left_out_again_are_refused_before_anything_runs(capsys, folder):
     error, _, hint = complaint(capsys, "tune", "--levers", "bf16,threads", "--without", "threads,bf16", "train.py")
     assert error.startswith("nothing is left to try") and "`--levers none`" in hint
+    assert not (folder / ".flatout").exists()
+
+
+def test_levers_that_accept_does_not_admit_are_refused_before_anything_runs(capsys, folder):
+    error, cause, hint = complaint(capsys, "tune", "--levers", "bf16,tf32", "--accept", "exact", "train.py")
+    assert error == "no lever of `--levers` is admitted by `--accept exact`"
+    assert "bf16 is of class precision" in cause and hint.startswith("`--accept precision`")
+    assert not (folder / ".flatout").exists()
+
+
+def test_levers_that_this_machine_cannot_engage_are_refused_before_anything_runs(capsys, folder, monkeypatch):
+    monkeypatch.setattr(measuring, "read_machine", lambda: replace(MACHINE, cxx_compiler=None))
+    error, cause, _ = complaint(capsys, "tune", "--levers", "compile", "train.py", code=5)
+    assert error == "no lever of `--levers` can be engaged on this machine" and "C++ compiler" in cause
+    monkeypatch.setattr(api, "read_machine", lambda: replace(MACHINE, cxx_compiler=None))
+    error, cause, _ = complaint(capsys, "run", "--levers", "compile", "train.py", code=5)
+    assert error == "the lever `compile` cannot be engaged on this machine" and "C++ compiler" in cause
     assert not (folder / ".flatout").exists()
 
 

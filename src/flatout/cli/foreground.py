@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -23,7 +24,7 @@ def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet:
         if not quiet:
             talk(line)
 
-    ran = api.run(request, say)
+    ran = _rechecked(request, say, quiet=quiet) if request.recheck else api.run(request, say)
     try:
         say(closing_line(ran) + misplaced(request.script, ran.outcome.exit_code))
         if json_file is not None:
@@ -31,6 +32,21 @@ def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet:
     except BaseException as problem:  # noqa: BLE001  the script's own status is what counts, Ctrl-C here or not
         talk(f"no summary: {type(problem).__name__}: {problem}")
     leave_as(ran.outcome.exit_code)
+
+
+def _rechecked(request: api.RunRequest, say: Callable[[str], None], *, quiet: bool) -> api.Ran:
+    """Run, with what only a recheck needs: it may take a minute, in which children are at work."""
+    from flatout.cli.progress import Progress, end_children_when_told_to_end
+
+    end_children_when_told_to_end()
+    progress = Progress()
+    show = api.Show(stage=progress.show.stage, tick=progress.show.tick)
+
+    def say_in_its_place(line: str) -> None:
+        progress.clear()
+        say(line)
+
+    return api.run(request, say_in_its_place, None if quiet or not sys.stderr.isatty() else show)
 
 
 def misplaced(script: Script | None, exit_code: int) -> str:

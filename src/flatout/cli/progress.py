@@ -24,11 +24,17 @@ REASON = 80
 
 def measured(call: Callable[[Show], Result], *, as_json: bool, verbose: bool = False) -> None:
     """Make the call with live progress on stderr, and show its result."""
-    signal.signal(signal.SIGTERM, _stop)  # so that children are ended when we are told to stop
+    end_children_when_told_to_end()
     progress = Progress()
     with progress:
         result = call(progress.show)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # who stopped it twice still wants to see what it came to
     show(result, as_json=as_json, verbose=verbose)
+
+
+def end_children_when_told_to_end() -> None:
+    """Make SIGTERM an exception, which leaves every context on its way: children are ended, their files removed."""
+    signal.signal(signal.SIGTERM, _stop)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -66,7 +72,7 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._clear()
+        self.clear()
 
     def _stage(self, text: str, share: float) -> None:
         changed = text != self._text
@@ -80,7 +86,7 @@ class Progress:
 
     def _trial(self, trial: Trial) -> None:
         self._num_trials += 1
-        self._clear()
+        self.clear()
         print(trial_line(trial), file=sys.stderr, flush=True)
 
     def _tick(self) -> None:
@@ -97,6 +103,7 @@ class Progress:
         line = f"{bar} {spent_s:3.0f} s{left}  {self._text}"
         print(f"\r\x1b[2K{line[:110]}", end="", file=sys.stderr, flush=True)
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Take the line away, so that another can be printed in its place."""
         if self._terminal:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)

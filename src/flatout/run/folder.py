@@ -175,11 +175,14 @@ def find(folder: Path, name: str | None) -> Path:
             f"no such run: `{name}`", cause="neither a folder nor a name under `.flatout/`", hint="`ls .flatout`"
         )
     place = folder / ROOT
-    runs = [p for p in place.glob("*-*") if p.is_dir() and (p / "result.json").exists()] if place.is_dir() else []
+    folders = [p for p in place.glob("*-*") if p.is_dir()] if place.is_dir() else []
+    runs = [p for p in folders if (p / "result.json").exists()]
     if not runs:
         raise RecordError(
-            f"no run in `{place}`",
-            cause="nothing was measured in this folder yet",
+            f"no result in `{place}`",
+            cause="its folders hold records of runs, and of what was not measured to the end"
+            if folders
+            else "nothing was measured in this folder yet",
             hint="`flatout tune SCRIPT` or `flatout why SCRIPT` first",
         )
     return max(runs, key=lambda p: (p / "result.json").stat().st_mtime)

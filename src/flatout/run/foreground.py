@@ -85,7 +85,7 @@ class Foreground:
 
     Attributes:
         command: What is executed.
-        key: What the plan file calls the script.
+        script: What the trace calls the script.
         arguments: The script's own.
         run_folder: Where its trace goes; None where nothing can be written, then the script runs plainly.
         levers: What to engage.
@@ -95,7 +95,7 @@ class Foreground:
     """
 
     command: tuple[str, ...]
-    key: str
+    script: str
     arguments: tuple[str, ...]
     run_folder: Path | None
     levers: Levers
@@ -135,7 +135,7 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
         **session_files(what.run_folder, "run"),  # type: ignore[arg-type]
         levers=what.levers,
         per_process=what.launcher,
-        script=what.key,
+        script=what.script,
         arguments=what.arguments,
         cache_folder=what.cache_folder,
         cores_quota=what.cores_quota,

@@ -34,10 +34,10 @@ class Script:
     flags: tuple[str, ...] = ()
 
     @property
-    def key(self) -> str:
-        """What the plan file calls it.
+    def name(self) -> str:
+        """What messages and records call it.
 
-        >>> Script(module="package.train").key, Script(path="src/train.py").key
+        >>> Script(module="package.train").name, Script(path="./src/train.py").name
         ('-m package.train', 'src/train.py')
         """
         if self.module is not None:

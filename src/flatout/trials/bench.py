@@ -140,7 +140,7 @@ class Bench:
         self._num_children += 1
         if self._num_children > MAX_RESTARTS:
             raise Inconclusive(
-                f"`{self.script.key}` ended {MAX_RESTARTS} times before enough was measured",
+                f"`{self.script.name}` ended {MAX_RESTARTS} times before enough was measured",
                 cause="one run of it makes too few training steps",
                 hint="give it more epochs for `tune`; the plan then serves the shorter run as well",
             )
@@ -160,7 +160,7 @@ class Bench:
             mode="trial",
             **session_files(self.run_folder, self._name),  # type: ignore[arg-type]
             endless=self._endless,
-            script=self.script.key,
+            script=self.script.name,
             arguments=self.script.arguments,
             capture_bytes=self.terms.capture_bytes,
             writable=isolation.writable(self._scratch) if self._scratch is not None else (),
@@ -246,7 +246,7 @@ class Bench:
             self._raise_failures(records, levers)
             return records
         raise Inconclusive(
-            f"`{self.script.key}` ends before {self.size.num_steps} steps can be measured",
+            f"`{self.script.name}` ends before {self.size.num_steps} steps can be measured",
             cause="one run of it makes too few training steps",
             hint="give it more epochs for `tune`; the plan then serves the shorter run as well",
         )

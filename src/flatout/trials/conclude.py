@@ -37,7 +37,7 @@ def result_of(conduct: Conduct, command: Literal["tune", "why"]) -> Result:
         command=command,
         flatout=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        script=conduct.script.key,
+        script=conduct.script.name,
         typed=conduct.script.typed,
         header=bench.header,
         machine=conduct.machine,
@@ -105,7 +105,7 @@ def _plan(conduct: Conduct, result: Result, won: Trial) -> Plan:
     return Plan(
         format=PLAN_FORMAT,
         flatout=__version__,
-        script=conduct.script.key,
+        script=conduct.script.name,
         arguments=conduct.script.arguments,
         levers=won.levers,
         ratio=won.ratio,

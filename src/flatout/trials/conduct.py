@@ -156,6 +156,8 @@ class Conduct:
             try:
                 self.try_all()
             except KeyboardInterrupt:
+                if self.goal.exactly is not None:  # nothing of it is kept, and who asked for it waits no more
+                    raise
                 self.stopped = "you stopped it"
             try:
                 self.prove()

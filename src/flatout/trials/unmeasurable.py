@@ -19,32 +19,32 @@ def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
     last = f"the last line it printed: `{_plain(printed[-1])[:160]}`" if printed else "it printed nothing"
     if end.hung and end.num_steps:
         return ScriptError(
-            f"`{script.key}` stopped making training steps",
+            f"`{script.name}` stopped making training steps",
             cause=f"after {end.num_steps} steps none came in time; {last}",
             hint=f"{again}; if its steps only take long, `--start-limit 10m` waits longer for the first ones",
         )
     if end.hung and end.trained:
         return ScriptError(
-            f"`{script.key}` did not make its first few training steps within {limit_s:.0f} s",
+            f"`{script.name}` did not make its first few training steps within {limit_s:.0f} s",
             cause=f"its steps take very long, or it stopped; {last}",
             hint="`--start-limit 10m` waits longer",
         )
     if end.hung:
         return ScriptError(
-            f"`{script.key}` made no training step within {limit_s:.0f} s",
+            f"`{script.name}` made no training step within {limit_s:.0f} s",
             cause=f"no optimizer update was seen; {last}",
             hint="`--start-limit 10m` waits longer; steps are seen through `torch.optim` and through backward passes",
         )
     if end.finished:
         few = f"after {end.num_steps} training steps" if end.num_steps else "without a training step"
         return ScriptError(
-            f"`{script.key}` ended {few}",
+            f"`{script.name}` ended {few}",
             cause="no optimizer update was seen" if not end.num_steps else "that is too few to measure",
             hint="give it more epochs or more data" if end.num_steps else "is this the script that trains?",
         )
     if end.exit_code is not None and end.exit_code < 0:
-        return ScriptError(f"`{script.key}` was {end.sentence()}", cause=last, hint=again)
-    return ScriptError(f"`{script.key}` failed: {_plain(end.sentence())}", cause=last, hint=again)
+        return ScriptError(f"`{script.name}` was {end.sentence()}", cause=last, hint=again)
+    return ScriptError(f"`{script.name}` failed: {_plain(end.sentence())}", cause=last, hint=again)
 
 
 def _plain(text: str) -> str:

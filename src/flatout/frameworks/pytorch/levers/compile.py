@@ -37,11 +37,13 @@ class Compile(Lever):
             return "no model call was found"
         if any(model.compiled for model in facts.models):
             return "the script compiles its model itself"
-        if machine.cxx_compiler is None:
-            return "needs a C++ compiler (`g++` or `clang++`), none was found"
         if any(model.recurrent for model in facts.models):
             return "recurrent layers are not compiled well: PyTorch runs them as they are"
-        return None
+        return self.lacks(machine)
+
+    def lacks(self, machine: Machine) -> str | None:
+        """A C++ compiler: generated kernels are built by it."""
+        return None if machine.cxx_compiler else "needs a C++ compiler (`g++` or `clang++`), none was found"
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Compute each outermost call through its compiled form, made once and kept with the model."""
