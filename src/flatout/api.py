@@ -263,10 +263,8 @@ def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None]
     from flatout.trials.conduct import Goal, Show
 
     assert request.script is not None
-    say(f"testing {label(chosen.levers)} here first, up to a minute ({', '.join(chosen.misfits)})")
-    goal = Goal(
-        budget_s=60.0, choice=Choice(accept=request.accept), terms=request.terms or Terms(), exactly=chosen.levers
-    )
+    say(f"testing {label(chosen.levers)} here first, about a minute ({', '.join(chosen.misfits)})")
+    goal = Goal(choice=Choice(accept=request.accept), terms=request.terms or Terms(), exactly=chosen.levers)
     try:
         found = measuring.measured("tune", request.script, goal, show or Show(), None, write_plan=False)
     except UsageError:

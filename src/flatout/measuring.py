@@ -43,10 +43,10 @@ def measured(
     _check_goal(goal, machine)
     goal = with_isolation(goal)
     with folder.claimed(Path.cwd(), script.stem) as run_folder, _discarded_if_stopped(run_folder):
-        conduct = Conduct(script, run_folder, machine, goal, show)
+        conduct = Conduct(script, run_folder, machine, goal, show, command)
         with opened(conduct.bench):
             conduct.measure_ceilings = lambda: _ceilings(conduct)
-            found = conduct.run(command)
+            found = conduct.run()
         if found.plan is not None and write_plan:
             place = plan or Path(plan_file.DEFAULT)
             plan_file.write(plan_file.seen_from(place, found.plan), place)

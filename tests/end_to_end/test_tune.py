@@ -215,7 +215,7 @@ def test_a_recheck_that_is_told_to_end_leaves_neither_a_child_nor_its_files(tmp_
         time.sleep(0.1)
     process.terminate()
     said = process.communicate(timeout=60)[1]
-    assert process.returncode == 143 and "here first, up to a minute" in said
+    assert process.returncode == 143 and "here first, about a minute" in said
     mark = f"FLATOUT_TEST_MARK={tmp_path}".encode()
     assert [p for p in Path("/proc").glob("[0-9]*/environ") if mark in _bytes(p)] == []
     assert sorted(p.name for p in (tmp_path / ".flatout").iterdir()) == [".gitignore", "lock"]

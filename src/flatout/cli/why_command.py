@@ -8,12 +8,12 @@ from flatout.cli import options
 
 
 @click.command("why", cls=options.ScriptCommand, context_settings=options.SCRIPT_SETTINGS)
-@click.option("--budget", default="1m", show_default=True, metavar="TIME", help="Aim to be done in this time.")
+@click.option("--budget", metavar="TIME", help="Aim to be done in this time.  [default: 1m; more where steps are slow]")
 @options.terms
 @options.as_json
 @options.script_words
 def command(
-    words: tuple[str, ...], module: str | None, budget: str, allow_writes: bool, start_limit: str, as_json: bool
+    words: tuple[str, ...], module: str | None, budget: str | None, allow_writes: bool, start_limit: str, as_json: bool
 ) -> None:
     """Measure where each step of SCRIPT goes, and what holds it back. Nothing is tried, nothing changed.
 
@@ -26,7 +26,7 @@ def command(
     from flatout.run.script import from_words
 
     goal = api.Goal(
-        budget_s=options.seconds(budget, "--budget"),
+        budget_s=None if budget is None else options.seconds(budget, "--budget"),
         terms=api.Terms(isolate=not allow_writes, start_limit_s=options.seconds(start_limit, "--start-limit")),
     )
     script = from_words(words, module)

@@ -336,7 +336,8 @@ class Bench:
     def settle(self) -> None:
         """Warm up, and choose the window size from the step time seen."""
         assert self.facts is not None
-        self.size = Size(num_steps=5, skip_steps=0, loader_skip_steps=3)
+        fitting = int(WARM_UP_LIMIT_S / max(self.facts.warm_up_step_s, 1e-5))
+        self.size = Size(num_steps=min(max(fitting, 1), 5), skip_steps=0, loader_skip_steps=3)
         first = self.window({}, purpose="warm-up", patience_s=self.terms.start_limit_s)
         self.step_guess_s = max(first.training_step_s, 1e-5)
         rest = WARM_UP_STEPS - 5

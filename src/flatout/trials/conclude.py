@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flatout.trials.conduct import Conduct
 
 
-def result_of(conduct: Conduct, command: Literal["tune", "why"]) -> Result:
+def result_of(conduct: Conduct) -> Result:
     """Everything that was found."""
     bench = conduct.bench
     assert bench.facts is not None and bench.header is not None
@@ -34,7 +34,7 @@ def result_of(conduct: Conduct, command: Literal["tune", "why"]) -> Result:
     saved_s = baseline_step_s - tuned_step_s
     result = Result(
         format=FORMAT,
-        command=command,
+        command=conduct.command,
         flatout=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         script=conduct.script.name,
@@ -50,14 +50,14 @@ def result_of(conduct: Conduct, command: Literal["tune", "why"]) -> Result:
         baseline_window_step_s=baseline,
         verdict=_verdict(conduct, won),
         tuned_steps_per_s=1 / tuned_step_s,
-        tuning_s=conduct.spent_s,
+        tuning_s=conduct.budget.spent_s,
         ceilings=conduct.ceilings,
         census=conduct.census,
         tuned_anatomy=conduct.tuned_anatomy,
         trials=tuple(conduct.trials),
         untried=tuple(conduct.untried),
         remeasured=conduct.final,
-        break_even_steps=math.ceil(conduct.spent_s / saved_s) if saved_s > 0 else None,
+        break_even_steps=math.ceil(conduct.budget.spent_s / saved_s) if saved_s > 0 else None,
         steps_in_run=bench.longest_run_steps,
         foreign_fraction=sum(foreign) / len(foreign) if foreign else None,
         refused=tuple(bench.refused),

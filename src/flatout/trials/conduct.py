@@ -26,6 +26,7 @@ from flatout.trace import Agreement, Levers, Window
 from flatout.trials import conclude
 from flatout.trials import pairs as pairing
 from flatout.trials.bench import Bench, CandidateFailed, Terms
+from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget
 from flatout.trials.pairs import Extent, Pairs
 
 NOISE_PAIRS = 8
@@ -40,12 +41,11 @@ SCREEN_SHARE = 1 / 15
 FINAL_SHARE = 1 / 5
 """Of the budget: what screening one candidate, and measuring the best again, may take where steps are slow."""
 
-BUDGET_S = 120.0
-SLOW_BUDGETS_S = ((0.5, 300.0), (0.2, 180.0))
-"""What is taken where nothing was asked for; of steps slower than the first number too few windows fit into less."""
+LEAST_STEPS = {"why": 6, "tune": 38}
+"""Steps that the least of it takes where each window is one step: plain against plain, the anatomy and the replays; for
+`tune` also one candidate, its agreement, and the best measured again."""
 
-WRITE_UP_S = 4.0
-"""Of the budget: what starting the command and writing its report take."""
+FREE_DATA_STEPS = 2 * stats.MIN_PAIRS
 
 COMPILE_S = 20.0
 """What engaging a lever that compiles is expected to take, seconds."""
@@ -59,7 +59,7 @@ class Goal:
     """How far to go.
 
     Attributes:
-        budget_s: Aimed wall time; None for two minutes, three where a step takes longer than 0.2 s, five from 0.5 s on.
+        budget_s: Aimed wall time; None for a default that suits the steps, see `flatout.trials.budget`.
         choice: Which levers.
         terms: How the script may be run.
         exactly: Try this one set and nothing else (a plan that is checked again).
@@ -83,7 +83,16 @@ class Show:
 class Conduct:
     """One `tune` or `why`, from start to result."""
 
-    def __init__(self, script: Script, run_folder: Path, machine: Machine, goal: Goal, show: Show) -> None:
+    def __init__(
+        self,
+        script: Script,
+        run_folder: Path,
+        machine: Machine,
+        goal: Goal,
+        show: Show,
+        command: Literal["tune", "why"] = "tune",
+    ) -> None:
+        self.command = command
         self.script = script
         self.run_folder = run_folder
         self.machine = machine
@@ -95,8 +104,9 @@ class Conduct:
         self.bench.cores_quota = machine.cores_quota
         self.ceilings: Ceilings | None = None
         self.measure_ceilings: Callable[[], Ceilings | None] = lambda: None
-        self.begun_s = time.perf_counter()
-        self._set_budget(goal.budget_s or BUDGET_S)
+        short = command == "why" or goal.exactly is not None
+        self.budget = Budget(goal.budget_s, WHY_DEFAULTS_S if short else TUNE_DEFAULTS_S)
+        self.bench.deadline_s = self.budget.deadline_s()
         self.trials: list[Trial] = []
         self.untried: list[Untried] = []
         self.stopped = ""
@@ -110,19 +120,6 @@ class Conduct:
         self.final: Trial | None = None
 
     # -- time ----------------------------------------------------------------------------------------------------
-
-    @property
-    def spent_s(self) -> float:
-        """Wall seconds since the start."""
-        return time.perf_counter() - self.begun_s
-
-    def _set_budget(self, budget_s: float) -> None:
-        self.budget_s = budget_s
-        self.measuring_s = budget_s - min(WRITE_UP_S, budget_s / 10)
-        self.bench.deadline_s = self._deadline(1.0)
-
-    def _deadline(self, share: float) -> float:
-        return self.begun_s + self.measuring_s * share
 
     def _apart(self, levers: Levers) -> Levers:
         """Those that need a process of their own."""
@@ -144,15 +141,15 @@ class Conduct:
 
     def _affordable(self, most: int, share: float, levers: Levers, least: int = stats.MIN_PAIRS) -> int:
         """Pairs, from `least` to `most`, that fit into a share of the budget."""
-        return max(min(most, int(share * self.budget_s / self._pair_s(levers))), least)
+        return max(min(most, int(share * self.budget.total_s / self._pair_s(levers))), least)
 
     def _stage(self, text: str) -> None:
-        self.show.stage(text, min(self.spent_s / self.budget_s, 1.0))
+        self.show.stage(text, self.budget.share_spent)
 
-    def run(self, command: Literal["tune", "why"]) -> Result:
+    def run(self) -> Result:
         """All of it. Ctrl-C ends the trying and keeps what was learned; before there is anything, it ends all."""
         self.observe()
-        if command == "tune":
+        if self.command == "tune":
             try:
                 self.try_all()
             except KeyboardInterrupt:
@@ -164,7 +161,7 @@ class Conduct:
             except KeyboardInterrupt:
                 self.stopped, self.short_budget_s = "you stopped it before the best could be measured again", None
         self._stage("done")
-        return conclude.result_of(self, command)
+        return conclude.result_of(self)
 
     # -- the plain script ----------------------------------------------------------------------------------------
 
@@ -176,11 +173,9 @@ class Conduct:
         self.ceilings = self.measure_ceilings()
         self._stage("warming up")
         self.bench.settle()
-        longer_s = next((budget_s for step_s, budget_s in SLOW_BUDGETS_S if self.bench.step_guess_s > step_s), None)
-        if self.goal.budget_s is None and longer_s is not None:
-            self._set_budget(longer_s)
+        self._fit_budget()
         self._stage("plain against plain: how noisy is it here?")
-        quiet = pairing.wait_for_quiet(self.bench, self._deadline(0.2), lambda text: self._stage(text))
+        quiet = pairing.wait_for_quiet(self.bench, self.budget.deadline_s(0.2), lambda text: self._stage(text))
         if not quiet:
             self.bench.warnings["other processes kept the machine busy: intervals are wide, windows were discarded"] = (
                 None
@@ -194,9 +189,20 @@ class Conduct:
         self._stage("counting operations")
         self._diagnose(counterfactuals)
 
+    def _fit_budget(self) -> None:
+        """The budget that suits steps as long as these; refused where even the least of it would not fit."""
+        step_s = self.bench.step_guess_s
+        loaders = self.bench.facts.loaders if self.bench.facts is not None else ()
+        num_steps = LEAST_STEPS[self.command] + (FREE_DATA_STEPS if loaders else 0)
+        self.budget.suit(num_steps, step_s)
+        self.bench.deadline_s = self.budget.deadline_s()
+        self.budget.require(num_steps, step_s, self.script.name)
+
     def _measure_noise(self) -> None:
         num_pairs = self._affordable(NOISE_PAIRS, SCREEN_SHARE, {})
-        extent = Extent(num_pairs=num_pairs, purpose="baseline", deadline_s=self._deadline(0.3), stop_early=False)
+        extent = Extent(
+            num_pairs=num_pairs, purpose="baseline", deadline_s=self.budget.deadline_s(0.3), stop_early=False
+        )
         measured = pairing.measure(self.bench, {}, extent)
         self.noise = measured.compare()
         self.baseline = [w for _, w in self.bench.windows if w.purpose == "baseline" and calm(w)]
@@ -207,7 +213,7 @@ class Conduct:
     def _take_apart(self) -> None:
         for _ in range(ANATOMY_WINDOWS):
             self.bench.window({}, purpose="anatomy", observe="phases", skip=self.bench.size.skip_steps)
-            if time.perf_counter() > self._deadline(0.4):
+            if time.perf_counter() > self.budget.deadline_s(0.4):
                 break
         seen = [w for _, w in self.bench.windows if w.purpose == "anatomy" and w.observe == "phases"]
         self.anatomy = dissect([w for w in seen if calm(w)] or seen)
@@ -219,7 +225,7 @@ class Conduct:
         extent = Extent(
             num_pairs=COUNTERFACTUAL_PAIRS,
             purpose="counterfactual",
-            deadline_s=self._deadline(0.45),
+            deadline_s=self.budget.deadline_s(0.45),
             min_pairs=stats.MIN_PAIRS,  # without an interval it would be worth nothing
             stop_early=False,
         )
@@ -259,8 +265,8 @@ class Conduct:
             return
         while (candidate := search.next_candidate(space, self.trials)) is not None:
             if not self._fits(candidate):
-                self.stopped = f"the budget of {self.budget_s:.0f} s leaves no time for more"
-                self.short_budget_s = self.budget_s
+                self.stopped = f"the budget of {self.budget.total_s:.0f} s leaves no time for more"
+                self.short_budget_s = self.budget.total_s
                 break
             self._stage(f"trying {candidate.label}")
             trial = self.try_out(candidate)
@@ -270,7 +276,7 @@ class Conduct:
 
     def _fits(self, candidate: Candidate) -> bool:
         """Whether what is left of the budget suffices for a candidate."""
-        left_s = self.measuring_s - self.spent_s - self._reserve_s()
+        left_s = self.budget.left_s - self._reserve_s()
         needed_s = stats.MIN_PAIRS * self._pair_s(candidate.levers)
         if any(self.levers[name].compiles for name in candidate.levers):
             needed_s += COMPILE_S
@@ -351,7 +357,7 @@ class Conduct:
     def _measure(self, candidate: Candidate) -> Pairs:
         if self._apart(candidate.levers):
             return self._measure_processes(candidate)
-        deadline_s = self._deadline(1.0) - self._reserve_s()
+        deadline_s = self.budget.deadline_s() - self._reserve_s()
         num_pairs = self._affordable(SCREEN_PAIRS, SCREEN_SHARE, candidate.levers)
         extent = Extent(num_pairs=num_pairs, purpose="trial", deadline_s=deadline_s)
         return pairing.measure(self.bench, candidate.levers, extent)
@@ -363,7 +369,7 @@ class Conduct:
         found = Pairs()
         for number in range(2 * PROCESS_PAIRS):
             if len(found.baseline_s) >= PROCESS_PAIRS or (
-                found.baseline_s and time.perf_counter() > self._deadline(1.0)
+                found.baseline_s and time.perf_counter() > self.budget.deadline_s()
             ):
                 break
             sides: list[tuple[Levers, Levers]] = [({}, {}), (apart, inside)]
@@ -484,7 +490,7 @@ class Conduct:
                 extent = Extent(
                     num_pairs=self._num_final_pairs(best.levers),
                     purpose="winner",
-                    deadline_s=self._deadline(1.0) - leave_s,
+                    deadline_s=self.budget.deadline_s() - leave_s,
                     min_pairs=FEWEST_FINAL_PAIRS,
                     stop_early=False,
                     until_clear=MOST_FINAL_PAIRS,
