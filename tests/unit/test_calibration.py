@@ -148,7 +148,7 @@ def test_an_interpreter_without_torch_is_told_how_to_get_it(tmp_path):
     for interpreter in (str(python), "/no/such/python"):
         with pytest.raises(MachineError) as caught:
             calibrate.ceilings(python=interpreter)
-        assert "pip install 'flatout[pytorch]'" in caught.value.hint
+        assert "pip install torch" in caught.value.hint
 
 
 def test_this_interpreter_without_torch_is_told_too(monkeypatch):
@@ -245,7 +245,7 @@ def test_a_process_that_dies_at_once_leaves_nothing(converse):
 @pytest.mark.parametrize(
     ("said", "error", "hint"),
     [
-        ("ModuleNotFoundError: No module named 'torch'", "not installed", "pip install 'flatout[pytorch]'"),
+        ("ModuleNotFoundError: No module named 'torch'", "not installed", "pip install torch"),
         ("Traceback\nImportError: libfoo.so", "could not be measured", "flatout.frameworks.pytorch.calibration"),
         ("", "within 3 s", "quiet"),
     ],

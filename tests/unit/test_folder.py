@@ -1,5 +1,6 @@
 """Every run has a folder of its own, or a good reason for having none."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -42,6 +43,16 @@ def test_only_one_measures_in_a_working_folder(tmp_path):
         folder.claimed(tmp_path, "other").__enter__()
     with folder.claimed(tmp_path, "train") as again:
         assert again.name == "train-2"
+
+
+def test_a_full_disk_is_said_before_anything_is_measured(tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(MachineError, match="the disk is full"), folder.claimed(tmp_path, "train"):
+        pass
+    assert sorted(p.name for p in (tmp_path / ".flatout").iterdir()) == [".gitignore", "lock"]
 
 
 def test_the_claim_of_a_killed_process_does_not_stay(tmp_path):

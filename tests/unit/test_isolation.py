@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from flatout.errors import MachineError, UsageError
 from flatout.run import enter_isolation, isolation
 from flatout.run.isolation import Write, explain
 from flatout.run.isolation_plan import MAX_ENTRIES, Disk, Entry, Layer, mount_of, plan_layers, read_mounts
+
+REASON = isolation.available()
 
 MOUNTS = r"""
 22 27 0:21 / /proc rw,relatime - proc proc rw
@@ -244,6 +248,43 @@ def test_a_scratch_outside_the_run_folder_is_refused(tmp_path):
             isolation.isolate(
                 ["x"], folder=tmp_path / "a", script_folder=None, run_folder=tmp_path / "run", scratch=scratch
             )
+
+
+@pytest.mark.skipif(REASON is not None, reason=f"no isolation here: {REASON}")
+def test_folders_of_others_that_go_while_a_trial_starts_stop_nothing(made):
+    folder, _, scratch, _ = made
+    command = [sys.executable, "-I", "-S", "-c", "print('inside')"]
+    argv = isolation.isolate(command, folder=folder, script_folder=None, run_folder=scratch.parent, scratch=scratch)
+    spec = json.loads((scratch / "spec.json").read_text())
+    gone = {"folder": f"{folder}/gone", "rebuilt": True, "required": False}
+    spec["layers"] += [gone, {"folder": f"{folder}/gone/child", "rebuilt": False, "required": False}]
+    (scratch / "spec.json").write_text(json.dumps(spec))
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, isolation.refusal(scratch)) == ("inside\n", None), done.stderr
+
+
+def test_a_folder_is_listed_without_what_goes_meanwhile(tmp_path, monkeypatch):
+    class Going:
+        name = "going"
+
+        def is_symlink(self):
+            return False
+
+        def stat(self, *, follow_symlinks):
+            raise FileNotFoundError
+
+    (tmp_path / "stays").mkdir()
+    listed = [*os.scandir(tmp_path), Going()]
+    monkeypatch.setattr(os, "scandir", lambda path: listed)
+    assert [entry.name for entry in Disk(None, None).entries(str(tmp_path))] == ["stays"]
+
+
+def test_a_spec_that_a_full_disk_cut_off_is_a_trial_that_wrote_nothing(made):
+    _, _, scratch, _ = made
+    (scratch / "spec.json").write_text("")
+    assert isolation.written(scratch) == []
+    isolation.discard(scratch)
+    assert not scratch.exists()
 
 
 def test_a_trial_that_never_reported_was_refused(made):

@@ -163,7 +163,7 @@ def _not_installed(framework: str, python: str) -> MachineError:
     return MachineError(
         f"`{PACKAGES[framework]}` is not installed",
         cause=f"`{python}` does not find it, and ceilings are measured with the framework that trains",
-        hint=f"pip install 'flatout[{framework}]'",
+        hint=f"`pip install {PACKAGES[framework]}` into that environment",
     )
 
 

@@ -34,6 +34,9 @@ _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_RDONLY = 1, 4, 1
 _PR_CAPBSET_DROP, _CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN = 24, 6, 7, 21
 _SIGPIPE, _SIGXFSZ = 13, 25
 
+GONE = -1
+"""In place of the descriptor of a folder that is not there any more."""
+
 
 class Refused(Exception):
     """A step that the kernel refused, with its stage and errno."""
@@ -201,9 +204,9 @@ class World:
         self._run = kernel.clone_mount(spec["run_folder"])
         rebuilt = {layer["folder"] for layer in spec["layers"] if layer["rebuilt"]}
         self._lowers = {
-            folder: os.open(folder, os.O_PATH | os.O_DIRECTORY)
-            for folder in self._layers
-            if os.path.dirname(folder) not in rebuilt
+            layer["folder"]: self._open(layer)
+            for layer in spec["layers"]
+            if os.path.dirname(layer["folder"]) not in rebuilt
         }
         self._kept = {path: mount for path in spec["kept"] if (mount := self._clone(path))}
         self._scratch = f"/proc/self/fd/{os.open(spec['scratch'], os.O_PATH | os.O_DIRECTORY)}"
@@ -230,6 +233,18 @@ class World:
             self.kernel.set_read_only(path, wanted=False)
         if not os.statvfs("/").f_flag & os.ST_RDONLY:
             raise OSError(0, "`/` is still writable")
+
+    def _open(self, layer: dict[str, Any], parent: int | None = None) -> int:
+        """A layer's folder, from the one above it where that is covered; `GONE` where it is not there any more."""
+        if parent == GONE:
+            return GONE
+        name = layer["folder"] if parent is None else os.path.basename(layer["folder"])
+        try:
+            return os.open(name, os.O_PATH | os.O_DIRECTORY, dir_fd=parent)
+        except FileNotFoundError:  # others may remove theirs from `/tmp` at any moment
+            if layer["required"]:
+                raise
+            return GONE
 
     def _clone(self, path: str) -> int | None:
         try:
@@ -265,10 +280,12 @@ class World:
     def _add(self, number: int, layer: dict[str, Any]) -> None:
         """Covers one folder with an overlay, in the first room that can hold its changes."""
         folder: str = layer["folder"]
-        lower = self._lowers.pop(folder, -1)
-        if lower < 0:
-            parent, name = os.path.split(folder)
-            lower = os.open(name, os.O_PATH | os.O_DIRECTORY, dir_fd=self._rebuilt[parent])
+        if folder in self._lowers:
+            lower = self._lowers.pop(folder)
+        else:
+            lower = self._open(layer, self._rebuilt.get(os.path.dirname(folder), GONE))
+        if lower == GONE:
+            return
         failed: OSError | None = None
         for room in list(self._rooms):
             try:
@@ -324,21 +341,41 @@ class World:
         """
         os.mkdir(skeleton, 0o700)
         left, rest = COPIED_BYTES, []
-        for entry in sorted(os.scandir(lower), key=lambda e: e.stat(follow_symlinks=False).st_size):
+        for entry, size in _by_size(lower):
             target = f"{skeleton}/{entry.name}"
-            if entry.is_symlink():
-                os.symlink(os.readlink(entry.path), target)
-            elif entry.is_dir():
+            if entry.is_dir(follow_symlinks=False):
                 os.mkdir(target)
                 if f"{folder}/{entry.name}" not in self._layers:
                     rest.append(entry.name)
-            elif entry.is_file() and os.access(entry.path, os.R_OK) and entry.stat().st_size <= left:
-                left -= entry.stat().st_size
-                _copy_file(entry.path, target)
-            else:
+            elif not entry.is_symlink() and not (entry.is_file() and os.access(entry.path, os.R_OK) and size <= left):
                 _make_file(target)
                 rest.append(entry.name)
+            elif _copy(entry, target):
+                left -= size
         return rest
+
+
+def _by_size(folder: str) -> list[tuple[os.DirEntry[str], int]]:
+    """The entries of a folder with their bytes, smallest first; without those that went while they were looked at."""
+    found = []
+    for entry in os.scandir(folder):
+        try:
+            found.append((entry, entry.stat(follow_symlinks=False).st_size))
+        except FileNotFoundError:
+            continue
+    return sorted(found, key=lambda row: row[1])
+
+
+def _copy(entry: os.DirEntry[str], target: str) -> bool:
+    """Copies a link or a file; False where it has gone meanwhile."""
+    try:
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.path), target)
+        else:
+            _copy_file(entry.path, target)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _staged(stage: str, step: Any, *arguments: Any) -> Any:

@@ -122,6 +122,7 @@ def claimed(folder: Path, stem: str) -> Iterator[Path]:
 
     Raises:
         UsageError: Another one is at it.
+        MachineError: The folder cannot be written, or the disk is full.
     """
     place = root(folder)
     lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -137,7 +138,9 @@ def claimed(folder: Path, stem: str) -> Iterator[Path]:
             ) from None
         os.ftruncate(lock, 0)
         os.write(lock, str(os.getpid()).encode())
-        yield new(folder, stem)
+        run_folder = new(folder, stem)
+        _try(run_folder)
+        yield run_folder
     finally:
         os.close(lock)
 

@@ -278,7 +278,7 @@ def written(scratch: Path) -> list[Write]:
     """
     try:
         spec = json.loads((scratch / _SPEC).read_text("utf-8"))
-    except FileNotFoundError:
+    except (OSError, ValueError):  # none, or cut off by a full disk: then no trial was started in it
         return []
     found: list[Write] = []
     for number, layer in enumerate(spec["layers"]):

@@ -130,12 +130,15 @@ class Disk:
     def entries(self, path: str) -> tuple[Entry, ...]:
         """What lies in a folder; nothing when it may not be read."""
         try:
-            return tuple(self._entry(entry) for entry in os.scandir(path))
+            return tuple(found for entry in os.scandir(path) if (found := self._entry(entry)) is not None)
         except OSError:
             return ()
 
-    def _entry(self, entry: os.DirEntry[str]) -> Entry:
-        foreign = not entry.is_symlink() and self._unmapped(entry.stat(follow_symlinks=False))
+    def _entry(self, entry: os.DirEntry[str]) -> Entry | None:
+        try:
+            foreign = not entry.is_symlink() and self._unmapped(entry.stat(follow_symlinks=False))
+        except FileNotFoundError:  # gone meanwhile: `/tmp` is everybody's
+            return None
         writable = foreign and os.access(entry.path, os.W_OK)
         return Entry(name=entry.name, is_folder=entry.is_dir(follow_symlinks=False), foreign=writable)
 
