@@ -24,6 +24,7 @@ MAX_FUNCTION_LINES = 40
 """Without the docstring."""
 
 LONG_FILES: dict[str, str] = {
+    "run/enter_isolation.py": "a program that runs under `-I`, which finds no module beside it",
     "run/child.py": "one conductor: what happens at a step boundary is one state machine and reads as one",
     "trials/conduct.py": "the order of work of `tune` and `why`, which reads from top to bottom",
 }

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -107,7 +106,7 @@ def report(run: str | None = None) -> Result:
     """The result of a run folder; the newest without a name."""
     from flatout import result
 
-    place = folder.find(Path.cwd(), run)
+    place = folder.find(folder.working_folder(), run)
     return replace(result.load(place), run=str(place))
 
 
@@ -223,9 +222,9 @@ def _here(request: RunRequest, registry: dict[str, Lever]) -> Here:
     else:
         # The plan of a launched script is found by the first word that names a script with a plan.
         known = _scripts_of(path, named=request.plan is not None)
-        place = next((i for i, w in enumerate(request.launcher) if plan_file.key_of(w, path) in known), None)
-        name = os.path.normpath(request.launcher[place]) if place is not None else " ".join(request.launcher[:3])
-        arguments = request.launcher[place + 1 :] if place is not None else ()
+        found = _planned(request.launcher, known, path)
+        name = found.name if found is not None else " ".join(request.launcher[:3])
+        arguments = found.arguments if found is not None else ()
     version = _framework_version() if request.levers is None and path.exists() else ""
     return Here(
         script=name,
@@ -235,6 +234,17 @@ def _here(request: RunRequest, registry: dict[str, Lever]) -> Here:
         registry=registry,
         python=platform.python_version(),
     )
+
+
+def _planned(words: tuple[str, ...], known: tuple[str, ...], path: Path) -> Script | None:
+    """The first script or module in a launcher's command that has a plan."""
+    for place, word in enumerate(words):
+        rest = words[place + 1 :]
+        if word == "-m" and rest and f"-m {rest[0]}" in known:
+            return Script(module=rest[0], arguments=rest[1:])
+        if word != "-m" and plan_file.key_of(word, path) in known:
+            return Script(path=word, arguments=rest)
+    return None
 
 
 def _scripts_of(path: Path, *, named: bool) -> tuple[str, ...]:
@@ -314,7 +324,7 @@ def describe_levers(script: Script | None = None, terms: Terms | None = None) ->
 
         check_source(script)
         goal = measuring.with_isolation(Goal(terms=terms or Terms()))
-        with folder.claimed(Path.cwd(), script.stem) as run_folder:
+        with folder.claimed(folder.working_folder(), script.stem) as run_folder:
             conduct = Conduct(script, run_folder, read_machine(), goal, Show())
             with opened(conduct.bench):
                 conduct.bench.start()

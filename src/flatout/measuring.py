@@ -42,7 +42,7 @@ def measured(
     machine = read_machine()
     _check_goal(goal, machine)
     goal = with_isolation(goal)
-    with folder.claimed(Path.cwd(), script.stem) as run_folder, _discarded_if_stopped(run_folder):
+    with folder.claimed(folder.working_folder(), script.stem) as run_folder, _discarded_if_stopped(run_folder):
         conduct = Conduct(script, run_folder, machine, goal, show, command)
         with opened(conduct.bench):
             conduct.measure_ceilings = lambda: _ceilings(conduct)

@@ -28,6 +28,9 @@ from flatout.records import from_json, to_json
 
 DEFAULT = "flatout.toml"
 
+MOST_BYTES = 16 << 20
+"""A plan takes some 2 kB."""
+
 _HEAD = """\
 # Plans made by flatout: what to change about how a script runs, with the measurement that justifies it.
 # `flatout run SCRIPT` engages the plan of its script; delete a table to forget it. Safe to commit,
@@ -54,11 +57,11 @@ def key_of(script: str, path: Path) -> str:
     """
     if script.startswith("-m "):
         return script
+    folder, name = os.path.split(script.rstrip("/") or script)
     try:
-        folder, name = os.path.split(os.path.abspath(script))
+        return os.path.relpath(os.path.join(os.path.realpath(folder), name), folder_of(path))
     except OSError:  # the working folder is gone
         return script
-    return os.path.relpath(os.path.join(os.path.realpath(folder), name), folder_of(path))
 
 
 def seen_from(path: Path, plan: Plan) -> Plan:
@@ -78,7 +81,7 @@ def write(plan: Plan, path: Path) -> None:
     place = Path(os.path.realpath(path))  # a link stays a link
     try:
         with _locked(place.parent):
-            text = place.read_text(encoding="utf-8") if place.exists() else None
+            text = _text(place) if place.exists() else None
             _put(place, _with_plan(text, plan, path))
     except UnicodeDecodeError as problem:
         raise torn(path, str(problem)) from None
@@ -144,7 +147,6 @@ def _with_plan(text: str | None, plan: Plan, path: Path) -> str:
 
 def _document(text: str | None, path: Path) -> Any:
     import tomlkit
-    from tomlkit.exceptions import TOMLKitError
 
     if text is None:
         document = tomlkit.parse(_HEAD)
@@ -152,7 +154,7 @@ def _document(text: str | None, path: Path) -> Any:
         return document
     try:
         found = tomlkit.parse(text)
-    except TOMLKitError as problem:
+    except (ValueError, RecursionError) as problem:  # of tomlkit, or of a number or a depth that nobody can read
         raise torn(path, str(problem)) from None
     _check_format(found, path)
     return found
@@ -254,9 +256,19 @@ def read(path: Path, key: str) -> Plan:
     return plan
 
 
+def _text(path: Path) -> str:
+    """What stands in the file; a pipe or a device is not read, for it may never end."""
+    place = path.stat()
+    if stat.S_ISDIR(place.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(place.st_mode) or place.st_size > MOST_BYTES:
+        raise OSError(errno.EINVAL, f"not a file of at most {MOST_BYTES >> 20} MiB")
+    return path.read_text(encoding="utf-8")
+
+
 def _plans(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _text(path)
     except OSError as problem:
         raise RecordError(
             f"cannot read the plan `{path}`",
@@ -267,7 +279,7 @@ def _plans(path: Path) -> dict[str, Any]:
         raise torn(path, str(problem)) from None
     try:
         found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as problem:
+    except (ValueError, RecursionError) as problem:
         raise torn(path, str(problem)) from None
     _check_format(found, path)
     plans = found.get("plan", {})

@@ -222,7 +222,14 @@ def load(path: Path) -> Result:
             cause="a newer flatout wrote it",
             hint="`pip install --upgrade flatout`",
         )
-    return from_json(Result, value, where=f"`{file}`")
+    result = from_json(Result, value, where=f"`{file}`")
+    if not 0 < result.baseline_steps_per_s < math.inf:
+        raise RecordError(
+            f"`{file}` is torn",
+            cause=f"`baseline_steps_per_s` is {result.baseline_steps_per_s}: no measurement gives that",
+            hint="measure again, or restore the file",
+        )
+    return result
 
 
 def summary_of(result: Result) -> dict[str, Any]:

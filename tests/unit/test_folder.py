@@ -45,6 +45,14 @@ def test_only_one_measures_in_a_working_folder(tmp_path):
         assert again.name == "train-2"
 
 
+def test_a_working_folder_that_is_gone_is_said(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(MachineError, match="the working folder is gone"):
+        folder.working_folder()
+
+
 def test_a_full_disk_is_said_before_anything_is_measured(tmp_path, monkeypatch):
     def full(path, content):
         raise OSError(errno.ENOSPC, "No space left on device")

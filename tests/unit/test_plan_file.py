@@ -235,6 +235,30 @@ def test_every_way_of_typing_a_script_is_one_name_in_the_file(tmp_path, monkeypa
     assert key_of("-m package.train", Path("../flatout.toml")) == "-m package.train"
 
 
+def test_a_way_back_out_of_a_linked_folder_is_followed_as_the_system_follows_it(tmp_path, monkeypatch):
+    (tmp_path / "far" / "deep").mkdir(parents=True)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "link").symlink_to(tmp_path / "far" / "deep")
+    monkeypatch.chdir(tmp_path / "here")
+    assert key_of("link/../train.py", Path("flatout.toml")) == "../far/train.py"
+
+
+@pytest.mark.parametrize("content", ["format = 1\nx = " + "9" * 5000, "format = 1\nx = " + "[" * 3000 + "]" * 3000])
+def test_numbers_and_depths_that_cannot_be_read_are_a_torn_file(path, content):
+    path.write_text(content)
+    assert "is torn" in refusal(read, path, "train.py").error
+    assert "is torn" in refusal(write, plan(), path).error
+
+
+def test_a_plan_that_is_a_pipe_or_far_too_large_is_not_waited_for(path):
+    os.mkfifo(path)
+    assert "not a file" in refusal(read, path, "train.py").cause
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    assert "16 MiB" in refusal(read, path, "train.py").cause
+
+
 def test_names_in_a_file_reached_through_a_link_are_seen_from_where_it_lies(tmp_path, monkeypatch):
     for name in ("shared", "one"):
         (tmp_path / name).mkdir()

@@ -294,6 +294,21 @@ def test_every_refusal_is_an_error_of_ours():
             engagement(Wish(plan=make()), here())
 
 
+@pytest.mark.parametrize(
+    ("words", "name", "arguments"),
+    [
+        ("torchrun --nproc 2 train.py --lr 1", "train.py", ("--lr", "1")),
+        ("python -m torch.distributed.run -m pkg.train --lr 1", "-m pkg.train", ("--lr", "1")),
+        ("python -m pkg.train", "-m pkg.train", ()),
+    ],
+)
+def test_the_first_word_of_a_launcher_that_has_a_plan_is_found(words, name, arguments):
+    known = ("train.py", "-m pkg.train")
+    script = api._planned(tuple(words.split()), known, Path("flatout.toml"))
+    assert (script.name, script.arguments) == (name, arguments)
+    assert api._planned(("python", "other.py", "-m"), known, Path("flatout.toml")) is None
+
+
 def test_a_recheck_measures_the_plans_own_levers_as_far_as_the_user_accepts(monkeypatch):
     asked = []
 

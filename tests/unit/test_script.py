@@ -29,7 +29,7 @@ def test_a_script_and_a_module_become_the_command_of_a_plain_run(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "-m", "flatout", "run", "train.py"])
     script = from_words(("src/../train.py", "--epochs", "3", "--", "-m"), None)
     assert script.command == [as_typed(sys.executable), "-u", "src/../train.py", "--epochs", "3", "--", "-m"]
-    assert (script.name, script.stem, script.typed) == ("train.py", "train", "src/../train.py --epochs 3 -- -m")
+    assert (script.name, script.stem, script.typed) == ("src/../train.py", "train", "src/../train.py --epochs 3 -- -m")
     module = from_words(("a b",), "package.train")
     assert module.command == [as_typed(sys.executable), "-u", "-m", "package.train", "a b"]
     assert (module.name, module.stem, module.typed) == ("-m package.train", "train", "-m package.train 'a b'")

@@ -9,6 +9,7 @@ from flatout import measuring, result
 from flatout.errors import MachineError, cannot_write
 from flatout.run.launch import Ended
 from flatout.run.script import Script
+from flatout.trace import Failure
 from flatout.trials import bench
 from flatout.trials.unmeasurable import cannot_measure
 
@@ -30,6 +31,12 @@ from flatout.trials.unmeasurable import cannot_measure
 def test_each_end_has_its_own_error(end, error, cause):
     found = cannot_measure(Script(path="train.py"), end, 90.0)
     assert error in found.error and cause in found.cause and found.hint
+
+
+def test_a_folder_that_a_trial_cannot_rename_is_explained():
+    failure = Failure(stage="script", error="OSError", message="[Errno 18] Invalid cross-device link: 'a' -> 'b'")
+    problem = cannot_measure(Script(path="train.py"), Ended(exit_code=1, failure=failure), 90.0)
+    assert "shutil.move" in problem.hint and "--allow-writes" in problem.hint
 
 
 def test_a_disk_that_is_full_is_named_as_what_ended_the_child(tmp_path, monkeypatch):

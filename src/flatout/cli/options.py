@@ -144,7 +144,7 @@ def seconds(text: str, option: str) -> float:
     Raises:
         UsageError: It is no duration.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]+)?)\s*(s|m|h|)\s*", text)
     if not match:
         raise UsageError(
             f"`{option} {text}` is no duration",
@@ -159,8 +159,13 @@ def names(text: str | None) -> tuple[str, ...] | None:
 
     >>> names("bf16, compile"), names("none")
     (('bf16', 'compile'), ())
+
+    Raises:
+        UsageError: There is no name in it.
     """
     if text is None:
         return None
     found = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not found:
+        raise UsageError(f"`{text}` names no lever", cause="names are separated by commas", hint="`flatout levers`")
     return () if found == ("none",) else found

@@ -28,6 +28,19 @@ NEEDED_BYTES = 65536
 """What a run folder must be able to hold for a run to be worth recording."""
 
 
+def working_folder() -> Path:
+    """The folder in which the command was typed.
+
+    Raises:
+        MachineError: It was removed meanwhile.
+    """
+    try:
+        return Path.cwd()
+    except OSError as problem:
+        cause = str(problem.strerror or problem)
+        raise MachineError("the working folder is gone", cause=cause, hint="`cd` to one that exists") from None
+
+
 def root(folder: Path) -> Path:
     """`.flatout/` in `folder`, made with a `.gitignore` of its own.
 

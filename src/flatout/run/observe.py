@@ -150,9 +150,7 @@ def _pytorch() -> Framework:
         from flatout.frameworks.pytorch.adapter import PyTorch
         from flatout.frameworks.pytorch.steps import followed
     except ImportError as problem:
-        raise UsageError(
-            "there is no PyTorch to observe", cause=str(problem), hint="`pip install torch`"
-        ) from None
+        raise UsageError("there is no PyTorch to observe", cause=str(problem), hint="`pip install torch`") from None
     if followed():
         raise UsageError(
             "this process is observed already",

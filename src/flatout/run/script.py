@@ -6,13 +6,13 @@ says what is wrong with it.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flatout.errors import ScriptError, UsageError
+from flatout.run.folder import working_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +35,14 @@ class Script:
 
     @property
     def name(self) -> str:
-        """What messages and records call it.
+        """What messages and records call it: as it was typed, but for what is idle in it.
 
-        >>> Script(module="package.train").name, Script(path="./src/train.py").name
-        ('-m package.train', 'src/train.py')
+        A `..` stays, for it may stand behind a link, where it does not lead back.
+
+        >>> Script(module="package.train").name, Script(path="./src//train.py").name, Script(path="a/../train.py").name
+        ('-m package.train', 'src/train.py', 'a/../train.py')
         """
-        if self.module is not None:
-            return f"-m {self.module}"
-        return os.path.normpath(self.path or "")
+        return f"-m {self.module}" if self.module is not None else str(Path(self.path or ""))
 
     @property
     def stem(self) -> str:
@@ -149,7 +149,7 @@ def check(script: Script) -> None:
     if not exists:
         raise UsageError(
             f"no such script: `{script.path}`",
-            cause="the path does not exist" if path.is_absolute() else f"it is not in `{os.path.abspath('.')}`",
+            cause="the path does not exist" if path.is_absolute() else f"it is not in `{working_folder()}`",
             hint="flatout's own options stand before the script; check the path",
         )
     if path.is_dir() and not (path / "__main__.py").exists():

@@ -56,16 +56,16 @@ class Budget:
         if usual_s is not None:
             self.total_s = max(usual_s, min(num_steps * step_s, MOST_DEFAULT_S))
 
-    def require(self, num_steps: int, step_s: float, script: str) -> None:
-        """Make sure that so many steps can be made within the budget.
+    def require(self, num_steps: int, step_s: float, script: str, *, patience: float = 1.0) -> None:
+        """Make sure that so many steps can be made within the budget, or within `patience` times as long.
 
         Raises:
             Inconclusive: They cannot; the hint names a budget that suffices.
         """
-        if num_steps * step_s <= self.total_s:
+        if num_steps * step_s <= patience * self.total_s:
             return
         raise Inconclusive(
-            f"a step of `{script}` takes {step_s:.2g} s: too long for a budget of {self.total_s:.0f} s",
+            f"a step of `{script}` takes {step_s:.2g} s: too long for a budget of {self.total_s:.3g} s",
             cause=f"an answer takes about {num_steps} steps more at the least",
             hint=f"`--budget {math.ceil((num_steps * step_s + self.spent_s) / 60)}m`, or a smaller batch or model",
         )

@@ -45,7 +45,13 @@ LEAST_STEPS = {"why": 6, "tune": 38}
 """Steps that the least of it takes where each window is one step: plain against plain, the anatomy and the replays; for
 `tune` also one candidate, its agreement, and the best measured again."""
 
+FIRST_STEPS = 2.0
+"""The first steps may take so many times as long as those that come later."""
+
 FREE_DATA_STEPS = 2 * stats.MIN_PAIRS
+
+MOST_WAIT_S = 120.0
+"""How long to wait at most for other processes to leave the machine alone."""
 
 COMPILE_S = 20.0
 """What engaging a lever that compiles is expected to take, seconds."""
@@ -169,13 +175,16 @@ class Conduct:
         """Baseline, noise, anatomy, census and counterfactuals of the plain script."""
         self._stage("starting the script")
         self.bench.start()  # before the ceilings: a script that fails should not cost ten seconds first
+        assert self.bench.facts is not None
+        self._fit_budget(self.bench.facts.warm_up_step_s, patience=FIRST_STEPS)
         self._stage("this machine's ceilings")
         self.ceilings = self.measure_ceilings()
         self._stage("warming up")
         self.bench.settle()
-        self._fit_budget()
+        self._fit_budget(self.bench.step_guess_s)
         self._stage("plain against plain: how noisy is it here?")
-        quiet = pairing.wait_for_quiet(self.bench, self.budget.deadline_s(0.2), lambda text: self._stage(text))
+        until_s = min(self.budget.deadline_s(0.2), time.perf_counter() + MOST_WAIT_S)
+        quiet = pairing.wait_for_quiet(self.bench, until_s, lambda text: self._stage(text))
         if not quiet:
             self.bench.warnings["other processes kept the machine busy: intervals are wide, windows were discarded"] = (
                 None
@@ -189,14 +198,13 @@ class Conduct:
         self._stage("counting operations")
         self._diagnose(counterfactuals)
 
-    def _fit_budget(self) -> None:
+    def _fit_budget(self, step_s: float, *, patience: float = 1.0) -> None:
         """The budget that suits steps as long as these; refused where even the least of it would not fit."""
-        step_s = self.bench.step_guess_s
         loaders = self.bench.facts.loaders if self.bench.facts is not None else ()
         num_steps = LEAST_STEPS[self.command] + (FREE_DATA_STEPS if loaders else 0)
         self.budget.suit(num_steps, step_s)
         self.bench.deadline_s = self.budget.deadline_s()
-        self.budget.require(num_steps, step_s, self.script.name)
+        self.budget.require(num_steps, step_s, self.script.name, patience=patience)
 
     def _measure_noise(self) -> None:
         num_pairs = self._affordable(NOISE_PAIRS, SCREEN_SHARE, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 
 from flatout.errors import ScriptError
@@ -15,6 +16,8 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
     """The error for a plain script that gave nothing to measure."""
     again = f"`python {script.typed}` shows the same"
+    if end.failure is not None and f"Errno {errno.EXDEV}" in end.failure.message:
+        again = "in a trial folders cannot be renamed, only files: `shutil.move` does both, or pass `--allow-writes`"
     printed = end.output.strip().splitlines()
     last = f"the last line it printed: `{_plain(printed[-1])[:160]}`" if printed else "it printed nothing"
     if end.hung and end.num_steps:
