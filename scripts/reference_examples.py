@@ -225,8 +225,8 @@ def plan_page() -> str:
             fenced(text, "toml"),
             "## Fields",
             "At the top: `format`, the version of the file; a newer one is refused with an error that says so. In "
-            'the table of a script, `[plan."PATH"]`, where PATH is the way to the script from the folder of the file, or '
-            "`-m package.module`:",
+            'the table of a script, `[plan."PATH"]`, where PATH is the way to the script from the folder of the file, '
+            "or `-m package.module`:",
             _explained(PLAN, tomllib.loads(text)["plan"][_PLAN.script]),
             "`flatout run` compares `machine` with the machine that it is on: the processor and its features, the "
             "usable cores, accelerators, memory and `/dev/shm` (5 % are forgiven) and the C++ compiler. "
