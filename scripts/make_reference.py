@@ -179,7 +179,11 @@ def errors() -> str:
 
 
 _OTHER_CODES = [
-    ["0", "done; for `tune` also where nothing helps, which is an answer and not an error"],
+    [
+        "0",
+        "done; for `tune` whatever its verdict is: that nothing helps, or that it stayed inconclusive, is an answer, "
+        "not an error",
+    ],
     ["130", "you stopped it (Ctrl-C) before there was anything to keep"],
     ["143", "`tune` or `why` was told to end (SIGTERM); its children are ended with it"],
     ["141", "whoever read our output went away"],

@@ -145,6 +145,7 @@ class Ran:
 
     Attributes:
         inapplicable: Engaged levers that have nothing to work on in this script, and why.
+        fixed: Whether no lever was to be toggled.
     """
 
     engagement: Engagement
@@ -152,6 +153,7 @@ class Ran:
     registry: dict[str, Lever]
     run: str
     inapplicable: dict[str, str] = field(default_factory=dict)
+    fixed: bool = False
 
 
 def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, show: Show | None = None) -> Ran:
@@ -196,7 +198,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
         )
     place = str(run_folder or "") if problem is None else ""
     idle = _inapplicable(chosen.levers, outcome.facts, here)
-    return Ran(engagement=chosen, outcome=outcome, registry=registry, run=place, inapplicable=idle)
+    return Ran(engagement=chosen, outcome=outcome, registry=registry, run=place, inapplicable=idle, fixed=request.fixed)
 
 
 def _inapplicable(levers: Levers, facts: Facts | None, here: Here) -> dict[str, str]:
@@ -273,7 +275,7 @@ def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None]
     from flatout.trials.conduct import Goal, Show
 
     assert request.script is not None
-    say(f"testing {label(chosen.levers)} here first, about a minute ({', '.join(chosen.misfits)})")
+    say(f"testing {label(chosen.levers)} here first, a minute or two ({', '.join(chosen.misfits)})")
     goal = Goal(choice=Choice(accept=request.accept), terms=request.terms or Terms(), exactly=chosen.levers)
     try:
         found = measuring.measured("tune", request.script, goal, show or Show(), None, write_plan=False)

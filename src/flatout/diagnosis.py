@@ -168,9 +168,8 @@ def _bounds(found: Findings) -> list[Bound]:
 
 
 def _measured(remedy: str, comparison: Comparison, how: str, shortens: tuple[str, ...]) -> Bound:
-    return Bound(
-        remedy=remedy, ratio=comparison.ratio, low=comparison.low, high=comparison.high, how=how, shortens=shortens
-    )
+    ratio = max(comparison.ratio, 1.0)  # a remedy that is measured as slower brings nothing at most
+    return Bound(remedy=remedy, ratio=ratio, low=comparison.low, high=comparison.high, how=how, shortens=shortens)
 
 
 def _from_seconds(remedy: str, saved_s: float, found: Findings, how: str, shortens: tuple[str, ...]) -> Bound:

@@ -76,8 +76,10 @@ class Inconclusive(FlatoutError):
 def cannot_write(place: object, problem: OSError) -> MachineError:
     """The error for a folder or file that cannot be written."""
     full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
-    return MachineError(
-        f"cannot write `{place}`",
-        cause="the disk is full" if full else str(problem.strerror or problem),
-        hint="free some space" if full else "go to a folder that you may write to, and name the script by its path",
-    )
+    cause = "the disk is full" if full else str(problem.strerror or problem)
+    hint = "go to a folder that you may write to, and name the script by its path"
+    if full:
+        hint = "free some space"
+    elif problem.errno == errno.ENOENT:
+        hint = "make its folder first"
+    return MachineError(f"cannot write `{place}`", cause=cause, hint=hint)

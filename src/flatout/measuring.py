@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Literal
 
 from flatout import plan_file, result
 from flatout.ceilings import Ceilings, Machine
-from flatout.errors import MachineError, UsageError
+from flatout.errors import FlatoutError, MachineError, UsageError
 from flatout.frameworks.pytorch.levers import registry
 from flatout.plan import CLASSES, allows
 from flatout.result import Result
@@ -41,17 +42,36 @@ def measured(
     check_source(script)
     machine = read_machine()
     _check_goal(goal, machine)
+    place = plan or Path(plan_file.DEFAULT)
+    if command == "tune" and write_plan:
+        plan_file.check_place(place)
     goal = with_isolation(goal)
     with folder.claimed(folder.working_folder(), script.stem) as run_folder, _discarded_if_stopped(run_folder):
         conduct = Conduct(script, run_folder, machine, goal, show, command)
         with opened(conduct.bench):
             conduct.measure_ceilings = lambda: _ceilings(conduct)
             found = conduct.run()
+        found = replace(found, options=_options(goal.choice, plan))
         if found.plan is not None and write_plan:
-            place = plan or Path(plan_file.DEFAULT)
-            plan_file.write(plan_file.seen_from(place, found.plan), place)
+            try:
+                plan_file.write(plan_file.seen_from(place, found.plan), place)
+            except FlatoutError:
+                _saved(found, run_folder)
+                raise
             found = result.with_plan_path(found, str(place))
         return _saved(found, run_folder)
+
+
+def _options(choice: Choice, plan: Path | None) -> str:
+    """What is to be typed again for the same search."""
+    words = [] if choice.accept == Choice().accept else ["--accept", choice.accept]
+    if choice.only is not None:
+        words += ["--levers", ",".join(choice.only) or "none"]
+    if choice.without:
+        words += ["--without", ",".join(choice.without)]
+    if plan is not None:
+        words += ["--plan", str(plan)]
+    return shlex.join(words)
 
 
 @contextlib.contextmanager

@@ -256,6 +256,7 @@ class Trial:
 
 
 PLAN_FORMAT = 1  # 1: first version
+PLAN_FILE = "flatout.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,10 +23,10 @@ from typing import Any
 
 from flatout.ceilings import Machine, differences
 from flatout.errors import RecordError, UsageError, cannot_write
-from flatout.plan import CLASSES, PLAN_FORMAT, Plan, label
+from flatout.plan import CLASSES, PLAN_FILE, PLAN_FORMAT, Plan, label
 from flatout.records import from_json, to_json
 
-DEFAULT = "flatout.toml"
+DEFAULT = PLAN_FILE
 
 MOST_BYTES = 16 << 20
 """A plan takes some 2 kB."""
@@ -68,6 +68,25 @@ def seen_from(path: Path, plan: Plan) -> Plan:
     """A plan as the file at `path` holds it: its script and its run folder as they are found from the file's folder."""
     run = os.path.relpath(plan.run, folder_of(path)) if plan.run else ""
     return replace(plan, script=key_of(plan.script, path), run=run)
+
+
+def check_place(path: Path) -> None:
+    """Make sure that a plan can be written to `path`, before minutes are spent on making one.
+
+    Raises:
+        MachineError: The folder is not there, or cannot be written.
+        RecordError: The file is there and is not a plan file.
+    """
+    try:
+        if path.exists():
+            _plans(path)
+        folder = folder_of(path)
+        if not folder.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as problem:
+        raise cannot_write(path, problem) from None
 
 
 def write(plan: Plan, path: Path) -> None:

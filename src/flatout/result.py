@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from flatout.anatomy import Anatomy
 from flatout.ceilings import Ceilings, Machine
 from flatout.diagnosis import Diagnosis
 from flatout.errors import RecordError, cannot_write
-from flatout.plan import Plan, Trial
+from flatout.plan import PLAN_FILE, Plan, Trial
 from flatout.records import from_json, to_json
 from flatout.stats import Comparison
 from flatout.trace import Census, Facts, Header
@@ -26,6 +27,9 @@ FORMAT = 1  # 1: first version
 FILE = "result.json"
 
 Verdict = Literal["faster", "no difference", "inconclusive"]
+
+NOT_NAMED = "not among `--levers`"
+"""Why a lever was not tried that the user did not ask for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +141,12 @@ class Result:
     def tune_command(self) -> str:
         """What to type to tune under the same terms."""
         return " ".join(filter(None, ("flatout tune", self.options)))
+
+    @property
+    def run_command(self) -> str:
+        """What to type to run under the plan."""
+        named = self.plan_path is not None and self.plan_path != PLAN_FILE
+        return f"flatout run --plan {shlex.quote(self.plan_path or '')}" if named else "flatout run"
 
     @property
     def retry_command(self) -> str:

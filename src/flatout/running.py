@@ -134,7 +134,7 @@ def _fitting(plan: Plan, path: Path, wish: Wish, here: Here) -> Engagement:
                 f"`{path}` was made elsewhere: {misfits[0]}",
                 cause="a plan is only as good as the machine it was measured on"
                 + (f"; also: {'; '.join(misfits[1:])}" if len(misfits) > 1 else ""),
-                hint=f"`flatout tune {here.script}` here, or `flatout run --recheck {here.script}` to test its levers",
+                hint=f"`flatout tune {here.script}` here, or `--recheck` beside `--plan {path}` to test its levers",
             )
         where = f"the plan in `{path}` was made elsewhere ({', '.join(misfits)})"
         return Engagement(line=f"{where}, running plainly; `--recheck` tests it", misfits=misfits)

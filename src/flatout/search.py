@@ -15,7 +15,7 @@ from flatout.anatomy import Anatomy
 from flatout.ceilings import Machine
 from flatout.diagnosis import Diagnosis
 from flatout.plan import CLASSES, Candidate, Lever, Trial, allows
-from flatout.result import Untried
+from flatout.result import NOT_NAMED, Untried
 from flatout.trace import Facts, Levers
 
 WORTH_TRYING = 1.02
@@ -93,7 +93,7 @@ def _leaves_cores_idle(candidate: Candidate, machine: Machine) -> bool:
 
 def _left_out(lever: Lever, choice: Choice) -> str | None:
     if choice.only is not None and lever.name not in choice.only:
-        return "not among `--levers`"
+        return NOT_NAMED
     if lever.name in choice.without:
         return "left out by `--without`"
     if not allows(choice.accept, lever.class_):

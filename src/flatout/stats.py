@@ -152,7 +152,7 @@ def compare(baseline_s: Sequence[float], candidate_s: Sequence[float]) -> Compar
         low99=low99,
         high99=high99,
         num_pairs=num,
-        reason="the interval is too wide to tell" if verdict == "inconclusive" else "",
+        reason=_reason(verdict, low, high),
     )
 
 
@@ -208,6 +208,12 @@ def _verdict(low: float, high: float, low99: float, high99: float) -> Verdict:
     if high99 < 1:
         return "slower"
     return "no difference" if low >= 1 - NEGLIGIBLE and high <= 1 + NEGLIGIBLE else "inconclusive"
+
+
+def _reason(verdict: Verdict, low: float, high: float) -> str:
+    if verdict != "inconclusive":
+        return ""
+    return "not sure enough: 1 lies in the 99 % interval" if low > 1 or high < 1 else "the interval is too wide to tell"
 
 
 def _unfit(baseline_s: Sequence[float], candidate_s: Sequence[float]) -> str:

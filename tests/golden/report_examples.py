@@ -456,7 +456,7 @@ def busy():
         verdict="inconclusive",
         tuning_s=180.4,
         trials=trials,
-        untried=(*UNTRIED, Untried(lever="bf16", reason="the budget of 180 s leaves no time for more")),
+        untried=(*UNTRIED, Untried(lever="bf16", reason="the budget of 180 s was too short for more")),
         remeasured=None,
         plan=None,
         plan_path=None,
@@ -466,7 +466,7 @@ def busy():
         refused=("/home/u/.cache/lenet/state.bin", "/var/tmp/lock", "/data/mnist/cache.idx"),
         timeline=timeline(chosen, seed=5),
         run=".flatout/lenet-4",
-        stopped="the budget of 180 s leaves no time for more",
+        stopped="the budget of 180 s was too short for more",
         short_budget_s=180.0,
     )
 

@@ -2,11 +2,13 @@
 
 import os
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from flatout import trace_file
+from flatout.api import Ran
 from flatout.cli.foreground import closing_line, run_summary
 from flatout.errors import UsageError
 from flatout.run import foreground
@@ -203,7 +205,7 @@ PLAIN_S = [0.02, 0.02001, 0.02, 0.01999, 0.02, 0.02]
     ("levers", "released", "line"),
     [
         ({"bf16": {}}, False, ", 2.00x [2.00, 2.00] against its own plain windows"),
-        (PLAN, False, ", of which 2.00x [2.00, 2.00] by bf16 in its own windows; workers as recorded"),
+        (PLAN, False, "; bf16 2.00x [2.00, 2.00] in its own windows, workers as recorded"),
         (PLAN, True, "; bf16 made it slower here, 2.00x [2.00, 2.00] against its own plain windows, and was released"),
         ({"bf16": {}}, True, "; the plan made it slower here, 2.00x [2.00, 2.00] against its own plain windows, and was"
                              " released"),
@@ -213,10 +215,27 @@ def test_the_closing_line_says_which_levers_were_compared(levers, released, line
     outcome = foreground.Outcome(
         num_steps=20, ended=True, steps_s=1.0, engaged=True, released=released, plan_s=[0.01] * 6, plain_s=PLAIN_S
     )
-    ran = SimpleNamespace(
-        engagement=Engagement(levers=levers), outcome=outcome, registry=REGISTRY, run="", inapplicable={}
-    )
+    ran = Ran(engagement=Engagement(levers=levers), outcome=outcome, registry=REGISTRY, run="")
     assert closing_line(ran) == f"20 steps in 1 s{line}"
+
+
+def test_a_plan_that_is_slower_but_not_surely_is_kept_and_that_is_said():
+    plain_s = [0.0086, 0.0092, 0.0079, 0.0094, 0.0099, 0.0083]
+    outcome = foreground.Outcome(
+        num_steps=20, ended=True, steps_s=1.0, engaged=True, plan_s=[0.01] * 6, plain_s=plain_s
+    )
+    ran = Ran(engagement=Engagement(levers={"bf16": {}}), outcome=outcome, registry=REGISTRY, run="")
+    assert closing_line(ran).endswith("against its own plain windows; perhaps slower, but not surely: it was kept")
+
+
+def test_why_a_plan_was_not_checked_is_said():
+    outcome = foreground.Outcome(num_steps=20, ended=True, steps_s=1.0, engaged=True)
+    plan = SimpleNamespace(ratio=1.35)
+    ran = Ran(engagement=Engagement(levers={"bf16": {}}, plan=plan), outcome=outcome, registry=REGISTRY, run="")
+    assert closing_line(ran) == "20 steps in 1 s; rests on the recorded 1.35x: too short a run to check it"
+    assert closing_line(replace(ran, fixed=True)).endswith("1.35x: `--fixed` toggles nothing")
+    held = replace(ran, engagement=Engagement(levers={"workers": {"num": 1}}, plan=plan))
+    assert closing_line(held).endswith("1.35x: its levers cannot be toggled within a run")
 
 
 def test_a_script_that_ends_in_the_middle_of_a_check_has_a_summary(watched):
@@ -224,10 +243,8 @@ def test_a_script_that_ends_in_the_middle_of_a_check_has_a_summary(watched):
     child.settles()
     child.answers(child.order(), 0.01)
     child.says(End(num_steps=20, wall_s=1.0))
-    ran = SimpleNamespace(
-        engagement=Engagement(levers=PLAN), outcome=child.outcome, registry=REGISTRY, run="somewhere", inapplicable={}
-    )
-    assert closing_line(ran) == "20 steps in 0.1 s; not checked"
+    ran = Ran(engagement=Engagement(levers=PLAN), outcome=child.outcome, registry=REGISTRY, run="somewhere")
+    assert closing_line(ran) == "20 steps in 0.1 s; not checked: too short a run to check it"
     assert run_summary(ran)["ratio"] is None
 
 

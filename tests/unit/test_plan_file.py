@@ -14,7 +14,7 @@ import pytest
 from flatout import plan_file
 from flatout.ceilings import Accelerator
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
-from flatout.plan_file import key_of, misfits, read, scripts, seen_from, unknown_levers, write
+from flatout.plan_file import check_place, key_of, misfits, read, scripts, seen_from, unknown_levers, write
 from handmade import MACHINE, plan
 
 ODD_NAMES = [
@@ -257,6 +257,13 @@ def test_a_plan_that_is_a_pipe_or_far_too_large_is_not_waited_for(path):
     with path.open("wb") as file:
         file.truncate(1 << 30)
     assert "16 MiB" in refusal(read, path, "train.py").cause
+
+
+def test_where_no_plan_can_be_written_is_known_before_one_is_made(path):
+    check_place(path)
+    assert "make its folder first" in refusal(check_place, path.parent / "gone" / "plan.toml", kind=MachineError).hint
+    path.write_text("garbage = [")
+    assert "is torn" in refusal(check_place, path).error
 
 
 def test_names_in_a_file_reached_through_a_link_are_seen_from_where_it_lies(tmp_path, monkeypatch):

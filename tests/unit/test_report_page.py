@@ -233,7 +233,7 @@ def test_the_page_says_what_became_of_candidates_that_could_not_be_used():
     assert "The one candidate could not be used: every window was disturbed" in text
     assert "no candidate was measured" not in text
     spent = html.html_text(replace(RESULTS["busy"], trials=()))
-    assert "No lever could be tried, the budget of 180" in spent
+    assert "No lever could be tried: the budget of 180" in spent
 
 
 def test_the_page_is_the_same_every_time():

@@ -104,7 +104,7 @@ def test_inconclusive_says_why():
     text = " ".join(shown(RESULTS["busy"]).split())
     assert "inconclusive: best of 2 candidates 1.18x [0.88, 1.58], the interval is too wide to tell" in text
     assert "Plain against plain: only 2 pairs of windows" in text
-    assert "stopped the search ended early: the budget of 180 s leaves no time for more" in text
+    assert "stopped the search ended early: the budget of 180 s was too short for more" in text
     assert "21 pairs of windows that others" in text
 
 
@@ -156,8 +156,8 @@ def test_a_diagnosis_from_noisy_steps_is_said_to_be_one(spread, said):
     ("changes", "said"),
     [
         (
-            {"stopped": "the budget of 10 s leaves no time for more"},
-            "no lever could be tried, the budget of 10 s leaves no time for more",
+            {"stopped": "the budget of 10 s was too short for more"},
+            "no lever could be tried: the budget of 10 s was too short for more",
         ),
         ({"stopped": "", "options": "--levers none"}, "no lever was to be tried"),
         ({"stopped": ""}, "no lever was worth trying here"),

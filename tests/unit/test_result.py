@@ -112,11 +112,21 @@ def test_a_missing_file_says_what_writes_one_and_what_does_not(tmp_path):
     [
         ("", None, "flatout tune --levers bf16"),
         ("you stopped it", None, "flatout tune --levers bf16"),
-        ("the budget of 90 s leaves no time for more", 90.0, "flatout tune --budget 180s --levers bf16"),
+        ("the budget of 90 s was too short for more", 90.0, "flatout tune --budget 180s --levers bf16"),
     ],
 )
 def test_where_the_budget_was_spent_the_next_one_is_twice_as_large(stopped, short_budget_s, again):
     assert result(stopped=stopped, short_budget_s=short_budget_s, options="--levers bf16").retry_command == again
+
+
+def test_a_plan_that_lies_elsewhere_is_named_in_what_to_type_next():
+    assert result(plan_path="flatout.toml").run_command == "flatout run"
+    assert result(plan_path="my plans/a.toml").run_command == "flatout run --plan 'my plans/a.toml'"
+
+
+def test_a_number_that_no_measurement_gives_is_a_torn_file(tmp_path):
+    save(result(baseline_steps_per_s=-1e308), tmp_path)
+    assert "baseline_steps_per_s" in refusal(tmp_path).cause
 
 
 def test_a_newer_file_is_said_to_be_newer_even_where_fields_have_changed(tmp_path):

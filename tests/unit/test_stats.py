@@ -46,7 +46,7 @@ def test_faster_needs_the_lower_end_of_the_99_percent_interval_above_1():
     found = verdict(0.0291)
     assert found.verdict == "inconclusive"
     assert found.low99 < 1 < found.low
-    assert found.reason == "the interval is too wide to tell"
+    assert found.reason == "not sure enough: 1 lies in the 99 % interval"
     assert verdict(-0.0293).verdict == "slower"
     assert verdict(-0.0291).verdict == "inconclusive"
 

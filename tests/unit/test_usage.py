@@ -118,6 +118,20 @@ def test_levers_that_are_all_left_out_again_are_refused_before_anything_runs(cap
     assert not (folder / ".flatout").exists()
 
 
+@pytest.mark.parametrize("name", ["run", "exec"])
+def test_a_summary_is_not_written_over_somebodys_work(capsys, folder, name):
+    (folder / "train.py").write_text("print(1)")
+    error, cause, _ = complaint(capsys, name, "--json", "train.py", "train.py")
+    assert error == "`--json train.py` would overwrite a file that is no summary" and "takes a FILE" in cause
+    assert (folder / "train.py").read_text() == "print(1)"
+
+
+def test_a_place_where_no_plan_can_be_written_is_refused_before_anything_runs(capsys, folder):
+    error, _, hint = complaint(capsys, "tune", "--plan", "gone/plan.toml", "train.py", code=5)
+    assert error == "cannot write `gone/plan.toml`" and hint == "make its folder first"
+    assert not (folder / ".flatout").exists()
+
+
 def test_levers_that_accept_does_not_admit_are_refused_before_anything_runs(capsys, folder):
     error, cause, hint = complaint(capsys, "tune", "--levers", "bf16,tf32", "--accept", "exact", "train.py")
     assert error == "no lever of `--levers` is admitted by `--accept exact`"

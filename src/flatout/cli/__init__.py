@@ -66,8 +66,8 @@ class Commands(click.Group):
             return 2
         except click.exceptions.Exit as end:
             return end.exit_code
-        except (click.Abort, KeyboardInterrupt):
-            tell("flatout: stopped")
+        except (click.Abort, KeyboardInterrupt) as stop:
+            tell(f"flatout: stopped {stop.__cause__ or stop}".rstrip())  # click wraps Ctrl-C
             return 130
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -13,9 +13,7 @@ from flatout.cli import options
 @click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="The plan to run under.")
 @click.option("--levers", "lever_names", metavar="NAMES", help="Engage exactly these, e.g. `bf16,threads=1`; no plan.")
 @options.accept
-@click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write what was measured here."
-)
+@options.json_file
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARGUMENTS]...")
 def command(

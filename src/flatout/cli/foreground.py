@@ -104,18 +104,18 @@ def _measured(ran: api.Ran) -> str:
         plan = ran.engagement.plan
         if outcome.num_busy > len(outcome.plan_s):
             return "; not checked: other processes used the CPU"
-        if plan is None:
-            return "; not checked"
-        fixed = held == ran.engagement.levers
-        why = "its levers cannot be toggled within a run" if fixed else "not checked in this run"
-        return f"; rests on the recorded {plan.ratio:.2f}x: {why}"
+        why = "its levers cannot be toggled within a run"
+        if held != ran.engagement.levers:
+            why = "`--fixed` toggles nothing" if ran.fixed else "too short a run to check it"
+        return f"; not checked: {why}" if plan is None else f"; rests on the recorded {plan.ratio:.2f}x: {why}"
     toggled = ", ".join(name for name in ran.engagement.levers if name not in held) if held else "the plan"
     interval = f"{compared.ratio:.2f}x [{compared.low:.2f}, {compared.high:.2f}]"
     if outcome.released:
         return f"; {toggled} made it slower here, {interval} against its own plain windows, and was released"
+    kept = "; perhaps slower, but not surely: it was kept" if compared.high < 1 else ""
     if not held:
-        return f", {interval} against its own plain windows"
-    return f", of which {interval} by {toggled} in its own windows; {', '.join(held)} as recorded"
+        return f", {interval} against its own plain windows{kept}"
+    return f"; {toggled} {interval} in its own windows, {', '.join(held)} as recorded{kept}"
 
 
 def _failed(outcome: Outcome) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -128,6 +129,32 @@ def terms(function: F, *, prefix: str = "") -> F:
     return click.option(
         "--start-limit", default="90s", show_default=True, metavar="TIME", help=waits[0].upper() + waits[1:]
     )(function)
+
+
+def json_file(function: F) -> F:
+    """A file for the summary, since stdout is the script's."""
+    return click.option(
+        "--json",
+        "json_file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        callback=_summary_file,
+        help="Write what was measured here: stdout is the script's.",
+    )(function)
+
+
+def _summary_file(ctx: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    """The file, where it is new, empty or a summary: what else is there is somebody's work, the script perhaps."""
+    try:
+        if path is None or not path.is_file() or not (head := path.read_bytes()[:1]) or head == b"{":
+            return path
+    except OSError:  # then writing it fails, too, which is said in the end
+        return path
+    raise UsageError(
+        f"`--json {path}` would overwrite a file that is no summary",
+        cause="here `--json` takes a FILE to write to, for stdout is the script's",
+        hint=f"e.g. `{ctx.command_path} --json run.json SCRIPT`",
+    )
 
 
 def as_json(function: F) -> F:

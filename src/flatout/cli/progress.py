@@ -27,7 +27,10 @@ def measured(call: Callable[[Show], Result], *, as_json: bool, verbose: bool = F
     end_children_when_told_to_end()
     progress = Progress()
     with progress:
-        result = call(progress.show)
+        try:
+            result = call(progress.show)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("before there was anything to keep") from None
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who stopped it twice still wants to see what it came to
     show(result, as_json=as_json, verbose=verbose)
 

@@ -19,9 +19,7 @@ from flatout.cli import options
     "--fixed", is_flag=True, help="Never toggle a lever: two runs are as equal as the levers are deterministic."
 )
 @click.option("--recheck", is_flag=True, help="Test a plan that was made elsewhere before trusting it.")
-@click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write what was measured here."
-)
+@options.json_file
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
 @functools.partial(options.terms, prefix="with `--recheck`: ")
 @options.script_words

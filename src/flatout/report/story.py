@@ -59,7 +59,7 @@ def _faster(result: Result) -> Story:
         sentence=f"trains {gain.removesuffix('x')} times as fast on this machine"
         + (", and its numbers agree." if won.agreement == "agrees" else "."),
         lead=tuple(line for line in lead if line),
-        command=f"flatout run {result.typed}",
+        command=f"{result.run_command} {result.typed}",
     )
 
 

@@ -203,7 +203,7 @@ def _utilization(screen: Screen, result: Result) -> None:
 
 
 def _verdict(screen: Screen, result: Result) -> None:
-    if result.stopped:
+    if result.stopped and result.trials:
         screen.say("stopped", f"the search ended early: {result.stopped}")
     noise = result.noise_fraction
     equal = f"two equal runs differ by up to {words.percent(noise)} here" if noise is not None else ""
@@ -317,7 +317,7 @@ def _next(result: Result) -> tuple[str, ...]:
     if result.command == "why":
         return (result.tune_command, result.typed)
     if result.plan is not None:
-        return ("flatout run", result.typed)
+        return (result.run_command, result.typed)
     return ("flatout why" if result.verdict == "no difference" else result.retry_command, result.typed)
 
 

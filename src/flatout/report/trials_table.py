@@ -8,7 +8,7 @@ from __future__ import annotations
 from flatout.report import words
 from flatout.report.screen import Screen
 from flatout.report.tried import ASCII_MARKS, MARKS, Mark, Row, brief, nothing_tried, reasons, rows
-from flatout.result import Result
+from flatout.result import NOT_NAMED, Result
 
 MOST_ROWS = 7
 """Trials on one screen; `--verbose` shows all."""
@@ -118,7 +118,7 @@ def _untried(screen: Screen, result: Result, *, verbose: bool) -> None:
     room = MOST_LINES * (screen.width - 13) - len("and 00 more: --verbose") - 4
     shown: list[str] = []
     left = sum(len(levers) for _, levers in groups)
-    for reason, levers in sorted(groups, key=lambda group: len(group[0])):
+    for reason, levers in sorted(groups, key=lambda group: (group[0] == NOT_NAMED, len(group[0]))):
         text = f"{', '.join(levers)} ({reason})"
         if sum(len(one) + 2 for one in shown) + len(text) > room:
             break

@@ -102,7 +102,7 @@ def _exclude(one: Trial, other: Trial) -> bool:
 def nothing_tried(result: Result) -> str:
     """Why there is no trial at all."""
     if result.stopped:
-        return f"no lever could be tried, {result.stopped}"
+        return f"no lever could be tried: {result.stopped}"
     if "--levers none" in result.options:
         return "no lever was to be tried"
     return "no lever was worth trying here"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal
 from flatout import __version__, stats
 from flatout.plan import PLAN_FORMAT, Plan, Trial, label
 from flatout.result import FORMAT, Result, TimelineStep
-from flatout.search import Choice
 from flatout.trace import Window
 
 if TYPE_CHECKING:
@@ -66,20 +65,10 @@ def result_of(conduct: Conduct) -> Result:
         warnings=tuple(bench.warnings),
         timeline=tuple(_timeline(bench.windows)),
         run=str(conduct.run_folder),
-        options=_options(conduct.goal.choice),
         stopped=conduct.stopped,
         short_budget_s=conduct.short_budget_s,
     )
     return replace(result, plan=_plan(conduct, result, won)) if won else result
-
-
-def _options(choice: Choice) -> str:
-    words = [] if choice.accept == Choice().accept else [f"--accept {choice.accept}"]
-    if choice.only is not None:
-        words.append(f"--levers {','.join(choice.only) or 'none'}")
-    if choice.without:
-        words.append(f"--without {','.join(choice.without)}")
-    return " ".join(words)
 
 
 def _verdict(conduct: Conduct, won: Trial | None) -> Literal["faster", "no difference", "inconclusive"]:

@@ -273,7 +273,8 @@ class Conduct:
             return
         while (candidate := search.next_candidate(space, self.trials)) is not None:
             if not self._fits(candidate):
-                self.stopped = f"the budget of {self.budget.total_s:.0f} s leaves no time for more"
+                left = "for more" if self.trials else "for a first candidate"
+                self.stopped = f"the budget of {self.budget.total_s:.0f} s was too short {left}"
                 self.short_budget_s = self.budget.total_s
                 break
             self._stage(f"trying {candidate.label}")
