@@ -27,7 +27,7 @@ CASES: dict[str, tuple[str, list[str], list[str]]] = {
     ),
     "time_sequence_prediction": (
         "time_sequence_prediction",
-        ["--start-limit", "10m", "--budget", "6m"],
+        ["--start-limit", "10m", "--budget", "30m"],
         ["train.py", "--steps", "15"],
     ),
     "imagenet": (
