@@ -1,7 +1,9 @@
 """What all tests share."""
 
+import os
 import signal
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
@@ -10,3 +12,17 @@ settings.load_profile("untimed")
 # A shell starts what it puts into the background with Ctrl-C ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def nothing_ends_the_tests(monkeypatch):
+    """`flatout run` ends its process as the script ended: reached in this very process, no test after it would run,
+    no failure before it would be told, and the exit code would be the script's 0. Forked processes may end so."""
+    ends, here = os._exit, os.getpid()
+
+    def end(code):
+        if os.getpid() != here:
+            ends(code)
+        raise AssertionError(f"os._exit({code}) in the process that runs the tests")
+
+    monkeypatch.setattr(os, "_exit", end)

@@ -4,6 +4,7 @@ Examples with `>>>` are run by pytest itself (`--doctest-glob=*.md`); here it is
 """
 
 import ast
+import copy
 import importlib
 import re
 import shlex
@@ -121,6 +122,8 @@ def parse(line: str) -> None:
         return
     command = group.get_command(context, words[0])
     assert command is not None, f"no such command: {words[0]}"
+    command = copy.copy(command)
+    command.params = [copy.copy(option) for option in command.params]
     for option in command.params:
         option.callback = None
     command.make_context(words[0], list(words[1:]), parent=context, resilient_parsing=False)
