@@ -37,6 +37,9 @@ FIXED_SHARE = 0.5
 FAIR_RATE = 0.25
 """Share of the bandwidth ceiling from which on an operation counts as moving data."""
 
+NEARLY_EQUAL = 0.9
+"""A cause that is worth this share of the largest one is named beside it."""
+
 COUNTED_TWICE = 0.01
 """Phases that exceed the step by more than this share of it are an error of ours, and said."""
 
@@ -218,16 +221,20 @@ def _binding(found: Findings, bounds: Sequence[Bound]) -> str:
     threads = _believed(found.counterfactuals.get("fitting_threads"), 1.0)
     if found.facts.num_threads > found.num_cores and threads >= WORTHWHILE:
         return "thread oversubscription"
+    name, ratio = max(_causes(found, bounds).items(), key=lambda item: item[1])
+    return name if ratio >= WORTHWHILE else "nothing"
+
+
+def _causes(found: Findings, bounds: Sequence[Bound]) -> dict[str, float]:
+    """Each cause that can hold a step back, and how many times as fast the step would be without it."""
     by_remedy = {b.remedy: b.ratio for b in bounds}
-    causes = {
+    return {
         "input": _believed(found.counterfactuals.get("free_data"), _without(_phase_s(found, "data"), found)),
         "optimizer": by_remedy.get("free optimizer", 1.0),
         "host synchronisation": by_remedy.get("no host synchronisation", 1.0),
         # What the step would gain if the model itself cost nothing, on the same scale as the other causes.
         _model_cause(found): _without(_model_s(found) + _phase_s(found, "loss"), found),
     }
-    name, ratio = max(causes.items(), key=lambda item: item[1])
-    return name if ratio >= WORTHWHILE else "nothing"
 
 
 def _believed(counterfactual: Comparison | None, otherwise: float) -> float:
@@ -332,6 +339,7 @@ def _evidence(binding: str, found: Findings, bounds: Sequence[Bound]) -> list[st
     share = found.anatomy.share(main)
     if share is not None:
         lines.append(f"{main} takes {_percent(share)} of the step")
+    lines += _nearly_as_large(binding, _causes(found, bounds))
     for bound in sorted(bounds, key=lambda b: b.remedy != REMEDIES.get(binding))[:2]:  # its own first, then the largest
         lines.append(f"{bound.remedy}: at most {bound.ratio:.2f}x ({bound.how})")
     fixed = _fixed_share(found)
@@ -346,6 +354,16 @@ def _evidence(binding: str, found: Findings, bounds: Sequence[Bound]) -> list[st
     if found.facts.num_threads > found.num_cores:
         lines.append(f"{found.facts.num_threads} threads on {found.num_cores} cores")
     return lines
+
+
+def _nearly_as_large(binding: str, causes: Mapping[str, float]) -> list[str]:
+    """A tie is no clear answer, and another hour may name the other cause."""
+    largest = causes.get(binding, math.inf)
+    return [
+        f"{name} is nearly as large: {ratio:.2f}x without it, {largest:.2f}x without {binding}"
+        for name, ratio in causes.items()
+        if name != binding and ratio >= max(WORTHWHILE, NEARLY_EQUAL * largest)
+    ]
 
 
 def _notes(found: Findings, utilization: float | None) -> list[str]:

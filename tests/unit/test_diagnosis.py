@@ -71,6 +71,9 @@ SCALES = Scaling(full_s=(0.9, 0.91, 0.89), half_s=(0.46, 0.46, 0.46))
 FIXED = Scaling(full_s=(0.9, 0.91, 0.89), half_s=(0.80, 0.80, 0.80))
 
 
+TIE = {"data": 0.46, "forward": 0.20, "backward": 0.25, "optimizer": 0.05, "unattributed": 0.04}
+
+
 def bound(found, remedy):
     return next(b for b in found.bounds if b.remedy == remedy)
 
@@ -320,3 +323,11 @@ def test_a_phase_that_is_the_whole_step_has_a_finite_bound():
 def test_replays_that_took_no_time_say_nothing_about_launches():
     found = diagnose(findings(MODEL_BOUND, scaling=Scaling(full_s=(0.0, 0.0), half_s=(0.0, 0.0))))
     assert not any(b.remedy == "free launches" for b in found.bounds)
+
+
+def test_of_two_causes_of_nearly_one_size_the_other_is_named_too():
+    found = diagnose(findings(TIE, counterfactuals={"free_data": compared(1.85)}))
+    assert found.binding == "input"
+    assert "compute is nearly as large: 1.82x without it, 1.85x without input" in found.evidence
+    for clear in (findings(DATA_BOUND, counterfactuals={"free_data": compared(3.2)}), PLANTED["nothing"]):
+        assert not any("nearly as large" in line for line in diagnose(clear).evidence)
