@@ -260,10 +260,10 @@ def _scripts_of(path: Path, *, named: bool) -> tuple[str, ...]:
 
 
 def _framework_version() -> str:
-    from flatout.run import calibrate
+    from flatout.run.installed import framework_version
 
     with contextlib.suppress(MachineError):
-        return calibrate.framework_version("pytorch")
+        return framework_version("pytorch")
     return "none"
 
 

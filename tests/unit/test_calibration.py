@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import handmade
 from flatout.ceilings import Ceilings, load, save
 from flatout.errors import MachineError, UsageError
-from flatout.run import calibrate, foreign_cpu
+from flatout.run import calibrate, foreign_cpu, installed
 from flatout.run.calibrate import MIN_ROUNDS, NUM_ROUNDS, Measuring, Round, choose_rounds, is_trusted
 from flatout.run.machine import read_machine
 
@@ -152,7 +152,7 @@ def test_an_interpreter_without_torch_is_told_how_to_get_it(tmp_path):
 
 
 def test_this_interpreter_without_torch_is_told_too(monkeypatch):
-    monkeypatch.setattr(calibrate, "PACKAGES", {"pytorch": "no_such_package_at_all"})
+    monkeypatch.setattr(installed, "PACKAGES", {"pytorch": "no_such_package_at_all"})
     with pytest.raises(MachineError, match="not installed"):
         calibrate.ceilings()
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
-import importlib.util
 import json
 import os
 import re
@@ -28,10 +26,8 @@ from typing import IO, Any
 from flatout.ceilings import Ceiling, Ceilings, Machine, ceiling_of, load, save
 from flatout.errors import MachineError, RecordError, UsageError
 from flatout.run import foreign_cpu
+from flatout.run.installed import PACKAGES, framework_version, not_installed
 from flatout.run.machine import read_machine
-
-PACKAGES = {"pytorch": "torch"}
-"""Frameworks that can be measured, each with the package that it is."""
 
 QUIET_FRACTION = 0.1
 """A round in which others took more of the core-time than this is not quiet: it is repeated while there is time."""
@@ -137,34 +133,6 @@ def cache_path(machine: Machine, framework_and_version: str, device: str) -> Pat
             return None
     name = f"{machine.machine_key()}-{framework_and_version}-{machine.num_cores}-{device}"
     return base / "flatout" / f"ceilings-{re.sub(r'[^A-Za-z0-9.+-]', '_', name)}.json"
-
-
-def framework_version(framework: str, python: str = sys.executable) -> str:
-    """The installed version, found without importing the framework.
-
-    Raises:
-        MachineError: It is not installed for that interpreter.
-    """
-    package = PACKAGES[framework]
-    if python == sys.executable:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(package)
-        if importlib.util.find_spec(package) is not None:
-            return "unknown"
-    else:
-        code = f"import importlib.metadata as m; print(m.version({package!r}))"
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            asked = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=30, check=True)
-            return asked.stdout.strip()
-    raise _not_installed(framework, python)
-
-
-def _not_installed(framework: str, python: str) -> MachineError:
-    return MachineError(
-        f"`{PACKAGES[framework]}` is not installed",
-        cause=f"`{python}` does not find it, and ceilings are measured with the framework that trains",
-        hint=f"`pip install {PACKAGES[framework]}` into that environment",
-    )
 
 
 # -- measuring -----------------------------------------------------------------------------------------------------
@@ -348,7 +316,7 @@ class Measuring:
 
 def _nothing(framework: str, python: str, said: str, limit_s: float) -> MachineError:
     if f"No module named '{PACKAGES[framework]}'" in said:
-        return _not_installed(framework, python)
+        return not_installed(framework, python)
     if said:
         return MachineError(
             "the ceilings could not be measured",
