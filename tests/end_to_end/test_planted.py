@@ -28,7 +28,7 @@ def why(kind: str, folder: Path, **environment: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     result = json.loads((folder / found["run"] / "result.json").read_text())
-    if (result["foreign_fraction"] or 0.0) > 0.15:
+    if (result["foreign_fraction"] or 0.0) > 0.08:
         pytest.skip(f"other processes used {result['foreign_fraction']:.0%} of the CPU")
     return {**found, "evidence": result["diagnosis"]["evidence"], "census": result["census"]}
 
