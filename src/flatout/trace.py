@@ -105,6 +105,8 @@ class LoaderFacts:
     fetches_per_step: float = 1.0
     batch_bytes: int | None = None
     """Bytes of the tensors in one batch; None where they cannot be counted."""
+    why_not_fused: str | None = "not looked at"
+    """Why its batches cannot be computed at once; None where they can."""
 
 
 EndedBy: TypeAlias = Literal["optimizer", "loader", "call"]

@@ -95,6 +95,7 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
         changeable=session.loaders.may_change(loader),
         fetches_per_step=session.loaders.fetches_per_step(loader),
         batch_bytes=session.loaders.batch_bytes(loader),
+        why_not_fused=session.loaders.why_not_fused(loader),
     )
 
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
@@ -25,6 +25,9 @@ from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.shuffles import Shuffle, runs_ahead, shuffle_of
 from flatout.frameworks.pytorch.trees import tensors_of
 from flatout.tracebacks import hide_ours
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.pipeline.fused import FusedFetch
 
 WORKER_ATTRIBUTES = (
     "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout", "worker_init_fn"
@@ -62,6 +65,9 @@ class Loaders:
         self.num_restarts = 0
         self.num_changed = 0
         """Passes opened with `settings`."""
+        self.fused: FusedFetch | None = None
+        """What computes batches at once; made when it is first asked for."""
+        self._passes: weakref.WeakSet[Pass] = weakref.WeakSet()
         self._pid = os.getpid()
         self._patch: Patch | None = None
         self._training: weakref.WeakKeyDictionary[DataLoader[Any], list[int]] = weakref.WeakKeyDictionary()
@@ -89,7 +95,9 @@ class Loaders:
             if observer is not None:
                 observer.before_fetch()
             try:
-                return Pass(loader, self)
+                one = Pass(loader, self)
+                self._passes.add(one)
+                return one
             except BaseException as problem:
                 hide_ours(problem)
                 raise
@@ -182,8 +190,35 @@ class Loaders:
             return True
         return loader not in self._others and not isinstance(loader.sampler, SequentialSampler)
 
+    def fuse(self, engaged: bool) -> None:
+        """Compute batches at once from now on, where that is known how, or no longer."""
+        self.fused = self._fused_fetch()
+        self.fused.engaged, self.fused.num_batches = engaged, 0
+        if engaged:
+            for one in self._passes:
+                one.fuse(self.fused)
+
+    def why_not_fused(self, loader: DataLoader[Any]) -> str | None:
+        """Why the loader's batches cannot be computed at once; None where they can."""
+        if not self.reopen:  # reading a dataset takes a while
+            return "looked at in a trial only"
+        return self._fused_fetch().why_not(loader)
+
+    def _fused_fetch(self) -> FusedFetch:
+        if self.fused is None:
+            from flatout.frameworks.pytorch.pipeline.fused import FusedFetch
+
+            self.fused = FusedFetch()
+        return self.fused
+
     def open(self, loader: DataLoader[Any]) -> Opened:
         """A pass made under the present settings; as the script says where they do not apply, or fail."""
+        opened = self._open(loader)
+        if self.fused is not None:
+            self.fused.attach(loader, opened.iterator)
+        return opened
+
+    def _open(self, loader: DataLoader[Any]) -> Opened:
         if not self.settings or loader in self._refused:
             return self.open_plain(loader)
         before = RandomStates([loader.generator])

@@ -12,6 +12,7 @@ from flatout.frameworks.pytorch.levers.compile import Compile
 from flatout.frameworks.pytorch.levers.cpu_affinity import CpuAffinity
 from flatout.frameworks.pytorch.levers.cudnn_benchmark import CudnnBenchmark
 from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
+from flatout.frameworks.pytorch.levers.fused_fetch import FusedFetch
 from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
 from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
 from flatout.frameworks.pytorch.levers.tf32 import Tf32
@@ -23,6 +24,7 @@ LEVERS: tuple[type[Lever], ...] = (
     CpuAffinity,
     Threads,
     Workers,
+    FusedFetch,
     PinnedMemory,
     CudnnBenchmark,
     Tf32,

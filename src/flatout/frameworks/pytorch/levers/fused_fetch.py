@@ -1,0 +1,49 @@
+"""fused_fetch: compute each batch at once, where it is known what the dataset computes, and collate nothing.
+
+What a dataset computes is read from its own code (`flatout.frameworks.pytorch.pipeline`). The batches are bit for bit
+the same, and a share of them is computed both ways for as long as the script runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from flatout.ceilings import Machine
+from flatout.plan import Lever
+from flatout.trace import Facts, Setting
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.session import Session
+
+
+class FusedFetch(Lever):
+    """One call for all items of a batch."""
+
+    name = "fused_fetch"
+    summary = "each batch computed at once instead of item by item, from what the dataset's own code says"
+    class_ = "exact"
+    shortens: ClassVar = ("data",)
+    toggles = "step"
+    check = "batches"
+    conflicts: ClassVar = ("workers",)
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """A loader whose dataset could be read."""
+        if not facts.loaders:
+            return "no DataLoader feeds the training"
+        why = [loader.why_not_fused for loader in facts.loaders]
+        return None if None in why else why[0]
+
+    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+        """From the next fetch on."""
+        session.loaders.fuse(True)
+
+    def release(self, session: Session) -> None:
+        """Item by item again."""
+        session.loaders.fuse(False)
+
+    def evidence(self, session: Session) -> str | None:
+        """Batches that were computed so."""
+        fused = session.loaders.fused
+        return f"{fused.num_batches:,} batches computed at once" if fused is not None and fused.num_batches else None

@@ -1,0 +1,124 @@
+"""What datasets do with arrays and numbers, for those of many items at once. In: `Rows` and operands. Out: `Rows`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
+
+_SMALL = 2**31
+"""Integers below this can be added and multiplied in 64 bits as Python does it."""
+
+
+def of(value: Any) -> np.ndarray:
+    """The rows of an array with dimensions."""
+    if type(value) is not Rows or value.kind not in ("array", "image"):
+        raise Unvectorised("an operand of another kind than when it was read")
+    return np.asarray(value.data)
+
+
+def array(value: Any, dtype: Any = None, *, copy: bool = True) -> Rows:
+    """`np.array` and `np.asarray` of an image or an array."""
+    data = of(value)
+    return Rows("array", data if dtype is None else data.astype(np.dtype(dtype)))
+
+
+def astype(value: Any, dtype: Any) -> Rows:
+    """Each item's array, or NumPy scalar, in another width."""
+    if type(value) is Rows and value.kind == "scalar":
+        return Rows("scalar", value.data.astype(np.dtype(dtype)))
+    return Rows("array", of(value).astype(np.dtype(dtype)))
+
+
+def copy(value: Any) -> Rows:
+    """A copy of each item's array."""
+    return Rows("array", of(value).copy())
+
+
+def reshape(value: Any, *sizes: Any) -> Rows:
+    """Each item in another shape."""
+    data = of(value)
+    if not len(data):
+        raise Unvectorised("nothing to take a shape from")
+    shape = data[0].reshape(*sizes).shape
+    return Rows("array", data.reshape(len(data), *shape))
+
+
+def transpose(value: Any, *axes: Any) -> Rows:
+    """Each item's dimensions in another order."""
+    data = of(value)
+    order = tuple(axes[0]) if len(axes) == 1 and isinstance(axes[0], tuple | list) else axes
+    num = data.ndim - 1
+    if not order:
+        order = tuple(reversed(range(num)))
+    if sorted(axis % num for axis in order) != list(range(num)):
+        raise Unvectorised("an order of dimensions that items do not have")
+    return Rows("array", data.transpose(0, *[axis % num + 1 for axis in order]))
+
+
+def expand_dims(value: Any, axis: int) -> Rows:
+    """A dimension more in each item."""
+    data = of(value)
+    if type(axis) is not int or not -data.ndim <= axis < data.ndim:
+        raise Unvectorised("a dimension that items do not have")
+    return Rows("array", np.expand_dims(data, axis + 1 if axis >= 0 else axis))
+
+
+def integer(value: Any) -> Rows:
+    """`int` of each item's number."""
+    if type(value) is Rows and value.kind in ("int", "scalar", "float", "tensor"):
+        data = np.asarray(value.data)
+        if data.ndim == 1 and data.dtype.kind in "iu" and data.dtype != np.uint64:
+            return Rows("int", data.astype(np.int64))
+    raise Unvectorised("`int` of something else than an integer")
+
+
+def real(value: Any) -> Rows:
+    """`float` of each item's number."""
+    if type(value) is Rows and value.kind in ("int", "scalar", "float", "tensor"):
+        data = np.asarray(value.data)
+        if data.ndim == 1 and data.dtype.kind in "iuf" and data.dtype.itemsize <= 8:
+            return Rows("float", data.astype(np.float64))
+    raise Unvectorised("`float` of something else than a number")
+
+
+def aligned(one: Any, other: Any) -> tuple[Any, Any]:
+    """Two operands of arithmetic with an array, so that broadcasting pairs items."""
+    data = next(value.data for value in (one, other) if type(value) is Rows and value.kind == "array")
+    return _beside(data, one), _beside(data, other)
+
+
+def _beside(data: np.ndarray, operand: Any) -> Any:
+    if type(operand) is Rows:
+        if operand.kind == "array" and operand.data.ndim == data.ndim:
+            return np.asarray(operand.data)
+    elif type(operand) in (int, float) or (isinstance(operand, np.ndarray | np.generic) and operand.ndim < data.ndim):
+        return operand
+    raise Unvectorised("values of items that cannot be paired")
+
+
+def arithmetic(operation: Callable[[Any, Any], Any], one: Any, other: Any) -> Rows:
+    """Python's arithmetic with each item's number; `operation` is one of `+ - * / // %`."""
+    kinds = [value.kind if type(value) is Rows else type(value).__name__ for value in (one, other)]
+    first, second = [value.data if type(value) is Rows else value for value in (one, other)]
+    divides = operation.__name__ in ("truediv", "floordiv", "mod")
+    if divides and not (type(other) in (int, float) and other > 0):
+        raise Unvectorised("a division by what may be zero")
+    if kinds == ["int", "int"]:
+        if any(np.abs(value).max(initial=0) >= _SMALL for value in (first, second)):
+            raise Unvectorised("integers too large for 64 bits")
+        return Rows("float" if operation.__name__ == "truediv" else "int", operation(first, second))
+    if set(kinds) == {"int", "float"} or kinds == ["float", "float"]:
+        return Rows("float", operation(first, second))
+    raise Unvectorised(f"arithmetic of `{kinds[0]}` and `{kinds[1]}`")
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "astype": astype, "copy": copy, "reshape": reshape, "transpose": transpose,
+}  # fmt: skip
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "array": array, "asarray": array, "ascontiguousarray": array, "expand_dims": expand_dims, "transpose": transpose,
+}  # fmt: skip

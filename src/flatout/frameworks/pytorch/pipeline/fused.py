@@ -1,0 +1,190 @@
+"""Batches computed at once, where the item program of a dataset is known.
+
+A `FusedFetcher` stands in a loader's own iterator in the place of PyTorch's fetcher, so that seeds, sampler, laziness,
+order, pinning and ends stay PyTorch's. What it cannot do, the fetcher that was there does. In: a loader's iterator.
+Out: the same batches.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Subset, default_collate
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+from flatout.frameworks.pytorch.pipeline.program import Program
+from flatout.frameworks.pytorch.pipeline.reading import Unread, read
+from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised, collated
+from flatout.frameworks.pytorch.pipeline.shadow import Shadow
+
+MOST_FAILURES = 8
+"""Batches one after another that could not be computed at once, after which it is no longer tried."""
+
+
+class FusedFetch:
+    """All loaders of a process whose batches can be computed at once."""
+
+    def __init__(self) -> None:
+        self.engaged = False
+        self.num_batches = 0
+        """Computed at once since it was engaged."""
+        self._datasets: weakref.WeakKeyDictionary[DataLoader[Any], Reading] = weakref.WeakKeyDictionary()
+
+    def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
+        """Put a fetcher of ours into an iterator that fetches in this process."""
+        if type(iterator) is not _SingleProcessDataLoaderIter or _unsuited(loader) is not None:
+            return
+        if type(iterator._dataset_fetcher) is _MapDatasetFetcher:
+            iterator._dataset_fetcher = FusedFetcher(self, iterator._dataset_fetcher, self._reading(loader))
+
+    def why_not(self, loader: DataLoader[Any]) -> str | None:
+        """Why the batches of a loader cannot be computed at once, in a few words; None where they can."""
+        why = _unsuited(loader)
+        if why is None:
+            reading = self._reading(loader)
+            reading.begin()
+            why = reading.why_not
+        return why
+
+    def _reading(self, loader: DataLoader[Any]) -> Reading:
+        found = self._datasets.get(loader)
+        if found is None or found.dataset() is not loader.dataset:
+            found = self._datasets[loader] = Reading(loader.dataset)
+        return found
+
+
+class Reading:
+    """What is known about the dataset of one loader."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset: Callable[[], Any] = weakref.ref(dataset)
+        self.why_not: str | None = None
+        self.program: Program | None = None
+        self.shadow = Shadow()
+        self.num_failures = 0
+        self._begun = False
+
+    def begin(self) -> None:
+        """Read the dataset, where that was not done; see that its code is still the one that was read."""
+        if self._begun:
+            if self.program is not None and not self.program.holds():
+                self.set_aside("its code has changed since it was read")
+            return
+        self._begun = True
+        try:
+            dataset = self.dataset()
+            _, program = read(dataset, 0)
+            _assemble(program.compute(dataset, [0]), set())
+            self.program = program
+        except (Unread, Unvectorised) as problem:
+            self.why_not = str(problem)
+        except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and plain is always there
+            self.why_not = f"{type(problem).__name__} while it was read"
+
+    def failed(self, problem: Exception) -> None:
+        """A batch could not be computed at once."""
+        self.num_failures += 1
+        if self.num_failures >= MOST_FAILURES:
+            self.set_aside(f"{MOST_FAILURES} batches could not be computed at once: {problem}")
+
+    def set_aside(self, why: str) -> None:
+        """Never again."""
+        self.program, self.why_not = None, why
+
+
+def _unsuited(loader: DataLoader[Any]) -> str | None:
+    """Why a loader does not come into question, whatever its dataset computes."""
+    if loader.num_workers:
+        return "the script's workers fetch"
+    if loader.collate_fn is not default_collate:
+        return "the batches are put together by a function of the script's"
+    dataset = loader.dataset
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    if getattr(dataset, "__getitems__", None):
+        return "the dataset gives several items at once"
+    return None
+
+
+class FusedFetcher:
+    """What an iterator asks for the batch of some indices."""
+
+    def __init__(self, owner: FusedFetch, original: Any, reading: Reading) -> None:
+        self._owner = owner
+        self._original = original
+        self._reading = reading
+        self._begun = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_original":  # while being copied
+            raise AttributeError(name)
+        return getattr(self._original, name)
+
+    def fetch(self, indices: Any) -> Any:
+        """The batch."""
+        plain, reading = self._original.fetch, self._reading
+        if not self._owner.engaged or type(indices) is not list or not indices:
+            return plain(indices)
+        if not self._begun:
+            self._begun = True
+            reading.begin()
+        if reading.program is None or any(type(index) is not int for index in indices):
+            return plain(indices)
+        try:
+            batch = computed(reading.program, self._original.dataset, indices)
+        except Exception as problem:  # noqa: BLE001  whatever it is: plain has the batch, or the error that belongs here
+            reading.failed(problem)
+            return plain(indices)
+        reading.num_failures = 0
+        if reading.shadow.first:
+            own = plain(indices)
+            if why := reading.shadow.of_batch(batch, own):
+                reading.set_aside(f"its batches differ: {why}")
+            return own
+        if why := reading.shadow.of_items(batch, indices, lambda index: plain([index])):
+            reading.set_aside(f"its batches differ: {why}")
+            return plain(indices)
+        self._owner.num_batches += 1
+        return batch
+
+
+def computed(program: Program, dataset: Any, indices: list[int]) -> Any:
+    """The batch of these indices, on one thread: where others are busy, waiting for a second costs more than it does.
+
+    Raises:
+        Unvectorised: Something is not as it was when the dataset was read.
+    """
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
+        return _assemble(program.compute(dataset, indices), set())
+    torch.set_num_threads(1)
+    try:
+        return _assemble(program.compute(dataset, indices), set())
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _assemble(item: Any, places: set[int], *, paired: bool = False) -> Any:
+    """The batch as `default_collate` puts it together, each tensor at a place of its own.
+
+    `paired`: whether it is a part of a sequence, whose parts reach the collation as tuples.
+    """
+    kind = type(item)
+    if kind is Rows:
+        batch = collated(item)
+        if type(batch) is list:
+            return tuple(batch) if paired else list(batch)
+        if batch.numel():
+            if batch.data_ptr() in places:
+                batch = batch.clone()
+            places.add(batch.data_ptr())
+        return batch
+    if kind in (tuple, list):
+        return [_assemble(part, places, paired=True) for part in item]
+    if kind is dict:
+        return {key: _assemble(part, places) for key, part in item.items()}
+    raise Unvectorised("a part of the item that is the same for all")

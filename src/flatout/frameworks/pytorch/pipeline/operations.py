@@ -1,0 +1,176 @@
+"""Which operations of a dataset are known, and how is each done for many items at once?
+
+The list: functions by identity, methods and attributes by exact type. What stands here computes its result from what
+it is given and from nothing else, changes nothing, and gives the same bits for a row as for an item on its own: moving,
+widening, and the four kinds of arithmetic, which IEEE 754 rounds alike wherever they are done. (A sine may differ in
+the last bit with its place in a vector.) In: an operation of the script's. Out: an `Operation`, or None.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from flatout.frameworks.pytorch.pipeline import arrays, images, indexing, tensors
+from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Something that a dataset does to values.
+
+    Attributes:
+        name: For people.
+        plain: What the script calls.
+        rows: The same where operands are `Rows`; what it gives is `Rows`, or one value where all items have the same.
+        same: Whether all items have the same result.
+        fresh: Whether the result is always in memory of its own.
+        in_place: Whether it changes its first operand, and gives that.
+    """
+
+    name: str
+    plain: Callable[..., Any]
+    rows: Callable[..., Any]
+    same: bool = False
+    fresh: bool = False
+    in_place: bool = False
+
+
+def of_function(function: Callable[..., Any]) -> Operation | None:
+    """A function, or a class that is called, of the list."""
+    name = getattr(function, "__name__", "")
+    for module, names in _FUNCTIONS.items():
+        if name in names and getattr(sys.modules.get(module), name, None) is function:
+            return Operation(f"{module}.{name}".removeprefix("builtins."), function, names[name])
+    return None
+
+
+def of_method(kind: type, name: str) -> Operation | None:
+    """A method of a known type."""
+    known = _METHODS.get(_type_name(kind), {}).get(name)
+    if known is None:
+        return None
+    return Operation(
+        f"{kind.__name__}.{name}", getattr(kind, name), known,
+        same=known is images.bands, fresh=name in _FRESH, in_place=name.endswith("_"),
+    )  # fmt: skip
+
+
+def of_attribute(kind: type, name: str) -> Operation | None:
+    """An attribute of a known type, all items having the same."""
+    known = _ATTRIBUTES.get(_type_name(kind), {}).get(name)
+    if known is None:
+        return None
+    return Operation(f"{kind.__name__}.{name}", operator.attrgetter(name), known, same=True)
+
+
+def of_transform(transform: Any) -> Operation | None:
+    """One of torchvision's transforms, its code as torchvision has it, and nothing hooked to it."""
+    library = sys.modules.get("torchvision.transforms.transforms")
+    kind = type(transform)
+    known = images.TRANSFORMS.get(kind.__name__)
+    if library is None or known is None or getattr(library, kind.__name__, None) is not kind:
+        return None
+    if isinstance(transform, torch.nn.Module) and (transform._forward_hooks or transform._forward_pre_hooks):
+        return None
+    return Operation(f"torchvision.{kind.__name__}", lambda self, value: self(value), known)
+
+
+def of_operator(kind: type) -> Operation | None:
+    """A binary operator, by the class of its syntax tree's node."""
+    plain = _OPERATORS.get(kind.__name__)
+    return None if plain is None else Operation(plain.__name__, plain, _arithmetic(plain), fresh=True)
+
+
+def of_comparison(kind: type) -> Operation | None:
+    """A comparison, by the class of its syntax tree's node."""
+    plain = _COMPARISONS.get(kind.__name__)
+    return None if plain is None else Operation(plain.__name__, plain, _compared(plain))
+
+
+SUBSCRIPT = Operation("[]", operator.getitem, indexing.subscript)
+SLICE = Operation("slice", slice, slice)
+
+
+def _arithmetic(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Rows]:
+    def rows(one: Any, other: Any) -> Rows:
+        kinds = {value.kind for value in (one, other) if type(value) is Rows}
+        if "tensor" in kinds or isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+            return Rows("tensor", plain(*tensors.aligned(one, other)))
+        if "array" in kinds:
+            return Rows("array", plain(*arrays.aligned(one, other)))
+        return arrays.arithmetic(plain, one, other)
+
+    return rows
+
+
+def _compared(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Rows]:
+    def rows(one: Any, other: Any) -> Rows:
+        sides = [
+            value.data if type(value) is Rows and value.kind in ("int", "float", "scalar") else value
+            for value in (one, other)
+        ]
+        if any(type(side) not in (int, float, np.ndarray) for side in sides):
+            raise Unvectorised("a comparison of something else than numbers")
+        return Rows("truth", plain(*sides))
+
+    return rows
+
+
+def _type_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _dimensions(value: Rows) -> torch.Size | tuple[int, ...]:
+    if value.kind not in ("tensor", "array"):
+        raise Unvectorised("the shape of something else than a tensor or an array")
+    shape = value.data.shape[1:]
+    return torch.Size(shape) if value.kind == "tensor" else tuple(shape)
+
+
+_OPERATORS = {
+    "Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "Div": operator.truediv,
+    "FloorDiv": operator.floordiv, "Mod": operator.mod,
+}  # fmt: skip
+
+_FRESH = ("clone", "copy", "add", "sub", "mul", "div", "neg", "abs", "clamp", "sub_", "div_", "mul_", "add_")
+
+_COMPARISONS = {
+    "Eq": operator.eq, "NotEq": operator.ne, "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt,
+    "GtE": operator.ge, "Is": operator.is_, "IsNot": operator.is_not, "In": lambda one, other: one in other,
+}  # fmt: skip
+
+_FUNCTIONS: dict[str, dict[str, Callable[..., Any]]] = {
+    "builtins": {"int": arrays.integer, "float": arrays.real},
+    "numpy": arrays.FUNCTIONS,
+    "torch": tensors.FUNCTIONS,
+    "PIL.Image": {"fromarray": images.fromarray},
+    "torchvision.datasets.utils": {"_Image_fromarray": images.fromarray},
+    "torchvision.utils": {"_Image_fromarray": images.fromarray},
+}
+
+_METHODS: dict[str, dict[str, Callable[..., Any]]] = {
+    "torch.Tensor": tensors.METHODS,
+    "numpy.ndarray": arrays.METHODS,
+    "numpy.memmap": arrays.METHODS,
+    "PIL.Image.Image": {"convert": images.convert, "getbands": images.bands},
+    **{
+        _type_name(kind): {"astype": arrays.astype, "item": arrays.integer}
+        for kind in (np.uint8, np.int8, np.int16, np.uint16, np.int32, np.uint32, np.int64)
+    },
+}
+
+_ATTRIBUTES: dict[str, dict[str, Callable[..., Any]]] = {
+    "torch.Tensor": {"shape": _dimensions, "ndim": lambda value: len(_dimensions(value)),
+                     "dtype": lambda value: tensors.of(value).dtype},
+    "numpy.ndarray": {"shape": _dimensions, "ndim": lambda value: len(_dimensions(value)),
+                      "dtype": lambda value: arrays.of(value).dtype},
+    "PIL.Image.Image": {"size": images.size, "width": lambda value: images.size(value)[0],
+                        "height": lambda value: images.size(value)[1]},
+}  # fmt: skip

@@ -1,0 +1,123 @@
+"""What does a dataset compute for an index? Operations one after another, each with what it is given.
+
+A program is read once (`reading`) and computed for many indices at once. In: the dataset and indices. Out: the leaves
+of the item, each as `Rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a value lies."""
+
+    number: int
+
+
+DATASET, INDEX = Slot(0), Slot(1)
+"""Where a program finds what it is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One operation.
+
+    Attributes:
+        target: Where the result goes.
+        compute: What is called with the operands; where one of them differs from item to item, they are `Rows`.
+        operands: `Slot`s, lists and tuples of operands, and constants.
+        keywords: The same by name.
+        line: Where it stands, e.g. `train.py:61`.
+        name: What it is, e.g. `torch.from_numpy`.
+    """
+
+    target: int
+    compute: Callable[..., Any]
+    operands: tuple[Any, ...]
+    keywords: dict[str, Any]
+    line: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How an index becomes an item.
+
+    Attributes:
+        instructions: In order.
+        num_slots: Values at most.
+        item: The item: a tree of tuples, lists and dictionaries, whose leaves are `Slot`s.
+        guards: Must all hold for the program to be that of the dataset: the code and the names that it was read from.
+        dataset: The class, for people.
+    """
+
+    instructions: tuple[Instruction, ...]
+    num_slots: int
+    item: Any
+    guards: tuple[Callable[[], bool], ...]
+    dataset: str
+
+    def holds(self) -> bool:
+        """Whether the code that was read is still the code that would run."""
+        return all(guard() for guard in self.guards)
+
+    def compute(self, dataset: Any, indices: Sequence[int]) -> Any:
+        """The item with a row for each index in place of each value.
+
+        Raises:
+            Unvectorised: Something is not as it was when the program was read.
+        """
+        values: list[Any] = [None] * self.num_slots
+        values[DATASET.number] = dataset
+        values[INDEX.number] = Rows("int", np.array(indices, dtype=np.int64))
+        for instruction in self.instructions:
+            operands = [filled(part, values) for part in instruction.operands]
+            if instruction.keywords:
+                keywords = {name: filled(part, values) for name, part in instruction.keywords.items()}
+                values[instruction.target] = instruction.compute(*operands, **keywords)
+            else:
+                values[instruction.target] = instruction.compute(*operands)
+        return filled(self.item, values)
+
+
+def filled(tree: Any, values: list[Any]) -> Any:
+    """Operands with values in place of slots."""
+    kind = type(tree)
+    if kind is Slot:
+        return values[tree.number]
+    if kind is tuple or kind is list:
+        return kind([filled(part, values) for part in tree])
+    if kind is dict:
+        return {key: filled(part, values) for key, part in tree.items()}
+    return tree
+
+
+def require(value: Any, expected: bool) -> None:
+    """A branch that was taken one way is taken that way again, for every item.
+
+    Raises:
+        Unvectorised: It is not.
+    """
+    if type(value) is Rows:
+        if value.kind != "truth" or not bool((value.data == expected).all()):
+            raise Unvectorised("a branch that not all items take")
+    elif bool(value) is not expected:
+        raise Unvectorised("a condition has changed since the dataset was read")
+
+
+def require_type(value: Any, kind: type) -> None:
+    """A value is of the type that it had.
+
+    Raises:
+        Unvectorised: It is not.
+    """
+    if type(value) is not kind:
+        raise Unvectorised("an attribute has become something else since the dataset was read")

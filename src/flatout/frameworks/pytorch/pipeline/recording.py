@@ -1,0 +1,184 @@
+"""What has been seen while a dataset is read: values, where they come from, and what was done to them.
+
+In: operations of the list with the values of one item. Out: the `Program` that they make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flatout.frameworks.pytorch.pipeline.operations import Operation
+from flatout.frameworks.pytorch.pipeline.program import (
+    DATASET,
+    INDEX,
+    Instruction,
+    Program,
+    Slot,
+    require,
+    require_type,
+)
+
+MAX_INSTRUCTIONS = 300
+
+_INLINE = (int, float, str, bytes, bool, type(None), type(Ellipsis))
+
+
+class Unread(Exception):
+    """What a dataset does is not known; the message says what and where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A value of the item that is read.
+
+    Attributes:
+        value: The value itself.
+        operand: How a program gets it: a `Slot`, a constant, or a tuple, list or dictionary of operands.
+        varies: Whether it differs from item to item.
+        parts: What a tuple, list or dictionary was made of, where it was made while reading.
+    """
+
+    value: Any
+    operand: Any
+    varies: bool = False
+    parts: Any = None
+
+
+class Recording:
+    """A program under way."""
+
+    def __init__(self, dataset: Any, index: int) -> None:
+        self.dataset = Seen(dataset, DATASET)
+        self.index = Seen(index, INDEX, varies=True)
+        self.line = ""
+        """Where the operation at hand stands."""
+        self._instructions: list[Instruction] = []
+        self._num_slots = 2
+        self._guards: dict[tuple[int, str], Callable[[], bool]] = {}
+        self._typed: set[tuple[Any, type]] = set()
+        self._used: set[Slot] = set()
+        """What an operation has had for an operand."""
+        self._fresh: set[Slot] = set()
+        """What lies in memory of its own."""
+        self._stale: set[Slot] = set()
+        """What has been changed in place since."""
+
+    def program(self, item: Seen) -> Program:
+        """The program whose result is `item`.
+
+        Raises:
+            Unread: It holds something that was changed later.
+        """
+        if self._stale.intersection(_slots(item.operand)):
+            raise self.unread("something that was changed in place is used again")
+        return Program(
+            instructions=tuple(self._instructions),
+            num_slots=self._num_slots,
+            item=item.operand,
+            guards=tuple(self._guards.values()),
+            dataset=type(self.dataset.value).__name__,
+        )
+
+    def constant(self, value: Any) -> Seen:
+        """A value that is the same at all times."""
+        if type(value) in _INLINE:
+            return Seen(value, value)
+        return Seen(value, self._add(lambda: value, (), {}, "constant"))
+
+    def structure(self, parts: Any) -> Seen:
+        """A tuple, list or dictionary of what has been seen."""
+        if type(parts) is dict:
+            each = parts.values()
+            value: Any = {key: part.value for key, part in parts.items()}
+            operand: Any = {key: part.operand for key, part in parts.items()}
+        else:
+            each, kind = parts, type(parts)
+            value, operand = kind(part.value for part in parts), kind(part.operand for part in parts)
+        return Seen(value, operand, any(part.varies for part in each), parts)
+
+    def apply(self, operation: Operation, operands: Sequence[Seen], keywords: dict[str, Seen] | None = None) -> Seen:
+        """Do an operation of the list.
+
+        Raises:
+            Unread: It fails for this item.
+        """
+        keywords = keywords or {}
+        self._allowed(operation, operands)
+        try:
+            value = operation.plain(*[o.value for o in operands], **{k: o.value for k, o in keywords.items()})
+        except Exception as problem:
+            raise self.unread(f"`{operation.name}` raises {type(problem).__name__}") from problem
+        varies = any(o.varies for o in (*operands, *keywords.values()))
+        target = self._add(
+            operation.rows if varies else operation.plain,
+            tuple(o.operand for o in operands),
+            {k: o.operand for k, o in keywords.items()},
+            operation.name,
+        )
+        if operation.fresh:
+            self._fresh.add(target)
+        if operation.in_place:
+            self._stale.add(operands[0].operand)
+        return Seen(value, target, varies and not operation.same)
+
+    def _allowed(self, operation: Operation, operands: Sequence[Seen]) -> None:
+        """A value may be changed in place where nobody else has it, and is not looked at again."""
+        if operation.in_place:
+            changed = operands[0].operand
+            if changed not in self._fresh or changed in self._used:
+                raise self.unread(f"`{operation.name}` changes what may be used elsewhere")
+
+    def attribute(self, of: Seen, name: str) -> Seen:
+        """An attribute that lies in an object's own dictionary."""
+        return Seen(getattr(of.value, name), self._add(getattr, (of.operand, name), {}, name))
+
+    def truth(self, condition: Seen) -> bool:
+        """Which way a branch goes, which it must go each time."""
+        expected = bool(condition.value)
+        if condition.varies or type(condition.operand) is Slot:
+            self._add(require, (condition.operand, expected), {}, "branch")
+        return expected
+
+    def of_type(self, seen: Seen, kind: type) -> None:
+        """What was looked up by the type of a value is right while it has that type."""
+        if type(seen.operand) is Slot and not seen.varies and (seen.operand, kind) not in self._typed:
+            self._typed.add((seen.operand, kind))
+            self._add(require_type, (seen.operand, kind), {}, "type")
+
+    def guard(self, owner: Any, name: str, holds: Callable[[], bool]) -> None:
+        """Something about the code that must stay as it is."""
+        self._guards[id(owner), name] = holds
+
+    def unread(self, why: str) -> Unread:
+        """The error that ends the reading."""
+        return Unread(f"{self.line}: {why}" if self.line else why)
+
+    def _add(self, compute: Callable[..., Any], operands: tuple[Any, ...], keywords: dict[str, Any], name: str) -> Slot:
+        if len(self._instructions) >= MAX_INSTRUCTIONS:
+            raise self.unread(f"more than {MAX_INSTRUCTIONS} operations")
+        used = set(_slots(operands)) | set(_slots(keywords))
+        if used & self._stale:
+            raise self.unread("something that was changed in place is used again")
+        self._used |= used
+        target = Slot(self._num_slots)
+        self._num_slots += 1
+        self._instructions.append(
+            Instruction(
+                target=target.number, compute=compute, operands=operands, keywords=keywords, line=self.line, name=name
+            )
+        )
+        return target
+
+
+def _slots(tree: Any) -> Iterator[Slot]:
+    kind = type(tree)
+    if kind is Slot:
+        yield tree
+    elif kind in (tuple, list):
+        for part in tree:
+            yield from _slots(part)
+    elif kind is dict:
+        for part in tree.values():
+            yield from _slots(part)

@@ -1,0 +1,93 @@
+"""Is a batch bit for bit what the script's own path gives? The first batches whole, then an item now and then.
+
+In: a computed batch, and the dataset. Out: why they differ, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from flatout.frameworks.pytorch.random_states import RandomStates
+
+NUM_FIRST = 2
+"""Batches that are computed both ways."""
+
+EVERY = 1000
+"""Items of which one is computed both ways, after that."""
+
+
+class Shadow:
+    """Recomputes what the script would have computed."""
+
+    def __init__(self) -> None:
+        self.num_batches = 0
+        self.num_items = 0
+        self._since = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether the next batch is to be computed both ways."""
+        return self.num_batches < NUM_FIRST
+
+    def of_batch(self, batch: Any, plain: Any) -> str | None:
+        """A whole batch, computed both ways."""
+        self.num_batches += 1
+        return difference(batch, plain)
+
+    def of_items(self, batch: Any, indices: list[int], single: Callable[[int], Any]) -> str | None:
+        """The item that is due in this batch, if one is; `single` gives a batch of one by the script's own path."""
+        self._since += len(indices)
+        if self._since < EVERY:
+            return None
+        self._since -= EVERY
+        self.num_items += 1
+        place = self._since % len(indices)
+        before = RandomStates()
+        plain = single(indices[place])
+        if not before.equals(RandomStates()):
+            before.restore()
+            return f"item {indices[place]} draws random numbers"
+        why = difference(_row(batch, place), plain)
+        return f"item {indices[place]}: {why}" if why else None
+
+
+def difference(one: Any, other: Any) -> str | None:
+    """What differs between two batches, in a few words."""
+    kind = type(one)
+    if kind is not type(other):
+        return f"a `{kind.__name__}` where plain has a `{type(other).__name__}`"
+    if kind is torch.Tensor:
+        if (one.dtype, one.shape, one.stride(), one.device) != (other.dtype, other.shape, other.stride(), other.device):
+            return f"a tensor {_described(one)} where plain has {_described(other)}"
+        return None if torch.equal(_bits(one), _bits(other)) else "other values"
+    if kind in (list, tuple):
+        parts = list(zip(one, other, strict=False)) if len(one) == len(other) else [(len(one), str(len(other)))]
+    elif kind is dict:
+        parts = [(one[key], other[key]) for key in one] if list(one) == list(other) else [(list(one), "other keys")]
+    else:
+        return None if one == other else "other values"
+    return next((why for a, b in parts if (why := difference(a, b))), None)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} {list(tensor.stride())}"
+
+
+def _row(batch: Any, place: int) -> Any:
+    """The batch that this one item would be."""
+    kind = type(batch)
+    if kind is torch.Tensor:
+        row = batch[place : place + 1].clone()
+        return row.view(-1).view(row.shape)
+    if kind is dict:
+        return {key: _row(part, place) for key, part in batch.items()}
+    if kind in (list, tuple) and batch and type(batch[0]) is str:
+        return batch[place : place + 1]
+    return kind(_row(part, place) for part in batch)
