@@ -107,6 +107,8 @@ class LoaderFacts:
     """Bytes of the tensors in one batch; None where they cannot be counted."""
     why_not_fused: str | None = "not looked at"
     """Why its batches cannot be computed at once; None where they can."""
+    why_not_in_process: str | None = "not looked at"
+    """Why they cannot be in place of the script's workers; None where they can."""
 
 
 EndedBy: TypeAlias = Literal["optimizer", "loader", "call"]

@@ -12,7 +12,7 @@ Image = pytest.importorskip("PIL.Image")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate  # noqa: E402
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, default_collate  # noqa: E402
 
 from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.pipeline import images  # noqa: E402
@@ -176,6 +176,22 @@ def test_pytorchs_own_datasets_are_read():
     check(whole)
     check(Subset(whole, list(range(49, 0, -2))))
     check(Subset(Subset(whole, range(40)), torch.arange(20).tolist()))
+
+
+def test_datasets_one_after_another_are_read():
+    parts = [TensorDataset(torch.randn(n, 3), torch.arange(n)) for n in (5, 20, 1, 24)]
+    whole = ConcatDataset(parts)
+    check(whole, (0, 4, 5, 24, 25, 26, 49, 7))
+    check(Subset(whole, list(range(49, -1, -1))), (0, 1, 23, 24, 44, 45, 49))
+    loader = DataLoader(whole, batch_size=6, shuffle=True)
+    fused = FusedFetch()
+    fused.engaged = True
+    plain, after = batches(loader)
+    ours, after_ours = batches(loader, fused)
+    assert difference(ours, plain) is None and after.equals(after_ours) and fused.num_batches == 16
+    mixed = ConcatDataset([TensorDataset(torch.zeros(9)), TensorDataset(torch.zeros(9, dtype=torch.long))])
+    with pytest.raises(Unvectorised, match="different types"):
+        computed(read(mixed, 0)[1], mixed, [0, 12])
 
 
 def test_an_array_on_disk_is_read_where_it_lies(made, tmp_path):

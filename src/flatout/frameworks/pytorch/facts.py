@@ -96,6 +96,7 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
         fetches_per_step=session.loaders.fetches_per_step(loader),
         batch_bytes=session.loaders.batch_bytes(loader),
         why_not_fused=session.loaders.why_not_fused(loader),
+        why_not_in_process=session.loaders.why_not_fused(loader, for_workers=True),
     )
 
 

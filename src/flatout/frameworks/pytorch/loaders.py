@@ -33,6 +33,9 @@ WORKER_ATTRIBUTES = (
     "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout", "worker_init_fn"
 )  # fmt: skip
 
+IN_PROCESS = "in_process"
+"""The setting that has the batches of the script's workers computed in this process; no attribute of a loader."""
+
 MOST_KEPT = 4
 """Loaders whose workers wait for a next pass: each holds processes and some ten descriptors."""
 
@@ -198,11 +201,11 @@ class Loaders:
             for one in self._passes:
                 one.fuse(self.fused)
 
-    def why_not_fused(self, loader: DataLoader[Any]) -> str | None:
-        """Why the loader's batches cannot be computed at once; None where they can."""
+    def why_not_fused(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
+        """Why the loader's batches cannot be computed at once, or not in place of its workers; None where they can."""
         if not self.reopen:  # reading a dataset takes a while
             return "looked at in a trial only"
-        return self._fused_fetch().why_not(loader)
+        return self._fused_fetch().why_not(loader, for_workers=for_workers)
 
     def _fused_fetch(self) -> FusedFetch:
         if self.fused is None:
@@ -233,10 +236,14 @@ class Loaders:
 
     def _settings_for(self, loader: DataLoader[Any]) -> Mapping[str, Any]:
         """What may be changed about this loader; empty where nothing."""
-        if not self._feeds_training(loader) or not self._may_open(loader):
+        if not self._may_open(loader):
+            return {}
+        if self.settings.get(IN_PROCESS) and self._fused_fetch().why_not(loader, for_workers=True) is None:
+            return self.settings
+        if not self._feeds_training(loader):
             return {}
         if self.may_change(loader):
-            return self.settings
+            return {name: value for name, value in self.settings.items() if name != IN_PROCESS}
         # how batches are handed over may still be chosen
         return {name: value for name, value in self.settings.items() if name == "pin_memory"}
 
@@ -306,9 +313,7 @@ class Loaders:
             with self._drawing_as_plain(loader) as draws:
                 loader.__dict__.update(_wanted(former, settings))
                 if kept is None:
-                    with _handing_over(loader):
-                        iterator = loader._get_iterator()
-                    _leave_unwatched(iterator)
+                    iterator = self._begun(loader, in_process=bool(settings.get(IN_PROCESS)))
                 else:
                     if draws:  # workers stay, but the script's random stream must move as it does for new ones
                         _draw_seed(loader)
@@ -320,6 +325,17 @@ class Loaders:
         self.num_changed += 1
         return Opened(loader, iterator, dict(self.settings), before=before, fingerprint=mark)
 
+    def _begun(self, loader: DataLoader[Any], *, in_process: bool) -> Any:
+        if in_process:
+            from flatout.frameworks.pytorch.pipeline.in_process import InProcess
+
+            loader.check_worker_number_rationality()  # plain warns where there are more workers than cores
+            return InProcess(loader, self._fused_fetch())
+        with _handing_over(loader):
+            iterator = loader._get_iterator()
+        _leave_unwatched(iterator)
+        return iterator
+
     def close_kept(self) -> None:
         """End workers that wait for a next pass."""
         for opened in list(self._kept.values()):
@@ -329,7 +345,7 @@ class Loaders:
 
 def _wanted(former: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The script's own worker attributes with `settings` in their place, as far as they go together."""
-    wanted = {**former, **settings}
+    wanted = {**former, **{name: value for name, value in settings.items() if name != IN_PROCESS}}
     if former["prefetch_factor"] is not None:
         wanted["prefetch_factor"] = former["prefetch_factor"]  # the script has chosen
     if not former["num_workers"]:

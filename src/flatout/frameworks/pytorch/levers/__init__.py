@@ -17,6 +17,7 @@ from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
 from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
 from flatout.frameworks.pytorch.levers.tf32 import Tf32
 from flatout.frameworks.pytorch.levers.threads import Threads
+from flatout.frameworks.pytorch.levers.virtual_workers import VirtualWorkers
 from flatout.frameworks.pytorch.levers.workers import Workers
 from flatout.plan import Lever, verify
 
@@ -25,6 +26,7 @@ LEVERS: tuple[type[Lever], ...] = (
     Threads,
     Workers,
     FusedFetch,
+    VirtualWorkers,
     PinnedMemory,
     CudnnBenchmark,
     Tf32,

@@ -39,18 +39,22 @@ class FusedFetch:
         if type(iterator) is not _SingleProcessDataLoaderIter or _unsuited(loader) is not None:
             return
         if type(iterator._dataset_fetcher) is _MapDatasetFetcher:
-            iterator._dataset_fetcher = FusedFetcher(self, iterator._dataset_fetcher, self._reading(loader))
+            iterator._dataset_fetcher = FusedFetcher(self, iterator._dataset_fetcher, self.reading(loader))
 
-    def why_not(self, loader: DataLoader[Any]) -> str | None:
-        """Why the batches of a loader cannot be computed at once, in a few words; None where they can."""
-        why = _unsuited(loader)
+    def why_not(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
+        """Why the batches of a loader cannot be computed at once, in a few words; None where they can.
+
+        `for_workers`: whether they are to be computed in place of workers.
+        """
+        why = _unsuited(loader, for_workers=for_workers)
         if why is None:
-            reading = self._reading(loader)
+            reading = self.reading(loader)
             reading.begin()
             why = reading.why_not
         return why
 
-    def _reading(self, loader: DataLoader[Any]) -> Reading:
+    def reading(self, loader: DataLoader[Any]) -> Reading:
+        """What is known about a loader's dataset."""
         found = self._datasets.get(loader)
         if found is None or found.dataset() is not loader.dataset:
             found = self._datasets[loader] = Reading(loader.dataset)
@@ -96,9 +100,13 @@ class Reading:
         self.program, self.why_not = None, why
 
 
-def _unsuited(loader: DataLoader[Any]) -> str | None:
+def _unsuited(loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
     """Why a loader does not come into question, whatever its dataset computes."""
-    if loader.num_workers:
+    if for_workers and not loader.num_workers:
+        return "the script has no workers"
+    if for_workers and (loader.worker_init_fn is not None or not getattr(loader, "in_order", True)):
+        return "the workers begin with a function of the script's, or give batches out of order"
+    if loader.num_workers and not for_workers:
         return "the script's workers fetch"
     if loader.collate_fn is not default_collate:
         return "the batches are put together by a function of the script's"
@@ -113,10 +121,12 @@ def _unsuited(loader: DataLoader[Any]) -> str | None:
 class FusedFetcher:
     """What an iterator asks for the batch of some indices."""
 
-    def __init__(self, owner: FusedFetch, original: Any, reading: Reading) -> None:
+    def __init__(self, owner: FusedFetch, original: Any, reading: Reading, *, always: bool = False) -> None:
         self._owner = owner
+        self._always = always
+        """Whether it does so though the lever for loaders without workers is not engaged."""
         self._original = original
-        self._reading = reading
+        self.reading = reading
         self._begun = False
 
     def __getattr__(self, name: str) -> Any:
@@ -126,8 +136,8 @@ class FusedFetcher:
 
     def fetch(self, indices: Any) -> Any:
         """The batch."""
-        plain, reading = self._original.fetch, self._reading
-        if not self._owner.engaged or type(indices) is not list or not indices:
+        plain, reading = self._original.fetch, self.reading
+        if not (self._owner.engaged or self._always) or type(indices) is not list or not indices:
             return plain(indices)
         if not self._begun:
             self._begun = True

@@ -9,13 +9,17 @@ the item, and the `Program` that gave it.
 from __future__ import annotations
 
 import ast
+import bisect
 import inspect
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import ConcatDataset
+
 from flatout.frameworks.pytorch.pipeline import operations
+from flatout.frameworks.pytorch.pipeline.concatenation import Concatenation, leaves_of
 from flatout.frameworks.pytorch.pipeline.lookup import Lookup
 from flatout.frameworks.pytorch.pipeline.program import Program
 from flatout.frameworks.pytorch.pipeline.recording import Recording, Seen, Unread
@@ -61,7 +65,28 @@ class Reader:
 
     def item(self, dataset: Seen, index: Seen) -> Seen:
         """`dataset[index]` by its class's own `__getitem__`."""
-        return self._run(self._lookup.special(dataset, "__getitem__"), [dataset, index], {})
+        function = self._lookup.special(dataset, "__getitem__")
+        if type(dataset.value) is ConcatDataset and index.varies and type(index.value) is int:
+            return self._concatenated(dataset, index)
+        return self._run(function, [dataset, index], {})
+
+    def _concatenated(self, dataset: Seen, index: Seen) -> Seen:
+        recording, datasets = self._recording, dataset.value.datasets
+        if len(datasets) > MAX_ROUNDS:
+            raise recording.unread(f"more than {MAX_ROUNDS} datasets one after another")
+        first = [0, *dataset.value.cumulative_sizes]
+        number = bisect.bisect_right(first, index.value) - 1
+        if index.value < 0 or number >= len(datasets):
+            raise recording.unread("an index outside of the dataset, or from its end")
+        read_parts = [read(part, index.value - first[number] if part is datasets[number] else 0) for part in datasets]
+        programs = [program for _, program in read_parts]
+        recording.guard(dataset.value, "parts", lambda: all(program.holds() for program in programs))
+        item = read_parts[number][0]
+        together = operations.Operation(
+            "ConcatDataset", lambda *_: leaves_of(item), Concatenation(datasets, programs).rows, fresh=True
+        )
+        leaves = recording.apply(together, [dataset, index])
+        return recording.shaped(item, leaves)
 
     # -- functions -----------------------------------------------------------------------------------------------
 
@@ -284,7 +309,7 @@ class Reader:
                 raise self._recording.unread("an element that is not there") from None
         if self._lookup.known(of) or type(of.value) in (list, tuple, dict, range):
             return self._recording.apply(operations.SUBSCRIPT, [of, key])
-        return self._run(self._lookup.special(of, "__getitem__"), [of, key], {})
+        return self.item(of, key)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 

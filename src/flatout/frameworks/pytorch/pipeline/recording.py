@@ -5,6 +5,7 @@ In: operations of the list with the values of one item. Out: the `Program` that 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -133,6 +134,20 @@ class Recording:
     def attribute(self, of: Seen, name: str) -> Seen:
         """An attribute that lies in an object's own dictionary."""
         return Seen(getattr(of.value, name), self._add(getattr, (of.operand, name), {}, name))
+
+    def shaped(self, item: Any, leaves: Seen) -> Seen:
+        """An item put together again from its leaves, which an operation gave as a list."""
+        numbers = iter(range(len(leaves.value)))
+
+        def built(part: Any) -> Seen:
+            if type(part) in (tuple, list):
+                return self.structure(type(part)(built(inner) for inner in part))
+            if type(part) is dict:
+                return self.structure({key: built(inner) for key, inner in part.items()})
+            slot = self._add(operator.getitem, (leaves.operand, next(numbers)), {}, "leaf")
+            return Seen(part, slot, varies=True)
+
+        return built(item)
 
     def truth(self, condition: Seen) -> bool:
         """Which way a branch goes, which it must go each time."""

@@ -1,0 +1,52 @@
+"""virtual_workers: compute at once, in this process, what the script's workers would build item by item.
+
+Where items are small, workers hurt: handing a batch from a process to another costs more than computing it. Only where
+it is known what the dataset computes; then the workers' own random streams are not used. As under `workers`, what the
+training changes in a dataset while a pass is under way reaches plain's workers late or never, and is seen here at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from flatout.ceilings import Machine
+from flatout.plan import Lever
+from flatout.trace import Facts, Setting
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.session import Session
+
+
+class VirtualWorkers(Lever):
+    """The script's workers, without processes."""
+
+    name = "virtual_workers"
+    summary = "what the script's workers build item by item computed at once, without workers"
+    class_ = "exact"
+    shortens: ClassVar = ("data",)
+    toggles = "epoch"
+    check = "batches"
+    conflicts: ClassVar = ("workers",)
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """A loader with workers whose dataset could be read."""
+        if not facts.loaders:
+            return "no DataLoader feeds the training"
+        why = [loader.why_not_in_process for loader in facts.loaders]
+        return None if None in why else why[0]
+
+    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+        """From the next pass on (in a trial from the next fetch on)."""
+        session.loaders.num_changed = 0
+        session.loaders.change({**session.loaders.settings, "in_process": True})
+
+    def release(self, session: Session) -> None:
+        """Back to the script's workers."""
+        rest = {name: value for name, value in session.loaders.settings.items() if name != "in_process"}
+        session.loaders.change(rest)
+
+    def evidence(self, session: Session) -> str | None:
+        """Passes that were opened so."""
+        num = session.loaders.num_changed
+        return f"{num} {'pass' if num == 1 else 'passes'} without the script's workers" if num else None

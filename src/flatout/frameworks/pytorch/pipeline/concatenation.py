@@ -1,0 +1,71 @@
+"""Items of several datasets one after another: each by the program of its own dataset, then in the order asked for.
+
+In: the programs of a `ConcatDataset`'s parts, and indices. Out: the leaves of the item, each as `Rows`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from flatout.frameworks.pytorch.pipeline.program import Program
+from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
+
+
+def leaves_of(item: Any) -> list[Any]:
+    """The leaves of an item, in the order of its parts."""
+    kind = type(item)
+    if kind in (tuple, list):
+        return [leaf for part in item for leaf in leaves_of(part)]
+    if kind is dict:
+        return [leaf for part in item.values() for leaf in leaves_of(part)]
+    return [item]
+
+
+class Concatenation:
+    """The programs of a `ConcatDataset`'s parts."""
+
+    def __init__(self, datasets: list[Any], programs: list[Program]) -> None:
+        self._datasets = list(datasets)
+        self._programs = programs
+
+    def rows(self, dataset: Any, index: Rows) -> list[Rows]:
+        """The leaves for these indices.
+
+        Raises:
+            Unvectorised: The parts are others than when they were read, or their items do not go together.
+        """
+        ends = np.array(dataset.cumulative_sizes)
+        parts = dataset.datasets
+        if len(parts) != len(self._datasets) or any(a is not b for a, b in zip(parts, self._datasets, strict=True)):
+            raise Unvectorised("the parts of the dataset have changed since it was read")
+        numbers = index.data
+        if not len(numbers) or numbers.min() < 0 or numbers.max() >= ends[-1]:
+            raise Unvectorised("an index outside of the dataset, or from its end")
+        which = np.searchsorted(ends, numbers, side="right")
+        places, found = [], []
+        for number in np.unique(which):
+            of_part = np.flatnonzero(which == number)
+            local = numbers[of_part] - (ends[number - 1] if number else 0)
+            places.append(of_part)
+            found.append(leaves_of(self._programs[number].compute(parts[number], local.tolist())))
+        order = np.argsort(np.concatenate(places), kind="stable")
+        if len({len(leaves) for leaves in found}) > 1:
+            raise Unvectorised("parts with different items")
+        return [_joined(list(leaves), order) for leaves in zip(*found, strict=True)]
+
+
+def _joined(leaves: list[Any], order: np.ndarray) -> Rows:
+    if any(type(leaf) is not Rows or leaf.kind != leaves[0].kind for leaf in leaves):
+        raise Unvectorised("parts with different items")
+    kind, data = leaves[0].kind, [leaf.data for leaf in leaves]
+    if kind == "str":
+        together = [value for values in data for value in values]
+        return Rows(kind, [together[place] for place in order.tolist()])
+    if any((one.dtype, one.shape[1:]) != (data[0].dtype, data[0].shape[1:]) for one in data):
+        raise Unvectorised("parts with items of different types or shapes")
+    if kind == "tensor":
+        return Rows(kind, torch.cat(data)[torch.from_numpy(order)])
+    return Rows(kind, np.concatenate(data)[order])

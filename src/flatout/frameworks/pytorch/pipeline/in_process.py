@@ -1,0 +1,50 @@
+"""Batches that the script's workers would build, computed in this process.
+
+Workers are there because building a batch is slow. Where it is computed at once it is not, and handing it from a
+process to another costs more than it does. Seeds and indices are drawn when the workers' iterator draws them: some
+batches ahead at the start, then one for each batch that is given. In: a loader with workers. Out: an iterator.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher
+
+
+class SetAsideError(Exception):
+    """What the dataset computes was not what had been read."""
+
+
+class InProcess(_BaseDataLoaderIter):
+    """One pass over a loader with workers, without them."""
+
+    def __init__(self, loader: DataLoader[Any], fused: FusedFetch) -> None:
+        super().__init__(loader)
+        original = _MapDatasetFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
+        self._fetcher = FusedFetcher(fused, original, fused.reading(loader), always=True)
+        self._ahead: deque[Any] = deque()
+        self._reset(loader, first_iter=True)  # as the workers' iterator does, which asks the sampler twice
+        for _ in range((loader.prefetch_factor or 2) * self._num_workers):
+            self._draw()
+
+    def _draw(self) -> None:
+        try:
+            self._ahead.append(self._next_index())
+        except StopIteration:
+            return
+
+    def _next_data(self) -> Any:  # type: ignore[override]
+        if not self._ahead:
+            raise StopIteration
+        batch = self._fetcher.fetch(self._ahead.popleft())
+        if self._fetcher.reading.program is None:  # whatever it is that was not seen, workers see it as plain's do
+            raise SetAsideError(self._fetcher.reading.why_not)
+        self._draw()
+        return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
