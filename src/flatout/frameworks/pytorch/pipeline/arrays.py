@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
-
-_SMALL = 2**31
-"""Integers below this can be added and multiplied in 64 bits as Python does it."""
+from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised, gathered
 
 
 def of(value: Any) -> np.ndarray:
@@ -69,20 +66,23 @@ def expand_dims(value: Any, axis: int) -> Rows:
 
 def integer(value: Any) -> Rows:
     """`int` of each item's number."""
-    if type(value) is Rows and value.kind in ("int", "scalar", "float", "tensor"):
-        data = np.asarray(value.data)
-        if data.ndim == 1 and data.dtype.kind in "iu" and data.dtype != np.uint64:
-            return Rows("int", data.astype(np.int64))
-    raise Unvectorised("`int` of something else than an integer")
+    return Rows("int", [int(one) for one in _numbers(value, "iu")])
 
 
 def real(value: Any) -> Rows:
     """`float` of each item's number."""
-    if type(value) is Rows and value.kind in ("int", "scalar", "float", "tensor"):
-        data = np.asarray(value.data)
-        if data.ndim == 1 and data.dtype.kind in "iuf" and data.dtype.itemsize <= 8:
-            return Rows("float", data.astype(np.float64))
-    raise Unvectorised("`float` of something else than a number")
+    return Rows("float", [float(one) for one in _numbers(value, "iuf")])
+
+
+def _numbers(value: Any, kinds: str) -> list[Any]:
+    if type(value) is Rows:
+        if value.kind in ("int", "float"):
+            return value.data
+        if value.kind in ("scalar", "tensor"):
+            data = np.asarray(value.data)
+            if data.ndim == 1 and data.dtype.kind in kinds and data.dtype.itemsize <= 8:
+                return data.tolist()
+    raise Unvectorised("a number of something else")
 
 
 def aligned(one: Any, other: Any) -> tuple[Any, Any]:
@@ -101,19 +101,18 @@ def _beside(data: np.ndarray, operand: Any) -> Any:
 
 
 def arithmetic(operation: Callable[[Any, Any], Any], one: Any, other: Any) -> Rows:
-    """Python's arithmetic with each item's number; `operation` is one of `+ - * / // %`."""
-    kinds = [value.kind if type(value) is Rows else type(value).__name__ for value in (one, other)]
-    first, second = [value.data if type(value) is Rows else value for value in (one, other)]
-    divides = operation.__name__ in ("truediv", "floordiv", "mod")
-    if divides and not (type(other) in (int, float) and other > 0):
-        raise Unvectorised("a division by what may be zero")
-    if kinds == ["int", "int"]:
-        if any(np.abs(value).max(initial=0) >= _SMALL for value in (first, second)):
-            raise Unvectorised("integers too large for 64 bits")
-        return Rows("float" if operation.__name__ == "truediv" else "int", operation(first, second))
-    if set(kinds) == {"int", "float"} or kinds == ["float", "float"]:
-        return Rows("float", operation(first, second))
-    raise Unvectorised(f"arithmetic of `{kinds[0]}` and `{kinds[1]}`")
+    """Python's own arithmetic, with each item's number."""
+    num = len(one) if type(one) is Rows else len(other)
+    values = [operation(a, b) for a, b in zip(_each(one, num), _each(other, num), strict=True)]
+    return gathered(values, type(values[0]))
+
+
+def _each(value: Any, num: int) -> list[Any]:
+    if type(value) is Rows and value.kind in ("int", "float"):
+        return value.data
+    if type(value) in (int, float):
+        return [value] * num
+    raise Unvectorised("arithmetic with something else than numbers")
 
 
 METHODS: dict[str, Callable[..., Any]] = {

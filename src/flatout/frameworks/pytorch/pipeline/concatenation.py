@@ -41,7 +41,7 @@ class Concatenation:
         parts = dataset.datasets
         if len(parts) != len(self._datasets) or any(a is not b for a, b in zip(parts, self._datasets, strict=True)):
             raise Unvectorised("the parts of the dataset have changed since it was read")
-        numbers = index.data
+        numbers = np.array(index.data)
         if not len(numbers) or numbers.min() < 0 or numbers.max() >= ends[-1]:
             raise Unvectorised("an index outside of the dataset, or from its end")
         which = np.searchsorted(ends, numbers, side="right")
@@ -61,7 +61,7 @@ def _joined(leaves: list[Any], order: np.ndarray) -> Rows:
     if any(type(leaf) is not Rows or leaf.kind != leaves[0].kind for leaf in leaves):
         raise Unvectorised("parts with different items")
     kind, data = leaves[0].kind, [leaf.data for leaf in leaves]
-    if kind == "str":
+    if kind in ("int", "float", "str"):
         together = [value for values in data for value in values]
         return Rows(kind, [together[place] for place in order.tolist()])
     if any((one.dtype, one.shape[1:]) != (data[0].dtype, data[0].shape[1:]) for one in data):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.frameworks.pytorch.pipeline.rows import Kind, Rows, Unvectorised, gathered
+from flatout.frameworks.pytorch.pipeline.rows import Kind, Rows, Unvectorised, gathered, is_plain
 
 _FOR_ALL = (int, slice, type(None), type(Ellipsis))
 
@@ -20,48 +20,49 @@ def subscript(container: Any, key: Any) -> Any:
     if type(container) is Rows:
         return _within(container, key)
     if type(key) is slice:
+        if type(container) not in (torch.Tensor, np.ndarray, np.memmap):
+            raise Unvectorised(f"a slice of `{type(container).__name__}`")
         return _window(container, key)
     if type(key) is not Rows or key.kind != "int":
         raise Unvectorised("an index that is no integer")
     return _taken(container, key.data)
 
 
-def _taken(container: Any, index: np.ndarray) -> Rows:
+def _taken(container: Any, index: list[int]) -> Rows:
     kind = type(container)
-    if kind is torch.Tensor and container.device.type == "cpu" and container.layout is torch.strided:
-        if container.requires_grad:
-            raise Unvectorised("a tensor with a history")
-        return Rows("tensor", container[torch.from_numpy(index)])
+    if kind is torch.Tensor and is_plain(container):
+        return Rows("tensor", container[torch.tensor(index)])
     if kind in (np.ndarray, np.memmap):
         found = np.asarray(container)[index]
         return Rows("scalar" if found.ndim == 1 else "array", found)
     if kind in (list, tuple, range):
-        values = [container[number] for number in index.tolist()]
-        kinds: dict[type, Kind] = {int: "int", float: "float", str: "str"}
-        if values and type(values[0]) in kinds:
-            return gathered(values, kinds[type(values[0])])
+        values = [container[number] for number in index]
+        return gathered(values, type(values[0]))
     raise Unvectorised(f"an index into `{kind.__name__}`")
 
 
 def _window(container: Any, key: slice) -> Rows:
     """`container[start : stop]`, all of one length."""
     start, stop = key.start, key.stop
-    if key.step is not None or type(start) is not Rows or type(stop) is not Rows:
+    if key.step is not None or any(type(end) is not Rows or end.kind != "int" for end in (start, stop)):
         raise Unvectorised("a slice that does not move with the index")
     first, after = start.data, stop.data
-    lengths = after - first
-    if not len(lengths) or (lengths != lengths[0]).any() or lengths[0] <= 0 or first.min() < 0:
+    length = after[0] - first[0]
+    if length <= 0 or min(first) < 0 or any(b - a != length for a, b in zip(first, after, strict=True)):
         raise Unvectorised("slices of different lengths")
-    length = int(lengths[0])
-    if type(container) is torch.Tensor and container.device.type == "cpu" and not container.requires_grad:
-        if after.max() > len(container) or container.dim() != 1:
-            raise Unvectorised("slices that reach beyond the end")
-        return Rows("tensor", container.unfold(0, length, 1)[torch.from_numpy(first)])
+    if container.ndim != 1 or max(after) > len(container):
+        raise Unvectorised("slices that reach beyond the end")
+    if type(container) is torch.Tensor and is_plain(container):
+        return Rows("tensor", container.unfold(0, length, 1)[torch.tensor(first)])
     if type(container) in (np.ndarray, np.memmap):
-        if after.max() > len(container) or container.ndim != 1:
-            raise Unvectorised("slices that reach beyond the end")
-        return Rows("array", np.lib.stride_tricks.sliding_window_view(np.asarray(container), length)[first])
-    raise Unvectorised(f"a slice of `{type(container).__name__}`")
+        step = container.strides[0]
+        shape = (len(container) - length + 1, length)
+        if container.flags.c_contiguous and not container.dtype.hasobject:
+            windows = np.ndarray(shape, container.dtype, buffer=container, strides=(step, step))
+        else:
+            windows = np.lib.stride_tricks.sliding_window_view(np.asarray(container), length)
+        return Rows("array", windows[first])
+    raise Unvectorised("a slice of a tensor that is not a plain one on the CPU")
 
 
 def _within(value: Rows, key: Any) -> Rows:

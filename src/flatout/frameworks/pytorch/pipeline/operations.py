@@ -112,15 +112,19 @@ def _arithmetic(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Rows]:
 
 def _compared(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Rows]:
     def rows(one: Any, other: Any) -> Rows:
-        sides = [
-            value.data if type(value) is Rows and value.kind in ("int", "float", "scalar") else value
-            for value in (one, other)
-        ]
-        if any(type(side) not in (int, float, np.ndarray) for side in sides):
-            raise Unvectorised("a comparison of something else than numbers")
-        return Rows("truth", plain(*sides))
+        num = len(one) if type(one) is Rows else len(other)
+        sides = [_numbers(value, num) for value in (one, other)]
+        return Rows("truth", [plain(a, b) for a, b in zip(*sides, strict=True)])
 
     return rows
+
+
+def _numbers(value: Any, num: int) -> list[Any]:
+    if type(value) is Rows and value.kind in ("int", "float", "str", "scalar"):
+        return list(value.data)
+    if type(value) in (int, float, str):
+        return [value] * num
+    raise Unvectorised("a comparison of something else than numbers")
 
 
 def _type_name(kind: type) -> str:

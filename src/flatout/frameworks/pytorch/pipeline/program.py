@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
 
 
@@ -53,14 +51,14 @@ class Program:
 
     Attributes:
         instructions: In order.
-        num_slots: Values at most.
+        constants: What lies in each slot before anything is computed.
         item: The item: a tree of tuples, lists and dictionaries, whose leaves are `Slot`s.
         guards: Must all hold for the program to be that of the dataset: the code and the names that it was read from.
         dataset: The class, for people.
     """
 
     instructions: tuple[Instruction, ...]
-    num_slots: int
+    constants: tuple[Any, ...]
     item: Any
     guards: tuple[Callable[[], bool], ...]
     dataset: str
@@ -75,16 +73,15 @@ class Program:
         Raises:
             Unvectorised: Something is not as it was when the program was read.
         """
-        values: list[Any] = [None] * self.num_slots
+        values: list[Any] = list(self.constants)
         values[DATASET.number] = dataset
-        values[INDEX.number] = Rows("int", np.array(indices, dtype=np.int64))
-        for instruction in self.instructions:
-            operands = [filled(part, values) for part in instruction.operands]
-            if instruction.keywords:
-                keywords = {name: filled(part, values) for name, part in instruction.keywords.items()}
-                values[instruction.target] = instruction.compute(*operands, **keywords)
+        values[INDEX.number] = Rows("int", list(indices))
+        for one in self.instructions:
+            operands = [values[part.number] if type(part) is Slot else filled(part, values) for part in one.operands]
+            if one.keywords:
+                values[one.target] = one.compute(*operands, **filled(one.keywords, values))
             else:
-                values[instruction.target] = instruction.compute(*operands)
+                values[one.target] = one.compute(*operands)
         return filled(self.item, values)
 
 
@@ -107,7 +104,7 @@ def require(value: Any, expected: bool) -> None:
         Unvectorised: It is not.
     """
     if type(value) is Rows:
-        if value.kind != "truth" or not bool((value.data == expected).all()):
+        if value.kind != "truth" or any(bool(one) is not expected for one in value.data):
             raise Unvectorised("a branch that not all items take")
     elif bool(value) is not expected:
         raise Unvectorised("a condition has changed since the dataset was read")

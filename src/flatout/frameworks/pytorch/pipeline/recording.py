@@ -56,7 +56,7 @@ class Recording:
         self.line = ""
         """Where the operation at hand stands."""
         self._instructions: list[Instruction] = []
-        self._num_slots = 2
+        self._constants: list[Any] = [None, None]
         self._guards: dict[tuple[int, str], Callable[[], bool]] = {}
         self._typed: set[tuple[Any, type]] = set()
         self._used: set[Slot] = set()
@@ -76,7 +76,7 @@ class Recording:
             raise self.unread("something that was changed in place is used again")
         return Program(
             instructions=tuple(self._instructions),
-            num_slots=self._num_slots,
+            constants=tuple(self._constants),
             item=item.operand,
             guards=tuple(self._guards.values()),
             dataset=type(self.dataset.value).__name__,
@@ -86,7 +86,7 @@ class Recording:
         """A value that is the same at all times."""
         if type(value) in _INLINE:
             return Seen(value, value)
-        return Seen(value, self._add(lambda: value, (), {}, "constant"))
+        return Seen(value, self._slot(value))
 
     def structure(self, parts: Any) -> Seen:
         """A tuple, list or dictionary of what has been seen."""
@@ -170,6 +170,10 @@ class Recording:
         """The error that ends the reading."""
         return Unread(f"{self.line}: {why}" if self.line else why)
 
+    def _slot(self, value: Any) -> Slot:
+        self._constants.append(value)
+        return Slot(len(self._constants) - 1)
+
     def _add(self, compute: Callable[..., Any], operands: tuple[Any, ...], keywords: dict[str, Any], name: str) -> Slot:
         if len(self._instructions) >= MAX_INSTRUCTIONS:
             raise self.unread(f"more than {MAX_INSTRUCTIONS} operations")
@@ -177,8 +181,7 @@ class Recording:
         if used & self._stale:
             raise self.unread("something that was changed in place is used again")
         self._used |= used
-        target = Slot(self._num_slots)
-        self._num_slots += 1
+        target = self._slot(None)
         self._instructions.append(
             Instruction(
                 target=target.number, compute=compute, operands=operands, keywords=keywords, line=self.line, name=name

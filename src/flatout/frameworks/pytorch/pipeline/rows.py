@@ -26,7 +26,8 @@ class Rows:
 
     Attributes:
         kind: What each of them is: a tensor, an array, a NumPy scalar, an image (`uint8`, grey or RGB), an `int` ...
-        data: For `tensor` a tensor, for `str` a list, else an array; the first dimension is the item's.
+        data: For `tensor` a tensor, for `array`, `scalar` and `image` an array, each with the items as its first
+            dimension; for Python's own values a list of them, so that arithmetic is Python's.
     """
 
     kind: Kind
@@ -34,6 +35,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.data)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies densely on the CPU and has no history."""
+    return tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
 
 
 def kind_of(value: Any) -> Kind:
@@ -46,7 +52,7 @@ def kind_of(value: Any) -> Kind:
     if kind in _PLAIN:
         return _PLAIN[kind]
     if kind is torch.Tensor:
-        if value.layout is torch.strided and value.device.type == "cpu" and not value.requires_grad:
+        if is_plain(value):
             return "tensor"
         raise Unvectorised("a tensor that is not a plain one on the CPU")
     if isinstance(value, np.generic):
@@ -68,24 +74,15 @@ def _is_image(value: Any) -> bool:
     return pil is not None and type(value) is pil.Image
 
 
-def gathered(values: list[Any], kind: Kind) -> Rows:
-    """Rows of single values that are all of one kind.
+def gathered(values: list[Any], kind: type) -> Rows:
+    """Rows of Python's own values, which are all of one type.
 
     Raises:
-        Unvectorised: They are not, or an integer does not fit.
+        Unvectorised: They are not.
     """
-    if kind == "str":
-        if all(type(value) is str for value in values):
-            return Rows("str", values)
-    elif kind == "int":
-        if all(type(value) is int for value in values):
-            try:
-                return Rows("int", np.array(values, dtype=np.int64))
-            except OverflowError:
-                raise Unvectorised("an integer beyond 64 bits") from None
-    elif kind == "float" and all(type(value) is float for value in values):
-        return Rows("float", np.array(values, dtype=np.float64))
-    raise Unvectorised(f"values that are not all `{kind}`")
+    if kind not in (int, float, str) or any(type(value) is not kind for value in values):
+        raise Unvectorised("values that are not all of one type")
+    return Rows(_PLAIN[kind], values)
 
 
 def collated(rows: Rows) -> Any:
@@ -94,7 +91,11 @@ def collated(rows: Rows) -> Any:
         return _owned(rows.data.contiguous())
     if rows.kind == "str":
         return rows.data
-    if rows.kind in ("int", "float", "array", "scalar") and rows.data.dtype.kind in "biuf":
+    if rows.kind == "int":
+        return torch.tensor(rows.data)
+    if rows.kind == "float":
+        return torch.tensor(rows.data, dtype=torch.float64)
+    if rows.kind in ("array", "scalar") and rows.data.dtype.kind in "biuf":
         return _owned(torch.from_numpy(np.ascontiguousarray(rows.data)))
     raise Unvectorised(f"a batch of `{rows.kind}`")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,13 @@ def view(value: Any, *sizes: Any) -> Rows:
     data, sizes = of(value), _spread(sizes)
     if any(type(size) is not int for size in sizes) or not len(data):
         raise Unvectorised("`view` as something else")
-    return Rows("tensor", data.reshape(len(data), *(data[0].reshape(sizes)).shape))
+    return Rows("tensor", data.reshape(len(data), *_shape(tuple(data.shape[1:]), tuple(sizes))))
+
+
+@lru_cache(maxsize=256)
+def _shape(of: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that sizes mean, of which one may be -1."""
+    return tuple(torch.empty(of, device="meta").reshape(sizes).shape)
 
 
 def flatten(value: Any, start_dim: int = 0, end_dim: int = -1) -> Rows:
@@ -127,11 +134,9 @@ def item(value: Any) -> Rows:
     data = of(value)
     if data.dim() != 1:
         raise Unvectorised("`item` of a tensor with dimensions")
-    if data.dtype.is_floating_point:
-        return Rows("float", data.double().numpy())
-    if data.dtype is torch.bool:
-        raise Unvectorised("a truth value")
-    return Rows("int", data.long().numpy())
+    if data.dtype is torch.bool or data.is_complex():
+        raise Unvectorised("a truth value, or a complex one")
+    return Rows("float" if data.dtype.is_floating_point else "int", data.tolist())
 
 
 def from_numpy(value: Any) -> Rows:
@@ -148,10 +153,8 @@ def tensor(value: Any, dtype: torch.dtype | None = None) -> Rows:
         raise Unvectorised("`tensor` of several values")
     if value.kind in ("array", "scalar"):
         data = torch.from_numpy(np.array(value.data))
-    elif value.kind == "int":
-        data = torch.from_numpy(value.data.copy())
-    elif value.kind == "float":
-        data = torch.tensor(value.data, dtype=torch.get_default_dtype() if dtype is None else dtype)
+    elif value.kind in ("int", "float"):
+        data = torch.tensor(value.data, dtype=dtype)
     elif value.kind == "tensor":
         data = value.data.clone()
     else:
