@@ -15,7 +15,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, default_collate  # noqa: E402
 
 from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
-from flatout.frameworks.pytorch.pipeline import images  # noqa: E402
+from flatout.frameworks.pytorch.pipeline import images, indexing  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, computed  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.reading import Unread, read  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.rows import Unvectorised  # noqa: E402
@@ -393,10 +393,11 @@ def test_a_difference_that_comes_later_is_found_and_ends_it(monkeypatch):
     fused, iterator = engaged(loader)
     for _ in range(5):
         next(iterator)
-    monkeypatch.setattr(TensorDataset, "__getitem__", lambda self, index: (self.tensors[0][index] + 1,))
+    taken = indexing._taken
+    monkeypatch.setattr(indexing, "_taken", lambda *given: indexing.Rows("tensor", taken(*given).data - 1))
     found = [batch[0][0].item() for batch in iterator]
-    late = [value % 50 for value in found]
-    assert late.index(1) <= EVERY // 50 + 1 and set(late[late.index(1) :]) == {1}, "set aside for good"
+    right = [value == 50 * number for number, value in enumerate(found, 5)]
+    assert right.index(True) <= EVERY // 50 + 1 and all(right[right.index(True) :]), "set aside for good"
     assert "item" in fused.why_not(loader)
 
 
@@ -409,6 +410,163 @@ def test_each_batch_owns_its_memory():
         batch.mul_(-1)
         kept.append(batch)
     assert torch.equal(torch.cat(kept), -torch.arange(40.0)) and torch.equal(dataset.tensors[0], torch.arange(40.0))
+
+
+# -- what an attack found -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dataset", [[1, 2, 3, 4], (1.0, 2.0), "text", range(5)])
+def test_a_dataset_that_is_no_object_of_a_class_stays_plain(dataset):
+    loader = DataLoader(dataset, batch_size=2)
+    fused, iterator = engaged(loader)
+    assert difference(list(iterator), list(loader)) is None and fused.why_not(loader)
+
+
+def test_batches_are_tensors_of_their_own_and_no_views():
+    _, iterator = engaged(DataLoader(TensorDataset(torch.randn(40, 3)), batch_size=4))
+    for (batch,) in iterator:
+        batch.requires_grad_().detach_()
+
+
+def test_quantized_tensors_are_left_to_pytorch():
+    items = torch.quantize_per_tensor(torch.arange(120.0).view(40, 3), 0.1, 0, torch.quint8)
+    assert FusedFetch().why_not(DataLoader(TensorDataset(items)))
+
+
+ODD = {
+    "captions that are missing": ("""
+        if self.caption[i] is None:
+            return self.x[i] * 0
+        return self.x[i]""", {"caption": np.array(["a"] * 35 + [None] + ["b"] * 14, dtype=object)}),
+    "numbers of two types": ("""
+        y = self.y[i]
+        if isinstance(y, int):
+            y = y + 0.5
+        return self.x[i], y""", {"y": [1] * 35 + [2.0] * 5 + [1] * 10}),
+    "bytes that overflow": ("return torch.tensor(i * 8, dtype=torch.uint8)", {}),
+    "numbers beyond floats": ("return torch.tensor(self.y[i], dtype=torch.float32)",
+                              {"y": [2**53 + k for k in range(50)]}),
+    "half precision with a NaN": ("return self.half[i] * 2", {"half": torch.full((50, 3), float("nan")).bfloat16()}),
+    "a small comparison": ("return self.x[i] if self.s[i] > self.t[i] else -self.x[i]",
+                           {"s": np.full(50, 0.1, np.float32), "t": [0.25] * 40 + [0.1] * 10}),
+    "unsigned bounds": ("return self.text[self.a[i]:self.b[i]].astype(np.int64)",
+                        {"a": np.full(50, 90, np.uint8), "b": np.full(50, 95, np.uint8)}),
+    "a remainder": ("return self.x[i] % 0.3", {}),
+    "a sum with alpha": ("return self.x[i].add(self.x[i], alpha=0.3)", {}),
+    "a crop of much": ("return self.volume[i][:4].astype(np.float32)", {"volume": np.ones((50, 200_000), np.uint8)}),
+    "a validated field": ("return self.x[i] * self.field", {"field": 2.0}),
+    "a truth of its own": ("return self.x[i] if self.switch else -self.x[i]", {"switch": "Transform"}),
+    "an equality of its own": ("return self.x[i] if self.switch == 1 else -self.x[i]", {"switch": "Transform"}),
+    "a property of its own kind": ("return self.x[i] * self.lazy", {}),
+}  # fmt: skip
+
+ODD_CODE = """
+class Field:
+    def __get__(self, obj, kind):
+        return obj.__dict__["field"]
+    def __set__(self, obj, value):
+        obj.__dict__["field"] = value
+
+class Transform:
+    num = 0
+    def __bool__(self):
+        Transform.num += 1
+        return Transform.num < 40
+    def __eq__(self, other):
+        return bool(self)
+    __hash__ = None
+
+class lazy(property):
+    def __get__(self, obj, kind=None):
+        Transform.num += 1
+        return Transform.num
+
+Made.lazy = lazy(lambda self: 1)
+"""
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_odd_items_are_the_scripts_own(made, name, batch_size):
+    body, parts = ODD[name]
+    body = "def __getitem__(self, i):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ")
+    before = ODD_CODE + ("\nMade.field = Field()\n" if name == "a validated field" else "")
+
+    def whole(attach):
+        dataset = made(body, before=before, x=torch.arange(50.0).view(50, 1), **parts)
+        loader = DataLoader(dataset, batch_size=batch_size)
+        found, iterator = [], engaged(loader)[1] if attach else iter(loader)
+        while True:
+            try:
+                found.append(next(iterator))
+            except StopIteration:
+                return found
+            except Exception as problem:
+                found.append([type(problem).__name__, str(problem), str(problem.__context__)])
+
+    assert difference(whole(True), whole(False)) is None
+
+
+CHANGES = {
+    "a method on the object": "dataset.prep = lambda x: x * 3",
+    "a method of the class": "type(dataset).prep = lambda self, x: x * 3",
+    "a default": "type(dataset).prep.__defaults__ = (4.0,)",
+    "a global": "module.FACTOR = 5.0",
+    "a class attribute": "module.Config.scale = 6.0",
+    "the layout": "dataset.x = dataset.x.flip(0)",
+    "an array in place": "dataset.x.mul_(2)",
+    "another type": "dataset.x = dataset.x.double()",
+    "another kind": "dataset.x = dataset.x.numpy()",
+    "a function that is gone": "del module.twice",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("when", ["within a pass", "between passes"])
+def test_what_the_script_changes_counts_at_once(made, change, when):
+    before = """
+    FACTOR = 2.0
+
+    class Config:
+        scale = 1.0
+
+    def twice(x):
+        return x * 2
+    """
+    body = """
+    def prep(self, x, by=1.0):
+        return twice(x) * by
+    def __getitem__(self, i):
+        return self.prep(self.x[i]) * FACTOR * Config.scale
+    """
+
+    def whole(attach):
+        dataset = made(body, before=before, x=torch.arange(150.0).view(50, 3))
+        names = {"dataset": dataset, "module": _Namespace(type(dataset).__getitem__.__globals__)}
+        loader = DataLoader(dataset, batch_size=5)
+        fused = FusedFetch()
+        fused.engaged = attach
+        found = []
+        for epoch in range(2):
+            iterator = iter(loader)
+            fused.attach(loader, iterator)
+            for number in range(10):
+                if (epoch, number) == ((0, 6) if when == "within a pass" else (1, 0)):
+                    exec(CHANGES[change], names)
+                try:
+                    found.append(next(iterator))
+                except Exception as problem:
+                    found.append([type(problem).__name__, str(problem), str(problem.__context__)])
+        return found
+
+    assert difference(whole(True), whole(False)) is None
+
+
+class _Namespace:
+    """A module's globals as attributes."""
+
+    def __init__(self, names):
+        self.__dict__ = names
 
 
 # -- whatever is written of known operations ------------------------------------------------------------------------

@@ -20,14 +20,16 @@ def of(value: Any) -> np.ndarray:
 def array(value: Any, dtype: Any = None, *, copy: bool = True) -> Rows:
     """`np.array` and `np.asarray` of an image or an array."""
     data = of(value)
-    return Rows("array", data if dtype is None else data.astype(np.dtype(dtype)))
+    return Rows("array", data) if dtype is None else astype(Rows("array", data), dtype)
 
 
 def astype(value: Any, dtype: Any) -> Rows:
     """Each item's array, or NumPy scalar, in another width."""
-    if type(value) is Rows and value.kind == "scalar":
-        return Rows("scalar", value.data.astype(np.dtype(dtype)))
-    return Rows("array", of(value).astype(np.dtype(dtype)))
+    scalar = type(value) is Rows and value.kind == "scalar"
+    data = value.data if scalar else of(value)
+    if data.dtype.kind == "f" and np.dtype(dtype) in (np.uint32, np.uint64):
+        raise Unvectorised("floats as unsigned integers")
+    return Rows("scalar" if scalar else "array", data.astype(np.dtype(dtype)))
 
 
 def copy(value: Any) -> Rows:
@@ -88,6 +90,8 @@ def _numbers(value: Any, kinds: str) -> list[Any]:
 def aligned(one: Any, other: Any) -> tuple[Any, Any]:
     """Two operands of arithmetic with an array, so that broadcasting pairs items."""
     data = next(value.data for value in (one, other) if type(value) is Rows and value.kind == "array")
+    if data.dtype == np.float16:
+        raise Unvectorised("arithmetic in half precision")
     return _beside(data, one), _beside(data, other)
 
 

@@ -7,10 +7,11 @@ Out: the same batches.
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
@@ -22,7 +23,7 @@ from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised, collate
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow
 
 MOST_FAILURES = 8
-"""Batches one after another that could not be computed at once, after which it is no longer tried."""
+"""Batches that could not be computed at once, after which it is no longer tried, unless four times as many could."""
 
 
 class FusedFetch:
@@ -36,7 +37,7 @@ class FusedFetch:
 
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Put a fetcher of ours into an iterator that fetches in this process."""
-        if type(iterator) is not _SingleProcessDataLoaderIter or _unsuited(loader) is not None:
+        if type(iterator) is not _SingleProcessDataLoaderIter or self.why_not_known(loader) is not None:
             return
         if type(iterator._dataset_fetcher) is _MapDatasetFetcher:
             iterator._dataset_fetcher = FusedFetcher(self, iterator._dataset_fetcher, self.reading(loader))
@@ -46,17 +47,27 @@ class FusedFetch:
 
         `for_workers`: whether they are to be computed in place of workers.
         """
-        why = _unsuited(loader, for_workers=for_workers)
+        try:
+            why = _unsuited(loader, for_workers=for_workers)
+        except Exception as problem:  # noqa: BLE001  a loader or dataset of any kind may be asked
+            return f"{type(problem).__name__} when it was looked at"
         if why is None:
             reading = self.reading(loader)
             reading.begin()
             why = reading.why_not
         return why
 
+    def why_not_known(self, loader: DataLoader[Any]) -> str | None:
+        """The same as far as it is known without reading the dataset."""
+        try:
+            return _unsuited(loader)
+        except Exception as problem:  # noqa: BLE001  a loader or dataset of any kind may be asked
+            return f"{type(problem).__name__} when it was looked at"
+
     def reading(self, loader: DataLoader[Any]) -> Reading:
         """What is known about a loader's dataset."""
         found = self._datasets.get(loader)
-        if found is None or found.dataset() is not loader.dataset:
+        if found is None or found.dataset is not loader.dataset:
             found = self._datasets[loader] = Reading(loader.dataset)
         return found
 
@@ -65,11 +76,12 @@ class Reading:
     """What is known about the dataset of one loader."""
 
     def __init__(self, dataset: Any) -> None:
-        self.dataset: Callable[[], Any] = weakref.ref(dataset)
+        self.dataset = dataset
         self.why_not: str | None = None
         self.program: Program | None = None
         self.shadow = Shadow()
-        self.num_failures = 0
+        self._num_failures = 0
+        self._num_computed = 0
         self._begun = False
 
     def begin(self) -> None:
@@ -80,9 +92,10 @@ class Reading:
             return
         self._begun = True
         try:
-            dataset = self.dataset()
-            _, program = read(dataset, 0)
-            _assemble(program.compute(dataset, [0]), set())
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                _, program = read(self.dataset, 0)
+                computed(program, self.dataset, [0])
             self.program = program
         except (Unread, Unvectorised) as problem:
             self.why_not = str(problem)
@@ -91,9 +104,13 @@ class Reading:
 
     def failed(self, problem: Exception) -> None:
         """A batch could not be computed at once."""
-        self.num_failures += 1
-        if self.num_failures >= MOST_FAILURES:
-            self.set_aside(f"{MOST_FAILURES} batches could not be computed at once: {problem}")
+        self._num_failures += 1
+        if self._num_failures >= max(MOST_FAILURES, self._num_computed / 4):
+            self.set_aside(f"{self._num_failures} batches could not be computed at once: {problem}")
+
+    def succeeded(self) -> None:
+        """A batch was computed at once."""
+        self._num_computed += 1
 
     def set_aside(self, why: str) -> None:
         """Never again."""
@@ -144,12 +161,9 @@ class FusedFetcher:
             reading.begin()
         if reading.program is None or any(type(index) is not int for index in indices):
             return plain(indices)
-        try:
-            batch = computed(reading.program, self._original.dataset, indices)
-        except Exception as problem:  # noqa: BLE001  whatever it is: plain has the batch, or the error that belongs here
-            reading.failed(problem)
+        batch = self._computed(reading.program, indices)
+        if batch is None:  # plain has it, or the error that belongs here
             return plain(indices)
-        reading.num_failures = 0
         if reading.shadow.first:
             own = plain(indices)
             if why := reading.shadow.of_batch(batch, own):
@@ -161,6 +175,16 @@ class FusedFetcher:
         self._owner.num_batches += 1
         return batch
 
+    def _computed(self, program: Program, indices: list[int]) -> Any:
+        """The batch; None where it cannot be computed."""
+        try:
+            batch = computed(program, self._original.dataset, indices)
+        except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
+            self.reading.failed(problem)
+            return None
+        self.reading.succeeded()
+        return batch
+
 
 def computed(program: Program, dataset: Any, indices: list[int]) -> Any:
     """The batch of these indices, on one thread: where others are busy, waiting for a second costs more than it does.
@@ -168,14 +192,17 @@ def computed(program: Program, dataset: Any, indices: list[int]) -> Any:
     Raises:
         Unvectorised: Something is not as it was when the dataset was read.
     """
+    if not program.holds():
+        raise Unvectorised("the code of the dataset has changed since it was read")
     num_threads = torch.get_num_threads()
-    if num_threads == 1:
-        return _assemble(program.compute(dataset, indices), set())
-    torch.set_num_threads(1)
+    if num_threads > 1:
+        torch.set_num_threads(1)
     try:
-        return _assemble(program.compute(dataset, indices), set())
+        with np.errstate(all="raise"):  # what plain warns of, it warns of itself
+            return _assemble(program.compute(dataset, indices), set())
     finally:
-        torch.set_num_threads(num_threads)
+        if num_threads > 1:
+            torch.set_num_threads(num_threads)
 
 
 def _assemble(item: Any, places: set[int], *, paired: bool = False) -> Any:

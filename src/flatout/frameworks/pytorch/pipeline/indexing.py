@@ -33,6 +33,8 @@ def _taken(container: Any, index: list[int]) -> Rows:
     if kind is torch.Tensor and is_plain(container):
         return Rows("tensor", container[torch.tensor(index)])
     if kind in (np.ndarray, np.memmap):
+        if container.dtype.kind not in "biufc":
+            raise Unvectorised("an array of something else than numbers")
         found = np.asarray(container)[index]
         return Rows("scalar" if found.ndim == 1 else "array", found)
     if kind in (list, tuple, range):

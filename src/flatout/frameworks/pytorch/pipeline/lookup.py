@@ -56,10 +56,11 @@ class Lookup:
         """An attribute: what has been seen, a function of the class, or a property of it."""
         recording, value = self._recording, of.value
         if isinstance(value, types.ModuleType):
-            found = inspect.getattr_static(value, name, _ABSENT)
-            if found is _ABSENT:
+            names = vars(value)
+            if name not in names:
                 raise recording.unread(f"`{value.__name__}.{name}`")
-            recording.guard(value, name, lambda: inspect.getattr_static(value, name, _ABSENT) is found)
+            found = names[name]
+            recording.guard(value, name, lambda: names.get(name, _ABSENT) is found)
             return recording.constant(found)
         if isinstance(value, type):
             return self._of_class(value, name)
@@ -70,18 +71,19 @@ class Lookup:
             raise recording.unread(f"`{kind.__name__}` looks attributes up in its own way")
         recording.of_type(of, kind)
         in_class = inspect.getattr_static(kind, name, _ABSENT)
-        if isinstance(in_class, property):
-            recording.guard(kind, name, lambda: inspect.getattr_static(kind, name, _ABSENT) is in_class)
+        if type(in_class) is property:
+            self._same_in_class(kind, name, in_class)
             return in_class
-        if name in getattr(value, "__dict__", ()):
-            return recording.attribute(of, name)
-        if isinstance(in_class, types.MemberDescriptorType):
+        slot = isinstance(in_class, types.MemberDescriptorType)
+        if not slot and any(hasattr(type(in_class), part) for part in ("__set__", "__delete__")):
+            raise recording.unread(f"`{kind.__name__}.{name}`, which is looked up in its own way")
+        if slot or name in getattr(value, "__dict__", ()):
             return recording.attribute(of, name)
         if isinstance(in_class, types.FunctionType):
+            recording.absent(of, name)
             self._guarded(kind, name, in_class)
             return in_class
         if in_class is not _ABSENT and not hasattr(type(in_class), "__get__"):
-            recording.guard(kind, name, lambda: inspect.getattr_static(kind, name, _ABSENT) is in_class)
             return recording.attribute(of, name)
         raise recording.unread(f"`{kind.__name__}.{name}`")
 
@@ -89,7 +91,7 @@ class Lookup:
         found = inspect.getattr_static(kind, name, _ABSENT)
         if found is _ABSENT or (hasattr(type(found), "__get__") and not isinstance(found, kind)):
             raise self._recording.unread(f"`{kind.__name__}.{name}`")
-        self._recording.guard(kind, name, lambda: inspect.getattr_static(kind, name, _ABSENT) is found)
+        self._same_in_class(kind, name, found)
         return self._recording.constant(getattr(kind, name))
 
     def special(self, of: Seen, name: str) -> types.FunctionType:
@@ -105,18 +107,30 @@ class Lookup:
     def same(self, callee: Seen) -> None:
         """The function that is called has to be this one."""
         function = callee.value
-        code = function.__code__
-        self._recording.guard(function, "__code__", lambda: function.__code__ is code)
+        self._same_code(function)
         same = operations.Operation("is", lambda one: one is function, lambda one: False)
         self._recording.truth(self._recording.apply(same, [callee]))
 
     def _guarded(self, kind: type, name: str, function: types.FunctionType) -> None:
-        code = function.__code__
+        self._same_in_class(kind, name, function)
+        self._same_code(function)
+
+    def _same_in_class(self, kind: type, name: str, found: Any) -> None:
+        classes = [vars(one) for one in kind.__mro__]
 
         def holds() -> bool:
-            return inspect.getattr_static(kind, name, _ABSENT) is function and function.__code__ is code
+            return next((names[name] for names in classes if name in names), _ABSENT) is found
 
         self._recording.guard(kind, name, holds)
+
+    def _same_code(self, function: types.FunctionType) -> None:
+        code, defaults, named = function.__code__, function.__defaults__, dict(function.__kwdefaults__ or {})
+
+        def holds() -> bool:
+            same = function.__code__ is code and function.__defaults__ is defaults
+            return same and (function.__kwdefaults__ or {}) == named
+
+        self._recording.guard(function, "__code__", holds)
 
     # -- values --------------------------------------------------------------------------------------------------
 
@@ -140,6 +154,8 @@ class Lookup:
         if not given:
             return None
         if function in (isinstance, torch.is_tensor, callable):
+            if any(seen.varies and not self.known(seen) for seen in given):
+                raise recording.unread("the type of what differs from item to item")
             for seen in given:
                 recording.of_type(seen, type(seen.value))
             return recording.constant(function(*[seen.value for seen in given]))

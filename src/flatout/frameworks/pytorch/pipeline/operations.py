@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import operator
 import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules import module as _modules
 
 from flatout.frameworks.pytorch.pipeline import arrays, images, indexing, tensors
 from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
@@ -54,8 +56,8 @@ def of_function(function: Callable[..., Any]) -> Operation | None:
 def of_method(kind: type, name: str) -> Operation | None:
     """A method of a known type."""
     known = _METHODS.get(_type_name(kind), {}).get(name)
-    if known is None:
-        return None
+    if known is None or (kind is torch.Tensor and not isinstance(getattr(kind, name), types.MethodDescriptorType)):
+        return None  # or somebody has put a function of their own there
     return Operation(
         f"{kind.__name__}.{name}", getattr(kind, name), known,
         same=known is images.bands, fresh=name in _FRESH, in_place=name.endswith("_"),
@@ -77,9 +79,31 @@ def of_transform(transform: Any) -> Operation | None:
     known = images.TRANSFORMS.get(kind.__name__)
     if library is None or known is None or getattr(library, kind.__name__, None) is not kind:
         return None
-    if isinstance(transform, torch.nn.Module) and (transform._forward_hooks or transform._forward_pre_hooks):
+    if _is_touched(transform):
         return None
-    return Operation(f"torchvision.{kind.__name__}", lambda self, value: self(value), known)
+    own = {name: kind.__dict__.get(name) for name in ("__call__", "forward")}
+    functional = dict(vars(sys.modules["torchvision.transforms.functional"]))
+
+    def rows(self: Any, value: Any) -> Rows:
+        now = vars(sys.modules["torchvision.transforms.functional"])
+        same = all(kind.__dict__.get(name) is found for name, found in own.items())
+        if not same or _is_touched(self) or any(now.get(name) is not functional[name] for name in _USED):
+            raise Unvectorised("a transform that was changed since it was read")
+        return known(self, value)
+
+    return Operation(f"torchvision.{kind.__name__}", lambda self, value: self(value), rows)
+
+
+_USED = ("to_tensor", "pil_to_tensor", "normalize")
+
+
+def _is_touched(transform: Any) -> bool:
+    """Whether somebody has hooked something to a transform, or to all modules."""
+    if not isinstance(transform, torch.nn.Module):
+        return "__call__" in vars(transform)
+    hooks = (transform._forward_hooks, transform._forward_pre_hooks, _modules._global_forward_hooks,
+             _modules._global_forward_pre_hooks)  # fmt: skip
+    return "forward" in vars(transform) or any(hooks)
 
 
 def of_operator(kind: type) -> Operation | None:
@@ -101,6 +125,8 @@ SLICE = Operation("slice", slice, slice)
 def _arithmetic(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Rows]:
     def rows(one: Any, other: Any) -> Rows:
         kinds = {value.kind for value in (one, other) if type(value) is Rows}
+        if plain in (operator.floordiv, operator.mod) and not kinds <= {"int", "float"}:
+            raise Unvectorised("a remainder of something else than Python's numbers")
         if "tensor" in kinds or isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
             return Rows("tensor", plain(*tensors.aligned(one, other)))
         if "array" in kinds:
@@ -120,8 +146,10 @@ def _compared(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Rows]:
 
 
 def _numbers(value: Any, num: int) -> list[Any]:
-    if type(value) is Rows and value.kind in ("int", "float", "str", "scalar"):
+    if type(value) is Rows and value.kind in ("int", "float", "str"):
         return list(value.data)
+    if type(value) is Rows and value.kind == "scalar" and value.data.dtype.kind in "iu":
+        return list(value.data.tolist())
     if type(value) in (int, float, str):
         return [value] * num
     raise Unvectorised("a comparison of something else than numbers")

@@ -65,7 +65,10 @@ class Program:
 
     def holds(self) -> bool:
         """Whether the code that was read is still the code that would run."""
-        return all(guard() for guard in self.guards)
+        try:
+            return all(guard() for guard in self.guards)
+        except Exception:  # noqa: BLE001  what can no longer be looked at does not hold
+            return False
 
     def compute(self, dataset: Any, indices: Sequence[int]) -> Any:
         """The item with a row for each index in place of each value.
@@ -118,3 +121,42 @@ def require_type(value: Any, kind: type) -> None:
     """
     if type(value) is not kind:
         raise Unvectorised("an attribute has become something else since the dataset was read")
+
+
+def require_absent(value: Any, name: str) -> None:
+    """An object does not hide what its class has.
+
+    Raises:
+        Unvectorised: It does.
+    """
+    if name in getattr(value, "__dict__", ()):
+        raise Unvectorised("a method was replaced since the dataset was read")
+
+
+def require_kind(rows: Any, kind: str, dtype: Any) -> None:
+    """Rows are of the kind, and of the width, that the item had when it was read.
+
+    Raises:
+        Unvectorised: They are not.
+    """
+    if type(rows) is not Rows or rows.kind != kind or getattr(rows.data, "dtype", None) != dtype:
+        raise Unvectorised("items of another type than when the dataset was read")
+
+
+def layout_of(container: Any) -> Any:
+    """How a container's items lie in memory, as far as what is done with them may depend on it."""
+    strides = getattr(container, "strides", None)
+    if strides is None and callable(getattr(container, "stride", None)):
+        strides = container.stride()
+    shape = getattr(container, "shape", ())
+    return type(container), tuple(shape[1:]), tuple(strides or ())
+
+
+def require_layout(container: Any, layout: Any) -> None:
+    """A container's items lie in memory as they did when the dataset was read.
+
+    Raises:
+        Unvectorised: They do not.
+    """
+    if layout_of(container) != layout:
+        raise Unvectorised("items that lie in memory otherwise than when the dataset was read")

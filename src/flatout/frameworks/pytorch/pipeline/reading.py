@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import ConcatDataset
 
 from flatout.frameworks.pytorch.pipeline import operations
@@ -24,6 +26,10 @@ from flatout.frameworks.pytorch.pipeline.lookup import Lookup
 from flatout.frameworks.pytorch.pipeline.program import Program
 from flatout.frameworks.pytorch.pipeline.recording import Recording, Seen, Unread
 from flatout.frameworks.pytorch.pipeline.syntax import NoSource, syntax_of
+
+MUCH_BYTES = 2**16
+MOST_TAKEN = 8
+"""How many times what an item keeps may be taken from the dataset for it, from so many bytes on."""
 
 MAX_DEPTH = 12
 MAX_ROUNDS = 64
@@ -38,6 +44,9 @@ def read(dataset: Any, index: int) -> tuple[Any, Program]:
     """
     recording = Recording(dataset, index)
     item = Reader(recording).item(recording.dataset, recording.index)
+    kept_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves_of(item.value))
+    if recording.taken_bytes > max(MUCH_BYTES, MOST_TAKEN * kept_bytes):
+        raise Unread("an item keeps little of what it takes from the dataset, and whole batches of that would be taken")
     return item.value, recording.program(item)
 
 
@@ -278,9 +287,20 @@ class Reader:
                 return recording.constant(isinstance(op, ast.IsNot))
             raise recording.unread("a comparison by identity of what differs from item to item")
         operation = operations.of_comparison(type(op))
+        if not isinstance(op, ast.Is | ast.IsNot) and not (self._simple(left) and self._simple(right)):
+            raise recording.unread("a comparison of something else than numbers and text")
         if operation is None:
             raise recording.unread("a comparison that is not known")
         return recording.apply(operation, [left, right])
+
+    def _simple(self, seen: Seen) -> bool:
+        """Whether a comparison with it is Python's or NumPy's own."""
+        kind = type(seen.value)
+        if kind in (tuple, list) and not seen.varies:
+            return all(type(one) in (int, float, str, bool) for one in seen.value)
+        return kind in (int, float, str, bool, type(None), torch.dtype, torch.Size) or isinstance(
+            seen.value, np.generic
+        )
 
     def _binary(self, op: ast.operator, left: Seen, right: Seen) -> Seen:
         operation = operations.of_operator(type(op))
@@ -308,7 +328,11 @@ class Reader:
             except (LookupError, TypeError):
                 raise self._recording.unread("an element that is not there") from None
         if self._lookup.known(of) or type(of.value) in (list, tuple, dict, range):
-            return self._recording.apply(operations.SUBSCRIPT, [of, key])
+            found = self._recording.apply(operations.SUBSCRIPT, [of, key])
+            if found.varies and not self._lookup.known(found):
+                raise self._recording.unread(f"an element of type `{type(found.value).__name__}`")
+            self._recording.of_kind(found, of)
+            return found
         return self.item(of, key)
 
     # -- calls ---------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from flatout.frameworks.pytorch.pipeline.operations import Operation
 from flatout.frameworks.pytorch.pipeline.program import (
     DATASET,
@@ -17,11 +19,19 @@ from flatout.frameworks.pytorch.pipeline.program import (
     Instruction,
     Program,
     Slot,
+    layout_of,
     require,
+    require_absent,
+    require_kind,
+    require_layout,
     require_type,
 )
+from flatout.frameworks.pytorch.pipeline.rows import kind_of
 
 MAX_INSTRUCTIONS = 300
+
+_DECIDED = (bool, int, float, str, type(None), tuple, list, dict, np.bool_)
+"""Types whose truth no code of the script's decides."""
 
 _INLINE = (int, float, str, bytes, bool, type(None), type(Ellipsis))
 
@@ -55,6 +65,8 @@ class Recording:
         self.index = Seen(index, INDEX, varies=True)
         self.line = ""
         """Where the operation at hand stands."""
+        self.taken_bytes = 0
+        """What was taken out of tensors and arrays for one item."""
         self._instructions: list[Instruction] = []
         self._constants: list[Any] = [None, None]
         self._guards: dict[tuple[int, str], Callable[[], bool]] = {}
@@ -149,8 +161,23 @@ class Recording:
 
         return built(item)
 
+    def absent(self, of: Seen, name: str) -> None:
+        """What was found in the class of an object is not hidden by the object itself."""
+        if type(of.operand) is Slot:
+            self._add(require_absent, (of.operand, name), {}, "class")
+
+    def of_kind(self, seen: Seen, container: Seen) -> None:
+        """What is taken from a container is of the kind that it was when it was read, and lies in memory alike."""
+        if seen.varies and type(seen.operand) is Slot:
+            self._add(require_kind, (seen.operand, kind_of(seen.value), getattr(seen.value, "dtype", None)), {}, "kind")
+            if not container.varies:
+                self.taken_bytes += getattr(seen.value, "nbytes", 0)
+                self._add(require_layout, (container.operand, layout_of(container.value)), {}, "layout")
+
     def truth(self, condition: Seen) -> bool:
         """Which way a branch goes, which it must go each time."""
+        if type(condition.value) not in _DECIDED:
+            raise self.unread(f"whether a `{type(condition.value).__name__}` is true")
         expected = bool(condition.value)
         if condition.varies or type(condition.operand) is Slot:
             self._add(require, (condition.operand, expected), {}, "branch")

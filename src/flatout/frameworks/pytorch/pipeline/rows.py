@@ -39,7 +39,8 @@ class Rows:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor lies densely on the CPU and has no history."""
-    return tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
+    usual = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    return usual and not tensor.requires_grad and tensor.dtype not in _ODD
 
 
 def kind_of(value: Any) -> Kind:
@@ -49,20 +50,27 @@ def kind_of(value: Any) -> Kind:
         Unvectorised: There is none for it: a subclass, a tensor on a device or with a history.
     """
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in _PLAIN and not isinstance(value, np.ndarray):
         return _PLAIN[kind]
     if kind is torch.Tensor:
         if is_plain(value):
             return "tensor"
         raise Unvectorised("a tensor that is not a plain one on the CPU")
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
         return "scalar"
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
+        raise Unvectorised("an array of something else than numbers")
+    if kind in _PLAIN:
+        return _PLAIN[kind]
     if _is_image(value):
         if value.mode in IMAGE_BANDS:
             return "image"
         raise Unvectorised(f"an image of mode {value.mode}")
     raise Unvectorised(f"a value of type `{kind.__module__}.{kind.__qualname__}`")
 
+
+_ODD = (torch.uint16, torch.uint32, torch.uint64)
+"""Types that most of PyTorch's operations do not know."""
 
 IMAGE_BANDS = {"L": 1, "RGB": 3}
 
@@ -101,8 +109,15 @@ def collated(rows: Rows) -> Any:
 
 
 def _owned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in memory that is PyTorch's and only its own, as stacking gives it."""
+    """The tensor in memory that is PyTorch's and only its own, as stacking gives it: no view, in the usual strides."""
     storage = tensor.untyped_storage()
     if not storage.resizable() or storage.nbytes() != tensor.numel() * tensor.element_size():
         tensor = tensor.clone()
-    return tensor.view(-1).view(tensor.shape)  # a dimension of one has the stride that stacking gives it
+    strides, step = [], 1
+    for size in reversed(tensor.shape):
+        strides.append(step)
+        step *= max(size, 1)
+    wanted = tuple(reversed(strides))
+    if tensor._is_view() or tensor.stride() != wanted:
+        return torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage(), 0, tensor.shape, wanted)
+    return tensor

@@ -47,7 +47,7 @@ class Shadow:
             return None
         self._since -= EVERY
         self.num_items += 1
-        place = self._since % len(indices)
+        place = self.num_items * 7919 % len(indices)  # every place in its turn, drawn from no generator
         before = RandomStates() if self.num_items <= NUM_WATCHED else None  # it costs more than most items
         plain = single(indices[place])
         if before is not None and not before.equals(RandomStates()):
@@ -63,7 +63,7 @@ def difference(one: Any, other: Any) -> str | None:
     if kind is not type(other):
         return f"a `{kind.__name__}` where plain has a `{type(other).__name__}`"
     if kind is torch.Tensor:
-        if (one.dtype, one.shape, one.stride(), one.device) != (other.dtype, other.shape, other.stride(), other.device):
+        if _described(one) != _described(other):
             return f"a tensor {_described(one)} where plain has {_described(other)}"
         return None if torch.equal(_bits(one), _bits(other)) else "other values"
     if kind in (list, tuple):
@@ -80,15 +80,15 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _described(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} {list(tensor.stride())}"
+    text = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} {list(tensor.stride())} {tensor.device}"
+    return text + " view" * tensor._is_view() + " with history" * tensor.requires_grad
 
 
 def _row(batch: Any, place: int) -> Any:
     """The batch that this one item would be."""
     kind = type(batch)
     if kind is torch.Tensor:
-        row = batch[place : place + 1].clone()
-        return row.view(-1).view(row.shape)
+        return batch[place : place + 1].clone(memory_format=torch.contiguous_format)
     if kind is dict:
         return {key: _row(part, place) for key, part in batch.items()}
     if kind in (list, tuple) and batch and type(batch[0]) is str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
+from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised, is_plain
 
 _NUMBERS = (int, float, bool)
 
@@ -19,7 +19,11 @@ def elementwise(name: str) -> Callable[..., Rows]:
 
     def rows(value: Any, *operands: Any, **keywords: Any) -> Rows:
         data = of(value)
+        if operands or keywords:
+            calculable(data)
         beside = [_beside(data, operand) for operand in operands]
+        if "alpha" in keywords or (name == "clamp" and any(isinstance(one, torch.Tensor) for one in beside)):
+            raise Unvectorised(f"`{name}` in a form that may round otherwise")
         return Rows("tensor", getattr(data, name)(*beside, **{k: _plain(v) for k, v in keywords.items()}))
 
     return rows
@@ -32,6 +36,12 @@ def of(value: Any) -> torch.Tensor:
     return value.data
 
 
+def calculable(data: torch.Tensor) -> None:
+    """Arithmetic that gives the same bits wherever a number stands: not that of half precision, with its NaNs."""
+    if data.dtype in (torch.float16, torch.bfloat16):
+        raise Unvectorised("arithmetic in half precision")
+
+
 def aligned(one: Any, other: Any) -> tuple[Any, Any]:
     """Two operands of arithmetic, of which at least one is a row of tensors, so that broadcasting pairs items."""
     first, second = one, other
@@ -39,6 +49,7 @@ def aligned(one: Any, other: Any) -> tuple[Any, Any]:
         first = of(one)
     if type(other) is Rows:
         second = of(other)
+    calculable(first if type(one) is Rows else second)
     if type(one) is Rows:
         second = _beside(first, other)
     else:
@@ -50,10 +61,16 @@ def _beside(data: torch.Tensor, operand: Any) -> Any:
     """An operand as it stands beside rows."""
     if type(operand) is Rows:
         if operand.kind == "tensor" and operand.data.dim() == data.dim():
+            calculable(operand.data)
             return operand.data
         raise Unvectorised("values of items that have different numbers of dimensions")
     if isinstance(operand, torch.Tensor):
-        if type(operand) is not torch.Tensor or operand.dim() > data.dim() - 1 or data.dim() == 1:
+        if (
+            type(operand) is not torch.Tensor
+            or not is_plain(operand)
+            or operand.dim() > data.dim() - 1
+            or data.dim() == 1
+        ):
             raise Unvectorised("a tensor that would widen each item")
         return operand
     return _plain(operand)
@@ -151,15 +168,37 @@ def tensor(value: Any, dtype: torch.dtype | None = None) -> Rows:
     """`torch.tensor` and `torch.as_tensor`."""
     if type(value) is not Rows or not (dtype is None or isinstance(dtype, torch.dtype)):
         raise Unvectorised("`tensor` of several values")
-    if value.kind in ("array", "scalar"):
-        data = torch.from_numpy(np.array(value.data))
-    elif value.kind in ("int", "float"):
-        data = torch.tensor(value.data, dtype=dtype)
-    elif value.kind == "tensor":
-        data = value.data.clone()
+    kind, data = value.kind, value.data
+    if kind == "scalar" and data.dtype.kind in "iu" and dtype is not None:
+        kind, data = "int", data.tolist()
+    if kind == "int":
+        return Rows("tensor", torch.tensor(_fitting(data, torch.int64 if dtype is None else dtype), dtype=dtype))
+    if kind == "float":
+        wanted = torch.get_default_dtype() if dtype is None else dtype
+        return Rows("tensor", torch.tensor(_fitting(data, wanted), dtype=wanted))
+    if kind in ("array", "scalar"):
+        found = torch.from_numpy(np.array(data))
+    elif kind == "tensor":
+        found = data.clone()
     else:
-        raise Unvectorised(f"`tensor` of `{value.kind}`")
-    return Rows("tensor", data if dtype is None else data.to(dtype))
+        raise Unvectorised(f"`tensor` of `{kind}`")
+    if kind == "scalar" and dtype not in (None, found.dtype):
+        raise Unvectorised("a NumPy scalar as another type")
+    return Rows("tensor", found if dtype is None else found.to(dtype))
+
+
+def _fitting(values: list[Any], dtype: torch.dtype) -> list[Any]:
+    """Numbers that the type holds, so that one alone would be taken as well, and rounded once."""
+    whole = all(type(value) is int for value in values)
+    if whole and not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool:
+        limits = torch.iinfo(dtype)
+        if all(limits.min <= value <= limits.max for value in values):
+            return values
+    elif dtype in (torch.float32, torch.float64):
+        most = 2**53 if whole else torch.finfo(dtype).max
+        if all(-most <= value <= most for value in values):
+            return values
+    raise Unvectorised("numbers that the type may not hold")
 
 
 ELEMENTWISE = (
