@@ -20,7 +20,7 @@ from flatout.api import LeverRow, Ran
 from flatout.ceilings import Machine
 from flatout.cli.foreground import run_summary
 from flatout.diagnosis import Bound, Diagnosis
-from flatout.plan import PLAN_FORMAT, Plan, Trial
+from flatout.plan import PLAN_FILE, PLAN_FORMAT, Plan, Trial
 from flatout.result import FORMAT, Result
 from flatout.run.foreground import Outcome
 from flatout.running import Engagement
@@ -210,13 +210,13 @@ def _is(value: Any, kind: str) -> bool:
 def plan_page() -> str:
     """The plan file, as `plan_file.write` writes it."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / plan_file.DEFAULT
+        path = Path(folder) / PLAN_FILE
         plan_file.write(_PLAN, path)
         text = path.read_text(encoding="utf-8")
     return "\n\n".join(
         [
             "# The plan file",
-            f"`flatout tune` writes `{plan_file.DEFAULT}` into the working folder, or the file named by `--plan`. It "
+            f"`flatout tune` writes `{PLAN_FILE}` into the working folder, or the file named by `--plan`. It "
             "is TOML, one table per script, so that several scripts share a folder; comments of yours and other "
             "scripts' plans stay when a plan is written anew. It is plain data: nothing in it is evaluated or "
             "imported. It is safe to commit if the name of the machine and the script's "
@@ -289,7 +289,7 @@ def _result(command: Any) -> Result:
         tuning_s=60.0,
         remeasured=trial,
         plan=_PLAN,
-        plan_path=plan_file.DEFAULT,
+        plan_path=PLAN_FILE,
         break_even_steps=18000,
         run="/home/you/work/.flatout/train-1",
     )

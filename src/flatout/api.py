@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout import plan_file, running
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
-from flatout.plan import Lever, label
+from flatout.plan import PLAN_FILE, Lever, label
 from flatout.run import folder, foreground
 from flatout.run.foreground import Outcome
 from flatout.run.machine import read_machine
@@ -192,7 +192,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
                 registry=registry,
                 toggle=not request.fixed,
                 cores_quota=here.machine().cores_quota if chosen.levers else None,
-                cache_folder=_compiled(chosen, request.plan or Path(plan_file.DEFAULT)),
+                cache_folder=_compiled(chosen, request.plan or Path(PLAN_FILE)),
                 launcher=bool(request.launcher),
             )
         )
@@ -218,7 +218,7 @@ def _compiled(chosen: Engagement, path: Path) -> str | None:
 
 def _here(request: RunRequest, registry: dict[str, Lever]) -> Here:
     script = request.script
-    path = request.plan or Path(plan_file.DEFAULT)
+    path = request.plan or Path(PLAN_FILE)
     if script is not None:
         name, arguments = script.name, script.arguments
     else:
@@ -286,7 +286,7 @@ def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None]
     if found.plan is None:
         return Engagement(line=f"the plan does not win here ({found.verdict}), running plainly")
     ratio = found.plan.ratio
-    plan = plan_file.seen_from(request.plan or Path(plan_file.DEFAULT), found.plan)
+    plan = plan_file.seen_from(request.plan or Path(PLAN_FILE), found.plan)
     return Engagement(levers=chosen.levers, plan=plan, line=f"the plan holds here: {ratio:.2g}x expected")
 
 

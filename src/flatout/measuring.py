@@ -15,7 +15,7 @@ from flatout import plan_file, result
 from flatout.ceilings import Ceilings, Machine
 from flatout.errors import FlatoutError, MachineError, UsageError
 from flatout.frameworks.pytorch.levers import registry
-from flatout.plan import CLASSES, allows
+from flatout.plan import CLASSES, PLAN_FILE, allows
 from flatout.result import Result
 from flatout.run import calibrate, folder, isolation
 from flatout.run.machine import read_machine
@@ -42,7 +42,7 @@ def measured(
     check_source(script)
     machine = read_machine()
     _check_goal(goal, machine)
-    place = plan or Path(plan_file.DEFAULT)
+    place = plan or Path(PLAN_FILE)
     if command == "tune" and write_plan:
         plan_file.check_place(place)
     goal = with_isolation(goal)

@@ -23,10 +23,8 @@ from typing import Any
 
 from flatout.ceilings import Machine, differences
 from flatout.errors import RecordError, UsageError, cannot_write
-from flatout.plan import CLASSES, PLAN_FILE, PLAN_FORMAT, Plan, label
+from flatout.plan import CLASSES, PLAN_FORMAT, Plan, label
 from flatout.records import from_json, to_json
-
-DEFAULT = PLAN_FILE
 
 MOST_BYTES = 16 << 20
 """A plan takes some 2 kB."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from flatout import plan_file
 from flatout.ceilings import Machine
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
-from flatout.plan import CLASSES, Lever, Plan, allows, label
+from flatout.plan import CLASSES, PLAN_FILE, Lever, Plan, allows, label
 from flatout.trace import Levers, Setting
 
 MOST = 1024
@@ -81,7 +81,7 @@ def engagement(wish: Wish, here: Here) -> Engagement:
     """
     if wish.levers is not None:
         return _as_named(wish.levers, wish, here)
-    path = wish.plan or Path(plan_file.DEFAULT)
+    path = wish.plan or Path(PLAN_FILE)
     if wish.plan is None and not path.exists():
         return Engagement(line=f"no plan for `{here.script}` here, running plainly; `flatout tune` makes one")
     try:

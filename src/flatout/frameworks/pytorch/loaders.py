@@ -70,7 +70,7 @@ class Loaders:
         """Passes opened with `settings`."""
         self.fused: FusedFetch | None = None
         """What computes batches at once; made when it is first asked for."""
-        self._passes: weakref.WeakSet[Pass] = weakref.WeakSet()
+        self.passes: weakref.WeakSet[Pass] = weakref.WeakSet()
         self._pid = os.getpid()
         self._patch: Patch | None = None
         self._training: weakref.WeakKeyDictionary[DataLoader[Any], list[int]] = weakref.WeakKeyDictionary()
@@ -98,9 +98,7 @@ class Loaders:
             if observer is not None:
                 observer.before_fetch()
             try:
-                one = Pass(loader, self)
-                self._passes.add(one)
-                return one
+                return Pass(loader, self)
             except BaseException as problem:
                 hide_ours(problem)
                 raise
@@ -171,6 +169,14 @@ class Loaders:
             self.settings = dict(settings)
             self.close_kept()
 
+    def set(self, **settings: Any) -> None:
+        """Change these settings, and keep the others."""
+        self.change({**self.settings, **settings})
+
+    def unset(self, *names: str) -> None:
+        """Leave these settings to the script again."""
+        self.change({name: value for name, value in self.settings.items() if name not in names})
+
     def may_change(self, loader: DataLoader[Any]) -> bool:
         """Whether the loader's workers can be set without asking it to do what it does not do."""
         return (
@@ -198,7 +204,7 @@ class Loaders:
         self.fused = self._fused_fetch()
         self.fused.engaged, self.fused.num_batches = engaged, 0
         if engaged:
-            for one in self._passes:
+            for one in self.passes:
                 one.fuse(self.fused)
 
     def why_not_fused(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:

@@ -113,6 +113,7 @@ class Pass:
         self._cached: list[Any] = []
         self._num_steps_before = owner.num_steps
         self.trains = False
+        owner.passes.add(self)
 
     def __iter__(self) -> Pass:
         return self

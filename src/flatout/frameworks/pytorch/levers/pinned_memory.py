@@ -35,12 +35,11 @@ class PinnedMemory(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next pass on."""
-        session.loaders.change({**session.loaders.settings, "pin_memory": True})
+        session.loaders.set(pin_memory=True)
 
     def release(self, session: Session) -> None:
         """Back to the script's."""
-        rest = {name: value for name, value in session.loaders.settings.items() if name != "pin_memory"}
-        session.loaders.change(rest)
+        session.loaders.unset("pin_memory")
 
     def evidence(self, session: Session) -> str | None:
         """Passes that were opened so."""

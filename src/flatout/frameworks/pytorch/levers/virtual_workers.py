@@ -39,12 +39,11 @@ class VirtualWorkers(Lever):
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next pass on (in a trial from the next fetch on)."""
         session.loaders.num_changed = 0
-        session.loaders.change({**session.loaders.settings, "in_process": True})
+        session.loaders.set(in_process=True)
 
     def release(self, session: Session) -> None:
         """Back to the script's workers."""
-        rest = {name: value for name, value in session.loaders.settings.items() if name != "in_process"}
-        session.loaders.change(rest)
+        session.loaders.unset("in_process")
 
     def evidence(self, session: Session) -> str | None:
         """Passes that were opened so."""

@@ -81,20 +81,15 @@ class Workers(Lever):
         """From the next pass on (in a trial from the next fetch on)."""
         num = int(settings["num"])
         session.loaders.num_changed = 0
-        session.loaders.change(
-            {
-                **session.loaders.settings,
-                "num_workers": num,
-                "prefetch_factor": int(settings.get("prefetch", PREFETCH)) if num else None,
-                "persistent_workers": bool(num),
-            }
+        session.loaders.set(
+            num_workers=num,
+            prefetch_factor=int(settings.get("prefetch", PREFETCH)) if num else None,
+            persistent_workers=bool(num),
         )
 
     def release(self, session: Session) -> None:
         """Back to the script's."""
-        ours = ("num_workers", "prefetch_factor", "persistent_workers")
-        rest = {name: value for name, value in session.loaders.settings.items() if name not in ours}
-        session.loaders.change(rest)
+        session.loaders.unset("num_workers", "prefetch_factor", "persistent_workers")
 
     def evidence(self, session: Session) -> str | None:
         """Passes that were opened so, and the workers they have."""

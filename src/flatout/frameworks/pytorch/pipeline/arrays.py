@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised, gathered
+from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised, each, gathered
 
 
 def of(value: Any) -> np.ndarray:
@@ -107,16 +107,9 @@ def _beside(data: np.ndarray, operand: Any) -> Any:
 def arithmetic(operation: Callable[[Any, Any], Any], one: Any, other: Any) -> Rows:
     """Python's own arithmetic, with each item's number."""
     num = len(one) if type(one) is Rows else len(other)
-    values = [operation(a, b) for a, b in zip(_each(one, num), _each(other, num), strict=True)]
+    sides = [each(value, num, (int, float)) for value in (one, other)]
+    values = [operation(a, b) for a, b in zip(*sides, strict=True)]
     return gathered(values, type(values[0]))
-
-
-def _each(value: Any, num: int) -> list[Any]:
-    if type(value) is Rows and value.kind in ("int", "float"):
-        return value.data
-    if type(value) in (int, float):
-        return [value] * num
-    raise Unvectorised("arithmetic with something else than numbers")
 
 
 METHODS: dict[str, Callable[..., Any]] = {

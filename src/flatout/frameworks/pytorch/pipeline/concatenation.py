@@ -5,23 +5,45 @@ In: the programs of a `ConcatDataset`'s parts, and indices. Out: the leaves of t
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
+from flatout.frameworks.pytorch.pipeline.operations import Operation
 from flatout.frameworks.pytorch.pipeline.program import Program
+from flatout.frameworks.pytorch.pipeline.recording import Recording, Seen
 from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
 
+MOST_PARTS = 64
 
-def leaves_of(item: Any) -> list[Any]:
-    """The leaves of an item, in the order of its parts."""
-    kind = type(item)
-    if kind in (tuple, list):
-        return [leaf for part in item for leaf in leaves_of(part)]
-    if kind is dict:
-        return [leaf for part in item.values() for leaf in leaves_of(part)]
-    return [item]
+
+def concatenated(
+    recording: Recording, dataset: Seen, index: Seen, read: Callable[[Any, int], tuple[Any, Program]]
+) -> Seen:
+    """The item of a `ConcatDataset`, each of whose parts is read by `read`.
+
+    Raises:
+        Unread: There are too many parts, or the index is none of theirs.
+    """
+    datasets = dataset.value.datasets
+    if len(datasets) > MOST_PARTS:
+        raise recording.unread(f"more than {MOST_PARTS} datasets one after another")
+    first = [0, *dataset.value.cumulative_sizes]
+    number = bisect.bisect_right(first, index.value) - 1
+    if index.value < 0 or number >= len(datasets):
+        raise recording.unread("an index outside of the dataset, or from its end")
+    read_parts = [read(part, index.value - first[number] if part is datasets[number] else 0) for part in datasets]
+    programs = [program for _, program in read_parts]
+    recording.guard(dataset.value, "parts", lambda: all(program.holds() for program in programs))
+    item = read_parts[number][0]
+    together = Operation(
+        "ConcatDataset", lambda *_: tree_leaves(item), Concatenation(datasets, programs).rows, fresh=True
+    )
+    return recording.shaped(item, recording.apply(together, [dataset, index]))
 
 
 class Concatenation:
@@ -50,7 +72,7 @@ class Concatenation:
             of_part = np.flatnonzero(which == number)
             local = numbers[of_part] - (ends[number - 1] if number else 0)
             places.append(of_part)
-            found.append(leaves_of(self._programs[number].compute(parts[number], local.tolist())))
+            found.append(tree_leaves(self._programs[number].compute(parts[number], local.tolist())))
         order = np.argsort(np.concatenate(places), kind="stable")
         if len({len(leaves) for leaves in found}) > 1:
             raise Unvectorised("parts with different items")

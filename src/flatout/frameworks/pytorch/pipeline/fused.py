@@ -37,7 +37,7 @@ class FusedFetch:
 
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Put a fetcher of ours into an iterator that fetches in this process."""
-        if type(iterator) is not _SingleProcessDataLoaderIter or self.why_not_known(loader) is not None:
+        if type(iterator) is not _SingleProcessDataLoaderIter or _unsuited_or_odd(loader) is not None:
             return
         if type(iterator._dataset_fetcher) is _MapDatasetFetcher:
             iterator._dataset_fetcher = FusedFetcher(self, iterator._dataset_fetcher, self.reading(loader))
@@ -47,22 +47,12 @@ class FusedFetch:
 
         `for_workers`: whether they are to be computed in place of workers.
         """
-        try:
-            why = _unsuited(loader, for_workers=for_workers)
-        except Exception as problem:  # noqa: BLE001  a loader or dataset of any kind may be asked
-            return f"{type(problem).__name__} when it was looked at"
+        why = _unsuited_or_odd(loader, for_workers=for_workers)
         if why is None:
             reading = self.reading(loader)
             reading.begin()
             why = reading.why_not
         return why
-
-    def why_not_known(self, loader: DataLoader[Any]) -> str | None:
-        """The same as far as it is known without reading the dataset."""
-        try:
-            return _unsuited(loader)
-        except Exception as problem:  # noqa: BLE001  a loader or dataset of any kind may be asked
-            return f"{type(problem).__name__} when it was looked at"
 
     def reading(self, loader: DataLoader[Any]) -> Reading:
         """What is known about a loader's dataset."""
@@ -115,6 +105,13 @@ class Reading:
     def set_aside(self, why: str) -> None:
         """Never again."""
         self.program, self.why_not = None, why
+
+
+def _unsuited_or_odd(loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
+    try:
+        return _unsuited(loader, for_workers=for_workers)
+    except Exception as problem:  # noqa: BLE001  a loader or dataset of any kind may be asked
+        return f"{type(problem).__name__} when it was looked at"
 
 
 def _unsuited(loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:

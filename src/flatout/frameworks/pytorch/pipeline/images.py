@@ -61,15 +61,17 @@ def to_tensor(transform: Any, value: Any) -> Rows:
             raise Unvectorised("`ToTensor` of something else than bytes")
     else:
         data = of(value)
-    pixels = torch.from_numpy(np.ascontiguousarray(data))
-    pixels = pixels.unsqueeze(1) if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2).contiguous()
-    return Rows("tensor", pixels.to(torch.get_default_dtype()).div_(255))
+    return Rows("tensor", _channels_first(data).to(torch.get_default_dtype()).div_(255))
 
 
 def pil_to_tensor(transform: Any, value: Any) -> Rows:
     """What torchvision's `PILToTensor` does: channels first, as bytes."""
-    pixels = torch.from_numpy(np.ascontiguousarray(of(value)))
-    return Rows("tensor", pixels.unsqueeze(1) if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2).contiguous())
+    return Rows("tensor", _channels_first(of(value)))
+
+
+def _channels_first(data: np.ndarray) -> torch.Tensor:
+    pixels = torch.from_numpy(np.ascontiguousarray(data))
+    return pixels.unsqueeze(1) if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2).contiguous()
 
 
 def normalize(transform: Any, value: Any) -> Rows:

@@ -20,7 +20,7 @@ import torch
 from torch.nn.modules import module as _modules
 
 from flatout.frameworks.pytorch.pipeline import arrays, images, indexing, tensors
-from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
+from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised, each
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +74,23 @@ def of_attribute(kind: type, name: str) -> Operation | None:
 
 def of_transform(transform: Any) -> Operation | None:
     """One of torchvision's transforms, its code as torchvision has it, and nothing hooked to it."""
-    library = sys.modules.get("torchvision.transforms.transforms")
     kind = type(transform)
     known = images.TRANSFORMS.get(kind.__name__)
-    if library is None or known is None or getattr(library, kind.__name__, None) is not kind:
+    if known is None or getattr(sys.modules.get("torchvision.transforms.transforms"), kind.__name__, None) is not kind:
         return None
     if _is_touched(transform):
         return None
     own = {name: kind.__dict__.get(name) for name in ("__call__", "forward")}
-    functional = dict(vars(sys.modules["torchvision.transforms.functional"]))
+    library = vars(sys.modules["torchvision.transforms.functional"])
+    used = {name: library.get(name) for name in ("to_tensor", "pil_to_tensor", "normalize")}
 
     def rows(self: Any, value: Any) -> Rows:
-        now = vars(sys.modules["torchvision.transforms.functional"])
         same = all(kind.__dict__.get(name) is found for name, found in own.items())
-        if not same or _is_touched(self) or any(now.get(name) is not functional[name] for name in _USED):
+        if not same or _is_touched(self) or any(library.get(name) is not found for name, found in used.items()):
             raise Unvectorised("a transform that was changed since it was read")
         return known(self, value)
 
     return Operation(f"torchvision.{kind.__name__}", lambda self, value: self(value), rows)
-
-
-_USED = ("to_tensor", "pil_to_tensor", "normalize")
 
 
 def _is_touched(transform: Any) -> bool:
@@ -139,20 +135,17 @@ def _arithmetic(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Rows]:
 def _compared(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Rows]:
     def rows(one: Any, other: Any) -> Rows:
         num = len(one) if type(one) is Rows else len(other)
-        sides = [_numbers(value, num) for value in (one, other)]
+        sides = [each(_whole(value), num, (int, float, str)) for value in (one, other)]
         return Rows("truth", [plain(a, b) for a, b in zip(*sides, strict=True)])
 
     return rows
 
 
-def _numbers(value: Any, num: int) -> list[Any]:
-    if type(value) is Rows and value.kind in ("int", "float", "str"):
-        return list(value.data)
+def _whole(value: Any) -> Any:
+    """NumPy's integers as Python's, with which they compare alike."""
     if type(value) is Rows and value.kind == "scalar" and value.data.dtype.kind in "iu":
-        return list(value.data.tolist())
-    if type(value) in (int, float, str):
-        return [value] * num
-    raise Unvectorised("a comparison of something else than numbers")
+        return Rows("int", value.data.tolist())
+    return value
 
 
 def _type_name(kind: type) -> str:

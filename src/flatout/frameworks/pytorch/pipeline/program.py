@@ -33,16 +33,12 @@ class Instruction:
         compute: What is called with the operands; where one of them differs from item to item, they are `Rows`.
         operands: `Slot`s, lists and tuples of operands, and constants.
         keywords: The same by name.
-        line: Where it stands, e.g. `train.py:61`.
-        name: What it is, e.g. `torch.from_numpy`.
     """
 
     target: int
     compute: Callable[..., Any]
     operands: tuple[Any, ...]
     keywords: dict[str, Any]
-    line: str
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +50,12 @@ class Program:
         constants: What lies in each slot before anything is computed.
         item: The item: a tree of tuples, lists and dictionaries, whose leaves are `Slot`s.
         guards: Must all hold for the program to be that of the dataset: the code and the names that it was read from.
-        dataset: The class, for people.
     """
 
     instructions: tuple[Instruction, ...]
     constants: tuple[Any, ...]
     item: Any
     guards: tuple[Callable[[], bool], ...]
-    dataset: str
 
     def holds(self) -> bool:
         """Whether the code that was read is still the code that would run."""

@@ -9,7 +9,6 @@ the item, and the `Program` that gave it.
 from __future__ import annotations
 
 import ast
-import bisect
 import inspect
 import types
 from collections.abc import Callable
@@ -18,10 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset
 
 from flatout.frameworks.pytorch.pipeline import operations
-from flatout.frameworks.pytorch.pipeline.concatenation import Concatenation, leaves_of
+from flatout.frameworks.pytorch.pipeline.concatenation import concatenated
 from flatout.frameworks.pytorch.pipeline.lookup import Lookup
 from flatout.frameworks.pytorch.pipeline.program import Program
 from flatout.frameworks.pytorch.pipeline.recording import Recording, Seen, Unread
@@ -44,7 +44,7 @@ def read(dataset: Any, index: int) -> tuple[Any, Program]:
     """
     recording = Recording(dataset, index)
     item = Reader(recording).item(recording.dataset, recording.index)
-    kept_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves_of(item.value))
+    kept_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(item.value))
     if recording.taken_bytes > max(MUCH_BYTES, MOST_TAKEN * kept_bytes):
         raise Unread("an item keeps little of what it takes from the dataset, and whole batches of that would be taken")
     return item.value, recording.program(item)
@@ -76,26 +76,8 @@ class Reader:
         """`dataset[index]` by its class's own `__getitem__`."""
         function = self._lookup.special(dataset, "__getitem__")
         if type(dataset.value) is ConcatDataset and index.varies and type(index.value) is int:
-            return self._concatenated(dataset, index)
+            return concatenated(self._recording, dataset, index, read)
         return self._run(function, [dataset, index], {})
-
-    def _concatenated(self, dataset: Seen, index: Seen) -> Seen:
-        recording, datasets = self._recording, dataset.value.datasets
-        if len(datasets) > MAX_ROUNDS:
-            raise recording.unread(f"more than {MAX_ROUNDS} datasets one after another")
-        first = [0, *dataset.value.cumulative_sizes]
-        number = bisect.bisect_right(first, index.value) - 1
-        if index.value < 0 or number >= len(datasets):
-            raise recording.unread("an index outside of the dataset, or from its end")
-        read_parts = [read(part, index.value - first[number] if part is datasets[number] else 0) for part in datasets]
-        programs = [program for _, program in read_parts]
-        recording.guard(dataset.value, "parts", lambda: all(program.holds() for program in programs))
-        item = read_parts[number][0]
-        together = operations.Operation(
-            "ConcatDataset", lambda *_: leaves_of(item), Concatenation(datasets, programs).rows, fresh=True
-        )
-        leaves = recording.apply(together, [dataset, index])
-        return recording.shaped(item, leaves)
 
     # -- functions -----------------------------------------------------------------------------------------------
 
@@ -201,7 +183,9 @@ class Reader:
             raise recording.unread(f"a loop of more than {MAX_ROUNDS} rounds")
         recording.of_type(seen, type(seen.value))
         length = recording.apply(_LENGTH, [seen])
-        recording.truth(recording.apply(_EQUAL, [length, recording.constant(len(seen.value))]))
+        same = operations.of_comparison(ast.Eq)
+        assert same is not None
+        recording.truth(recording.apply(same, [length, recording.constant(len(seen.value))]))
         return [
             recording.apply(operations.SUBSCRIPT, [seen, recording.constant(number)])
             for number in range(len(seen.value))
@@ -389,7 +373,6 @@ _EXPRESSIONS: dict[type[ast.expr], Callable[..., Seen]] = {
 }  # fmt: skip
 
 _LENGTH = operations.Operation("len", len, len)
-_EQUAL = operations.Operation("==", lambda one, other: one == other, lambda one, other: one == other)
 
 
 def _first_words(node: ast.AST) -> str:

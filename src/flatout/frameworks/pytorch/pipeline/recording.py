@@ -6,11 +6,12 @@ In: operations of the list with the values of one item. Out: the `Program` that 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch.utils._pytree import tree_leaves
 
 from flatout.frameworks.pytorch.pipeline.operations import Operation
 from flatout.frameworks.pytorch.pipeline.program import (
@@ -91,7 +92,6 @@ class Recording:
             constants=tuple(self._constants),
             item=item.operand,
             guards=tuple(self._guards.values()),
-            dataset=type(self.dataset.value).__name__,
         )
 
     def constant(self, value: Any) -> Seen:
@@ -128,7 +128,6 @@ class Recording:
             operation.rows if varies else operation.plain,
             tuple(o.operand for o in operands),
             {k: o.operand for k, o in keywords.items()},
-            operation.name,
         )
         if operation.fresh:
             self._fresh.add(target)
@@ -145,7 +144,7 @@ class Recording:
 
     def attribute(self, of: Seen, name: str) -> Seen:
         """An attribute that lies in an object's own dictionary."""
-        return Seen(getattr(of.value, name), self._add(getattr, (of.operand, name), {}, name))
+        return Seen(getattr(of.value, name), self._add(getattr, (of.operand, name)))
 
     def shaped(self, item: Any, leaves: Seen) -> Seen:
         """An item put together again from its leaves, which an operation gave as a list."""
@@ -156,7 +155,7 @@ class Recording:
                 return self.structure(type(part)(built(inner) for inner in part))
             if type(part) is dict:
                 return self.structure({key: built(inner) for key, inner in part.items()})
-            slot = self._add(operator.getitem, (leaves.operand, next(numbers)), {}, "leaf")
+            slot = self._add(operator.getitem, (leaves.operand, next(numbers)))
             return Seen(part, slot, varies=True)
 
         return built(item)
@@ -164,15 +163,15 @@ class Recording:
     def absent(self, of: Seen, name: str) -> None:
         """What was found in the class of an object is not hidden by the object itself."""
         if type(of.operand) is Slot:
-            self._add(require_absent, (of.operand, name), {}, "class")
+            self._add(require_absent, (of.operand, name))
 
     def of_kind(self, seen: Seen, container: Seen) -> None:
         """What is taken from a container is of the kind that it was when it was read, and lies in memory alike."""
         if seen.varies and type(seen.operand) is Slot:
-            self._add(require_kind, (seen.operand, kind_of(seen.value), getattr(seen.value, "dtype", None)), {}, "kind")
+            self._add(require_kind, (seen.operand, kind_of(seen.value), getattr(seen.value, "dtype", None)))
             if not container.varies:
                 self.taken_bytes += getattr(seen.value, "nbytes", 0)
-                self._add(require_layout, (container.operand, layout_of(container.value)), {}, "layout")
+                self._add(require_layout, (container.operand, layout_of(container.value)))
 
     def truth(self, condition: Seen) -> bool:
         """Which way a branch goes, which it must go each time."""
@@ -180,14 +179,14 @@ class Recording:
             raise self.unread(f"whether a `{type(condition.value).__name__}` is true")
         expected = bool(condition.value)
         if condition.varies or type(condition.operand) is Slot:
-            self._add(require, (condition.operand, expected), {}, "branch")
+            self._add(require, (condition.operand, expected))
         return expected
 
     def of_type(self, seen: Seen, kind: type) -> None:
         """What was looked up by the type of a value is right while it has that type."""
         if type(seen.operand) is Slot and not seen.varies and (seen.operand, kind) not in self._typed:
             self._typed.add((seen.operand, kind))
-            self._add(require_type, (seen.operand, kind), {}, "type")
+            self._add(require_type, (seen.operand, kind))
 
     def guard(self, owner: Any, name: str, holds: Callable[[], bool]) -> None:
         """Something about the code that must stay as it is."""
@@ -201,29 +200,20 @@ class Recording:
         self._constants.append(value)
         return Slot(len(self._constants) - 1)
 
-    def _add(self, compute: Callable[..., Any], operands: tuple[Any, ...], keywords: dict[str, Any], name: str) -> Slot:
+    def _add(
+        self, compute: Callable[..., Any], operands: tuple[Any, ...], keywords: dict[str, Any] | None = None
+    ) -> Slot:
         if len(self._instructions) >= MAX_INSTRUCTIONS:
             raise self.unread(f"more than {MAX_INSTRUCTIONS} operations")
-        used = set(_slots(operands)) | set(_slots(keywords))
+        keywords = keywords or {}
+        used = _slots((operands, keywords))
         if used & self._stale:
             raise self.unread("something that was changed in place is used again")
         self._used |= used
         target = self._slot(None)
-        self._instructions.append(
-            Instruction(
-                target=target.number, compute=compute, operands=operands, keywords=keywords, line=self.line, name=name
-            )
-        )
+        self._instructions.append(Instruction(target.number, compute, operands, keywords))
         return target
 
 
-def _slots(tree: Any) -> Iterator[Slot]:
-    kind = type(tree)
-    if kind is Slot:
-        yield tree
-    elif kind in (tuple, list):
-        for part in tree:
-            yield from _slots(part)
-    elif kind is dict:
-        for part in tree.values():
-            yield from _slots(part)
+def _slots(tree: Any) -> set[Slot]:
+    return {leaf for leaf in tree_leaves(tree) if type(leaf) is Slot}

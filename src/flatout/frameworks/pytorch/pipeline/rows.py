@@ -63,7 +63,7 @@ def kind_of(value: Any) -> Kind:
     if kind in _PLAIN:
         return _PLAIN[kind]
     if _is_image(value):
-        if value.mode in IMAGE_BANDS:
+        if value.mode in IMAGE_MODES:
             return "image"
         raise Unvectorised(f"an image of mode {value.mode}")
     raise Unvectorised(f"a value of type `{kind.__module__}.{kind.__qualname__}`")
@@ -72,7 +72,7 @@ def kind_of(value: Any) -> Kind:
 _ODD = (torch.uint16, torch.uint32, torch.uint64)
 """Types that most of PyTorch's operations do not know."""
 
-IMAGE_BANDS = {"L": 1, "RGB": 3}
+IMAGE_MODES = ("L", "RGB")
 
 _PLAIN: dict[type, Kind] = {int: "int", float: "float", str: "str", np.ndarray: "array", np.memmap: "array"}
 
@@ -91,6 +91,19 @@ def gathered(values: list[Any], kind: type) -> Rows:
     if kind not in (int, float, str) or any(type(value) is not kind for value in values):
         raise Unvectorised("values that are not all of one type")
     return Rows(_PLAIN[kind], values)
+
+
+def each(value: Any, num: int, types: tuple[type, ...]) -> list[Any]:
+    """The value of each of `num` items, where it is of one of these types of Python's own.
+
+    Raises:
+        Unvectorised: It is not.
+    """
+    if type(value) is Rows and value.kind in [_PLAIN[kind] for kind in types]:
+        return list(value.data)
+    if type(value) in types:
+        return [value] * num
+    raise Unvectorised("an operand of another type than Python's own numbers or text")
 
 
 def collated(rows: Rows) -> Any:

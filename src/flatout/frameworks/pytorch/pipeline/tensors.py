@@ -44,17 +44,9 @@ def calculable(data: torch.Tensor) -> None:
 
 def aligned(one: Any, other: Any) -> tuple[Any, Any]:
     """Two operands of arithmetic, of which at least one is a row of tensors, so that broadcasting pairs items."""
-    first, second = one, other
-    if type(one) is Rows:
-        first = of(one)
-    if type(other) is Rows:
-        second = of(other)
-    calculable(first if type(one) is Rows else second)
-    if type(one) is Rows:
-        second = _beside(first, other)
-    else:
-        first = _beside(second, one)
-    return first, second
+    data = of(one if type(one) is Rows else other)
+    calculable(data)
+    return (data, _beside(data, other)) if type(one) is Rows else (_beside(data, one), data)
 
 
 def _beside(data: torch.Tensor, operand: Any) -> Any:
