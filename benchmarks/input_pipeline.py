@@ -28,7 +28,7 @@ from measuring import ROOT, SHARED, quiet, ratio, write
 sys.path.insert(0, str(ROOT / "examples"))
 import lenet
 
-NUM_MNIST = 12_800
+NUM_MNIST = 60_000
 
 
 class Windows(Dataset):

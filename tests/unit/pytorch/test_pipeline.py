@@ -19,7 +19,7 @@ from flatout.frameworks.pytorch.pipeline import images, indexing  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, computed  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.reading import Unread, read  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.rows import Unvectorised  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.shadow import EVERY, difference  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.shadow import AT_ONCE, EVERY, difference  # noqa: E402
 from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (50, 6, 5), dtype=np.uint8)
@@ -388,7 +388,7 @@ def test_batches_that_differ_are_never_handed_out(monkeypatch, made):
 
 
 def test_a_difference_that_comes_later_is_found_and_ends_it(monkeypatch):
-    dataset = TensorDataset(torch.arange(4 * EVERY))
+    dataset = TensorDataset(torch.arange(2 * AT_ONCE * EVERY))
     loader = DataLoader(dataset, batch_size=50)
     fused, iterator = engaged(loader)
     for _ in range(5):
@@ -397,8 +397,29 @@ def test_a_difference_that_comes_later_is_found_and_ends_it(monkeypatch):
     monkeypatch.setattr(indexing, "_taken", lambda *given: indexing.Rows("tensor", taken(*given).data - 1))
     found = [batch[0][0].item() for batch in iterator]
     right = [value == 50 * number for number, value in enumerate(found, 5)]
-    assert right.index(True) <= EVERY // 50 + 1 and all(right[right.index(True) :]), "set aside for good"
+    assert right.index(True) <= AT_ONCE * EVERY // 50 + 1 and all(right[right.index(True) :]), "set aside for good"
     assert "item" in fused.why_not(loader)
+
+
+def test_the_share_of_items_computed_both_ways_is_one_in_a_thousand_however_large_the_batches():
+    for batch_size in (7, 1500, 9000):
+        loader = DataLoader(TensorDataset(torch.arange(40 * EVERY)), batch_size=batch_size)
+        fused, iterator = engaged(loader)
+        for _ in iterator:
+            pass
+        num_first = 2 * batch_size
+        assert fused.reading(loader).shadow.num_items >= (40 * EVERY - num_first) // EVERY - AT_ONCE - 8
+
+
+def test_the_value_of_an_item_that_is_used_twice_is_not_overwritten(made):
+    dataset = made("""
+        def __getitem__(self, i):
+            x = torch.from_numpy(self.images[i]).float() / 255
+            y = x - 0.5
+            z = (x * 2) - 1
+            return x, y, z / 3, x.clone().div(2)
+    """)
+    check(dataset)
 
 
 def test_each_batch_owns_its_memory():

@@ -170,7 +170,8 @@ class Pass:
     def _draw(self) -> Any:
         while True:
             try:
-                batch = next(self._inner)
+                fused = self._owner.fused
+                batch = next(self._inner) if fused is None else fused.next(self._inner)
                 break
             except StopIteration:
                 if not self._start_over():

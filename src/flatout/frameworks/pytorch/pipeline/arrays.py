@@ -68,7 +68,8 @@ def expand_dims(value: Any, axis: int) -> Rows:
 
 def integer(value: Any) -> Rows:
     """`int` of each item's number."""
-    return Rows("int", [int(one) for one in _numbers(value, "iu")])
+    found = _numbers(value, "iu")
+    return Rows("int", found if set(map(type, found)) == {int} else [int(one) for one in found])
 
 
 def real(value: Any) -> Rows:

@@ -6,6 +6,8 @@ An image in memory is its pixels; nothing is decoded or resampled here. In: `Row
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -74,19 +76,44 @@ def _channels_first(data: np.ndarray) -> torch.Tensor:
     return pixels.unsqueeze(1) if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2).contiguous()
 
 
-def normalize(transform: Any, value: Any) -> Rows:
-    """What torchvision's `Normalize` does."""
+def normalize(transform: Any, value: Any, *, in_place: bool = False) -> Rows:
+    """What torchvision's `Normalize` does; `in_place`: where the images lie."""
     if type(value) is not Rows or value.kind != "tensor" or value.data.dim() < 4 or transform.inplace:
         raise Unvectorised("`Normalize` of something else than an image, or in place")
-    data = value.data
-    mean = torch.as_tensor(transform.mean, dtype=data.dtype)
-    std = torch.as_tensor(transform.std, dtype=data.dtype)
-    if not data.is_floating_point() or mean.dim() != 1 or std.dim() != 1 or bool((std == 0).any()):
+    data, given = value.data, (transform.mean, transform.std)
+    if not data.is_floating_point() or any(type(one) not in (tuple, list) for one in given):
+        raise Unvectorised("`Normalize` of something else than floats, or by something else than a list")
+    mean, std = _by_channel(tuple(transform.mean), tuple(transform.std), data.dtype)
+    return Rows("tensor", (data.sub_(mean) if in_place else data.sub(mean)).div_(std))
+
+
+@lru_cache(maxsize=16)
+def _by_channel(mean: tuple[Any, ...], std: tuple[Any, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """One number a channel, as they stand beside images."""
+    each = torch.as_tensor(mean, dtype=dtype), torch.as_tensor(std, dtype=dtype)
+    if each[0].dim() != 1 or each[1].dim() != 1 or bool((each[1] == 0).any()):
         raise Unvectorised("`Normalize` with other means than one a channel")
-    return Rows("tensor", data.sub(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1)))
+    return each[0].view(-1, 1, 1), each[1].view(-1, 1, 1)
 
 
-TRANSFORMS: dict[str, Callable[..., Any]] = {
-    "ToTensor": to_tensor, "PILToTensor": pil_to_tensor, "Normalize": normalize,
-}  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """How one of torchvision's transforms is done for many images.
+
+    Attributes:
+        rows: What is called with the transform and the images.
+        fresh: Whether the result is always in memory of its own.
+        spending: The same in the memory of the images.
+    """
+
+    rows: Callable[..., Rows]
+    fresh: bool = False
+    spending: Callable[..., Rows] | None = None
+
+
+TRANSFORMS: dict[str, Transform] = {
+    "ToTensor": Transform(to_tensor, fresh=True),
+    "PILToTensor": Transform(pil_to_tensor),
+    "Normalize": Transform(normalize, fresh=True, spending=partial(normalize, in_place=True)),
+}
 """torchvision's transforms, by the name of the class in `torchvision.transforms.transforms`."""

@@ -12,6 +12,12 @@ import torch
 
 from flatout.frameworks.pytorch.pipeline.rows import Kind, Rows, Unvectorised, gathered, is_plain
 
+_NUMPYS = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+)
+"""PyTorch's types that are NumPy's as well."""
+
 _FOR_ALL = (int, slice, type(None), type(Ellipsis))
 
 
@@ -31,16 +37,25 @@ def subscript(container: Any, key: Any) -> Any:
 def _taken(container: Any, index: list[int]) -> Rows:
     kind = type(container)
     if kind is torch.Tensor and is_plain(container):
-        return Rows("tensor", container[torch.tensor(index)])
+        return Rows("tensor", _rows_of(container, index))
     if kind in (np.ndarray, np.memmap):
         if container.dtype.kind not in "biufc":
             raise Unvectorised("an array of something else than numbers")
-        found = np.asarray(container)[index]
+        found = np.asarray(container).take(np.array(index), axis=0)  # several times as fast as `container[index]`
         return Rows("scalar" if found.ndim == 1 else "array", found)
     if kind in (list, tuple, range):
         values = [container[number] for number in index]
         return gathered(values, type(values[0]))
     raise Unvectorised(f"an index into `{kind.__name__}`")
+
+
+def _rows_of(container: torch.Tensor, index: list[int]) -> torch.Tensor:
+    """`container[index]` by NumPy, which is several times as fast."""
+    if container.dtype not in _NUMPYS or not index or min(index) < 0 or max(index) >= len(container):
+        return container[torch.tensor(index)]
+    rows = torch.empty((len(index), *container.shape[1:]), dtype=container.dtype)
+    container.numpy().take(index, axis=0, out=rows.numpy(), mode="clip")  # which `raise` would do in a buffer
+    return rows
 
 
 def _window(container: Any, key: slice) -> Rows:

@@ -34,6 +34,8 @@ class Operation:
         same: Whether all items have the same result.
         fresh: Whether the result is always in memory of its own.
         in_place: Whether it changes its first operand, and gives that.
+        spending: `rows` that may put the result where an operand lies; None where there is no such way.
+        spends: The number of that operand.
     """
 
     name: str
@@ -42,6 +44,8 @@ class Operation:
     same: bool = False
     fresh: bool = False
     in_place: bool = False
+    spending: Callable[..., Any] | None = None
+    spends: int = 0
 
 
 def of_function(function: Callable[..., Any]) -> Operation | None:
@@ -80,17 +84,27 @@ def of_transform(transform: Any) -> Operation | None:
         return None
     if _is_touched(transform):
         return None
-    own = {name: kind.__dict__.get(name) for name in ("__call__", "forward")}
     library = vars(sys.modules["torchvision.transforms.functional"])
-    used = {name: library.get(name) for name in ("to_tensor", "pil_to_tensor", "normalize")}
+    code = _code_of(kind, library)
 
-    def rows(self: Any, value: Any) -> Rows:
-        same = all(kind.__dict__.get(name) is found for name, found in own.items())
-        if not same or _is_touched(self) or any(library.get(name) is not found for name, found in used.items()):
-            raise Unvectorised("a transform that was changed since it was read")
-        return known(self, value)
+    def looked_at(rows: Callable[..., Any]) -> Callable[[Any, Any], Rows]:
+        def looked_at_first(self: Any, value: Any) -> Rows:
+            if _code_of(kind, library) != code or _is_touched(self):
+                raise Unvectorised("a transform that was changed since it was read")
+            return rows(self, value)
 
-    return Operation(f"torchvision.{kind.__name__}", lambda self, value: self(value), rows)
+        return looked_at_first
+
+    return Operation(
+        f"torchvision.{kind.__name__}", lambda self, value: self(value), looked_at(known.rows),
+        fresh=known.fresh, spending=looked_at(known.spending) if known.spending else None, spends=1,
+    )  # fmt: skip
+
+
+def _code_of(kind: type, library: dict[str, Any]) -> tuple[Any, ...]:
+    """What a transform of torchvision's runs."""
+    own, names = kind.__dict__.get, library.get
+    return own("__call__"), own("forward"), names("to_tensor"), names("pil_to_tensor"), names("normalize")
 
 
 def _is_touched(transform: Any) -> bool:
@@ -105,7 +119,11 @@ def _is_touched(transform: Any) -> bool:
 def of_operator(kind: type) -> Operation | None:
     """A binary operator, by the class of its syntax tree's node."""
     plain = _OPERATORS.get(kind.__name__)
-    return None if plain is None else Operation(plain.__name__, plain, _arithmetic(plain), fresh=True)
+    if plain is None:
+        return None
+    return Operation(
+        plain.__name__, plain, _arithmetic(plain), fresh=True, spending=_arithmetic(plain, _IN_PLACE.get(plain))
+    )
 
 
 def of_comparison(kind: type) -> Operation | None:
@@ -118,13 +136,16 @@ SUBSCRIPT = Operation("[]", operator.getitem, indexing.subscript)
 SLICE = Operation("slice", slice, slice)
 
 
-def _arithmetic(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Rows]:
+def _arithmetic(
+    plain: Callable[[Any, Any], Any], in_place: Callable[[Any, Any], Any] | None = None
+) -> Callable[[Any, Any], Rows]:
     def rows(one: Any, other: Any) -> Rows:
         kinds = {value.kind for value in (one, other) if type(value) is Rows}
         if plain in (operator.floordiv, operator.mod) and not kinds <= {"int", "float"}:
             raise Unvectorised("a remainder of something else than Python's numbers")
         if "tensor" in kinds or isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-            return Rows("tensor", plain(*tensors.aligned(one, other)))
+            left, right = tensors.aligned(one, other)
+            return Rows("tensor", (in_place if in_place and tensors.keeps_type(left, right) else plain)(left, right))
         if "array" in kinds:
             return Rows("array", plain(*arrays.aligned(one, other)))
         return arrays.arithmetic(plain, one, other)
@@ -162,6 +183,11 @@ def _dimensions(value: Rows) -> torch.Size | tuple[int, ...]:
 _OPERATORS = {
     "Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "Div": operator.truediv,
     "FloorDiv": operator.floordiv, "Mod": operator.mod,
+}  # fmt: skip
+
+_IN_PLACE = {
+    operator.add: operator.iadd, operator.sub: operator.isub, operator.mul: operator.imul,
+    operator.truediv: operator.itruediv,
 }  # fmt: skip
 
 _FRESH = ("clone", "copy", "add", "sub", "mul", "div", "neg", "abs", "clamp", "sub_", "div_", "mul_", "add_")

@@ -5,7 +5,9 @@ In: operations of the list with the values of one item. Out: the `Program` that 
 
 from __future__ import annotations
 
+import dataclasses
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +78,8 @@ class Recording:
         """What an operation has had for an operand."""
         self._fresh: set[Slot] = set()
         """What lies in memory of its own."""
+        self._spending: dict[int, Operation] = {}
+        """For each result that can be put where an operand lies: how."""
         self._stale: set[Slot] = set()
         """What has been changed in place since."""
 
@@ -88,11 +92,25 @@ class Recording:
         if self._stale.intersection(_slots(item.operand)):
             raise self.unread("something that was changed in place is used again")
         return Program(
-            instructions=tuple(self._instructions),
+            instructions=self._frugal(item),
             constants=tuple(self._constants),
             item=item.operand,
             guards=tuple(self._guards.values()),
         )
+
+    def _frugal(self, item: Seen) -> tuple[Instruction, ...]:
+        """The instructions, each with its result where its operand lies if nobody looks at that again."""
+        uses = Counter(leaf for leaf in tree_leaves(item.operand) if type(leaf) is Slot)
+        for one in self._instructions:
+            uses.update(leaf for leaf in tree_leaves((one.operands, one.keywords)) if type(leaf) is Slot)
+        found = []
+        for one in self._instructions:
+            operation = self._spending.get(one.target)
+            spent = one.operands[operation.spends] if operation else None
+            if operation and operation.spending and spent in self._fresh and uses[spent] == 1:
+                one = dataclasses.replace(one, compute=operation.spending)
+            found.append(one)
+        return tuple(found)
 
     def constant(self, value: Any) -> Seen:
         """A value that is the same at all times."""
@@ -131,6 +149,8 @@ class Recording:
         )
         if operation.fresh:
             self._fresh.add(target)
+        if varies and operation.spending is not None:
+            self._spending[target.number] = operation
         if operation.in_place:
             self._stale.add(operands[0].operand)
         return Seen(value, target, varies and not operation.same)

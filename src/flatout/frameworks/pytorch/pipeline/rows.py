@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -113,7 +114,9 @@ def collated(rows: Rows) -> Any:
     if rows.kind == "str":
         return rows.data
     if rows.kind == "int":
-        return torch.tensor(rows.data)
+        batch = torch.empty(len(rows.data), dtype=torch.int64)
+        batch.numpy()[:] = rows.data  # a third of what `torch.tensor` takes
+        return batch
     if rows.kind == "float":
         return torch.tensor(rows.data, dtype=torch.float64)
     if rows.kind in ("array", "scalar") and rows.data.dtype.kind in "biuf":
@@ -126,11 +129,16 @@ def _owned(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
     if not storage.resizable() or storage.nbytes() != tensor.numel() * tensor.element_size():
         tensor = tensor.clone()
-    strides, step = [], 1
-    for size in reversed(tensor.shape):
-        strides.append(step)
-        step *= max(size, 1)
-    wanted = tuple(reversed(strides))
+    wanted = _usual_strides(tensor.shape)
     if tensor._is_view() or tensor.stride() != wanted:
         return torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage(), 0, tensor.shape, wanted)
     return tensor
+
+
+@lru_cache(maxsize=64)
+def _usual_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

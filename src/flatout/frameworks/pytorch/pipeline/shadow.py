@@ -21,6 +21,9 @@ NUM_WATCHED = 20
 EVERY = 1000
 """Items of which one is computed both ways, after that."""
 
+AT_ONCE = 4
+"""Items that are computed both ways one after another: code that ran just now runs several times as fast."""
+
 
 class Shadow:
     """Recomputes what the script would have computed."""
@@ -41,20 +44,24 @@ class Shadow:
         return difference(batch, plain)
 
     def of_items(self, batch: Any, indices: list[int], single: Callable[[int], Any]) -> str | None:
-        """The item that is due in this batch, if one is; `single` gives a batch of one by the script's own path."""
+        """The items that are due in this batch; `single` gives a batch of one by the script's own path."""
         self._since += len(indices)
-        if self._since < EVERY:
+        if self._since < EVERY * AT_ONCE:
             return None
-        self._since -= EVERY
-        self.num_items += 1
-        place = self.num_items * 7919 % len(indices)  # every place in its turn, drawn from no generator
-        before = RandomStates() if self.num_items <= NUM_WATCHED else None  # it costs more than most items
-        plain = single(indices[place])
+        num = min(self._since // EVERY, len(indices))
+        self._since %= EVERY
+        before = RandomStates() if self.num_items < NUM_WATCHED else None  # it costs more than most items
+        first = self.num_items * 7919  # every place in its turn, drawn from no generator
+        self.num_items += num
+        places = [(first + number * 7919) % len(indices) for number in range(num)]
+        found = [single(indices[place]) for place in places]
         if before is not None and not before.equals(RandomStates()):
             before.restore()
-            return f"item {indices[place]} draws random numbers"
-        why = difference(_row(batch, place), plain)
-        return f"item {indices[place]}: {why}" if why else None
+            return f"item {indices[places[0]]}, or one of the {num} looked at together, draws random numbers"
+        for place, plain in zip(places, found, strict=True):
+            if why := difference(_row(batch, place), plain):
+                return f"item {indices[place]}: {why}"
+        return None
 
 
 def difference(one: Any, other: Any) -> str | None:
@@ -63,7 +70,7 @@ def difference(one: Any, other: Any) -> str | None:
     if kind is not type(other):
         return f"a `{kind.__name__}` where plain has a `{type(other).__name__}`"
     if kind is torch.Tensor:
-        if _described(one) != _described(other):
+        if _form(one) != _form(other):
             return f"a tensor {_described(one)} where plain has {_described(other)}"
         return None if torch.equal(_bits(one), _bits(other)) else "other values"
     if kind in (list, tuple):
@@ -77,6 +84,13 @@ def difference(one: Any, other: Any) -> str | None:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (
+        *(tensor.dtype, tensor.shape, tensor.stride(), tensor.device),
+        *(tensor._is_view(), tensor.requires_grad),
+    )
 
 
 def _described(tensor: torch.Tensor) -> str:
