@@ -1,5 +1,6 @@
 """Do batches that are computed in place of workers leave everything as the workers' own would?"""
 
+import gc
 import multiprocessing
 
 import pytest
@@ -108,6 +109,8 @@ def test_an_exception_is_the_workers_own():
             passes(on, sampler=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 99, 1], epochs=1)
         said.append(str(caught.value).splitlines()[0])
     assert said[0] == said[1] and "worker process" in said[0]
+    del caught
+    gc.collect()  # the traceback and its frames hold the workers' iterator and each other
 
 
 def test_where_items_are_not_what_was_read_workers_go_on(monkeypatch):
