@@ -85,7 +85,7 @@ LOADED_IN_THE_USERS_PROCESS = {
                 "shuffles",
                 "steps",
             ),
-            *("trees", "updates"),
+            *("trees", "updates", "worker_settings"),
         )
     ),
     *(

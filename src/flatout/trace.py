@@ -109,6 +109,8 @@ class LoaderFacts:
     """Why its batches cannot be computed at once; None where they can."""
     why_not_in_process: str | None = "not looked at"
     """Why they cannot be in place of the script's workers; None where they can."""
+    why_not_kept: str | None = "not looked at"
+    """Why its items cannot be computed once and kept; None where they can."""
 
 
 EndedBy: TypeAlias = Literal["optimizer", "loader", "call"]

@@ -14,16 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.ceilings import Machine
+from flatout.control_groups import cgroup_folders, cores_quota, free_memory_bytes, memory_limit_bytes
 from flatout.records import from_json, to_json
 from flatout.run import foreign_cpu
 from flatout.run.foreign_cpu import Snapshot, fraction
 from flatout.run.machine import (
-    cgroup_folders,
-    cores_quota,
     cpu_features,
     cpu_name,
     cxx_compiler,
-    memory_limit_bytes,
     parse_accelerators,
     parse_cpu_list,
     read_machine,
@@ -128,6 +126,25 @@ def test_no_quota_and_no_control_groups_are_none_and_not_zero(tmp_path):
     assert cores_quota(root) is None
     assert cores_quota(tmp_path / "nothing") is None
     assert memory_limit_bytes(tmp_path / "nothing") is None
+    assert free_memory_bytes(tmp_path / "nothing") is None
+
+
+def test_free_memory_is_the_least_that_the_machine_and_each_group_leave(tmp_path):
+    unlimited = {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    4000 kB\n"}
+    assert free_memory_bytes(tree(tmp_path / "a", unlimited)) == 4000 * 1024
+    files = {
+        **unlimited,
+        "proc/self/cgroup": "0::/job/step\n",
+        "proc/self/mountinfo": UNIFIED_MOUNT,
+        "sys/fs/cgroup/job/memory.max": "3000000\n",
+        "sys/fs/cgroup/job/memory.current": "2000000\n",
+        "sys/fs/cgroup/job/memory.stat": "anon 1500000\ninactive_file 400000\nactive_file 100000\n",
+        "sys/fs/cgroup/job/step/memory.max": "max\n",
+        "sys/fs/cgroup/job/step/memory.current": "1\n",
+    }
+    assert free_memory_bytes(tree(tmp_path / "b", files)) == 1400000, "files in the cache are given back first"
+    files["sys/fs/cgroup/job/memory.current"] = "3500000\n"
+    assert free_memory_bytes(tree(tmp_path / "c", files)) == 0
 
 
 @needs_proc

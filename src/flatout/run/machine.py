@@ -1,8 +1,6 @@
 """What is this machine, and how much of it may this process use?
 
 In: `/proc`, `/sys`, the environment, and `nvidia-smi` where there is one. Out: a `Machine` record. Needs no framework.
-Control groups of both versions are read along the whole path from our own group to the root, because every one of
-them limits us.
 """
 
 from __future__ import annotations
@@ -14,10 +12,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from flatout.ceilings import Accelerator, Machine
+from flatout.control_groups import cores_quota, memory_limit_bytes, text_of
 
 CPU_FEATURES = (
     # x86, as in the `flags` line of /proc/cpuinfo
@@ -40,7 +39,7 @@ def read_machine(*, root: Path = Path("/")) -> Machine:
     Args:
         root: Where `/proc`, `/sys` and `/dev` are looked for; tests pass a recorded tree.
     """
-    cpuinfo = _text(root / "proc/cpuinfo")
+    cpuinfo = text_of(root / "proc/cpuinfo")
     allowed = allowed_cpus()
     quota = cores_quota(root)
     num_cores = max(1, min(len(allowed), int(quota))) if quota else len(allowed)
@@ -67,7 +66,7 @@ def read_machine(*, root: Path = Path("/")) -> Machine:
 
 def _memory_bytes(root: Path) -> int:
     """Memory of the whole machine, as far as the kernel manages it."""
-    total = re.search(r"^MemTotal:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    total = re.search(r"^MemTotal:\s+(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
     return int(total[1]) * 1024 if total else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -129,7 +128,7 @@ def _num_physical_cores(root: Path, allowed: Collection[int]) -> int:
     """Groups of hardware threads among the allowed processors; all count where the kernel does not say."""
     cores = set()
     for cpu in allowed:
-        siblings = _text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        siblings = text_of(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         cores.add(min(parse_cpu_list(siblings), default=cpu))
     return max(1, len(cores))
 
@@ -140,87 +139,14 @@ def _last_level_cache_bytes(root: Path, allowed: Collection[int]) -> int | None:
     for cpu in allowed:
         levels = {}
         for folder in (root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index*"):
-            size = re.match(r"(\d+)K", _text(folder / "size"))
-            level = _text(folder / "level").strip()
+            size = re.match(r"(\d+)K", text_of(folder / "size"))
+            level = text_of(folder / "level").strip()
             if size and level.isdigit():
-                levels[int(level)] = (_text(folder / "shared_cpu_list").strip(), int(size.group(1)) * 1024)
+                levels[int(level)] = (text_of(folder / "shared_cpu_list").strip(), int(size.group(1)) * 1024)
         if levels:
             shared, size_bytes = levels[max(levels)]
             sizes[shared] = size_bytes
     return sum(sizes.values()) or None
-
-
-# -- control groups ------------------------------------------------------------------------------------------------
-
-
-def cgroup_folders(cgroup: str, mountinfo: str, controller: str) -> tuple[PurePosixPath, ...]:
-    """The folders of the control groups that hold this process, from its own to the hierarchy's root.
-
-    Args:
-        cgroup: The text of `/proc/self/cgroup`.
-        mountinfo: The text of `/proc/self/mountinfo`.
-        controller: `cpu` or `memory`; looked for in version 1 first, then in the unified hierarchy.
-
-    Source: `cgroups(7)` and `proc_pid_mountinfo(5)`, Linux manual pages.
-
-    >>> cgroup_folders("0::/a/b", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw", "cpu")[0]
-    PurePosixPath('/sys/fs/cgroup/a/b')
-    """
-    own: dict[str, str] = {}
-    for line in cgroup.splitlines():
-        _, controllers, path = line.split(":", 2)
-        own.update({name: path for name in controllers.split(",")})
-    for kind, key in (("cgroup", controller), ("cgroup2", "")):
-        for filesystem, options, mount_root, mount_point in _cgroup_mounts(mountinfo):
-            if filesystem == kind and key in own and (not key or key in options):
-                return _up_to(mount_point, mount_root, own[key])
-    return ()
-
-
-def _cgroup_mounts(mountinfo: str) -> Iterator[tuple[str, list[str], str, str]]:
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        fields, kind = left.split(), right.split()
-        if len(fields) > 4 and kind and kind[0] in ("cgroup", "cgroup2"):
-            yield kind[0], kind[-1].split(","), fields[3], fields[4]
-
-
-def _up_to(mount_point: str, mount_root: str, own_path: str) -> tuple[PurePosixPath, ...]:
-    """A container may see its group mounted as the root while its path is still the host's."""
-    top = PurePosixPath(mount_point)
-    path = PurePosixPath(own_path)
-    inside = path.relative_to(mount_root) if path.is_relative_to(mount_root) else PurePosixPath()
-    if ".." in inside.parts:  # the group is outside our cgroup namespace
-        inside = PurePosixPath()
-    folder = top / inside
-    return (folder, *(parent for parent in folder.parents if parent.is_relative_to(top)))
-
-
-def _own_cgroup_folders(root: Path, controller: str) -> list[Path]:
-    cgroup, mountinfo = _text(root / "proc/self/cgroup"), _text(root / "proc/self/mountinfo")
-    return [root / folder.relative_to("/") for folder in cgroup_folders(cgroup, mountinfo, controller)]
-
-
-def cores_quota(root: Path = Path("/")) -> float | None:
-    """The tightest CPU quota on this process, in cores (0.5 is half a core); None without one."""
-    quotas = []
-    for folder in _own_cgroup_folders(root, "cpu"):
-        quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
-        if not quota:  # version 1
-            quota, period = (_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
-        if quota.isdigit() and period.isdigit() and int(quota) and int(period):
-            quotas.append(int(quota) / int(period))
-    return min(quotas, default=None)
-
-
-def memory_limit_bytes(root: Path = Path("/")) -> int | None:
-    """The tightest memory limit on this process; None without one (version 1 writes a huge number instead)."""
-    limits = []
-    for folder in _own_cgroup_folders(root, "memory"):
-        limit = (_text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")).strip()
-        if limit.isdigit() and int(limit) < 2**60:
-            limits.append(int(limit))
-    return min(limits, default=None)
 
 
 # -- accelerators, compiler, folders -------------------------------------------------------------------------------
@@ -293,11 +219,3 @@ def _folder_bytes(folder: Path) -> int | None:
     except OSError:
         return None
     return size.f_blocks * size.f_frsize
-
-
-def _text(path: Path) -> str:
-    """The file's text; empty where it cannot be read, which here always means that the kernel does not say."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

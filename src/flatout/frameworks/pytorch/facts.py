@@ -95,8 +95,9 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
         changeable=session.loaders.may_change(loader),
         fetches_per_step=session.loaders.fetches_per_step(loader),
         batch_bytes=session.loaders.batch_bytes(loader),
-        why_not_fused=session.loaders.why_not_fused(loader),
-        why_not_in_process=session.loaders.why_not_fused(loader, for_workers=True),
+        why_not_fused=session.loaders.why_not("fused", loader, for_workers=False),
+        why_not_in_process=session.loaders.why_not("fused", loader, for_workers=True),
+        why_not_kept=session.loaders.why_not("stored", loader, for_workers=loader.num_workers > 0),
     )
 
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
@@ -24,17 +24,11 @@ from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.shuffles import Shuffle, runs_ahead, shuffle_of
 from flatout.frameworks.pytorch.trees import tensors_of
+from flatout.frameworks.pytorch.worker_settings import IN_PROCESS, WORKER_ATTRIBUTES, wanted
 from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.pipeline.fused import FusedFetch
-
-WORKER_ATTRIBUTES = (
-    "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout", "worker_init_fn"
-)  # fmt: skip
-
-IN_PROCESS = "in_process"
-"""The setting that has the batches of the script's workers computed in this process; no attribute of a loader."""
+    from flatout.frameworks.pytorch.pipeline.engine import InputPipeline
 
 MOST_KEPT = 4
 """Loaders whose workers wait for a next pass: each holds processes and some ten descriptors."""
@@ -68,9 +62,8 @@ class Loaders:
         self.num_restarts = 0
         self.num_changed = 0
         """Passes opened with `settings`."""
-        self.fused: FusedFetch | None = None
-        """What computes batches at once; made when it is first asked for."""
         self.passes: weakref.WeakSet[Pass] = weakref.WeakSet()
+        self._pipeline: InputPipeline | None = None
         self._pid = os.getpid()
         self._patch: Patch | None = None
         self._training: weakref.WeakKeyDictionary[DataLoader[Any], list[int]] = weakref.WeakKeyDictionary()
@@ -199,32 +192,45 @@ class Loaders:
             return True
         return loader not in self._others and not isinstance(loader.sampler, SequentialSampler)
 
+    @property
+    def pipeline(self) -> InputPipeline:
+        """What computes batches otherwise than item by item; made when it is first asked for."""
+        if self._pipeline is None:
+            from flatout.frameworks.pytorch.pipeline.engine import InputPipeline
+
+            self._pipeline = InputPipeline()
+        return self._pipeline
+
     def fuse(self, engaged: bool) -> None:
         """Compute batches at once from now on, where that is known how, or no longer."""
-        self.fused = self._fused_fetch()
-        self.fused.engaged, self.fused.num_batches = engaged, 0
-        if engaged:
-            for one in self.passes:
-                one.fuse(self.fused)
+        self.pipeline.fused.engage(engaged)
+        self._attach()
 
-    def why_not_fused(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
-        """Why the loader's batches cannot be computed at once, or not in place of its workers; None where they can."""
+    def keep(self, engaged: bool) -> None:
+        """Keep items from now on, where it is known what they follow from, or no longer."""
+        self.pipeline.stored.engage(engaged, fill=self.training if self.reopen else ())
+        self._attach()
+
+    def _attach(self) -> None:
+        for one in self.passes:
+            self.pipeline.attach(one.loader, one.inner)
+
+    def following(self, iterator: Any) -> Any:
+        """The next batch of a pass's iterator."""
+        return next(iterator) if self._pipeline is None else self._pipeline.following(iterator)
+
+    def why_not(self, part: Literal["fused", "stored"], loader: DataLoader[Any], *, for_workers: bool) -> str | None:
+        """Why a part of the input pipeline cannot compute a loader's batches; None where it can."""
         if not self.reopen:  # reading a dataset takes a while
             return "looked at in a trial only"
-        return self._fused_fetch().why_not(loader, for_workers=for_workers)
-
-    def _fused_fetch(self) -> FusedFetch:
-        if self.fused is None:
-            from flatout.frameworks.pytorch.pipeline.fused import FusedFetch
-
-            self.fused = FusedFetch()
-        return self.fused
+        why: str | None = getattr(self.pipeline, part).why_not(loader, for_workers=for_workers)
+        return why
 
     def open(self, loader: DataLoader[Any]) -> Opened:
         """A pass made under the present settings; as the script says where they do not apply, or fail."""
         opened = self._open(loader)
-        if self.fused is not None:
-            self.fused.attach(loader, opened.iterator)
+        if self._pipeline is not None:
+            self._pipeline.attach(loader, opened.iterator)
         return opened
 
     def _open(self, loader: DataLoader[Any]) -> Opened:
@@ -244,7 +250,7 @@ class Loaders:
         """What may be changed about this loader; empty where nothing."""
         if not self._may_open(loader):
             return {}
-        if self.settings.get(IN_PROCESS) and self._fused_fetch().why_not(loader, for_workers=True) is None:
+        if self.settings.get(IN_PROCESS) and self.pipeline.fused.why_not(loader, for_workers=True) is None:
             return self.settings
         if not self._feeds_training(loader):
             return {}
@@ -317,7 +323,7 @@ class Loaders:
         former = {name: getattr(loader, name) for name in WORKER_ATTRIBUTES}
         try:
             with self._drawing_as_plain(loader) as draws:
-                loader.__dict__.update(_wanted(former, settings))
+                loader.__dict__.update(wanted(former, settings))
                 if kept is None:
                     iterator = self._begun(loader, in_process=bool(settings.get(IN_PROCESS)))
                 else:
@@ -333,10 +339,8 @@ class Loaders:
 
     def _begun(self, loader: DataLoader[Any], *, in_process: bool) -> Any:
         if in_process:
-            from flatout.frameworks.pytorch.pipeline.in_process import InProcess
-
             loader.check_worker_number_rationality()  # plain warns where there are more workers than cores
-            return InProcess(loader, self._fused_fetch())
+            return self.pipeline.in_process(loader)
         with _handing_over(loader):
             iterator = loader._get_iterator()
         _leave_unwatched(iterator)
@@ -347,18 +351,6 @@ class Loaders:
         for opened in list(self._kept.values()):
             opened.close()
         self._kept.clear()
-
-
-def _wanted(former: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The script's own worker attributes with `settings` in their place, as far as they go together."""
-    wanted = {**former, **{name: value for name, value in settings.items() if name != IN_PROCESS}}
-    if former["prefetch_factor"] is not None:
-        wanted["prefetch_factor"] = former["prefetch_factor"]  # the script has chosen
-    if not former["num_workers"]:
-        wanted["worker_init_fn"] = None  # plain never calls it
-    if not wanted["num_workers"]:
-        wanted.update(prefetch_factor=None, persistent_workers=False, timeout=0)
-    return wanted
 
 
 def _draw_seed(loader: DataLoader[Any]) -> None:

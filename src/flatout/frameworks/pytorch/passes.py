@@ -19,7 +19,6 @@ from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.loaders import Loaders
-    from flatout.frameworks.pytorch.pipeline.fused import FusedFetch
     from flatout.frameworks.pytorch.shuffles import Shuffle
 
 
@@ -150,9 +149,15 @@ class Pass:
             if observer is not None:
                 observer.after_fetch()
 
-    def fuse(self, fused: FusedFetch) -> None:
-        """Have the batches that are still to come computed at once, where that is known how."""
-        fused.attach(self._loader, self._inner)
+    @property
+    def loader(self) -> DataLoader[Any]:
+        """Whose pass it is."""
+        return self._loader
+
+    @property
+    def inner(self) -> Any:
+        """What fetches at present."""
+        return self._inner
 
     def _fetch(self) -> Any:
         owner = self._owner
@@ -170,8 +175,7 @@ class Pass:
     def _draw(self) -> Any:
         while True:
             try:
-                fused = self._owner.fused
-                batch = next(self._inner) if fused is None else fused.next(self._inner)
+                batch = self._owner.following(self._inner)
                 break
             except StopIteration:
                 if not self._start_over():

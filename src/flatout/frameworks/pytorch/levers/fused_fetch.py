@@ -45,5 +45,5 @@ class FusedFetch(Lever):
 
     def evidence(self, session: Session) -> str | None:
         """Batches that were computed so."""
-        fused = session.loaders.fused
-        return f"{fused.num_batches:,} batches computed at once" if fused is not None and fused.num_batches else None
+        num = session.loaders.pipeline.fused.num_batches
+        return f"{num:,} batches computed at once" if num else None

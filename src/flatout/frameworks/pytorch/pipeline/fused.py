@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from torch._C._autograd import _profiler_enabled
 from torch.utils.data import DataLoader, Subset, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from flatout.frameworks.pytorch.pipeline.program import Program
 from flatout.frameworks.pytorch.pipeline.reading import Unread, read
-from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised, collated
+from flatout.frameworks.pytorch.pipeline.rows import OneThread, Rows, Unvectorised, collated
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow
 
 MOST_FAILURES = 8
@@ -36,22 +36,16 @@ class FusedFetch:
         """Computed at once since it was engaged."""
         self._datasets: weakref.WeakKeyDictionary[DataLoader[Any], Reading] = weakref.WeakKeyDictionary()
 
+    def engage(self, on: bool) -> None:
+        """From the next fetch on, or no longer."""
+        self.engaged, self.num_batches = on, 0
+
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Put a fetcher of ours into an iterator that fetches in this process."""
         if type(iterator) is not _SingleProcessDataLoaderIter or _unsuited_or_odd(loader) is not None:
             return
         if type(iterator._dataset_fetcher) is _MapDatasetFetcher:
             iterator._dataset_fetcher = FusedFetcher(self, iterator._dataset_fetcher, self.reading(loader))
-
-    def next(self, iterator: Any) -> Any:
-        """`next(iterator)`; of one of ours without a range for a profiler that is not on, which takes 15 us."""
-        if type(iterator) is not _SingleProcessDataLoaderIter or _profiler_enabled():
-            return next(iterator)
-        if not self.engaged or type(iterator._dataset_fetcher) is not FusedFetcher:
-            return next(iterator)
-        batch = iterator._next_data()
-        iterator._num_yielded += 1
-        return batch
 
     def why_not(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
         """Why the batches of a loader cannot be computed at once, in a few words; None where they can.
@@ -159,6 +153,11 @@ class FusedFetcher:
             raise AttributeError(name)
         return getattr(self._original, name)
 
+    @property
+    def plain(self) -> Callable[[Any], Any]:
+        """The script's own path."""
+        return self._original.fetch  # type: ignore[no-any-return]
+
     def fetch(self, indices: Any) -> Any:
         """The batch."""
         plain, reading = self._original.fetch, self.reading
@@ -194,6 +193,17 @@ class FusedFetcher:
         return batch
 
 
+def following(iterator: Any) -> Any:
+    """`next(iterator)`; of one with a fetcher of ours without a range for a profiler that is off (15 us)."""
+    if type(iterator) is not _SingleProcessDataLoaderIter or _profiler_enabled():
+        return next(iterator)
+    if type(iterator._dataset_fetcher) is _MapDatasetFetcher or iterator._sampler_iter is None:
+        return next(iterator)
+    batch = iterator._next_data()
+    iterator._num_yielded += 1
+    return batch
+
+
 def computed(program: Program, dataset: Any, indices: list[int]) -> Any:
     """The batch of these indices, on one thread: where others are busy, waiting for a second costs more than it does.
 
@@ -202,15 +212,8 @@ def computed(program: Program, dataset: Any, indices: list[int]) -> Any:
     """
     if not program.holds():
         raise Unvectorised("the code of the dataset has changed since it was read")
-    num_threads = torch.get_num_threads()
-    if num_threads > 1:
-        torch.set_num_threads(1)
-    try:
-        with np.errstate(all="raise"):  # what plain warns of, it warns of itself
-            return _assemble(program.compute(dataset, indices), set())
-    finally:
-        if num_threads > 1:
-            torch.set_num_threads(num_threads)
+    with OneThread(), np.errstate(all="raise"):  # what plain warns of, it warns of itself
+        return _assemble(program.compute(dataset, indices), set())
 
 
 def _assemble(item: Any, places: set[int], *, paired: bool = False) -> Any:

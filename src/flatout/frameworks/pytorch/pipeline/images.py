@@ -104,16 +104,20 @@ class Transform:
         rows: What is called with the transform and the images.
         fresh: Whether the result is always in memory of its own.
         spending: The same in the memory of the images.
+        attributes: What its result depends on beside the images.
     """
 
     rows: Callable[..., Rows]
     fresh: bool = False
     spending: Callable[..., Rows] | None = None
+    attributes: tuple[str, ...] = ()
 
 
 TRANSFORMS: dict[str, Transform] = {
     "ToTensor": Transform(to_tensor, fresh=True),
     "PILToTensor": Transform(pil_to_tensor),
-    "Normalize": Transform(normalize, fresh=True, spending=partial(normalize, in_place=True)),
+    "Normalize": Transform(
+        normalize, fresh=True, spending=partial(normalize, in_place=True), attributes=("mean", "std", "inplace")
+    ),
 }
 """torchvision's transforms, by the name of the class in `torchvision.transforms.transforms`."""

@@ -16,6 +16,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher
+from flatout.frameworks.pytorch.pipeline.stored import StoredItems
 
 
 class SetAsideError(Exception):
@@ -25,10 +26,11 @@ class SetAsideError(Exception):
 class InProcess(_BaseDataLoaderIter):
     """One pass over a loader with workers, without them."""
 
-    def __init__(self, loader: DataLoader[Any], fused: FusedFetch) -> None:
+    def __init__(self, loader: DataLoader[Any], fused: FusedFetch, stored: StoredItems | None = None) -> None:
         super().__init__(loader)
         original = _MapDatasetFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
-        self._fetcher = FusedFetcher(fused, original, fused.reading(loader), always=True)
+        fetcher = FusedFetcher(fused, original, fused.reading(loader), always=True)
+        self._fetcher = fetcher if stored is None else stored.fetcher(loader, fetcher)
         self._ahead: deque[Any] = deque()
         self._reset(loader, first_iter=True)  # as the workers' iterator does, which asks the sampler twice
         for _ in range((loader.prefetch_factor or 2) * self._num_workers):

@@ -12,12 +12,6 @@ import torch
 
 from flatout.frameworks.pytorch.pipeline.rows import Kind, Rows, Unvectorised, gathered, is_plain
 
-_NUMPYS = (
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
-)
-"""PyTorch's types that are NumPy's as well."""
-
 _FOR_ALL = (int, slice, type(None), type(Ellipsis))
 
 
@@ -50,12 +44,9 @@ def _taken(container: Any, index: list[int]) -> Rows:
 
 
 def _rows_of(container: torch.Tensor, index: list[int]) -> torch.Tensor:
-    """`container[index]` by NumPy, which is several times as fast."""
-    if container.dtype not in _NUMPYS or not index or min(index) < 0 or max(index) >= len(container):
-        return container[torch.tensor(index)]
-    rows = torch.empty((len(index), *container.shape[1:]), dtype=container.dtype)
-    container.numpy().take(index, axis=0, out=rows.numpy(), mode="clip")  # which `raise` would do in a buffer
-    return rows
+    """`container[index]`, several times as fast where no index counts from the end."""
+    places = torch.from_numpy(np.array(index))
+    return container.index_select(0, places) if index and min(index) >= 0 else container[places]
 
 
 def _window(container: Any, key: slice) -> Rows:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.utils._pytree import tree_leaves
+
 from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
 
 
@@ -42,6 +44,19 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True)
+class Take:
+    """Something that is taken out of what all items share.
+
+    Attributes:
+        container: Where from.
+        rows: What is taken.
+    """
+
+    container: Any
+    rows: Slot
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """How an index becomes an item.
 
@@ -50,12 +65,20 @@ class Program:
         constants: What lies in each slot before anything is computed.
         item: The item: a tree of tuples, lists and dictionaries, whose leaves are `Slot`s.
         guards: Must all hold for the program to be that of the dataset: the code and the names that it was read from.
+        takes: What items are made of.
+        parameters: Whatever else they depend on, beside their index.
+        varying: Where values lie that differ from item to item.
+        works: Whether anything is computed, and not only moved.
     """
 
     instructions: tuple[Instruction, ...]
     constants: tuple[Any, ...]
     item: Any
     guards: tuple[Callable[[], bool], ...]
+    takes: tuple[Take, ...] = ()
+    parameters: tuple[Any, ...] = ()
+    varying: frozenset[Slot] = frozenset()
+    works: bool = False
     run: Callable[..., Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -105,6 +128,11 @@ def straight_line(instructions: Sequence[Instruction], constants: Sequence[Any],
     exec("\n".join([*lines, f"    return {named(item)}"]), names)
     program: Callable[..., Any] = names["program"]
     return program
+
+
+def slots_of(tree: Any) -> set[Slot]:
+    """The places that operands name."""
+    return {leaf for leaf in tree_leaves(tree) if type(leaf) is Slot}
 
 
 def require(value: Any, expected: bool) -> None:

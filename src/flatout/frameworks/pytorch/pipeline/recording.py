@@ -15,19 +15,21 @@ from typing import Any
 import numpy as np
 from torch.utils._pytree import tree_leaves
 
-from flatout.frameworks.pytorch.pipeline.operations import Operation
+from flatout.frameworks.pytorch.pipeline.operations import SUBSCRIPT, Operation
 from flatout.frameworks.pytorch.pipeline.program import (
     DATASET,
     INDEX,
     Instruction,
     Program,
     Slot,
+    Take,
     layout_of,
     require,
     require_absent,
     require_kind,
     require_layout,
     require_type,
+    slots_of,
 )
 from flatout.frameworks.pytorch.pipeline.rows import kind_of
 
@@ -80,6 +82,10 @@ class Recording:
         """What lies in memory of its own."""
         self._spending: dict[int, Operation] = {}
         """For each result that can be put where an operand lies: how."""
+        self._takes: list[Take] = []
+        self._varying: set[Slot] = set()
+        """What differs from item to item, or is known only once there are items."""
+        self._works = False
         self._stale: set[Slot] = set()
         """What has been changed in place since."""
 
@@ -89,13 +95,17 @@ class Recording:
         Raises:
             Unread: It holds something that was changed later.
         """
-        if self._stale.intersection(_slots(item.operand)):
+        if self._stale.intersection(slots_of(item.operand)):
             raise self.unread("something that was changed in place is used again")
         return Program(
             instructions=self._frugal(item),
             constants=tuple(self._constants),
             item=item.operand,
             guards=tuple(self._guards.values()),
+            takes=tuple(self._takes),
+            parameters=self._parameters(),
+            varying=frozenset(self._varying),
+            works=self._works,
         )
 
     def _frugal(self, item: Seen) -> tuple[Instruction, ...]:
@@ -110,6 +120,17 @@ class Recording:
             if operation and operation.spending and spent in self._fresh and uses[spent] == 1:
                 one = dataclasses.replace(one, compute=operation.spending)
             found.append(one)
+        return tuple(found)
+
+    def _parameters(self) -> tuple[Any, ...]:
+        """What is the same for all items, and goes into what is not, beside that of which they are taken."""
+        found: dict[Slot, None] = {}
+        taken = {take.rows: take.container for take in self._takes}
+        for one in self._instructions:
+            target = Slot(one.target)
+            if target in self._varying:
+                used = slots_of((one.operands, one.keywords)) - self._varying - {INDEX, taken.get(target)}
+                found.update(dict.fromkeys(sorted(used, key=lambda slot: slot.number)))
         return tuple(found)
 
     def constant(self, value: Any) -> Seen:
@@ -151,6 +172,9 @@ class Recording:
             self._fresh.add(target)
         if varies and operation.spending is not None:
             self._spending[target.number] = operation
+        if varies and operation.name == SUBSCRIPT.name and not operands[0].varies:
+            self._takes.append(Take(operands[0].operand, target))
+        self._works |= varies and operation.fresh
         if operation.in_place:
             self._stale.add(operands[0].operand)
         return Seen(value, target, varies and not operation.same)
@@ -226,14 +250,12 @@ class Recording:
         if len(self._instructions) >= MAX_INSTRUCTIONS:
             raise self.unread(f"more than {MAX_INSTRUCTIONS} operations")
         keywords = keywords or {}
-        used = _slots((operands, keywords))
+        used = slots_of((operands, keywords))
         if used & self._stale:
             raise self.unread("something that was changed in place is used again")
         self._used |= used
         target = self._slot(None)
+        if INDEX in used or used & self._varying:
+            self._varying.add(target)
         self._instructions.append(Instruction(target.number, compute, operands, keywords))
         return target
-
-
-def _slots(tree: Any) -> set[Slot]:
-    return {leaf for leaf in tree_leaves(tree) if type(leaf) is Slot}

@@ -38,6 +38,21 @@ class Rows:
         return len(self.data)
 
 
+class OneThread:
+    """Inside, tensors are computed on one thread: beside a busy neighbour a gather on two waits for the slower one."""
+
+    __slots__ = ("_num",)
+
+    def __enter__(self) -> None:
+        self._num = torch.get_num_threads()
+        if self._num > 1:
+            torch.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        if self._num > 1:
+            torch.set_num_threads(self._num)
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor lies densely on the CPU and has no history."""
     usual = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized

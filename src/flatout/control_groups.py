@@ -1,0 +1,106 @@
+"""How much of the machine do control groups leave to this process, and how much memory is free?
+
+Control groups of both versions are read along the whole path from our own group to the root, because every one of
+them limits us. In: `/proc` and `/sys`. Out: cores and bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+
+def cgroup_folders(cgroup: str, mountinfo: str, controller: str) -> tuple[PurePosixPath, ...]:
+    """The folders of the control groups that hold this process, from its own to the hierarchy's root.
+
+    Args:
+        cgroup: The text of `/proc/self/cgroup`.
+        mountinfo: The text of `/proc/self/mountinfo`.
+        controller: `cpu` or `memory`; looked for in version 1 first, then in the unified hierarchy.
+
+    Source: `cgroups(7)` and `proc_pid_mountinfo(5)`, Linux manual pages.
+
+    >>> cgroup_folders("0::/a/b", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw", "cpu")[0]
+    PurePosixPath('/sys/fs/cgroup/a/b')
+    """
+    own: dict[str, str] = {}
+    for line in cgroup.splitlines():
+        _, controllers, path = line.split(":", 2)
+        own.update({name: path for name in controllers.split(",")})
+    for kind, key in (("cgroup", controller), ("cgroup2", "")):
+        for filesystem, options, mount_root, mount_point in _cgroup_mounts(mountinfo):
+            if filesystem == kind and key in own and (not key or key in options):
+                return _up_to(mount_point, mount_root, own[key])
+    return ()
+
+
+def _cgroup_mounts(mountinfo: str) -> Iterator[tuple[str, list[str], str, str]]:
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()
+        if len(fields) > 4 and kind and kind[0] in ("cgroup", "cgroup2"):
+            yield kind[0], kind[-1].split(","), fields[3], fields[4]
+
+
+def _up_to(mount_point: str, mount_root: str, own_path: str) -> tuple[PurePosixPath, ...]:
+    """A container may see its group mounted as the root while its path is still the host's."""
+    top = PurePosixPath(mount_point)
+    path = PurePosixPath(own_path)
+    inside = path.relative_to(mount_root) if path.is_relative_to(mount_root) else PurePosixPath()
+    if ".." in inside.parts:  # the group is outside our cgroup namespace
+        inside = PurePosixPath()
+    folder = top / inside
+    return (folder, *(parent for parent in folder.parents if parent.is_relative_to(top)))
+
+
+def _own_cgroup_folders(root: Path, controller: str) -> list[Path]:
+    cgroup, mountinfo = text_of(root / "proc/self/cgroup"), text_of(root / "proc/self/mountinfo")
+    return [root / folder.relative_to("/") for folder in cgroup_folders(cgroup, mountinfo, controller)]
+
+
+def cores_quota(root: Path = Path("/")) -> float | None:
+    """The tightest CPU quota on this process, in cores (0.5 is half a core); None without one."""
+    quotas = []
+    for folder in _own_cgroup_folders(root, "cpu"):
+        quota, _, period = text_of(folder / "cpu.max").strip().partition(" ")
+        if not quota:  # version 1
+            quota, period = (text_of(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+        if quota.isdigit() and period.isdigit() and int(quota) and int(period):
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def memory_limit_bytes(root: Path = Path("/")) -> int | None:
+    """The tightest memory limit on this process; None without one (version 1 writes a huge number instead)."""
+    limits = []
+    for folder in _own_cgroup_folders(root, "memory"):
+        limit = (text_of(folder / "memory.max") or text_of(folder / "memory.limit_in_bytes")).strip()
+        if limit.isdigit() and int(limit) < 2**60:
+            limits.append(int(limit))
+    return min(limits, default=None)
+
+
+def free_memory_bytes(root: Path = Path("/")) -> int | None:
+    """What this process could still take without making the machine swap; None where nothing tells.
+
+    The least of what the kernel says is available, and of what each control group leaves up to its limit. Files that a
+    group has cached count as free: the kernel drops them first.
+    """
+    available = re.search(r"^MemAvailable:\s+(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
+    free = [int(available[1]) * 1024] if available else []
+    for folder in _own_cgroup_folders(root, "memory"):
+        limit = (text_of(folder / "memory.max") or text_of(folder / "memory.limit_in_bytes")).strip()
+        used = (text_of(folder / "memory.current") or text_of(folder / "memory.usage_in_bytes")).strip()
+        if limit.isdigit() and used.isdigit() and int(limit) < 2**60:
+            cached = re.search(r"^(?:total_)?inactive_file (\d+)$", text_of(folder / "memory.stat"), re.MULTILINE)
+            free.append(max(0, int(limit) - int(used) + (int(cached[1]) if cached else 0)))
+    return min(free, default=None)
+
+
+def text_of(path: Path) -> str:
+    """The file's text; empty where it cannot be read, which here always means that the kernel does not say."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,50 @@
+"""sample_store: compute each item once and keep it; from the second pass over the data on a batch is a gather.
+
+What an item is made of is looked at each time, and a share of the kept items is computed again for as long as the
+script runs. Kept is what fits into half of the memory that is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from flatout.ceilings import Machine
+from flatout.plan import Lever
+from flatout.trace import Facts, Setting
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.session import Session
+
+
+class SampleStore(Lever):
+    """Items are kept in memory."""
+
+    name = "sample_store"
+    summary = "each item computed once and kept in memory, where it is known what it is made of"
+    class_ = "exact"
+    shortens: ClassVar = ("data",)
+    toggles = "step"
+    check = "batches"
+    conflicts: ClassVar = ("workers",)
+    partners: ClassVar = ("virtual_workers",)
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """A loader whose dataset could be read, and computes something."""
+        if not facts.loaders:
+            return "no DataLoader feeds the training"
+        why = [loader.why_not_kept for loader in facts.loaders]
+        return None if None in why else why[0]
+
+    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+        """From the next fetch on; items that are kept already stay."""
+        session.loaders.keep(True)
+
+    def release(self, session: Session) -> None:
+        """Items are computed again; those that are kept wait."""
+        session.loaders.keep(False)
+
+    def evidence(self, session: Session) -> str | None:
+        """Batches that were put together of kept items."""
+        num = session.loaders.pipeline.stored.num_batches
+        return f"{num:,} batches of kept items" if num else None

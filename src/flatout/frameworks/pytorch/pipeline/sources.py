@@ -1,0 +1,126 @@
+"""What are items made of, and is it still what it was when they were kept?
+
+An item follows from what is taken out of the dataset for it, and from what all items share. Both are looked at each
+time, which costs less than computing the item: rows of arrays and lists by value, tensors by PyTorch's own count of
+their changes. In: a program, a dataset, indices. Out: a `Look`, to be compared with a former one.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from flatout.frameworks.pytorch.pipeline.images import TRANSFORMS
+from flatout.frameworks.pytorch.pipeline.program import Instruction, Program, Slot, slots_of, straight_line
+from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
+
+MOST_BYTES = 2**16
+"""Of an array that all items share: it is compared with each batch."""
+
+MOST_PARTS = 64
+
+_VALUES = (
+    *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, type, torch.dtype, torch.Size),
+    *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType, np.dtype),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What items are made of, at one moment.
+
+    Attributes:
+        mark: What they share. Equal marks, and equal rows, give equal items.
+        rows: What is taken for each, as arrays or lists with a row for each index.
+    """
+
+    mark: tuple[Any, ...]
+    rows: tuple[Any, ...]
+
+
+class Sources:
+    """What the items of one program are made of."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        fixed = [one for one in program.instructions if Slot(one.target) not in program.varying]
+        shared = ([take.container for take in program.takes], list(program.parameters))
+        self._share = straight_line(fixed, program.constants, shared)
+        self._counted: tuple[bool, ...] | None = None
+        """Of which containers PyTorch counts the changes."""
+        self._take: Any = None
+        """Takes rows out of all others."""
+
+    def look(self, dataset: Any, indices: Sequence[int]) -> Look:
+        """What the items of these indices are made of now.
+
+        Raises:
+            Unvectorised: It cannot be told, or is not as it was when the program was read.
+        """
+        if not self._program.holds():
+            raise Unvectorised("the code of the dataset has changed since it was read")
+        index = Rows("int", list(indices))
+        containers, parameters = self._share(dataset, index)
+        counted = tuple([type(one) is torch.Tensor for one in containers])
+        if counted != self._counted:
+            self._compare_all_but(counted)
+        mark = [_count(one) if on else type(one) for one, on in zip(containers, counted, strict=True)]
+        rows = tuple([_data(one) for one in self._take(dataset, index)])
+        return Look((*mark, *map(state_of, parameters)), rows)
+
+    def _compare_all_but(self, counted: tuple[bool, ...]) -> None:
+        taken = [take.rows for take, on in zip(self._program.takes, counted, strict=True) if not on]
+        needed = _needed(self._program.instructions, taken)
+        self._take = straight_line(needed, self._program.constants, taken)
+        self._counted = counted
+
+
+def _needed(instructions: Sequence[Instruction], wanted: Sequence[Slot]) -> list[Instruction]:
+    """The instructions that give these values, in order."""
+    needed, found = set(wanted), []
+    for one in reversed(instructions):
+        if Slot(one.target) in needed:
+            needed |= slots_of((one.operands, one.keywords))
+            found.append(one)
+    return found[::-1]
+
+
+def _count(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return id(tensor), tensor.data_ptr(), tensor._version, tensor.dtype, tensor.shape
+
+
+def _data(rows: Any) -> Any:
+    if type(rows) is not Rows:
+        raise Unvectorised("what is taken is the same for all")
+    return rows.data.numpy() if isinstance(rows.data, torch.Tensor) else rows.data
+
+
+def state_of(value: Any) -> Any:
+    """Something that is equal as long as a value is.
+
+    Raises:
+        Unvectorised: It may change and not be seen to.
+
+    >>> state_of([1, 2.0]) == state_of([1, 2]), state_of([1, 2]) == state_of([1, 2])
+    (False, True)
+    """
+    kind = type(value)
+    if kind in _VALUES:
+        return kind, value
+    if kind in (tuple, list) and len(value) <= MOST_PARTS:
+        return kind, tuple([state_of(one) for one in value])
+    if kind is dict and len(value) <= MOST_PARTS:
+        return kind, tuple([(key, state_of(one)) for key, one in value.items()])
+    if kind is torch.Tensor and value.device.type == "cpu" and value.nbytes <= MOST_BYTES:
+        return kind, value.dtype, value.shape, value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(value, np.ndarray | np.generic) and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
+        return kind, value.dtype, value.shape, value.tobytes()
+    known = TRANSFORMS.get(kind.__name__)
+    if known is not None and kind.__module__ == "torchvision.transforms.transforms":
+        return kind, tuple([state_of(getattr(value, name)) for name in known.attributes])
+    raise Unvectorised(f"items depend on a `{kind.__name__}`, which may change and not be seen to")

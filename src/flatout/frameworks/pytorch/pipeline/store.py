@@ -1,0 +1,183 @@
+"""Items computed once and kept: a batch is a gather.
+
+What an item is made of is kept beside it and compared each time (`sources`), so that a dataset that changes is
+followed. Memory is taken as long as enough is free, for ever the same items; what does not fit is computed each time.
+In: batches of a fetcher, and what their items are made of. Out: the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flatout.control_groups import free_memory_bytes
+from flatout.frameworks.pytorch.pipeline.columns import Columns, Places, num_bytes
+from flatout.frameworks.pytorch.pipeline.sources import Look
+
+LEAST_FREE_BYTES = 2**30
+"""Memory that is left to everybody else."""
+
+FREE_SHARE = 0.5
+"""How much of the memory beyond that a store may take."""
+
+LOOK_EVERY_BYTES = 2**26
+"""How often it is seen while the store grows whether memory is still free."""
+
+MOST_CHANGES = 4
+"""How often what all items share may change before nothing is kept any more."""
+
+
+class Store:
+    """The kept items of one dataset.
+
+    Args:
+        num_items: How many items the dataset says it has.
+        most_bytes: How much may be kept; None: what the machine's free memory allows.
+    """
+
+    def __init__(self, num_items: int, most_bytes: int | None = None) -> None:
+        self.num_items = num_items
+        self.num_kept = 0
+        self.capacity: int | None = None
+        """Items for which there is room; known with the first."""
+        self.why_stopped: str | None = None
+        """Why nothing is added any more."""
+        self._most_bytes = most_bytes
+        self._place = np.full(num_items, -1, np.int64)
+        self._mark: tuple[Any, ...] | None = None
+        self._num_changes = 0
+        self._columns: Columns | None = None
+        self._made_of: list[_Rows] = []
+        self._item_bytes = 1
+        self._look_at_bytes = LOOK_EVERY_BYTES
+
+    def places(self, indices: Sequence[int], look: Look) -> Places | None:
+        """Where the items lie, -1 for those that are not there, or are not made of the same any more; None: nowhere."""
+        if look.mark != self._mark:
+            self._forget(look)
+        if self._columns is None or min(indices) < 0 or max(indices) >= self.num_items:
+            return None
+        places = self._place.take(indices)
+        for kept, rows in zip(self._made_of, look.rows, strict=True):
+            same = kept.same(places, rows)
+            if not same.all():
+                places[~same] = -1
+        return places
+
+    def take(self, places: Places, missing: Any = None) -> Any:
+        """The batch of these places; `missing` has the rows for those that are -1."""
+        assert self._columns is not None
+        return self._columns.take(places, missing)
+
+    def put(self, indices: Sequence[int], look: Look, batch: Any) -> None:
+        """Keep what is not there yet, as far as there is room.
+
+        Raises:
+            Unkept: It is no batch that can be kept.
+        """
+        if self._mark != look.mark or min(indices) < 0 or max(indices) >= self.num_items:
+            return
+        if self._columns is None and self.capacity != 0:
+            self._make_room(batch, look, len(indices))
+        if self._columns is None or self.capacity is None or not self._columns.fits(batch):
+            return
+        numbers = np.asarray(indices)
+        places = self._place[numbers]
+        if places.max() >= 0:
+            self._replace_changed(places, look, batch)
+        which = np.flatnonzero(places < 0) if len(set(indices)) == len(indices) else self._first_of(numbers)
+        which = which[: self.capacity - self.num_kept]
+        if len(which):
+            places = np.arange(self.num_kept, self.num_kept + len(which))
+            self._write(places, which, batch, look)
+            self._place[numbers[which]] = places
+            self.num_kept += len(which)
+            self._mind_memory()
+
+    def _first_of(self, numbers: Places) -> Places:
+        """Which rows are those of items that are not there yet, each item once."""
+        _, which = np.unique(numbers, return_index=True)
+        return which[self._place[numbers[which]] < 0]
+
+    def _replace_changed(self, places: Places, look: Look, batch: Any) -> None:
+        """Items that have changed are kept as they are now."""
+        stale = np.zeros(len(places), bool)
+        for kept, rows in zip(self._made_of, look.rows, strict=True):
+            stale |= ~kept.same(places, rows)
+        which = np.flatnonzero(stale & (places >= 0))
+        if len(which):
+            self._write(places[which], which, batch, look)
+
+    def _write(self, places: Places, which: Places, batch: Any, look: Look) -> None:
+        assert self._columns is not None
+        self._columns.put(places, batch, which)
+        for kept, rows in zip(self._made_of, look.rows, strict=True):
+            kept.put(places, rows, which)
+
+    def _forget(self, look: Look) -> None:
+        self._num_changes += self._mark is not None
+        if self._num_changes > MOST_CHANGES:
+            self.capacity, self.why_stopped = 0, "what its items are made of changes all the time"
+        self._mark, self._columns, self._made_of, self.num_kept = look.mark, None, [], 0
+        self._place[:] = -1
+
+    def _make_room(self, batch: Any, look: Look, num_rows: int) -> None:
+        self._item_bytes = max(1, (num_bytes(batch) + sum(map(_num_bytes, look.rows))) // num_rows)
+        self.capacity = min(self.num_items, self._room_bytes() // self._item_bytes)
+        self.why_stopped = None if self.capacity == self.num_items else "no memory for more"
+        self._look_at_bytes = LOOK_EVERY_BYTES
+        if self.capacity:
+            self._columns = Columns(batch, self.capacity)
+            self._made_of = [_Rows(rows, self.capacity) for rows in look.rows]
+
+    def _room_bytes(self) -> int:
+        if self._most_bytes is not None:
+            return self._most_bytes
+        free_bytes = free_memory_bytes()
+        return 0 if free_bytes is None else max(0, int((free_bytes - LEAST_FREE_BYTES) * FREE_SHARE))
+
+    def _mind_memory(self) -> None:
+        if self.num_kept * self._item_bytes < self._look_at_bytes:
+            return
+        self._look_at_bytes += LOOK_EVERY_BYTES
+        free_bytes = free_memory_bytes()
+        if free_bytes is not None and free_bytes < LEAST_FREE_BYTES:
+            self.capacity, self.why_stopped = self.num_kept, "memory ran short"
+
+
+class _Rows:
+    """What kept items are made of, one row for each."""
+
+    def __init__(self, first: Any, num_rows: int) -> None:
+        self._rows: Any = None
+        if isinstance(first, np.ndarray):
+            self._rows = np.empty((num_rows, *first.shape[1:]), first.dtype)
+        else:
+            self._rows = [None] * num_rows
+
+    def same(self, places: Places, rows: Any) -> np.ndarray:
+        """Which of the rows are those that lie at these places, bit for bit."""
+        if isinstance(self._rows, list) or not isinstance(rows, np.ndarray):
+            kept = [self._rows[place] if place >= 0 else None for place in places.tolist()]
+            return np.array([type(a) is type(b) and a == b for a, b in zip(kept, rows, strict=True)], bool)
+        if rows.dtype != self._rows.dtype or rows.shape[1:] != self._rows.shape[1:]:
+            return np.zeros(len(rows), bool)
+        kept = self._rows.take(places, axis=0, mode="clip")
+        if kept.tobytes() == np.ascontiguousarray(rows).tobytes():
+            return np.ones(len(rows), bool)
+        flat = [np.ascontiguousarray(one).reshape(len(rows), -1).view(np.uint8) for one in (kept, rows)]
+        return (flat[0] == flat[1]).all(axis=1)
+
+    def put(self, places: Places, rows: Any, which: Places) -> None:
+        """Keep some of the rows."""
+        if isinstance(self._rows, list):
+            for place, number in zip(places.tolist(), which.tolist(), strict=True):
+                self._rows[place] = rows[number]
+        else:
+            self._rows[places] = rows[which]
+
+
+def _num_bytes(rows: Any) -> int:
+    return int(rows.nbytes) if isinstance(rows, np.ndarray) else 32 * len(rows)

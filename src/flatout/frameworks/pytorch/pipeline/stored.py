@@ -1,0 +1,235 @@
+"""Batches from kept items, where it is known that items follow from what they are made of.
+
+A `StoredFetcher` stands before whatever fetches for a loader and asks that for what is not kept yet. In: a loader's
+iterator. Out: the same batches.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+from flatout.frameworks.pytorch.pipeline.columns import Places, Unkept
+from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, Reading, computed
+from flatout.frameworks.pytorch.pipeline.rows import OneThread, Unvectorised
+from flatout.frameworks.pytorch.pipeline.shadow import Shadow
+from flatout.frameworks.pytorch.pipeline.sources import Look, Sources
+from flatout.frameworks.pytorch.pipeline.store import Store
+
+MOST_FAILURES = 8
+"""Batches whose items could not be looked at, after which it is no longer tried."""
+
+
+MOST_FILLING_S = 15.0
+"""For so long a trial may compute the items of a dataset beforehand."""
+
+CHUNK = 512
+"""Items computed together where nobody waits for a batch."""
+
+
+class StoredItems:
+    """The kept items of all loaders of a process."""
+
+    def __init__(self, fused: FusedFetch) -> None:
+        self.engaged = False
+        self.num_batches = 0
+        """Given from what was kept, since it was engaged."""
+        self._fused = fused
+        self._keepers: weakref.WeakKeyDictionary[DataLoader[Any], Keeper] = weakref.WeakKeyDictionary()
+
+    def engage(self, on: bool, *, fill: Iterable[DataLoader[Any]] = ()) -> None:
+        """From the next fetch on, or no longer; `fill`: loaders whose items are all kept now, in a trial."""
+        self.engaged, self.num_batches = on, 0
+        for loader in fill if on else ():
+            self.keeper(loader).fill_for_trial()
+
+    def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
+        """Put a fetcher of ours before that of an iterator which fetches in this process."""
+        if type(iterator) is _SingleProcessDataLoaderIter and type(iterator._dataset_fetcher) is FusedFetcher:
+            iterator._dataset_fetcher = self.fetcher(loader, iterator._dataset_fetcher)
+
+    def fetcher(self, loader: DataLoader[Any], inner: FusedFetcher) -> StoredFetcher:
+        """A fetcher that asks `inner` for what is not kept."""
+        return StoredFetcher(self, inner, self.keeper(loader))
+
+    def keeper(self, loader: DataLoader[Any]) -> Keeper:
+        """What is kept of a loader's dataset."""
+        found = self._keepers.get(loader)
+        reading = self._fused.reading(loader)
+        if found is None or found.reading is not reading:
+            found = self._keepers[loader] = Keeper(reading)
+        return found
+
+    def why_not(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
+        """Why the items of a loader cannot be kept, in a few words; None where they can."""
+        why = self._fused.why_not(loader, for_workers=for_workers)
+        if why is None:
+            keeper = self.keeper(loader)
+            keeper.begin()
+            why = keeper.why_not
+        return why
+
+
+class Keeper:
+    """What is kept of one loader's dataset."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self.why_not: str | None = None
+        self.store: Store | None = None
+        self.sources: Sources | None = None
+        self.shadow = Shadow()
+        self.num_failures = 0
+        self._begun = False
+
+    def begin(self) -> None:
+        """Find out what items are made of, where that was not done."""
+        if self._begun:
+            return
+        self._begun = True
+        self.reading.begin()
+        program = self.reading.program
+        if program is None:
+            self.why_not = self.reading.why_not
+        elif not program.works:
+            self.why_not = "items are taken as they lie, and nothing is computed that could be kept"
+        else:
+            try:
+                sources = Sources(program)
+                sources.look(self.reading.dataset, [0])
+                self.store = Store(len(self.reading.dataset))
+                self.sources = sources
+            except Unvectorised as problem:
+                self.why_not = str(problem)
+            except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and plain is always there
+                self.why_not = f"{type(problem).__name__} when it was looked at"
+
+    def look(self, indices: Sequence[int]) -> Look:
+        """What these items are made of now."""
+        assert self.sources is not None
+        return self.sources.look(self.reading.dataset, indices)
+
+    def fill_for_trial(self) -> None:
+        """Keep all items now, so that a trial sees what later passes will be like."""
+        self.begin()
+        try:
+            if self.store is not None and not self._filled(MOST_FILLING_S):
+                self.set_aside("to compute all items once takes longer than a trial has")
+        except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
+            self.set_aside(f"{type(problem).__name__} when its items were computed")
+
+    def _filled(self, limit_s: float) -> bool:
+        """Compute and keep what nobody has asked for yet; whether that does not take longer than the limit."""
+        store, program, begun_s = self.store, self.reading.program, time.perf_counter()
+        if store is None or program is None:
+            return False
+        first = 0
+        while first < store.num_items:
+            indices = list(range(first, min(first + CHUNK, store.num_items)))
+            look = self.look(indices)
+            places = store.places(indices, look)
+            if places is None or (places < 0).any():
+                store.put(indices, look, computed(program, self.reading.dataset, indices))
+            first += CHUNK
+            if (time.perf_counter() - begun_s) * store.num_items > limit_s * first:
+                return False
+        return True
+
+    def set_aside(self, why: str) -> None:
+        """Never again."""
+        self.store, self.why_not = None, why
+
+    def failed(self, problem: Exception) -> None:
+        """A batch could not be looked at."""
+        self.num_failures += 1
+        if self.num_failures >= MOST_FAILURES:
+            self.set_aside(f"{self.num_failures} batches could not be kept: {problem}")
+
+
+class StoredFetcher:
+    """What an iterator asks for the batch of some indices."""
+
+    def __init__(self, owner: StoredItems, inner: FusedFetcher, keeper: Keeper) -> None:
+        self._owner = owner
+        self._inner = inner
+        self._keeper = keeper
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # while being copied
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def fetch(self, indices: Any) -> Any:
+        """The batch."""
+        inner, keeper = self._inner, self._keeper
+        if not self._owner.engaged or type(indices) is not list or set(map(type, indices)) != {int}:
+            return inner.fetch(indices)
+        keeper.begin()
+        if keeper.store is None or keeper.reading.program is None:
+            return inner.fetch(indices)
+        looked_at = self._looked_at(keeper.store, indices)
+        if looked_at is None:
+            return inner.fetch(indices)
+        look, places = looked_at
+        if places is None:
+            return self._kept(keeper.store, indices, look)
+        there = places >= 0
+        if not there.any():
+            return self._kept(keeper.store, indices, look)
+        if there.all():
+            return self._shadowed(_taken(keeper.store, places), indices)
+        missing = [index for index, kept in zip(indices, there.tolist(), strict=True) if not kept]
+        others = self._kept(keeper.store, missing, None)
+        try:
+            return self._shadowed(_taken(keeper.store, places, others), indices)
+        except Unkept as problem:
+            keeper.failed(problem)
+            return inner.fetch(indices)
+
+    def _looked_at(self, store: Store, indices: list[int]) -> tuple[Look, Places | None] | None:
+        """What the items are made of, and where they lie; None where that cannot be told."""
+        try:
+            look = self._keeper.look(indices)
+            return look, store.places(indices, look)
+        except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
+            self._keeper.failed(problem)
+            return None
+
+    def _kept(self, store: Store, indices: list[int], look: Look | None) -> Any:
+        """A batch of `inner`, which is kept."""
+        batch = self._inner.fetch(indices)
+        keeper = self._keeper
+        if (
+            keeper.reading.program is None or keeper.store is None
+        ):  # something was found to be otherwise than it was read
+            return batch
+        try:
+            store.put(indices, look or keeper.look(indices), batch)
+        except Exception as problem:  # noqa: BLE001  the batch is there, whatever becomes of the others
+            keeper.set_aside(f"a batch could not be kept: {problem}")
+        return batch
+
+    def _shadowed(self, batch: Any, indices: list[int]) -> Any:
+        """The batch, or the script's own where it is to be that."""
+        keeper, plain = self._keeper, self._inner.plain
+        shadow = keeper.shadow
+        if shadow.first:
+            own = plain(indices)
+            if why := shadow.of_batch(batch, own):
+                keeper.set_aside(f"kept batches differ: {why}")
+            return own
+        if why := shadow.of_items(batch, indices, lambda index: plain([index])):
+            keeper.set_aside(f"kept batches differ: {why}")
+            return plain(indices)
+        self._owner.num_batches += 1
+        return batch
+
+
+def _taken(store: Store, places: Places, missing: Any = None) -> Any:
+    with OneThread():
+        return store.take(places, missing)

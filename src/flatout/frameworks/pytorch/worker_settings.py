@@ -1,0 +1,28 @@
+"""Which attributes of a loader say how its workers run, and what may stand in their place?
+
+In: a loader's own attributes, and settings. Out: attributes that go together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+WORKER_ATTRIBUTES = (
+    "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout", "worker_init_fn"
+)  # fmt: skip
+
+IN_PROCESS = "in_process"
+"""The setting that has the batches of the script's workers computed in this process; no attribute of a loader."""
+
+
+def wanted(former: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The script's own worker attributes with `settings` in their place, as far as they go together."""
+    wanted = {**former, **{name: value for name, value in settings.items() if name != IN_PROCESS}}
+    if former["prefetch_factor"] is not None:
+        wanted["prefetch_factor"] = former["prefetch_factor"]  # the script has chosen
+    if not former["num_workers"]:
+        wanted["worker_init_fn"] = None  # plain never calls it
+    if not wanted["num_workers"]:
+        wanted.update(prefetch_factor=None, persistent_workers=False, timeout=0)
+    return wanted

@@ -1,0 +1,366 @@
+"""Are batches of kept items the script's own, whatever becomes of the dataset, and is memory left to others?"""
+
+import functools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+np = pytest.importorskip("numpy")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset, TensorDataset  # noqa: E402
+
+from flatout.frameworks.pytorch.batches import compare_batches  # noqa: E402
+from flatout.frameworks.pytorch.calls import Calls  # noqa: E402
+from flatout.frameworks.pytorch.facts import find  # noqa: E402
+from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.pipeline import store as store_module  # noqa: E402
+from flatout.frameworks.pytorch.pipeline import stored as stored_module  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.columns import Columns, Unkept  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.reading import read  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.rows import Unvectorised  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.shadow import AT_ONCE, EVERY, difference  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.sources import Look, Sources, state_of  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.store import Store  # noqa: E402
+from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
+from flatout.frameworks.pytorch.session import Session  # noqa: E402
+from handmade import MACHINE  # noqa: E402
+from unit.pytorch.test_pipeline import make  # noqa: E402
+
+WORKS = """
+def __getitem__(self, i):
+    x = torch.from_numpy(self.images[i]).float() / self.n
+    return x, int(self.labels[i])
+"""
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    return functools.partial(make, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def loaders():
+    owner = Loaders()
+    owner.install()
+    owner.fuse(True)
+    owner.keep(True)
+    yield owner
+    owner.remove()
+
+
+def epochs(loader, num=3, between=lambda number: None):
+    """All batches of some passes, and the random state after each."""
+    torch.manual_seed(0)
+    found, states = [], []
+    for number in range(num):
+        between(number)
+        found.append(list(loader))
+        states.append(RandomStates())
+    return found, states
+
+
+def check(made_dataset, num=3, between=lambda dataset, number: None, least=0, **options):
+    """Passes under the store are those of plain, on datasets of the same making; the store, for more questions."""
+    options = {"batch_size": 6, "shuffle": True, **options}
+    dataset = made_dataset()
+    plain, plain_states = epochs(DataLoader(dataset, **options), num, functools.partial(between, dataset))
+    dataset = made_dataset()
+    owner = Loaders()
+    owner.install()
+    owner.fuse(True)
+    owner.keep(True)
+    try:
+        loader = DataLoader(dataset, **options)
+        ours, our_states = epochs(loader, num, functools.partial(between, dataset))
+    finally:
+        owner.remove()
+    assert difference(ours, plain) is None
+    assert all(a.equals(b) for a, b in zip(our_states, plain_states, strict=True))
+    assert owner.pipeline.stored.num_batches >= least, owner.pipeline.stored.keeper(loader).why_not
+    return owner.pipeline.stored.keeper(loader)
+
+
+# -- what is kept ---------------------------------------------------------------------------------------------------
+
+
+KEPT = {
+    "numbers": WORKS,
+    "a dictionary with texts": """
+        def __getitem__(self, i):
+            x = torch.from_numpy(self.images[i]).double() * 2
+            return {"x": x, "name": self.names[i], "pair": (i, i * 1.5)}
+    """,
+    "half precision": """
+        def __getitem__(self, i):
+            return (torch.from_numpy(self.images[i]).float() / 3).bfloat16(), i
+    """,
+    "truth": """
+        def __getitem__(self, i):
+            return (torch.from_numpy(self.images[i]).float() - 100).clamp(0, 1).bool()
+    """,
+    "complex": """
+        def __getitem__(self, i):
+            return self.waves[i] * 2.0
+    """,
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_batches_of_kept_items_are_those_of_the_script(made, name):
+    waves = torch.complex(torch.arange(50.0), -torch.arange(50.0))[:, None].repeat(1, 3)
+    parts = {"names": [f"n{i}" for i in range(50)], "waves": waves}
+    kept = check(lambda: made(KEPT[name], **parts), least=5)
+    assert kept.store.num_kept == 50 and kept.store.why_stopped is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": False, "batch_size": 7, "drop_last": True},
+        {"shuffle": False, "sampler": [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]},
+        {"shuffle": False, "sampler": RandomSampler(range(50), replacement=True, num_samples=80)},
+        {"shuffle": False, "sampler": [-1, 5, -50, 7, 49, 0]},
+        {"num_workers": 0, "batch_size": 64},
+    ],
+)
+def test_samplers_of_all_kinds(made, options):
+    check(lambda: made(WORKS), num=4, **options)
+
+
+def test_parts_of_datasets(made):
+    assert check(lambda: Subset(made(WORKS), [4, 8, 15, 16, 23, 42] * 3), least=3).store.num_kept == 18
+
+
+def test_what_takes_items_as_they_lie_is_not_kept(made):
+    for dataset, why in [
+        (TensorDataset(torch.arange(50)), "as they lie"),
+        (ConcatDataset([made(WORKS), made(WORKS)]), "ConcatDataset"),
+        (made("def __getitem__(self, i): return torch.rand(1)"), "rand"),
+    ]:
+        assert why in Loaders().pipeline.stored.why_not(DataLoader(dataset))
+
+
+def test_the_loop_may_change_batches_in_place(made, loaders):
+    loader = DataLoader(made(WORKS), batch_size=5)
+    plain = list(iter(DataLoader(made(WORKS), batch_size=5)))
+    for _ in range(4):
+        for (x, y), (plain_x, plain_y) in zip(loader, plain, strict=True):
+            assert torch.equal(x, plain_x) and torch.equal(y, plain_y)
+            assert x.untyped_storage().resizable() and not x._is_view()
+            x.zero_(), y.fill_(-1)
+    assert loaders.pipeline.stored.num_batches > 10
+
+
+# -- datasets that change -------------------------------------------------------------------------------------------
+
+
+def write_array(dataset, number):
+    dataset.images = dataset.images if dataset.images.flags.owndata else dataset.images.copy()
+    dataset.images[number * 7 % 50] += 1
+
+
+def write_label(dataset, number):
+    dataset.labels[number] = 5
+
+
+def new_array(dataset, number):
+    dataset.images = dataset.images + 1
+
+
+def new_parameter(dataset, number):
+    dataset.n = 2.0 + number // 3
+
+
+def new_type(dataset, number):
+    dataset.n = [8, 8.0, 8, np.float32(8)][number % 4]
+
+
+@pytest.mark.parametrize("change", [write_array, write_label, new_array, new_parameter, new_type])
+def test_a_dataset_that_changes_is_followed(made, change):
+    images = np.random.default_rng(5).integers(0, 256, (50, 6, 5), dtype=np.uint8)
+    check(lambda: made(WORKS, images=images.copy(), labels=list(range(50))), num=8, between=change)
+
+
+def test_a_tensor_that_is_written_to_is_followed(made):
+    source = """
+        def __getitem__(self, i):
+            return self.images[i].float() / 2, self.labels[i] * 3
+    """
+    images = torch.arange(200, dtype=torch.uint8).view(50, 4)
+
+    def change(dataset, number):
+        if number % 2:
+            dataset.images[number * 11 % 50].add_(1)
+            dataset.labels[7] += number
+
+    check(lambda: made(source, images=images.clone(), labels=torch.arange(50)), num=6, between=change)
+
+
+def test_changes_within_a_pass_count_at_once(made, loaders):
+    dataset = made(WORKS, images=np.zeros((50, 2), np.uint8), labels=list(range(50)))
+    loader = DataLoader(dataset, batch_size=10)
+    for _ in range(3):
+        list(loader)
+    iterator = iter(loader)
+    next(iterator)
+    dataset.images[25], dataset.n = 80, 10
+    later = torch.cat([x for x, _ in iterator])
+    assert later[15].tolist() == [8.0, 8.0] and later.count_nonzero() == 2
+    assert loaders.pipeline.stored.keeper(loader).why_not is None
+
+
+def test_what_changes_all_the_time_is_not_kept_any_more(made, loaders):
+    dataset = made(WORKS)
+    loader = DataLoader(dataset, batch_size=10)
+    for number in range(10):
+        dataset.n = 1 + number
+        assert difference(list(loader), list(iter_plain(loader))) is None
+    store = loaders.pipeline.stored.keeper(loader).store
+    assert store.capacity == 0 and "all the time" in store.why_stopped
+
+
+def iter_plain(loader):
+    return torch.utils.data.dataloader._SingleProcessDataLoaderIter(loader)
+
+
+def test_kept_items_that_are_not_the_scripts_are_found_and_end_it(made, loaders):
+    dataset = made(WORKS)
+    loader = DataLoader(dataset, batch_size=10, sampler=[i % 50 for i in range(4 * AT_ONCE * EVERY)])
+    keeper = loaders.pipeline.stored.keeper(loader)
+    batches = iter(loader)
+    for _ in range(20):
+        next(batches)
+    for column in keeper.store._columns._columns:
+        column._rows += 1
+    right = [
+        bool(labels[0] % 10 == 0 and labels[0] == number % 5 * 10 % 10) for number, (_, labels) in enumerate(batches)
+    ]
+    assert "kept batches differ: item" in keeper.why_not and keeper.store is None
+    assert (
+        difference(list(iter(DataLoader(dataset, batch_size=10))), list(iter_plain(DataLoader(dataset, batch_size=10))))
+        is None
+    )
+    assert len(right)
+
+
+# -- memory ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("free_bytes", [0, None, 2**30, 2**30 + 2 * 20 * 150])
+def test_where_memory_is_short_a_part_is_kept_or_nothing(made, monkeypatch, free_bytes):
+    monkeypatch.setattr(store_module, "free_memory_bytes", lambda: free_bytes)
+    kept = check(lambda: made(WORKS), num=4)
+    assert kept.store.why_stopped == "no memory for more"
+    assert kept.store.num_kept == kept.store.capacity < 50
+    assert (kept.store.capacity > 5) is (free_bytes == 2**30 + 2 * 20 * 150)
+
+
+def test_nothing_is_added_where_memory_runs_short(monkeypatch):
+    free = iter([2**40, 2**40, 5])
+    monkeypatch.setattr(store_module, "free_memory_bytes", lambda: next(free))
+    monkeypatch.setattr(store_module, "LOOK_EVERY_BYTES", 1000)
+    store, look = Store(100), Look((), ())
+    for first in range(0, 100, 10):
+        store.places([first], look)
+        store.put(list(range(first, first + 10)), look, torch.zeros(10, 20))
+    assert store.num_kept == store.capacity == 30 and store.why_stopped == "memory ran short"
+
+
+def test_batches_of_another_form_are_not_kept():
+    store, look = Store(10), Look((), ())
+    store.places([0], look)
+    store.put([0, 1], look, torch.zeros(2, 3))
+    store.put([2, 3], look, torch.zeros(2, 4))
+    store.put([4, 5], look, [torch.zeros(2, 3)])
+    store.put([99], look, torch.zeros(1, 3))
+    assert store.num_kept == 2
+    with pytest.raises(Unkept):
+        store.take(store.places([0, 5], look), torch.zeros(1, 4))
+    for batch in (
+        torch.zeros(2, 3).to_sparse(),
+        [1, 2],
+        torch.zeros(2, 3, requires_grad=True),
+        {"x": None},
+        torch.tensor(1),
+    ):
+        with pytest.raises(Unkept):
+            Columns(batch, 5)
+
+
+# -- what items are made of -----------------------------------------------------------------------------------------
+
+
+def test_marks_differ_when_anything_does():
+    def same(one, other):
+        return state_of(one) == state_of(other)
+
+    assert same([1, (2.0, "a")], [1, (2.0, "a")]) and same({"a": torch.ones(3)}, {"a": torch.ones(3)})
+    assert not same(1, 1.0) and not same(1, True) and not same([1], (1,)) and not same({"a": 1}, {"b": 1})
+    assert not same(torch.ones(3), torch.ones(3, dtype=torch.float64)) and not same(np.zeros(3), np.zeros(4))
+    assert not same(0.0, 1e-300) and not same(np.float32(1), 1.0)
+    for unknown in (object(), torch.zeros(2**16), np.zeros(2**16), np.array([object()]), list(range(100))):
+        with pytest.raises(Unvectorised):
+            state_of(unknown)
+
+
+def test_a_look_takes_no_more_than_it_compares(made):
+    dataset = made("def __getitem__(self, i): return self.images[i].float() / self.n", images=torch.zeros(50, 8))
+    look = Sources(read(dataset, 0)[1]).look(dataset, [3, 4])
+    assert look.rows == () and len(look.mark) == 2
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 19), min_size=1, max_size=6), min_size=1, max_size=12),
+    st.integers(0, 25),
+    st.integers(0, 11),
+)
+def test_a_store_gives_what_was_put_or_says_that_it_is_not_there(asked, capacity, change_at):
+    values = torch.arange(20.0)[:, None].repeat(1, 5)
+    store = Store(20, most_bytes=capacity * (5 * 4 + 32))
+    for number, indices in enumerate(asked):
+        if number == change_at:
+            values = values + 100
+        look = Look(("mark",), ([float(values[i, 0]) for i in indices],))
+        places = store.places(indices, look)
+        there = [] if places is None else [int(i) for i, place in zip(indices, places, strict=True) if place >= 0]
+        if there:
+            missing = [i for i, place in zip(indices, places, strict=True) if place < 0]
+            assert torch.equal(store.take(places, values[missing] if missing else None), values[indices])
+        store.put(indices, look, values[indices])
+        assert store.num_kept <= (store.capacity or 0) <= 20
+
+
+# -- the lever ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_lever_applies_where_items_are_computed_shows_its_effect_and_is_released(made, workers):
+    loaders = Loaders()
+    loaders.reopen = True
+    loaders.install()
+    session = Session(Calls(), loaders)
+    lever = session.levers["sample_store"]
+    try:
+        loader = DataLoader(made(WORKS), batch_size=5, num_workers=workers)
+        loaders.note(loader, 1)
+        assert lever.applies(find(session, 1), MACHINE) is None
+        wanted = {"sample_store": {}, **({"virtual_workers": {}} if workers else {})}
+        session.engage_exactly(wanted)
+        for _ in range(2):
+            list(loader)
+        assert "batches of kept items" in session.evidence()[0]["sample_store"]
+        assert compare_batches(session, wanted).error == 0.0
+        session.engage_exactly({})
+        assert loaders.pipeline.stored.num_batches == 0 and lever.evidence(session) is None
+    finally:
+        loaders.remove()
+
+
+def test_a_dataset_that_takes_long_to_compute_is_not_filled_in_a_trial(made, monkeypatch):
+    monkeypatch.setattr(stored_module, "MOST_FILLING_S", 0.0)
+    keeper = Loaders().pipeline.stored.keeper(DataLoader(made(WORKS)))
+    keeper.fill_for_trial()
+    assert "longer than a trial has" in keeper.why_not and keeper.store is None
