@@ -1,5 +1,7 @@
 """sample_store: compute each item once and keep it; from the second pass over the data on a batch is a gather.
 
+What is not kept yet is computed at once, as under `fused_fetch`, which it takes the place of.
+
 What an item is made of is looked at each time, and a share of the kept items is computed again for as long as the
 script runs. Kept is what fits into half of the memory that is free.
 """
@@ -26,7 +28,7 @@ class SampleStore(Lever):
     shortens: ClassVar = ("data",)
     toggles = "step"
     check = "batches"
-    conflicts: ClassVar = ("workers",)
+    conflicts: ClassVar = ("workers", "fused_fetch")
     partners: ClassVar = ("virtual_workers",)
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:

@@ -158,10 +158,10 @@ class FusedFetcher:
         """The script's own path."""
         return self._original.fetch  # type: ignore[no-any-return]
 
-    def fetch(self, indices: Any) -> Any:
-        """The batch."""
+    def fetch(self, indices: Any, *, always: bool = False) -> Any:
+        """The batch; `always`: computed at once though the lever is not engaged."""
         plain, reading = self._original.fetch, self.reading
-        if not (self._owner.engaged or self._always) or type(indices) is not list or not indices:
+        if not (self._owner.engaged or self._always or always) or type(indices) is not list or not indices:
             return plain(indices)
         if not self._begun:
             self._begun = True

@@ -202,7 +202,7 @@ class StoredFetcher:
 
     def _kept(self, store: Store, indices: list[int], look: Look | None) -> Any:
         """A batch of `inner`, which is kept."""
-        batch = self._inner.fetch(indices)
+        batch = self._inner.fetch(indices, always=True)
         keeper = self._keeper
         if (
             keeper.reading.program is None or keeper.store is None
