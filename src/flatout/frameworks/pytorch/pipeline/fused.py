@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Subset, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from flatout.frameworks.pytorch.pipeline.hugging_face import is_table
 from flatout.frameworks.pytorch.pipeline.program import Program
 from flatout.frameworks.pytorch.pipeline.reading import Unread, read
 from flatout.frameworks.pytorch.pipeline.rows import OneThread, Rows, Unvectorised, collated
@@ -132,7 +133,7 @@ def _unsuited(loader: DataLoader[Any], *, for_workers: bool = False) -> str | No
     dataset = loader.dataset
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    if getattr(dataset, "__getitems__", None):
+    if getattr(dataset, "__getitems__", None) and not is_table(dataset):
         return "the dataset gives several items at once"
     return None
 

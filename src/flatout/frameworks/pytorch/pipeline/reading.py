@@ -22,6 +22,7 @@ from torch.utils.data import ConcatDataset
 
 from flatout.frameworks.pytorch.pipeline import operations
 from flatout.frameworks.pytorch.pipeline.concatenation import concatenated
+from flatout.frameworks.pytorch.pipeline.hugging_face import is_table, row_of_table
 from flatout.frameworks.pytorch.pipeline.lookup import Lookup
 from flatout.frameworks.pytorch.pipeline.program import Program
 from flatout.frameworks.pytorch.pipeline.recording import Recording, Seen, Unread
@@ -74,6 +75,9 @@ class Reader:
 
     def item(self, dataset: Seen, index: Seen) -> Seen:
         """`dataset[index]` by its class's own `__getitem__`."""
+        if is_table(dataset.value) and index.varies and type(index.value) is int:
+            self._recording.of_type(dataset, type(dataset.value))
+            return row_of_table(self._recording, dataset, index)
         function = self._lookup.special(dataset, "__getitem__")
         if type(dataset.value) is ConcatDataset and index.varies and type(index.value) is int:
             return concatenated(self._recording, dataset, index, read)
