@@ -13,16 +13,19 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from torch._C._autograd import _profiler_enabled
 from torch.utils.data import DataLoader, Subset, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from flatout.frameworks.pytorch.pipeline.draws import skip
 from flatout.frameworks.pytorch.pipeline.hugging_face import is_table
 from flatout.frameworks.pytorch.pipeline.program import Program
 from flatout.frameworks.pytorch.pipeline.reading import Unread, read
 from flatout.frameworks.pytorch.pipeline.rows import OneThread, Rows, Unvectorised, collated
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow
+from flatout.frameworks.pytorch.random_states import RandomStates
 
 MOST_FAILURES = 8
 """Batches that could not be computed at once, after which it is no longer tried, unless four times as many could."""
@@ -58,6 +61,8 @@ class FusedFetch:
             reading = self.reading(loader)
             reading.begin()
             why = reading.why_not
+            if for_workers and reading.program is not None and reading.program.draws:
+                why = "each worker draws random numbers of its own"
         return why
 
     def reading(self, loader: DataLoader[Any]) -> Reading:
@@ -87,6 +92,7 @@ class Reading:
                 self.set_aside("its code has changed since it was read")
             return
         self._begun = True
+        states = RandomStates()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -97,6 +103,8 @@ class Reading:
             self.why_not = str(problem)
         except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and plain is always there
             self.why_not = f"{type(problem).__name__} while it was read"
+        finally:
+            states.restore()
 
     def failed(self, problem: Exception) -> None:
         """A batch could not be computed at once."""
@@ -169,17 +177,35 @@ class FusedFetcher:
             reading.begin()
         if reading.program is None or set(map(type, indices)) != {int}:
             return plain(indices)
+        before = torch.get_rng_state() if reading.program.draws else None
         batch = self._computed(reading.program, indices)
         if batch is None:  # plain has it, or the error that belongs here
+            if before is not None:
+                torch.set_rng_state(before)
             return plain(indices)
+        return self._shadowed(batch, indices, before)
+
+    def _shadowed(self, batch: Any, indices: list[int], before: torch.Tensor | None) -> Any:
+        """The batch, or the script's own where it is to be that; `before`: the random stream's state, if it moved."""
+        reading, plain = self.reading, self._original.fetch
+        after = torch.get_rng_state() if before is not None else None
         if reading.shadow.first:
+            if before is not None:
+                torch.set_rng_state(before)
             own = plain(indices)
             if why := reading.shadow.of_batch(batch, own):
                 reading.set_aside(f"its batches differ: {why}")
+            elif after is not None and not torch.equal(after, torch.get_rng_state()):
+                reading.set_aside("its items draw other random numbers")
             return own
-        if why := reading.shadow.of_items(batch, indices, lambda index: plain([index])):
+        single = Single(plain, indices, before, len(reading.program.draws) if reading.program else 0)
+        if why := reading.shadow.of_items(batch, indices, single, draws=before is not None):
             reading.set_aside(f"its batches differ: {why}")
+            if before is not None:
+                torch.set_rng_state(before)
             return plain(indices)
+        if after is not None and single.asked:
+            torch.set_rng_state(after)
         self._owner.num_batches += 1
         return batch
 
@@ -192,6 +218,27 @@ class FusedFetcher:
             return None
         self.reading.succeeded()
         return batch
+
+
+class Single:
+    """Gives the batch of one that an item is on its own, by the script's path, with the random numbers that it had."""
+
+    def __init__(
+        self, plain: Callable[[Any], Any], indices: list[int], before: torch.Tensor | None = None, num_words: int = 0
+    ) -> None:
+        self._plain = plain
+        self._indices = indices
+        self._before = before
+        self._num_words = num_words
+        self.asked = False
+
+    def __call__(self, place: int) -> Any:
+        """For the item at a place of the batch."""
+        self.asked = True
+        if self._before is not None:
+            torch.set_rng_state(self._before)
+            skip(place * self._num_words)
+        return self._plain([self._indices[place]])
 
 
 def following(iterator: Any) -> Any:

@@ -72,7 +72,7 @@ def pil_to_tensor(transform: Any, value: Any) -> Rows:
 
 
 def _channels_first(data: np.ndarray) -> torch.Tensor:
-    pixels = torch.from_numpy(np.ascontiguousarray(data))
+    pixels = torch.from_numpy(data if data.flags.writeable else data.copy())
     return pixels.unsqueeze(1) if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2).contiguous()
 
 

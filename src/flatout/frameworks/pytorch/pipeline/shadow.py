@@ -43,18 +43,27 @@ class Shadow:
         self.num_batches += 1
         return difference(batch, plain)
 
-    def of_items(self, batch: Any, indices: list[int], single: Callable[[int], Any]) -> str | None:
-        """The items that are due in this batch; `single` gives a batch of one by the script's own path."""
+    def of_items(
+        self, batch: Any, indices: list[int], single: Callable[[int], Any], *, draws: bool = False
+    ) -> str | None:
+        """The items that are due in this batch.
+
+        Args:
+            batch: What was computed.
+            indices: Of its items.
+            single: Gives the batch of the one item at a place, by the script's own path.
+            draws: Whether it is known that items draw random numbers.
+        """
         self._since += len(indices)
         if self._since < EVERY * AT_ONCE:
             return None
         num = min(self._since // EVERY, len(indices))
         self._since %= EVERY
-        before = RandomStates() if self.num_items < NUM_WATCHED else None  # it costs more than most items
+        before = RandomStates() if self.num_items < NUM_WATCHED and not draws else None  # it costs more than most items
         first = self.num_items * 7919  # every place in its turn, drawn from no generator
         self.num_items += num
         places = [(first + number * 7919) % len(indices) for number in range(num)]
-        found = [single(indices[place]) for place in places]
+        found = [single(place) for place in places]
         if before is not None and not before.equals(RandomStates()):
             before.restore()
             return f"item {indices[places[0]]}, or one of the {num} looked at together, draws random numbers"

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from flatout.frameworks.pytorch.pipeline.columns import Places, Unkept
-from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, Reading, computed
+from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, Reading, Single, computed
 from flatout.frameworks.pytorch.pipeline.rows import OneThread, Unvectorised
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow
 from flatout.frameworks.pytorch.pipeline.sources import Look, Sources
@@ -96,6 +96,8 @@ class Keeper:
         program = self.reading.program
         if program is None:
             self.why_not = self.reading.why_not
+        elif program.draws:
+            self.why_not = "its items are random"
         elif not program.works:
             self.why_not = "items are taken as they lie, and nothing is computed that could be kept"
         else:
@@ -223,7 +225,7 @@ class StoredFetcher:
             if why := shadow.of_batch(batch, own):
                 keeper.set_aside(f"kept batches differ: {why}")
             return own
-        if why := shadow.of_items(batch, indices, lambda index: plain([index])):
+        if why := shadow.of_items(batch, indices, Single(plain, indices)):
             keeper.set_aside(f"kept batches differ: {why}")
             return plain(indices)
         self._owner.num_batches += 1
