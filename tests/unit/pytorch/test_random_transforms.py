@@ -130,11 +130,42 @@ def test_kept_items_too(name):
     assert check(CHAINS[name], num=4, keep=True) is None
 
 
-def test_random_items_are_not_kept_and_not_computed_in_place_of_workers():
-    pipeline = Loaders().pipeline
-    assert "random" in pipeline.stored.why_not(DataLoader(CHAINS["as CIFAR is trained on"]()))
-    loader = DataLoader(CHAINS["as CIFAR is trained on"](), num_workers=2)
-    assert "each worker" in pipeline.fused.why_not(loader, for_workers=True)
+def test_random_items_are_not_kept():
+    assert "random" in Loaders().pipeline.stored.why_not(DataLoader(CHAINS["as CIFAR is trained on"]()))
+
+
+def test_random_streams_of_workers_that_are_kept_are_theirs():
+    loader = DataLoader(CHAINS["as CIFAR is trained on"](), num_workers=2, persistent_workers=True)
+    assert "kept between passes" in Loaders().pipeline.fused.why_not(loader, for_workers=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 3, "prefetch_factor": 1}, {"generator": 5, "drop_last": True}])
+@pytest.mark.parametrize("stop", [None, 2])
+def test_each_worker_has_a_random_stream_of_its_own_without_workers_too(options, stop):
+    found = []
+    for on in (False, True):
+        owner = Loaders()
+        owner.install()
+        if on:
+            owner.change({"in_process": True})
+        try:
+            torch.manual_seed(0)
+            given = {**options, **({"generator": torch.Generator().manual_seed(5)} if "generator" in options else {})}
+            loader = DataLoader(
+                CHAINS["as CIFAR is trained on"](), **{"batch_size": 7, "shuffle": True, "num_workers": 2, **given}
+            )
+            batches, states = [], []
+            for _ in range(2):
+                for number, batch in enumerate(loader):
+                    batches.append(batch)
+                    states.append((torch.rand(1).item(), RandomStates([loader.generator])))
+                    if number == stop:
+                        break
+            found.append((batches, states, owner.num_changed))
+        finally:
+            owner.remove()
+    assert difference(found[0][0], found[1][0]) is None and (found[0][2], found[1][2]) == (0, 2)
+    assert all(a[0] == b[0] and a[1].equals(b[1]) for a, b in zip(found[0][1], found[1][1], strict=True))
 
 
 def test_items_looked_at_later_have_the_numbers_that_they_had(monkeypatch):

@@ -61,8 +61,8 @@ class FusedFetch:
             reading = self.reading(loader)
             reading.begin()
             why = reading.why_not
-            if for_workers and reading.program is not None and reading.program.draws:
-                why = "each worker draws random numbers of its own"
+            if for_workers and loader.persistent_workers and reading.program is not None and reading.program.draws:
+                why = "its workers are kept between passes, and their random streams with them"
         return why
 
     def reading(self, loader: DataLoader[Any]) -> Reading:

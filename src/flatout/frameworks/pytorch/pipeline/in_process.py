@@ -2,7 +2,8 @@
 
 Workers are there because building a batch is slow. Where it is computed at once it is not, and handing it from a
 process to another costs more than it does. Seeds and indices are drawn when the workers' iterator draws them: some
-batches ahead at the start, then one for each batch that is given. In: a loader with workers. Out: an iterator.
+batches ahead at the start, then one for each batch that is given. Batches go to workers in turn, each of which has a
+random stream of its own: so here. In: a loader with workers. Out: an iterator.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -33,6 +35,10 @@ class InProcess(_BaseDataLoaderIter):
         self._fetcher = fetcher if stored is None else stored.fetcher(loader, fetcher)
         self._ahead: deque[Any] = deque()
         self._reset(loader, first_iter=True)  # as the workers' iterator does, which asks the sampler twice
+        self._streams = [
+            torch.Generator().manual_seed(self._base_seed + n).get_state() for n in range(self._num_workers)
+        ]
+        """Where each worker's random stream stands."""
         for _ in range((loader.prefetch_factor or 2) * self._num_workers):
             self._draw()
 
@@ -45,8 +51,21 @@ class InProcess(_BaseDataLoaderIter):
     def _next_data(self) -> Any:  # type: ignore[override]
         if not self._ahead:
             raise StopIteration
-        batch = self._fetcher.fetch(self._ahead.popleft())
+        batch = self._as_worker(self._num_yielded % self._num_workers, self._ahead.popleft())
         if self._fetcher.reading.program is None:  # whatever it is that was not seen, workers see it as plain's do
             raise SetAsideError(self._fetcher.reading.why_not)
         self._draw()
         return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
+
+    def _as_worker(self, number: int, indices: Any) -> Any:
+        """The batch, with the random numbers that a worker draws for it."""
+        program = self._fetcher.reading.program
+        if program is not None and not program.draws:
+            return self._fetcher.fetch(indices)
+        own = torch.get_rng_state()
+        torch.set_rng_state(self._streams[number])
+        try:
+            return self._fetcher.fetch(indices)
+        finally:
+            self._streams[number] = torch.get_rng_state()
+            torch.set_rng_state(own)
