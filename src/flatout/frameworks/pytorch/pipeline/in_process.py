@@ -35,9 +35,8 @@ class InProcess(_BaseDataLoaderIter):
         self._fetcher = fetcher if stored is None else stored.fetcher(loader, fetcher)
         self._ahead: deque[Any] = deque()
         self._reset(loader, first_iter=True)  # as the workers' iterator does, which asks the sampler twice
-        self._streams = [
-            torch.Generator().manual_seed(self._base_seed + n).get_state() for n in range(self._num_workers)
-        ]
+        first = int(self._base_seed)
+        self._streams = [torch.Generator().manual_seed(first + n).get_state() for n in range(self._num_workers)]
         """Where each worker's random stream stands."""
         for _ in range((loader.prefetch_factor or 2) * self._num_workers):
             self._draw()
