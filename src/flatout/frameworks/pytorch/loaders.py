@@ -221,8 +221,8 @@ class Loaders:
 
     def why_not(self, part: Literal["fused", "stored"], loader: DataLoader[Any], *, for_workers: bool) -> str | None:
         """Why a part of the input pipeline cannot compute a loader's batches; None where it can."""
-        if not self.reopen:  # reading a dataset takes a while
-            return "looked at in a trial only"
+        if not (self.reopen or self._pipeline is not None or IN_PROCESS in self.settings):
+            return "looked at in a trial only"  # reading a dataset takes a while
         why: str | None = getattr(self.pipeline, part).why_not(loader, for_workers=for_workers)
         return why
 

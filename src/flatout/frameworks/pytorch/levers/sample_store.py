@@ -29,6 +29,7 @@ class SampleStore(Lever):
     toggles = "step"
     check = "batches"
     conflicts: ClassVar = ("workers", "fused_fetch")
+    contains: ClassVar = ("fused_fetch",)
     partners: ClassVar = ("virtual_workers",)
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:

@@ -173,10 +173,10 @@ class StoredFetcher:
             return inner.fetch(indices)
         keeper.begin()
         if keeper.store is None or keeper.reading.program is None:
-            return inner.fetch(indices)
+            return inner.fetch(indices, always=True)
         looked_at = self._looked_at(keeper.store, indices)
         if looked_at is None:
-            return inner.fetch(indices)
+            return inner.fetch(indices, always=True)
         look, places = looked_at
         if places is None:
             return self._kept(keeper.store, indices, look)
@@ -191,7 +191,7 @@ class StoredFetcher:
             return self._shadowed(_taken(keeper.store, places, others), indices)
         except Unkept as problem:
             keeper.failed(problem)
-            return inner.fetch(indices)
+            return inner.fetch(indices, always=True)
 
     def _looked_at(self, store: Store, indices: list[int]) -> tuple[Look, Places | None] | None:
         """What the items are made of, and where they lie; None where that cannot be told."""
