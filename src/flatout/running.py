@@ -221,8 +221,12 @@ def _check_class(plan: Plan, wish: Wish, here: Here, path: Path) -> None:
 def grouped(words: tuple[str, ...], registry: Mapping[str, Lever]) -> list[str]:
     """The words with the levers that `input` stands for in its place, but for those that are named beside it."""
     beside = {word.partition("=")[0] for word in words}
-    rivals = {other for name in beside if name in registry for other in registry[name].conflicts}
-    those = [name for name in input_levers(registry, together=True) if name not in beside | rivals]
+    rivals = {other for name in beside & {*registry} for other in registry[name].conflicts}
+    those = [
+        name
+        for name in input_levers(registry, together=True)
+        if name not in beside | rivals and not beside.intersection(registry[name].conflicts)
+    ]
     return [name for word in words for name in (those if word == "input" else [word])]
 
 
