@@ -147,6 +147,8 @@ class FusedFetcher:
         self._original = original
         self.reading = reading
         self._begun = False
+        self.known = False
+        """Whether the latest batch is what the program gives, and not what the script did in its place."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "_original":  # while being copied
@@ -161,6 +163,7 @@ class FusedFetcher:
     def fetch(self, indices: Any, *, always: bool = False) -> Any:
         """The batch; `always`: computed at once though the lever is not engaged."""
         plain, reading = self._original.fetch, self.reading
+        self.known = False
         if not (self._owner.engaged or self._always or always) or type(indices) is not list or not indices:
             return plain(indices)
         if not self._begun:
@@ -175,12 +178,18 @@ class FusedFetcher:
             own = plain(indices)
             if why := reading.shadow.of_batch(batch, own):
                 reading.set_aside(f"its batches differ: {why}")
+            self.known = not why
             return own
         if why := reading.shadow.of_items(batch, indices, lambda index: plain([index])):
             reading.set_aside(f"its batches differ: {why}")
             return plain(indices)
         self._owner.num_batches += 1
+        self.known = True
         return batch
+
+    def computed(self, indices: list[int]) -> Any:
+        """The batch as the program gives it, whether the lever is engaged or not; None where it cannot be computed."""
+        return None if self.reading.program is None else self._computed(self.reading.program, indices)
 
     def _computed(self, program: Program, indices: list[int]) -> Any:
         """The batch; None where it cannot be computed."""
