@@ -177,6 +177,43 @@ def new_type(dataset, number):
     dataset.n = [8, 8.0, 8, np.float32(8)][number % 4]
 
 
+def turn_sign(dataset, number):
+    dataset.n = -0.0 if number > 3 else 0.0
+
+
+def turn_signs(dataset, number):
+    dataset.labels = [-0.0 if number > 3 else 0.0] * 50
+
+
+def new_default(dataset, number):
+    torch.set_default_dtype(torch.float64 if number % 3 == 2 else torch.float32)
+
+
+@pytest.mark.parametrize("change", [turn_sign, turn_signs, new_default])
+def test_what_is_equal_and_not_the_same_is_told_apart(made, change):
+    source = """
+        def __getitem__(self, i):
+            return self.images[i] * self.n, self.labels[i] * 2, torch.from_numpy(self.images[i]) / 2
+    """
+    try:
+        check(lambda: made(source, n=1.0, labels=[1.0] * 50), num=8, between=change)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_items_of_a_branch_that_was_not_read_are_computed_each_time(made):
+    source = """
+        def __getitem__(self, i):
+            x = torch.from_numpy(self.images[i]).float() / self.n
+            if self.labels[i] == 3:
+                x = x + torch.rand(1)
+            return x, self.labels[i]
+    """
+    labels = [0] * 50
+    labels[17] = 3
+    assert check(lambda: made(source, labels=labels), num=4, batch_size=2, least=40).store.num_kept == 49
+
+
 @pytest.mark.parametrize("change", [write_array, write_label, new_array, new_parameter, new_type])
 def test_a_dataset_that_changes_is_followed(made, change):
     images = np.random.default_rng(5).integers(0, 256, (50, 6, 5), dtype=np.uint8)
@@ -308,7 +345,7 @@ def test_marks_differ_when_anything_does():
 def test_a_look_takes_no_more_than_it_compares(made):
     dataset = made("def __getitem__(self, i): return self.images[i].float() / self.n", images=torch.zeros(50, 8))
     look = Sources(read(dataset, 0)[1]).look(dataset, [3, 4])
-    assert look.rows == () and len(look.mark) == 2
+    assert look.rows == () and len(look.mark) == 3  # with the default type
 
 
 @settings(max_examples=30, deadline=None)

@@ -156,6 +156,8 @@ class FusedFetcher:
         self._original = original
         self.reading = reading
         self._begun = False
+        self.known = False
+        """Whether the latest batch is what the program gives, and not what the script did in its place."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "_original":  # while being copied
@@ -170,6 +172,7 @@ class FusedFetcher:
     def fetch(self, indices: Any, *, always: bool = False) -> Any:
         """The batch; `always`: computed at once though the lever is not engaged."""
         plain, reading = self._original.fetch, self.reading
+        self.known = False
         if not (self._owner.engaged or self._always or always) or type(indices) is not list or not indices:
             return plain(indices)
         if not self._begun:
@@ -197,6 +200,7 @@ class FusedFetcher:
                 reading.set_aside(f"its batches differ: {why}")
             elif after is not None and not torch.equal(after, torch.get_rng_state()):
                 reading.set_aside("its items draw other random numbers")
+            self.known = not why
             return own
         single = Single(plain, indices, before, len(reading.program.draws) if reading.program else 0)
         if why := reading.shadow.of_items(batch, indices, single, draws=before is not None):
@@ -207,7 +211,12 @@ class FusedFetcher:
         if after is not None and single.asked:
             torch.set_rng_state(after)
         self._owner.num_batches += 1
+        self.known = True
         return batch
+
+    def computed(self, indices: list[int]) -> Any:
+        """The batch as the program gives it, whether the lever is engaged or not; None where it cannot be computed."""
+        return None if self.reading.program is None else self._computed(self.reading.program, indices)
 
     def _computed(self, program: Program, indices: list[int]) -> Any:
         """The batch; None where it cannot be computed."""

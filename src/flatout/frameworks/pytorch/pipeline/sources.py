@@ -7,6 +7,8 @@ their changes. In: a program, a dataset, indices. Out: a `Look`, to be compared 
 
 from __future__ import annotations
 
+import contextlib
+import struct
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ MOST_BYTES = 2**16
 MOST_PARTS = 64
 
 _VALUES = (
-    *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, type, torch.dtype, torch.Size),
+    *(bool, int, str, bytes, type(None), type(Ellipsis), slice, type, torch.dtype, torch.Size),
     *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType, np.dtype),
 )
 
@@ -71,7 +73,7 @@ class Sources:
             self._compare_all_but(counted)
         mark = [_count(one) if on else type(one) for one, on in zip(containers, counted, strict=True)]
         rows = tuple([_data(one) for one in self._take(dataset, index)])
-        return Look((*mark, *map(state_of, parameters)), rows)
+        return Look((torch.get_default_dtype(), *mark, *map(state_of, parameters)), rows)
 
     def _compare_all_but(self, counted: tuple[bool, ...]) -> None:
         taken = [take.rows for take, on in zip(self._program.takes, counted, strict=True) if not on]
@@ -97,7 +99,14 @@ def _count(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _data(rows: Any) -> Any:
     if type(rows) is not Rows:
         raise Unvectorised("what is taken is the same for all")
-    return rows.data.numpy() if isinstance(rows.data, torch.Tensor) else rows.data
+    if isinstance(rows.data, torch.Tensor):
+        return rows.data.numpy()
+    if rows.kind == "float":
+        return np.array(rows.data, np.float64)  # its bits are compared: 0.0 is not -0.0, and NaN is NaN
+    if rows.kind == "int":
+        with contextlib.suppress(OverflowError):
+            return np.array(rows.data, np.int64)
+    return rows.data
 
 
 def state_of(value: Any) -> Any:
@@ -110,6 +119,10 @@ def state_of(value: Any) -> Any:
     (False, True)
     """
     kind = type(value)
+    if kind is float:
+        return kind, struct.pack("d", value)
+    if kind is complex:
+        return kind, struct.pack("dd", value.real, value.imag)
     if kind in _VALUES:
         return kind, value
     if kind in (tuple, list) and len(value) <= MOST_PARTS:

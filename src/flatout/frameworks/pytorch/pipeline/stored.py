@@ -186,8 +186,11 @@ class StoredFetcher:
         if there.all():
             return self._shadowed(_taken(keeper.store, places), indices)
         missing = [index for index, kept in zip(indices, there.tolist(), strict=True) if not kept]
-        others = self._kept(keeper.store, missing, None)
+        others = inner.computed(missing)
+        if others is None:  # then the whole batch is the script's, which draws what it draws once
+            return inner.plain(indices)
         try:
+            self._put(keeper.store, missing, None, others)
             return self._shadowed(_taken(keeper.store, places, others), indices)
         except Unkept as problem:
             keeper.failed(problem)
@@ -203,18 +206,17 @@ class StoredFetcher:
             return None
 
     def _kept(self, store: Store, indices: list[int], look: Look | None) -> Any:
-        """A batch of `inner`, which is kept."""
+        """A batch of `inner`, which is kept where the program knows what it follows from."""
         batch = self._inner.fetch(indices, always=True)
-        keeper = self._keeper
-        if (
-            keeper.reading.program is None or keeper.store is None
-        ):  # something was found to be otherwise than it was read
-            return batch
-        try:
-            store.put(indices, look or keeper.look(indices), batch)
-        except Exception as problem:  # noqa: BLE001  the batch is there, whatever becomes of the others
-            keeper.set_aside(f"a batch could not be kept: {problem}")
+        if self._inner.known:
+            self._put(store, indices, look, batch)
         return batch
+
+    def _put(self, store: Store, indices: list[int], look: Look | None, batch: Any) -> None:
+        try:
+            store.put(indices, look or self._keeper.look(indices), batch)
+        except Exception as problem:  # noqa: BLE001  the batch is there, whatever becomes of the others
+            self._keeper.set_aside(f"a batch could not be kept: {problem}")
 
     def _shadowed(self, batch: Any, indices: list[int]) -> Any:
         """The batch, or the script's own where it is to be that."""
