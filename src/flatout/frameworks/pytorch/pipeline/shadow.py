@@ -40,20 +40,26 @@ class Shadow:
         self.num_batches += 1
         return difference(batch, plain)
 
-    def of_items(self, batch: Any, indices: list[int], single: Callable[[int], Any]) -> str | None:
-        """The item that is due in this batch, if one is; `single` gives a batch of one by the script's own path."""
-        self._since += len(indices)
+    def due(self, num: int) -> int | None:
+        """The place of the item that is to be computed both ways, of the `num` in this batch; None where none is."""
+        self._since += num
         if self._since < EVERY:
             return None
         self._since -= EVERY
         self.num_items += 1
-        place = self.num_items * 7919 % len(indices)  # every place in its turn, drawn from no generator
+        return self.num_items * 7919 % num  # every place in its turn, drawn from no generator
+
+    def of_items(self, batch: Any, indices: list[int], single: Callable[[int], Any]) -> str | None:
+        """The item that is due in this batch, if one is; `single` gives a batch of one by the script's own path."""
+        place = self.due(len(indices))
+        if place is None:
+            return None
         before = RandomStates() if self.num_items <= NUM_WATCHED else None  # it costs more than most items
         plain = single(indices[place])
         if before is not None and not before.equals(RandomStates()):
             before.restore()
             return f"item {indices[place]} draws random numbers"
-        why = difference(_row(batch, place), plain)
+        why = difference(row(batch, place), plain)
         return f"item {indices[place]}: {why}" if why else None
 
 
@@ -84,13 +90,13 @@ def _described(tensor: torch.Tensor) -> str:
     return text + " view" * tensor._is_view() + " with history" * tensor.requires_grad
 
 
-def _row(batch: Any, place: int) -> Any:
+def row(batch: Any, place: int) -> Any:
     """The batch that this one item would be."""
     kind = type(batch)
     if kind is torch.Tensor:
         return batch[place : place + 1].clone(memory_format=torch.contiguous_format)
     if kind is dict:
-        return {key: _row(part, place) for key, part in batch.items()}
+        return {key: row(part, place) for key, part in batch.items()}
     if kind in (list, tuple) and batch and type(batch[0]) is str:
         return batch[place : place + 1]
-    return kind(_row(part, place) for part in batch)
+    return kind(row(part, place) for part in batch)

@@ -1,0 +1,155 @@
+"""What does the script hold while a tensor of pixels has not been computed? A tensor that knows its shape and type.
+
+Calls that can be noted are noted. Whatever else is done with it computes it: it becomes the very tensor that PyTorch
+would have given. In: numbers that are not computed. Out: tensors.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from flatout.frameworks.pytorch.pipeline.pixels.calls import Layout, known, noted
+from flatout.frameworks.pytorch.pipeline.pixels.elements import Elements
+from flatout.frameworks.pytorch.pipeline.pixels.work import TooLateError, Work
+
+
+class DeferredTensor(torch.Tensor):
+    """A tensor that is not computed yet."""
+
+    flatout_plain: ClassVar[type[torch.Tensor]] = torch.Tensor
+    """The class that it stands for."""
+    flatout_work: Work
+    flatout_elements: Elements
+    flatout_layout: Layout
+    flatout_family: object
+    """The same for tensors that are views of one another."""
+    flatout_target: torch.Tensor | None
+    """Where its numbers lie, as soon as there is a place for them."""
+    flatout_filled: bool
+    flatout_in_batch: bool
+    """Whether that place is part of a batch."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if known(func):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        if args and isinstance(args[0], DeferredTensor):
+            made = args[0].flatout_note(func, args[1:], kwargs)
+            if made is not None:
+                return made
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, DeferredTensor):
+                leaf.flatout_compute()
+        return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """What comes here has passed by `__torch_function__`, and cannot be given the true tensor any more."""
+        problem = TooLateError(f"`{func}` takes a tensor that is not computed yet")
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, DeferredTensor):
+                leaf.flatout_work.spoil(problem)
+        raise problem
+
+    def flatout_note(self, call: Any, operands: tuple[Any, ...], keywords: Any) -> DeferredTensor | None:
+        """The result of a call, where it can be noted."""
+        own = self.__dict__
+        if not own["flatout_work"].here():
+            return None
+        found = noted(call, own["flatout_elements"], own["flatout_layout"], operands, keywords)
+        if found is None:
+            return None
+        if found.kind != "itself":
+            return deferred(found.elements, found.layout, own["flatout_family"] if found.kind == "view" else None)
+        return self.flatout_changed(found.elements)
+
+    def flatout_changed(self, elements: Elements) -> DeferredTensor | None:
+        """The tensor itself with other numbers, as an operation in place leaves it; None where a view would see it."""
+        own = self.__dict__
+        if elements is not own["flatout_elements"]:
+            if _has_relatives(self):
+                return None
+            own["flatout_elements"] = elements
+        return self
+
+    def flatout_place(self, target: torch.Tensor) -> None:
+        """The numbers are to lie in this part of a batch."""
+        self.__dict__.update(flatout_target=target, flatout_in_batch=True)
+
+    def flatout_fill(self) -> None:
+        """Compute the numbers; any thread may do so."""
+        own = self.__dict__
+        if own["flatout_filled"]:
+            return
+        elements: Elements = own["flatout_elements"]
+        if own["flatout_target"] is None:
+            own["flatout_target"] = own["flatout_layout"].place(elements.axes)
+        elements.fill(own["flatout_target"].numpy())
+        own["flatout_filled"] = True
+
+    def flatout_value(self) -> torch.Tensor:
+        """A tensor with the numbers, which are computed; not to be changed."""
+        value: torch.Tensor = self.__dict__["flatout_target"]
+        return value
+
+    def flatout_compute(self) -> None:
+        """Become the tensor that PyTorch would have given.
+
+        Raises:
+            Exception: Whatever PIL raises; `TooLateError` where somebody refers to it in a way that forbids it.
+        """
+        own = self.__dict__
+        work: Work = own["flatout_work"]
+        try:
+            if _has_relatives(self):
+                raise TooLateError("a tensor is computed while a view of it is not")
+            with work.held():
+                self.flatout_fill()
+            value, layout = own["flatout_target"], own["flatout_layout"]
+            if own["flatout_in_batch"]:  # which is not for others to write to
+                value = layout.place(own["flatout_elements"].axes).copy_(value)
+            if layout.kind is not torch.Tensor:
+                value = value.as_subclass(layout.kind)
+            own.clear()
+            torch.utils.swap_tensors(self, value)
+        except BaseException as problem:
+            work.spoil(problem)
+            raise
+
+
+def deferred(elements: Elements, layout: Layout, family: object | None = None) -> DeferredTensor:
+    """The tensor that the script is given for numbers; `family`: that of a tensor of which it is a view."""
+    tensor = torch.Tensor._make_wrapper_subclass(
+        _class_for(layout.kind), layout.shape, strides=layout.strides, dtype=layout.dtype, device="cpu"
+    )
+    work = elements.picture.work
+    tensor.__dict__.update(
+        flatout_work=work, flatout_elements=elements, flatout_layout=layout, flatout_target=None, flatout_filled=False,
+        flatout_in_batch=False, flatout_family=object() if family is None else family,
+    )  # fmt: skip
+    work.tensors.append(tensor)
+    return tensor
+
+
+@lru_cache(maxsize=16)
+def _class_for(kind: type[torch.Tensor]) -> type[DeferredTensor]:
+    """The class of ours that stands for a class of tensors."""
+    if kind is torch.Tensor:
+        return DeferredTensor
+    return type(kind)(kind.__name__, (DeferredTensor, kind), {"flatout_plain": kind, "__module__": kind.__module__})
+
+
+def _has_relatives(tensor: DeferredTensor) -> bool:
+    """Whether somebody has another tensor that shares its memory and is not computed either."""
+    own = tensor.__dict__
+    family, work = own["flatout_family"], own["flatout_work"]
+    return any(one is not tensor and one.__dict__.get("flatout_family") is family for one in work.wanted())
