@@ -22,6 +22,25 @@ class NoSource(Exception):
 
 
 @lru_cache(maxsize=256)
+def body_of(code: types.CodeType) -> tuple[ast.arguments, list[ast.stmt]]:
+    """The parameters and the statements of a function, or of a lambda, by its code.
+
+    Raises:
+        NoSource: Says why they cannot be read.
+    """
+    if code.co_name != "<lambda>":
+        definition = syntax_of(code)
+        return definition.args, definition.body
+    tree, codes = _file(code.co_filename)
+    if not any(_same(found, code) for found in codes):
+        raise NoSource("its source has changed since it was loaded")
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno]
+    if len(found) != 1:
+        raise NoSource("there are several on its line")
+    return found[0].args, [ast.copy_location(ast.Return(value=found[0].body), found[0].body)]
+
+
+@lru_cache(maxsize=256)
 def syntax_of(code: types.CodeType) -> ast.FunctionDef:
     """The definition of a function, by its code.
 

@@ -190,6 +190,31 @@ def arithmetic(
     return Noted(found, layout, "itself") if in_place else Noted(found, result)
 
 
+def normalized(
+    elements: Elements, layout: Layout, mean: tuple[float, ...], std: tuple[float, ...], *, in_place: bool
+) -> Noted | None:
+    """What torchvision's `normalize` gives; None where it would raise, or does something else."""
+    if layout.dtype not in FLOATS or elements.axes != (2, 0, 1) or layout.kind is not torch.Tensor:
+        return None
+    values = _per_channel(mean, std, layout.shape[0], layout.dtype)
+    if values is None:
+        return None
+    found = elements.then(Arithmetic("sub", values[0])).then(Arithmetic("div", values[1]))
+    return Noted(found, layout, "itself") if in_place else Noted(found, _result(layout, torch.clone))
+
+
+@lru_cache(maxsize=64)
+def _per_channel(
+    mean: tuple[float, ...], std: tuple[float, ...], num: int, dtype: torch.dtype
+) -> tuple[np.ndarray, np.ndarray] | None:
+    if len(mean) not in (1, num) or len(std) not in (1, num):
+        return None
+    one, other = torch.as_tensor(mean, dtype=dtype), torch.as_tensor(std, dtype=dtype)
+    if bool((other == 0).any()):
+        return None
+    return one.view(1, 1, -1).numpy(), other.view(1, 1, -1).numpy()
+
+
 def _is_simple(operand: Any, layout: Layout) -> bool:
     """Whether an operand is a small tensor of the same type that is repeated along the dimensions."""
     if type(operand) is not torch.Tensor or operand.dtype is not layout.dtype or operand.numel() > MOST_OPERANDS:
@@ -207,10 +232,9 @@ def _arithmetic(name: str, *, in_place: bool = False) -> Callable[..., Noted | N
 @lru_cache(maxsize=512)
 def _result(layout: Layout, call: Callable[..., Any], operand: Any = None) -> Layout:
     """How the result of a call lies in memory; `operand`: the shape of a tensor, or another operand as it is."""
-    given = () if operand is None else (torch.empty(operand, device="meta", dtype=layout.dtype),)
-    if operand is not None and type(operand) is not tuple:
-        given = (operand,)
-    made = call(layout.bare(), *given)
+    if type(operand) is tuple:
+        operand = torch.empty(operand, device="meta", dtype=layout.dtype)
+    made = call(layout.bare()) if operand is None else call(layout.bare(), operand)
     return Layout(tuple(made.shape), made.stride(), made.dtype)
 
 

@@ -109,7 +109,7 @@ class PixelFetcher:
         standing = self.standing
         if not (self._owner.engaged or self._always) or type(indices) is not list or not indices:
             return None
-        if not standing.holds():
+        if not standing.holds() or any(type(index) is not int for index in indices):
             return None
         plain = self._original.collate_fn is default_collate and collation.is_plain()
         pending = Pending(indices, RandomStates(), Collation(len(indices)) if plain else None, _settings())

@@ -19,11 +19,12 @@ import torch
 
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.pipeline.pixels import geometry
-from flatout.frameworks.pytorch.pipeline.pixels.calls import FLOATS, Layout
+from flatout.frameworks.pytorch.pipeline.pixels.calls import FLOATS, Layout, normalized
 from flatout.frameworks.pytorch.pipeline.pixels.elements import CHANNELS, Arithmetic, Elements, number
 from flatout.frameworks.pytorch.pipeline.pixels.files import picture_of, watch
 from flatout.frameworks.pytorch.pipeline.pixels.images import deferred as deferred_image
 from flatout.frameworks.pytorch.pipeline.pixels.pictures import Called
+from flatout.frameworks.pytorch.pipeline.pixels.tensors import DeferredTensor
 from flatout.frameworks.pytorch.pipeline.pixels.tensors import deferred as deferred_tensor
 from flatout.frameworks.pytorch.pipeline.pixels.work import Work
 
@@ -99,6 +100,7 @@ def _places() -> Iterator[tuple[Any, str, Replacement]]:
         ("PIL.Image", "open", _open),
         ("torchvision.transforms.functional", "to_tensor", _to_tensor),
         ("torchvision.transforms.functional", "pil_to_tensor", _pil_to_tensor),
+        ("torchvision.transforms.functional", "normalize", _normalize),
         ("torchvision.transforms._functional_pil", "pad", _pad),
         ("torchvision.transforms._functional_pil", "to_grayscale", _to_grayscale),
         *(("torchvision.transforms._functional_pil", name, _same_size) for name in SAME_SIZE),
@@ -152,6 +154,22 @@ def _pil_to_tensor(original: Any) -> Callable[..., Any]:
         return deferred_tensor(Elements(picture, (2, 0, 1)), layout)
 
     return pil_to_tensor
+
+
+def _normalize(original: Any) -> Callable[..., Any]:
+    def normalize(work: Work, tensor: Any, mean: Any, std: Any, inplace: Any = False) -> Any:
+        given = geometry.constants((mean, std, inplace))
+        if isinstance(tensor, DeferredTensor) and given is not None and all(type(p) in (list, tuple) for p in given[:2]):
+            own = vars(tensor)
+            found = normalized(
+                own["flatout_elements"], own["flatout_layout"], tuple(mean), tuple(std), in_place=bool(inplace)
+            )
+            made = tensor.flatout_then(found) if found is not None and own["flatout_work"].here() else None
+            if made is not None:
+                return made
+        return original(tensor, mean, std, inplace)
+
+    return normalize
 
 
 def _same_size(original: Any) -> Callable[..., Any]:

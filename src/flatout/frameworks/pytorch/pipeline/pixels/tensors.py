@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._pytree import tree_leaves
 
-from flatout.frameworks.pytorch.pipeline.pixels.calls import Layout, known, noted
+from flatout.frameworks.pytorch.pipeline.pixels.calls import Layout, Noted, known, noted
 from flatout.frameworks.pytorch.pipeline.pixels.elements import Elements
 from flatout.frameworks.pytorch.pipeline.pixels.work import TooLateError, Work
 
@@ -66,8 +66,11 @@ class DeferredTensor(torch.Tensor):
         if not own["flatout_work"].here():
             return None
         found = noted(call, own["flatout_elements"], own["flatout_layout"], operands, keywords)
-        if found is None:
-            return None
+        return None if found is None else self.flatout_then(found)
+
+    def flatout_then(self, found: Noted) -> DeferredTensor | None:
+        """The tensor for what a call on this one gives."""
+        own = self.__dict__
         if found.kind != "itself":
             return deferred(found.elements, found.layout, own["flatout_family"] if found.kind == "view" else None)
         return self.flatout_changed(found.elements)
@@ -76,7 +79,7 @@ class DeferredTensor(torch.Tensor):
         """The tensor itself with other numbers, as an operation in place leaves it; None where a view would see it."""
         own = self.__dict__
         if elements is not own["flatout_elements"]:
-            if _has_relatives(self):
+            if _relatives(self):
                 return None
             own["flatout_elements"] = elements
         return self
@@ -102,28 +105,40 @@ class DeferredTensor(torch.Tensor):
         return value
 
     def flatout_compute(self) -> None:
-        """Become the tensor that PyTorch would have given.
+        """Become the tensor that PyTorch would have given, and with it those that share its memory.
 
         Raises:
-            Exception: Whatever PIL raises; `TooLateError` where somebody refers to it in a way that forbids it.
+            Exception: Whatever PIL raises, or PyTorch where somebody refers to it in a way that forbids it.
         """
-        own = self.__dict__
-        work: Work = own["flatout_work"]
+        work: Work = self.__dict__["flatout_work"]
         try:
-            if _has_relatives(self):
-                raise TooLateError("a tensor is computed while a view of it is not")
             with work.held():
-                self.flatout_fill()
-            value, layout = own["flatout_target"], own["flatout_layout"]
-            if own["flatout_in_batch"]:  # which is not for others to write to
-                value = layout.place(own["flatout_elements"].axes).copy_(value)
-            if layout.kind is not torch.Tensor:
-                value = value.as_subclass(layout.kind)
-            own.clear()
-            torch.utils.swap_tensors(self, value)
+                family = [self, *_relatives(self)]
+                first = next((one for one in family if not one.__dict__["flatout_layout"].view), self)
+                first.flatout_fill()
+                axes = first.__dict__["flatout_elements"].axes
+                first.flatout_become(first.flatout_own())
+                for one in family:
+                    if one is not first:
+                        dims = [axes.index(axis) for axis in one.__dict__["flatout_elements"].axes]
+                        one.flatout_become(first.permute(dims))
         except BaseException as problem:
             work.spoil(problem)
             raise
+
+    def flatout_own(self) -> torch.Tensor:
+        """The numbers, which are computed, in memory that is no part of a batch."""
+        own = self.__dict__
+        value: torch.Tensor = own["flatout_target"]
+        return own["flatout_layout"].place(own["flatout_elements"].axes).copy_(value) if own["flatout_in_batch"] else value
+
+    def flatout_become(self, value: torch.Tensor) -> None:
+        """Be this tensor from now on."""
+        kind = self.__dict__["flatout_layout"].kind
+        self.__dict__.clear()
+        if kind is not torch.Tensor:
+            value = value.as_subclass(kind)
+        torch.utils.swap_tensors(self, value)
 
 
 def deferred(elements: Elements, layout: Layout, family: object | None = None) -> DeferredTensor:
@@ -148,8 +163,8 @@ def _class_for(kind: type[torch.Tensor]) -> type[DeferredTensor]:
     return type(kind)(kind.__name__, (DeferredTensor, kind), {"flatout_plain": kind, "__module__": kind.__module__})
 
 
-def _has_relatives(tensor: DeferredTensor) -> bool:
-    """Whether somebody has another tensor that shares its memory and is not computed either."""
+def _relatives(tensor: DeferredTensor) -> list[DeferredTensor]:
+    """The other tensors that share its memory, that somebody has, and that are not computed either."""
     own = tensor.__dict__
     family, work = own["flatout_family"], own["flatout_work"]
-    return any(one is not tensor and one.__dict__.get("flatout_family") is family for one in work.wanted())
+    return [one for one in work.wanted() if one is not tensor and one.__dict__.get("flatout_family") is family]

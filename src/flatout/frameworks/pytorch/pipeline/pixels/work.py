@@ -78,10 +78,9 @@ class Work:
             self.problem = problem
 
     def wanted(self) -> list[DeferredTensor]:
-        """The tensors that somebody has."""
-        return [
-            tensor for tensor, num in zip(self.tensors, num_references(self.tensors), strict=True) if num > _ALONE
-        ]
+        """The tensors that are not computed and that somebody has."""
+        found = zip(self.tensors, num_references(self.tensors), strict=True)
+        return [tensor for tensor, num in found if num > _ALONE and hasattr(type(tensor), "flatout_fill")]
 
     def ended(self) -> list[DeferredTensor]:
         """The item's code is over: the tensors that are still wanted."""
@@ -115,9 +114,9 @@ class Work:
         self._thread = None
         images, self.images = self.images, []
         for image in [reference() for reference in images]:
-            if hasattr(image, "flatout_compute"):
+            if hasattr(type(image), "flatout_compute"):
                 image.flatout_compute()
         for tensor in self.wanted():
-            if hasattr(tensor, "flatout_compute"):
+            if hasattr(type(tensor), "flatout_compute"):  # or it was computed with another
                 tensor.flatout_compute()
         self.tensors = []
