@@ -109,6 +109,8 @@ class LoaderFacts:
     """Why its batches cannot be computed at once; None where they can."""
     why_not_in_process: str | None = "not looked at"
     """Why they cannot be in place of the script's workers; None where they can."""
+    why_not_pixel_threads: str | None = "not looked at"
+    """Why the pixel work of its batches cannot be done by several threads; None where it can."""
 
 
 EndedBy: TypeAlias = Literal["optimizer", "loader", "call"]

@@ -97,7 +97,16 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
         batch_bytes=session.loaders.batch_bytes(loader),
         why_not_fused=session.loaders.why_not_fused(loader),
         why_not_in_process=session.loaders.why_not_fused(loader, for_workers=True),
+        why_not_pixel_threads=_why_not_pixel_threads(loader, session),
     )
+
+
+def _why_not_pixel_threads(loader: DataLoader[Any], session: Session) -> str | None:
+    if not session.loaders.reopen:  # looking at a dataset's code takes a while
+        return "looked at in a trial only"
+    from flatout.frameworks.pytorch.pipeline.pixels.owner import pixel_threads_of
+
+    return pixel_threads_of(session.loaders).why_not(loader)
 
 
 def _matmul_precision() -> str:

@@ -28,6 +28,7 @@ from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.pipeline.fused import FusedFetch
+    from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads
 
 WORKER_ATTRIBUTES = (
     "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout", "worker_init_fn"
@@ -64,12 +65,12 @@ class Loaders:
         """Whether training passes that are under way open again when `settings` change (in a trial)."""
         self.endless = False
         self.replay_batch = False
-        self.num_steps = 0
-        self.num_restarts = 0
+        self.num_steps, self.num_restarts = 0, 0
         self.num_changed = 0
         """Passes opened with `settings`."""
         self.fused: FusedFetch | None = None
         """What computes batches at once; made when it is first asked for."""
+        self.pixels: PixelThreads | None = None  # the same for pixel work on threads
         self.passes: weakref.WeakSet[Pass] = weakref.WeakSet()
         self._pid = os.getpid()
         self._patch: Patch | None = None
@@ -193,15 +194,13 @@ class Loaders:
         return type(loader).__iter__ is DataLoader.__iter__ and os.getpid() == self._pid
 
     def _feeds_training(self, loader: DataLoader[Any]) -> bool:
-        # A loader in order is most often an evaluation's, for which starting workers each time would cost; it is
-        # left alone until it has been seen to train.
         if loader in self._training:
-            return True
+            return True  # one in order is most often an evaluation's, for which starting workers would cost
         return loader not in self._others and not isinstance(loader.sampler, SequentialSampler)
 
     def fuse(self, engaged: bool) -> None:
         """Compute batches at once from now on, where that is known how, or no longer."""
-        self.fused = self._fused_fetch()
+        self.fused = self.fused_fetch()
         self.fused.engaged, self.fused.num_batches = engaged, 0
         if engaged:
             for one in self.passes:
@@ -211,9 +210,10 @@ class Loaders:
         """Why the loader's batches cannot be computed at once, or not in place of its workers; None where they can."""
         if not self.reopen:  # reading a dataset takes a while
             return "looked at in a trial only"
-        return self._fused_fetch().why_not(loader, for_workers=for_workers)
+        return self.fused_fetch().why_not(loader, for_workers=for_workers)
 
-    def _fused_fetch(self) -> FusedFetch:
+    def fused_fetch(self) -> FusedFetch:
+        """What computes batches at once."""
         if self.fused is None:
             from flatout.frameworks.pytorch.pipeline.fused import FusedFetch
 
@@ -223,8 +223,9 @@ class Loaders:
     def open(self, loader: DataLoader[Any]) -> Opened:
         """A pass made under the present settings; as the script says where they do not apply, or fail."""
         opened = self._open(loader)
-        if self.fused is not None:
-            self.fused.attach(loader, opened.iterator)
+        for fetching in (self.fused, self.pixels):
+            if fetching is not None:
+                fetching.attach(loader, opened.iterator)
         return opened
 
     def _open(self, loader: DataLoader[Any]) -> Opened:
@@ -244,7 +245,7 @@ class Loaders:
         """What may be changed about this loader; empty where nothing."""
         if not self._may_open(loader):
             return {}
-        if self.settings.get(IN_PROCESS) and self._fused_fetch().why_not(loader, for_workers=True) is None:
+        if self.settings.get(IN_PROCESS) and self.fused_fetch().why_not(loader, for_workers=True) is None:
             return self.settings
         if not self._feeds_training(loader):
             return {}
@@ -336,7 +337,7 @@ class Loaders:
             from flatout.frameworks.pytorch.pipeline.in_process import InProcess
 
             loader.check_worker_number_rationality()  # plain warns where there are more workers than cores
-            return InProcess(loader, self._fused_fetch())
+            return InProcess(loader, self.fused_fetch())
         with _handing_over(loader):
             iterator = loader._get_iterator()
         _leave_unwatched(iterator)

@@ -20,6 +20,7 @@ from flatout.tracebacks import hide_ours
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.loaders import Loaders
     from flatout.frameworks.pytorch.pipeline.fused import FusedFetch
+    from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads
     from flatout.frameworks.pytorch.shuffles import Shuffle
 
 
@@ -150,9 +151,9 @@ class Pass:
             if observer is not None:
                 observer.after_fetch()
 
-    def fuse(self, fused: FusedFetch) -> None:
-        """Have the batches that are still to come computed at once, where that is known how."""
-        fused.attach(self._loader, self._inner)
+    def fuse(self, fetching: FusedFetch | PixelThreads) -> None:
+        """Have the batches that are still to come fetched otherwise, where that is known how."""
+        fetching.attach(self._loader, self._inner)
 
     def _fetch(self) -> Any:
         owner = self._owner

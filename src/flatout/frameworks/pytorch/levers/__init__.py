@@ -15,6 +15,7 @@ from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
 from flatout.frameworks.pytorch.levers.fused_fetch import FusedFetch
 from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
 from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
+from flatout.frameworks.pytorch.levers.pixel_threads import PixelThreads
 from flatout.frameworks.pytorch.levers.tf32 import Tf32
 from flatout.frameworks.pytorch.levers.threads import Threads
 from flatout.frameworks.pytorch.levers.virtual_workers import VirtualWorkers
@@ -27,6 +28,7 @@ LEVERS: tuple[type[Lever], ...] = (
     Workers,
     FusedFetch,
     VirtualWorkers,
+    PixelThreads,
     PinnedMemory,
     CudnnBenchmark,
     Tf32,

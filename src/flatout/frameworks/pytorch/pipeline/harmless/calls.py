@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from flatout.frameworks.pytorch.pipeline.harmless.frames import Frame, LocalFunction
-from flatout.frameworks.pytorch.pipeline.harmless.listed import effect_of, effect_of_method, keeps_operands
-from flatout.frameworks.pytorch.pipeline.harmless.resolving import CODE, LIBRARIES, Refused, is_of_library
+from flatout.frameworks.pytorch.pipeline.harmless.listed import effect_of
+from flatout.frameworks.pytorch.pipeline.harmless.named import effect_of_method, gives_element, keeps_operands
+from flatout.frameworks.pytorch.pipeline.harmless.resolving import Refused, is_library, is_of_library
 from flatout.frameworks.pytorch.pipeline.harmless.transforms import MadeTransform, is_chain, is_transform, parts_of
 from flatout.frameworks.pytorch.pipeline.harmless.values import OWN, SHARED, UNKNOWN, Value, joined, known
 
@@ -159,7 +160,7 @@ class Calls:
                 raise Refused(f"`.{node.attr}()` changes something that is not the item's own")
             for value in operands.all() if keeps_operands(node.attr) else ():
                 self._walker.expressions.hold(node.value, value, frame)
-            return Value(own=True, each=self._walker.resolver.element(of)) if of.among is None else OWN
+            return self._walker.resolver.element(of) if gives_element(node.attr) else OWN
         if effect == "makes":
             return OWN
         thing = of.sole()
@@ -193,8 +194,8 @@ class Calls:
         if effect is not None:
             return self._listed(thing, effect, operands, text)
         if isinstance(thing, functools.partial):
-            given = Operands([*map(known, thing.args), *operands.values],
-                             {**{k: known(v) for k, v in thing.keywords.items()}, **operands.named}, operands.open)  # fmt: skip
+            named = {name: known(value) for name, value in thing.keywords.items()} | operands.named
+            given = Operands([*map(known, thing.args), *operands.values], named, operands.open)
             return self._one(thing.func, given, text)
         if isinstance(thing, types.FunctionType | types.MethodType | LocalFunction):
             return self._run(thing, operands, text)
@@ -226,6 +227,8 @@ class Calls:
     def _passing(self, thing: Any, operands: Operands) -> Value:
         """What gives parts of what it is given."""
         element, values = self._walker.resolver.element, operands.all()
+        if thing is next and values:
+            return element(values[0])
         if thing is enumerate and values:
             return Value(own=True, each=Value(own=True, parts=(OWN, element(values[0]))))
         if thing is zip:
@@ -250,8 +253,7 @@ class Calls:
             raise Refused(f"a `{type(thing).__name__}` is given to `{text}`")
 
     def _run(self, thing: Any, operands: Operands, text: str) -> Value:
-        home = getattr(thing, "__module__", None) or ""
-        if home.split(".")[0] in LIBRARIES and not home.startswith(CODE):
+        if is_library(getattr(thing, "__module__", None) or ""):
             raise Refused(f"`{text}` is called")
         if operands.open:
             return self._walker.run(thing, [], {})
@@ -336,4 +338,8 @@ def _is_hooked(module: torch.nn.Module) -> bool:
     from torch.nn.modules import module as modules
 
     own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(own) or bool(modules._global_forward_hooks or modules._global_forward_pre_hooks) or "forward" in vars(module)
+    return (
+        any(own)
+        or bool(modules._global_forward_hooks or modules._global_forward_pre_hooks)
+        or "forward" in vars(module)
+    )

@@ -6,6 +6,8 @@ In: expressions of the script's code, and what is known of its names. Out: value
 from __future__ import annotations
 
 import ast
+import operator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flatout.frameworks.pytorch.pipeline.harmless.frames import Frame, LocalFunction
@@ -162,10 +164,14 @@ class Expressions:
         found = self._walker.resolver.attribute(of, name)
         if not any(isinstance(thing, Property) for thing in found.among or ()):
             return found
-        return joined([
-            self._walker.run(thing.function, [known(thing.thing)], {}) if isinstance(thing, Property) else known(thing)
-            for thing in found.among or ()
-        ])
+        return joined(
+            [
+                self._walker.run(thing.function, [known(thing.thing)], {})
+                if isinstance(thing, Property)
+                else known(thing)
+                for thing in found.among or ()
+            ]
+        )
 
     def _subscript(self, node: ast.Subscript, frame: Frame) -> Value:
         of, key = self.value(node.value, frame), self.value(node.slice, frame)
@@ -333,10 +339,9 @@ def _is_instance(value: Value, kinds: Value) -> bool | None:
     return found.pop() if len(found) == 1 else None
 
 
-_COMPARISONS: dict[type[ast.cmpop], Any] = {
-    ast.Eq: lambda a, b: a == b, ast.NotEq: lambda a, b: a != b, ast.Lt: lambda a, b: a < b, ast.LtE: lambda a, b: a <= b,
-    ast.Gt: lambda a, b: a > b, ast.GtE: lambda a, b: a >= b, ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.In: lambda one, many: one in many, ast.NotIn: lambda one, many: one not in many,
 }  # fmt: skip
 
 _EXPRESSIONS: dict[type[ast.expr], Any] = {

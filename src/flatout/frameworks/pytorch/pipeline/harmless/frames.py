@@ -36,7 +36,9 @@ class Frame:
         """The same with the line, unless it has one."""
         if problem.placed:
             return problem
-        return Refused(f"{Path(self.function.__code__.co_filename).name}:{getattr(node, 'lineno', 0)}: {problem}", placed=True)
+        return Refused(
+            f"{Path(self.function.__code__.co_filename).name}:{getattr(node, 'lineno', 0)}: {problem}", placed=True
+        )
 
 
 class LocalFunction:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from flatout.frameworks.pytorch.pipeline.harmless.guards import Guards
-from flatout.frameworks.pytorch.pipeline.harmless.listed import is_plain_attribute
+from flatout.frameworks.pytorch.pipeline.harmless.named import is_plain_attribute
 from flatout.frameworks.pytorch.pipeline.harmless.values import IMMUTABLE, MOST_AMONG, OWN, SHARED, Value, joined, known
 
 _ABSENT = object()
@@ -27,7 +27,7 @@ LIBRARIES = frozenset((
 ))  # fmt: skip
 """Packages whose objects do nothing when they are looked at."""
 
-CODE = ("torch.utils.data", "torchvision.datasets", "torchvision._utils", "torchvision.extension")
+_CODE = ("torch.utils.data", "torchvision.datasets")
 """Parts of them whose code and objects are looked at like the script's own."""
 
 MOST_ELEMENTS = 5_000_000
@@ -53,8 +53,12 @@ def is_of_library(thing: Any) -> bool:
 
 def is_library_class(kind: type) -> bool:
     """Whether objects of a class do nothing when they are looked at."""
-    home = kind.__module__
-    return home.split(".")[0] in LIBRARIES and not home.startswith(CODE)
+    return is_library(kind.__module__)
+
+
+def is_library(home: str) -> bool:
+    """Whether the code of a module is a library's that is known, or taken for harmless only where it is listed."""
+    return home.split(".")[0] in LIBRARIES and home != "torchvision" and not home.startswith(_CODE)
 
 
 class Resolver:
@@ -276,9 +280,15 @@ class Property:
 
 def _keeps(kind: type, name: str) -> bool:
     """Whether objects of a class keep an attribute in their own dictionary, in a slot or as a field of a tuple."""
-    if "__getattr__" in dir(kind) or inspect.getattr_static(kind, "__getattribute__") is not vars(object)["__getattribute__"]:
+    if (
+        "__getattr__" in dir(kind)
+        or inspect.getattr_static(kind, "__getattribute__") is not vars(object)["__getattribute__"]
+    ):
         return False
     found = inspect.getattr_static(kind, name, _ABSENT)
-    fields = type(getattr(sys.modules["collections"].namedtuple("_Field", "one"), "one"))
-    return found is _ABSENT or isinstance(found, types.MemberDescriptorType | fields) or not hasattr(type(found), "__get__")
-
+    fields = type(sys.modules["collections"].namedtuple("_Field", "one").one)
+    return (
+        found is _ABSENT
+        or isinstance(found, types.MemberDescriptorType | fields)
+        or not hasattr(type(found), "__get__")
+    )

@@ -24,9 +24,7 @@ def is_transform(kind: type) -> bool:
     home = kind.__module__
     if not home.startswith(_HOMES) or getattr(sys.modules.get(home), kind.__name__, None) is not kind:
         return False
-    packages = tuple(
-        os.path.dirname(sys.modules[name].__file__ or "") + os.sep for name in ("torchvision", "torch")
-    )
+    packages = tuple(os.path.dirname(sys.modules[name].__file__ or "") + os.sep for name in ("torchvision", "torch"))
     functions = (part for one in kind.__mro__[:-1] for part in vars(one).values())
     return all(
         part.__code__.co_filename.startswith(packages) for part in functions if isinstance(part, types.FunctionType)

@@ -1,1 +1,1 @@
-"""How is the pixel work of a batch done by several threads, while the script's code runs in its own, in its own order?"""
+"""How do several threads do the pixel work of a batch, while the script's code runs in its own, in its own order?"""

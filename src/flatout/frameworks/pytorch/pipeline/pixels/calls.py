@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from flatout.frameworks.pytorch.pipeline.pixels.elements import Arithmetic, Elements, Erasure, number
+from flatout.frameworks.pytorch.pipeline.pixels.elements import ARITHMETIC, Arithmetic, Elements, Erasure, number
 
 MOST_OPERANDS = 64
 """Numbers in a tensor that is an operand; it is copied, as it may change meanwhile."""
@@ -241,20 +241,18 @@ def _result(layout: Layout, call: Callable[..., Any], operand: Any = None) -> La
 # -- the calls -----------------------------------------------------------------------------------------------------
 
 _TENSOR = torch.Tensor
+_KINDS = {"add": "add", "sub": "sub", "mul": "mul", "div": "div", "truediv": "div"}
 _NOTES: dict[Any, Callable[[Elements, Layout, tuple[Any, ...]], Noted | None]] = {
     _TENSOR.permute: _permute, torch.permute: _permute, _TENSOR.transpose: _transpose, torch.transpose: _transpose,
-    _TENSOR.as_subclass: _as_subclass, _TENSOR.__setitem__: _assign, _TENSOR.contiguous: _contiguous, _TENSOR.clone: _clone, torch.clone: _clone,
+    _TENSOR.as_subclass: _as_subclass, _TENSOR.__setitem__: _assign,
+    _TENSOR.contiguous: _contiguous, _TENSOR.clone: _clone, torch.clone: _clone,
     _TENSOR.to: _to, _TENSOR.type: _to, _TENSOR.float: _float, _TENSOR.double: _double,
-    **{getattr(holder, name): _arithmetic(name) for name in ("add", "sub", "mul", "div") for holder in (_TENSOR, torch)},
-    **{
-        getattr(_TENSOR, f"__{name}__"): _arithmetic(short)
-        for name, short in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv", "div"))
-    },
-    **{getattr(_TENSOR, f"{name}_"): _arithmetic(name, in_place=True) for name in ("add", "sub", "mul", "div")},
-    **{
-        getattr(_TENSOR, f"__i{name}__"): _arithmetic(short, in_place=True)
-        for name, short in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv", "div"))
-    },
+    **{getattr(torch, kind): _arithmetic(kind) for kind in ARITHMETIC},
+    **{getattr(_TENSOR, kind): _arithmetic(kind) for kind in ARITHMETIC},
+    **{getattr(_TENSOR, f"{kind}_"): _arithmetic(kind, in_place=True) for kind in ARITHMETIC},
+    **{getattr(_TENSOR, f"__{name}__"): _arithmetic(kind) for name, kind in _KINDS.items() if name != "div"},
+    **{getattr(_TENSOR, f"__i{name}__"): _arithmetic(kind, in_place=True) for name, kind in _KINDS.items()
+       if name != "div"},
 }  # fmt: skip
 
 _KNOWN = frozenset((

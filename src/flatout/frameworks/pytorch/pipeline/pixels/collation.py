@@ -29,7 +29,11 @@ class Collation:
         """Give the tensors of an item their places."""
         for part, tensor in enumerate(tensors):
             layout = tensor.flatout_layout
-            if number == 0 and part == len(self._wholes) and _stacks_densely(layout.shape, layout.strides, layout.dtype):
+            if (
+                number == 0
+                and part == len(self._wholes)
+                and _stacks_densely(layout.shape, layout.strides, layout.dtype)
+            ):
                 self._wholes.append(torch.empty((self._num, *layout.shape), dtype=layout.dtype))
             if part >= len(self._wholes):
                 return

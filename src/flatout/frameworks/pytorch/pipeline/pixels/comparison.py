@@ -41,6 +41,6 @@ def item_difference(one: Any, other: Any) -> str | None:
         if len(one) != len(other):
             return f"{len(one)} parts where plain has {len(other)}"
         return next((why for a, b in zip(one, other, strict=True) if (why := item_difference(a, b))), None)
-    if kind.__eq__ is object.__eq__:
+    if not any("__eq__" in vars(one) for one in kind.__mro__[:-1]):
         return item_difference(getattr(one, "__dict__", {}), getattr(other, "__dict__", {}))
     return None if one == other or one != one else "other values"

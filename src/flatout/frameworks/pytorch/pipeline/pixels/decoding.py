@@ -83,7 +83,7 @@ class Rows:
 
 def _decoded(content: bytes, mode: str, width: int, num_rows: int) -> Any | None:
     """The upper rows; None where the last of them is not there for certain."""
-    core = Image.core.new(mode, (width, num_rows))
+    core = Image.core.new(mode, (width, num_rows))  # type: ignore[attr-defined]  # PIL's own C part
     decoder = Image._getdecoder(mode, "jpeg", (mode, ""), ())
     try:
         decoder.setimage(core, (0, 0, width, num_rows))

@@ -7,6 +7,7 @@ computed yet, or into PIL's own. In: what `open` gave. Out: the same object.
 from __future__ import annotations
 
 import sys
+import types
 import weakref
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -102,9 +103,13 @@ def picture_of(image: Any) -> Picture | None:
 @lru_cache(maxsize=16)
 def _classes(kind: type[Any]) -> tuple[type[Any], type[Any]]:
     """The classes of ours for a class of PIL's: not loaded, and not computed."""
-    unloaded = type(kind)(kind.__name__, (Unloaded, kind), {"flatout_plain": kind, "__module__": kind.__module__})
-    uncomputed = type(kind)(kind.__name__, (Deferred, kind), {"flatout_plain": kind, "__module__": kind.__module__})
-    return unloaded, uncomputed
+    return _class_of(Unloaded, kind), _class_of(Deferred, kind)
+
+
+def _class_of(first: type[Any], kind: type[Any]) -> type[Any]:
+    made = types.new_class(kind.__name__, (first, kind), exec_body=lambda names: names.update(flatout_plain=kind))
+    made.__module__ = kind.__module__
+    return made
 
 
 def _leave(image: Any) -> None:

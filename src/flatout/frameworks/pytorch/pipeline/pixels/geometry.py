@@ -15,7 +15,12 @@ MODES = ("L", "RGB", "RGBA")
 CONVERTED = {"L": ("L", "RGB"), "RGB": ("L", "RGB"), "RGBA": ("L", "RGB", "RGBA"), "LA": ("L", "RGB"), "CMYK": ("RGB",)}
 """Conversions, by the mode of the image, that neither warn nor depend on anything but the pixels."""
 
-_SWAPPED = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_270, Image.Transpose.TRANSPOSE, Image.Transpose.TRANSVERSE)
+_SWAPPED = (
+    Image.Transpose.ROTATE_90,
+    Image.Transpose.ROTATE_270,
+    Image.Transpose.TRANSPOSE,
+    Image.Transpose.TRANSVERSE,
+)
 _SIMPLE = (int, float, bool, str, type(None))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset, Subset
@@ -22,6 +23,8 @@ from flatout.frameworks.pytorch.pipeline.shadow import Shadow
 from flatout.frameworks.pytorch.random_states import RandomStates
 
 if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.loaders import Loaders
+    from flatout.frameworks.pytorch.passes import Pass
     from flatout.frameworks.pytorch.pipeline.pixels.fetching import Engine, PixelFetcher
 
 MOST_FAILURES = 8
@@ -41,6 +44,16 @@ class PixelThreads:
         self._fused = fused
         self._engine: Engine | None = None
         self._standings: weakref.WeakKeyDictionary[DataLoader[Any], Standing] = weakref.WeakKeyDictionary()
+
+    def engage(self, passes: Iterable[Pass]) -> None:
+        """Have pixel work done by threads from now on, also in passes that are under way."""
+        self.engaged, self.num_batches = True, 0
+        for one in passes:
+            one.fuse(self)
+
+    def release(self) -> None:
+        """Fetch as the script does again."""
+        self.engaged = False
 
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Put a fetcher of ours into an iterator that fetches in this process."""
@@ -81,6 +94,13 @@ class PixelThreads:
         if found is None or found.dataset is not loader.dataset:
             found = self._standings[loader] = Standing(loader.dataset)
         return found
+
+
+def pixel_threads_of(loaders: Loaders) -> PixelThreads:
+    """What has the pixel work of these loaders done by threads; made when it is first asked for."""
+    if loaders.pixels is None:
+        loaders.pixels = PixelThreads(loaders.fused_fetch())
+    return loaders.pixels
 
 
 class Standing:

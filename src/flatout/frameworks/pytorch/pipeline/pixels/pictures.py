@@ -16,7 +16,6 @@ from flatout.frameworks.pytorch.pipeline.pixels.decoding import Opened
 from flatout.frameworks.pytorch.pipeline.pixels.sources import Source
 from flatout.frameworks.pytorch.pipeline.pixels.work import Work
 
-
 _OF_THE_FILE = ("filename", "fp", "_fp", "_exclusive_fp", "map")
 
 

@@ -19,7 +19,7 @@ import torch
 
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.pipeline.pixels import geometry
-from flatout.frameworks.pytorch.pipeline.pixels.calls import FLOATS, Layout, normalized
+from flatout.frameworks.pytorch.pipeline.pixels.calls import FLOATS, Layout
 from flatout.frameworks.pytorch.pipeline.pixels.elements import CHANNELS, Arithmetic, Elements, number
 from flatout.frameworks.pytorch.pipeline.pixels.files import picture_of, watch
 from flatout.frameworks.pytorch.pipeline.pixels.images import deferred as deferred_image
@@ -158,13 +158,9 @@ def _pil_to_tensor(original: Any) -> Callable[..., Any]:
 
 def _normalize(original: Any) -> Callable[..., Any]:
     def normalize(work: Work, tensor: Any, mean: Any, std: Any, inplace: Any = False) -> Any:
-        given = geometry.constants((mean, std, inplace))
-        if isinstance(tensor, DeferredTensor) and given is not None and all(type(p) in (list, tuple) for p in given[:2]):
-            own = vars(tensor)
-            found = normalized(
-                own["flatout_elements"], own["flatout_layout"], tuple(mean), tuple(std), in_place=bool(inplace)
-            )
-            made = tensor.flatout_then(found) if found is not None and own["flatout_work"].here() else None
+        if isinstance(tensor, DeferredTensor) and vars(tensor)["flatout_work"].here():
+            given = geometry.constants((mean, std))
+            made = tensor.flatout_normalize(*given, in_place=bool(inplace)) if given is not None else None
             if made is not None:
                 return made
         return original(tensor, mean, std, inplace)

@@ -6,13 +6,14 @@ would have given. In: numbers that are not computed. Out: tensors.
 
 from __future__ import annotations
 
+import types
 from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from flatout.frameworks.pytorch.pipeline.pixels.calls import Layout, Noted, known, noted
+from flatout.frameworks.pytorch.pipeline.pixels.calls import Layout, Noted, known, normalized, noted
 from flatout.frameworks.pytorch.pipeline.pixels.elements import Elements
 from flatout.frameworks.pytorch.pipeline.pixels.work import TooLateError, Work
 
@@ -50,7 +51,7 @@ class DeferredTensor(torch.Tensor):
         return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # PyTorch's own has no class before it
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """What comes here has passed by `__torch_function__`, and cannot be given the true tensor any more."""
@@ -66,6 +67,14 @@ class DeferredTensor(torch.Tensor):
         if not own["flatout_work"].here():
             return None
         found = noted(call, own["flatout_elements"], own["flatout_layout"], operands, keywords)
+        return None if found is None else self.flatout_then(found)
+
+    def flatout_normalize(self, mean: Any, std: Any, *, in_place: bool) -> DeferredTensor | None:
+        """The result of torchvision's `normalize`, where it can be noted."""
+        own = self.__dict__
+        if type(mean) not in (tuple, list) or type(std) not in (tuple, list):
+            return None
+        found = normalized(own["flatout_elements"], own["flatout_layout"], tuple(mean), tuple(std), in_place=in_place)
         return None if found is None else self.flatout_then(found)
 
     def flatout_then(self, found: Noted) -> DeferredTensor | None:
@@ -130,7 +139,9 @@ class DeferredTensor(torch.Tensor):
         """The numbers, which are computed, in memory that is no part of a batch."""
         own = self.__dict__
         value: torch.Tensor = own["flatout_target"]
-        return own["flatout_layout"].place(own["flatout_elements"].axes).copy_(value) if own["flatout_in_batch"] else value
+        return (
+            own["flatout_layout"].place(own["flatout_elements"].axes).copy_(value) if own["flatout_in_batch"] else value
+        )
 
     def flatout_become(self, value: torch.Tensor) -> None:
         """Be this tensor from now on."""
@@ -144,7 +155,7 @@ class DeferredTensor(torch.Tensor):
 def deferred(elements: Elements, layout: Layout, family: object | None = None) -> DeferredTensor:
     """The tensor that the script is given for numbers; `family`: that of a tensor of which it is a view."""
     tensor = torch.Tensor._make_wrapper_subclass(
-        _class_for(layout.kind), layout.shape, strides=layout.strides, dtype=layout.dtype, device="cpu"
+        _class_for(layout.kind), layout.shape, strides=layout.strides, dtype=layout.dtype, device=torch.device("cpu")
     )
     work = elements.picture.work
     tensor.__dict__.update(
@@ -160,7 +171,11 @@ def _class_for(kind: type[torch.Tensor]) -> type[DeferredTensor]:
     """The class of ours that stands for a class of tensors."""
     if kind is torch.Tensor:
         return DeferredTensor
-    return type(kind)(kind.__name__, (DeferredTensor, kind), {"flatout_plain": kind, "__module__": kind.__module__})
+    made = types.new_class(
+        kind.__name__, (DeferredTensor, kind), exec_body=lambda names: names.update(flatout_plain=kind)
+    )
+    made.__module__ = kind.__module__
+    return made
 
 
 def _relatives(tensor: DeferredTensor) -> list[DeferredTensor]:

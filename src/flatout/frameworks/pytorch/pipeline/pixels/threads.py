@@ -1,4 +1,4 @@
-"""Which threads do pixel work? A few that wait for jobs, and the one that asks for a batch as soon as it has nothing else.
+"""Which threads do pixel work? A few that wait for jobs, and the one that asks for a batch, once it has nothing else.
 
 The threads run no code of the script's and draw no random numbers; who has nothing to do for a while ends. A process
 that was forked has none of them: it starts its own. In: jobs. Out: the jobs done.

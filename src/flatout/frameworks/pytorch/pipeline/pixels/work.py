@@ -1,4 +1,4 @@
-"""Which pixel work does one item need? Pictures and tensors that the script's code has asked for and nobody computed yet.
+"""Which pixel work does one item need? Pictures and tensors that the script's code has asked for and nobody computed.
 
 In: what the item's code notes while it runs. Out: a job that any thread can do, once the code has ended.
 """
@@ -114,7 +114,7 @@ class Work:
         self._thread = None
         images, self.images = self.images, []
         for image in [reference() for reference in images]:
-            if hasattr(type(image), "flatout_compute"):
+            if image is not None and hasattr(type(image), "flatout_compute"):
                 image.flatout_compute()
         for tensor in self.wanted():
             if hasattr(type(tensor), "flatout_compute"):  # or it was computed with another
