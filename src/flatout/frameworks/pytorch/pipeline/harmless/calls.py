@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from flatout.frameworks.pytorch.patches import original_of
 from flatout.frameworks.pytorch.pipeline.harmless.frames import Frame, LocalFunction
 from flatout.frameworks.pytorch.pipeline.harmless.listed import effect_of
 from flatout.frameworks.pytorch.pipeline.harmless.named import effect_of_method, gives_element, keeps_operands
@@ -57,6 +58,16 @@ class Calls:
         self._walker = walker
         self.opens_images = False
         """Whether `PIL.Image.open` was among them."""
+        self._arrays: list[tuple[ast.Call, types.CodeType]] = []
+        """Calls of `numpy.array`, and the functions in which they stand."""
+        self._given_on: list[ast.expr] = []
+        """What is given to `torch.from_numpy`."""
+
+    def straight(self) -> frozenset[types.CodeType]:
+        """Functions in which arrays are made for `torch.from_numpy`, which stands around the call, and nothing else."""
+        given_on = {id(node) for node in self._given_on}
+        elsewhere = {code for node, code in self._arrays if id(node) not in given_on}
+        return frozenset(code for _, code in self._arrays if code not in elsewhere)
 
     def call(self, node: ast.Call, frame: Frame) -> Value:
         """What a call gives.
@@ -73,6 +84,7 @@ class Calls:
             of = self._walker.expressions.value(function.value, frame)
             operands = self._operands(node, frame)
             self._note_file(function, node, frame)
+            self._note_array(of, node, frame)
             return self._method(of, function, operands, frame)
         callee = self._walker.expressions.value(function, frame)
         return self._any(callee, self._operands(node, frame), ast.unparse(function))
@@ -180,6 +192,14 @@ class Calls:
         if frame.opened & frame.read:
             raise Refused("a file from which an image is opened is read by the script as well")
 
+    def _note_array(self, of: Value, node: ast.Call, frame: Frame) -> None:
+        """An array is made, or a tensor of one."""
+        name, module = node.func.attr if isinstance(node.func, ast.Attribute) else "", of.sole()
+        if name == "from_numpy" and module is torch and len(node.args) == 1 and is_builtin(torch.from_numpy):
+            self._given_on.append(node.args[0])
+        if name == "array" and module is np:
+            self._arrays.append((node, frame.function.__code__))
+
     # -- functions and objects -----------------------------------------------------------------------------------
 
     def _any(self, callee: Value, operands: Operands, text: str) -> Value:
@@ -207,7 +227,8 @@ class Calls:
 
     def _listed(self, thing: Any, effect: str, operands: Operands, text: str) -> Value:
         """A function whose effect is known."""
-        self.opens_images = self.opens_images or thing is getattr(sys.modules.get("PIL.Image"), "open", None)
+        opens = getattr(sys.modules.get("PIL.Image"), "open", None)
+        self.opens_images = self.opens_images or thing is original_of(opens)
         for value in operands.all():
             for one in value.among or ():
                 self._passed_on(one, text)
@@ -311,6 +332,11 @@ class Calls:
         wanted = [value for value in in_place if value.sole() is UNKNOWN or value.sole()]
         if wanted and not all(value.own for value in operands.all()):
             raise Refused(f"`{text}` changes something that is not the item's own")
+
+
+def is_builtin(function: Any) -> bool:
+    """Whether a function is one of a library's C part."""
+    return isinstance(original_of(function), types.BuiltinFunctionType)
 
 
 class Super:

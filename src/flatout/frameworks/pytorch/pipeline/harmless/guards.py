@@ -8,6 +8,8 @@ from __future__ import annotations
 import types
 from typing import Any
 
+from flatout.frameworks.pytorch.patches import original_of
+
 _ABSENT = object()
 
 
@@ -49,7 +51,7 @@ class Guards:
 
     def _hold(self) -> bool:
         return (
-            all(names.get(name, _ABSENT) is value for names, name, value in self._names.values())
+            all(original_of(names.get(name, _ABSENT)) is value for names, name, value in self._names.values())
             and all(cell.cell_contents is value for cell, value in self._cells.values())
             and all(
                 one.__code__ is code and one.__defaults__ is defaults and one.__kwdefaults__ is named

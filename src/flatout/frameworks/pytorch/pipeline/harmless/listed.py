@@ -13,6 +13,8 @@ import types
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
+from flatout.frameworks.pytorch.patches import original_of
+
 Effect: TypeAlias = Literal["makes", "passes", "changes"]
 """Makes something new; gives what may be a part of what it is given; changes its first operand."""
 
@@ -143,7 +145,8 @@ def _table(loaded: frozenset[str]) -> dict[int, tuple[Any, Effect]]:
             if module in loaded:
                 own = vars(sys.modules[module])
                 wanted = [name for name in own if not name.startswith("_")] if names == "*" else names.split()
-                found |= {id(own[name]): (own[name], effect) for name in wanted if _is_of(own.get(name), module)}
+                things = [original_of(own.get(name)) for name in wanted]
+                found |= {id(thing): (thing, effect) for thing in things if _is_of(thing, module)}
     return found
 
 
@@ -169,7 +172,7 @@ def _draws(function: Any) -> bool:
 
 def _of_arrays(function: Any, name: str) -> Effect | None:
     numpy = sys.modules.get("numpy")
-    if numpy is None or vars(numpy).get(name) is not function or not _is_of(function, "numpy"):
+    if numpy is None or original_of(vars(numpy).get(name)) is not function or not _is_of(function, "numpy"):
         return None
     if name in _UNKNOWN_ARRAYS or name.startswith("_"):
         return None

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flatout.frameworks.pytorch.patches import original_of
 from flatout.frameworks.pytorch.pipeline.harmless.guards import Guards
 from flatout.frameworks.pytorch.pipeline.harmless.named import is_plain_attribute
 from flatout.frameworks.pytorch.pipeline.harmless.values import IMMUTABLE, MOST_AMONG, OWN, SHARED, Value, joined, known
@@ -116,8 +117,9 @@ class Resolver:
             names = vars(thing)
             if name not in names:
                 raise Refused(f"`{thing.__name__}.{name}` is not known")
-            self._guards.name(names, name, names[name])
-            return known(names[name])
+            found = original_of(names[name])
+            self._guards.name(names, name, found)
+            return known(found)
         if isinstance(thing, type):
             return self._of_class(thing, name)
         if is_of_library(thing):

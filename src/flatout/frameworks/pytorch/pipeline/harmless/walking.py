@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import sys
 import types
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from flatout.frameworks.pytorch.pipeline.harmless.calls import Calls
@@ -28,7 +28,20 @@ MOST_ROUNDS = 5
 """How often the body of a loop is looked at until nothing new is found."""
 
 
-def look_at(dataset: Any) -> Guards:
+@dataclass(frozen=True, slots=True)
+class Harmless:
+    """What was found about a dataset's code.
+
+    Attributes:
+        guards: What has to stay as it is.
+        straight: Functions in which arrays of images are made for `torch.from_numpy` and for nothing else.
+    """
+
+    guards: Guards
+    straight: frozenset[types.CodeType]
+
+
+def look_at(dataset: Any) -> Harmless:
     """See that the code of `dataset[index]` does no harm when it is run once more, and opens an image.
 
     Raises:
@@ -38,7 +51,7 @@ def look_at(dataset: Any) -> Guards:
     walker.item(known(dataset), Value(own=True, kinds=frozenset((int,))))
     if not walker.calls.opens_images:
         raise Refused("no image is opened in a way that is known")
-    return walker.guards
+    return Harmless(walker.guards, walker.calls.straight())
 
 
 class Walker:
@@ -319,5 +332,3 @@ _STATEMENTS: dict[type[ast.stmt], Any] = {
     ast.Delete: Walker._delete, ast.Import: Walker._import, ast.ImportFrom: Walker._import_from,
     ast.FunctionDef: Walker._define,
 }  # fmt: skip
-
-__all__ = ["Path", "Refused", "Walker", "look_at"]

@@ -1,4 +1,4 @@
-"""How do items whose tensors are not computed yet become a batch? Each tensor is computed straight into its place in it.
+"""How do items whose tensors are not computed yet become a batch? Each tensor is computed straight into its place.
 
 PyTorch's `default_collate` puts the batch together; only what it makes of tensors that have their places already is
 known beforehand. In: items, one after another. Out: the batch that `default_collate` gives.

@@ -126,8 +126,8 @@ class PixelFetcher:
         return pending
 
     def _run(self, pending: Pending, due: int | None) -> None:
-        engine, dataset = self._engine, self._original.dataset
-        with engine.seams.open() as note:
+        engine, dataset, harmless = self._engine, self._original.dataset, self.standing.harmless
+        with engine.seams.open(harmless.straight if harmless is not None else frozenset()) as note:
             for place, index in enumerate(pending.indices):
                 if place == due:
                     pending.due = place, RandomStates()

@@ -1,4 +1,4 @@
-"""Where do the pixels of an image lie? In PIL's own memory where PIL hands it out, which saves packing them; else copied.
+"""Where do the pixels of an image lie? In PIL's own memory where PIL hands it out, which saves packing them.
 
 In: an image of PIL's. Out: an array of its pixels, to be read only.
 """

@@ -16,9 +16,8 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher
-from flatout.frameworks.pytorch.pipeline.harmless.guards import Guards
 from flatout.frameworks.pytorch.pipeline.harmless.resolving import Refused
-from flatout.frameworks.pytorch.pipeline.harmless.walking import look_at
+from flatout.frameworks.pytorch.pipeline.harmless.walking import Harmless, look_at
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow
 from flatout.frameworks.pytorch.random_states import RandomStates
 
@@ -110,14 +109,14 @@ class Standing:
         self.dataset = dataset
         self.why_not: str | None = None
         self.shadow = Shadow()
-        self._guards: Guards | None = None
+        self.harmless: Harmless | None = None
         self._num_looks = 0
         self._num_failures = 0
         self._num_fetched = 0
 
     def holds(self) -> bool:
         """Whether its code is known to do no harm when it is run once more; looked at again where it has changed."""
-        if self.why_not is None and (self._guards is None or not self._guards.hold()):
+        if self.why_not is None and (self.harmless is None or not self.harmless.guards.hold()):
             self._look()
         return self.why_not is None
 
@@ -127,7 +126,7 @@ class Standing:
             self.set_aside("its code or what it refers to changes all the time")
             return
         try:
-            self._guards = look_at(self.dataset)
+            self.harmless = look_at(self.dataset)
         except Refused as problem:
             self.set_aside(str(problem))
         except Exception as problem:  # noqa: BLE001  code of any kind may be looked at

@@ -1,8 +1,9 @@
 """Which functions are others while a dataset's code runs, so that its pixel work is noted and not done?
 
-`PIL.Image.open`, torchvision's functions that make tensors of images, and those of its functions on images whose result
-has a known size and mode. Only while a batch is fetched, and only for the thread that fetches it. A function that is
-not PIL's or torchvision's own any more stays as it is. In: modules that the script has loaded. Out: pixel work.
+`PIL.Image.open`, torchvision's functions that make tensors of images, those of its functions on images whose result has
+a known size and mode, and `torch.from_numpy(numpy.array(image))` in the script's own functions. Only while a batch is
+fetched, and only for the thread that fetches it. A function that is not the library's own any more stays as it is. In:
+modules that the script has loaded. Out: pixel work.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FunctionType, ModuleType
-from typing import Any
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any, TypeAlias
 
 import torch
 
@@ -23,7 +24,7 @@ from flatout.frameworks.pytorch.pipeline.pixels.calls import FLOATS, Layout
 from flatout.frameworks.pytorch.pipeline.pixels.elements import CHANNELS, Arithmetic, Elements, number
 from flatout.frameworks.pytorch.pipeline.pixels.files import picture_of, watch
 from flatout.frameworks.pytorch.pipeline.pixels.images import deferred as deferred_image
-from flatout.frameworks.pytorch.pipeline.pixels.pictures import Called
+from flatout.frameworks.pytorch.pipeline.pixels.pictures import Called, Picture
 from flatout.frameworks.pytorch.pipeline.pixels.tensors import DeferredTensor
 from flatout.frameworks.pytorch.pipeline.pixels.tensors import deferred as deferred_tensor
 from flatout.frameworks.pytorch.pipeline.pixels.work import Work
@@ -34,7 +35,7 @@ SAME_SIZE = (
 )  # fmt: skip
 """torchvision's functions on images of PIL's by which size and mode stay."""
 
-Replacement = Callable[[Any], Callable[..., Any]]
+Replacement: TypeAlias = Callable[[Any], Callable[..., Any]]
 
 
 class Seams:
@@ -52,21 +53,25 @@ class Seams:
         return getattr(self._here, "work", None)
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[Callable[[Work | None], None]]:
-        """Functions are replaced meanwhile; call what is given with the work of each item before its code runs."""
-        before = self.work
+    def open(self, straight: frozenset[CodeType]) -> Iterator[Callable[[Work | None], None]]:
+        """Functions are replaced meanwhile; call what is given with the work of each item before its code runs.
+
+        `straight`: see `Harmless`.
+        """
+        before: tuple[Any, Any] = self.work, getattr(self._here, "straight", frozenset())
+        self._here.straight = straight
         self._enter()
         try:
             yield functools.partial(setattr, self._here, "work")
         finally:
-            self._here.work = before
+            self._here.work, self._here.straight = before
             self._leave()
 
     def _enter(self) -> None:
         with self._lock:
             self._num_active += 1
             if self._num_active == 1:
-                self._patches = [Patch(holder, name, self._only_here(make)) for holder, name, make in _places()]
+                self._patches = [Patch(holder, name, self._only_here(make)) for holder, name, make in self._places()]
 
     def _leave(self) -> None:
         with self._lock:
@@ -93,30 +98,43 @@ class Seams:
 
         return made
 
+    def _places(self) -> Iterator[tuple[Any, str, Replacement]]:
+        """What is replaced, of what is loaded and the library's own."""
+        for module_name, name, make in (
+            *_PLACES,
+            ("numpy", "array", self._array),
+            ("torch", "from_numpy", _from_numpy),
+        ):
+            module = sys.modules.get(module_name)
+            if module is not None and is_its_own(module, name):
+                yield module, name, make
 
-def _places() -> Iterator[tuple[Any, str, Replacement]]:
-    """What is replaced, of what is loaded and nobody else's."""
-    wanted: list[tuple[str, str, Replacement]] = [
-        ("PIL.Image", "open", _open),
-        ("torchvision.transforms.functional", "to_tensor", _to_tensor),
-        ("torchvision.transforms.functional", "pil_to_tensor", _pil_to_tensor),
-        ("torchvision.transforms.functional", "normalize", _normalize),
-        ("torchvision.transforms._functional_pil", "pad", _pad),
-        ("torchvision.transforms._functional_pil", "to_grayscale", _to_grayscale),
-        *(("torchvision.transforms._functional_pil", name, _same_size) for name in SAME_SIZE),
-    ]
-    for module_name, name, make in wanted:
-        module = sys.modules.get(module_name)
-        if module is not None and is_its_own(module, name):
-            yield module, name, make
+    def _array(self, original: Any) -> Callable[..., Any]:
+        def array(work: Work, *operands: Any, **keywords: Any) -> Any:
+            if len(operands) == 1 and not keywords and sys._getframe(2).f_code in self._here.straight:
+                picture = picture_of(operands[0])
+                if picture is not None and picture.mode in CHANNELS:
+                    return DeferredArray(picture)
+            return original(*operands, **keywords)
+
+        return array
 
 
 def is_its_own(module: ModuleType, name: str) -> bool:
-    """Whether a function of a module is the one that the module defines."""
+    """Whether a function of a module is the one that the module came with."""
     function = vars(module).get(name)
+    if type(function) is BuiltinFunctionType:
+        return (function.__module__ or module.__name__) == module.__name__ and function.__name__ == name
     if type(function) is not FunctionType or function.__module__ != module.__name__ or function.__qualname__ != name:
         return False
     return function.__code__.co_filename == module.__file__
+
+
+class DeferredArray:
+    """An array of an image that is not computed yet, on its way to `torch.from_numpy`."""
+
+    def __init__(self, picture: Picture) -> None:
+        self.picture = picture
 
 
 # -- what is called instead ----------------------------------------------------------------------------------------
@@ -142,6 +160,22 @@ def _to_tensor(original: Any) -> Callable[..., Any]:
         return deferred_tensor(Elements(picture, (2, 0, 1), (by,)), Layout((num, height, width), strides, dtype))
 
     return to_tensor
+
+
+def _from_numpy(original: Any) -> Callable[..., Any]:
+    def from_numpy(work: Work, *operands: Any) -> Any:
+        if len(operands) != 1 or type(operands[0]) is not DeferredArray:
+            return original(*operands)
+        picture: Picture = operands[0].picture
+        (width, height), num = picture.size, CHANNELS[picture.mode]
+        if num == 1:
+            return deferred_tensor(
+                Elements(picture, (0, 1)), Layout((height, width), (width, 1), torch.uint8, array=True)
+            )
+        layout = Layout((height, width, num), (width * num, num, 1), torch.uint8, array=True)
+        return deferred_tensor(Elements(picture, (0, 1, 2)), layout)
+
+    return from_numpy
 
 
 def _pil_to_tensor(original: Any) -> Callable[..., Any]:
@@ -198,3 +232,14 @@ def _to_grayscale(original: Any) -> Callable[..., Any]:
         return deferred_image(Called(picture, picture.size, mode, original, (num_output_channels,), keeps_info=False))
 
     return to_grayscale
+
+
+_PLACES: tuple[tuple[str, str, Replacement], ...] = (
+    ("PIL.Image", "open", _open),
+    ("torchvision.transforms.functional", "to_tensor", _to_tensor),
+    ("torchvision.transforms.functional", "pil_to_tensor", _pil_to_tensor),
+    ("torchvision.transforms.functional", "normalize", _normalize),
+    ("torchvision.transforms._functional_pil", "pad", _pad),
+    ("torchvision.transforms._functional_pil", "to_grayscale", _to_grayscale),
+    *(("torchvision.transforms._functional_pil", name, _same_size) for name in SAME_SIZE),
+)
