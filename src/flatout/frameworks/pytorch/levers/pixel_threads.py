@@ -51,8 +51,6 @@ class PixelThreads(Lever):
     def evidence(self, session: Session) -> str | None:
         """Batches that were fetched so."""
         pixels = session.loaders.pixels
-        return (
-            f"{pixels.num_batches:,} batches with pixels on threads"
-            if pixels is not None and pixels.num_batches
-            else None
-        )
+        if pixels is None or not pixels.num_batches:
+            return None
+        return f"{pixels.num_batches:,} batches whose pixel work was done on threads"

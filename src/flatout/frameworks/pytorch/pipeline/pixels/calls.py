@@ -182,7 +182,7 @@ def arithmetic(
         values = number(operand, str(dtype).removeprefix("torch."))
         result = _result(replace(layout, dtype=dtype), getattr(torch, name), 1.0)
     elif _is_simple(operand, layout):
-        values = elements.by_pixel(operand.numpy().copy())
+        values = elements.by_pixel(operand.clone().numpy())
         result = _result(layout, getattr(torch, name), tuple(operand.shape))
     else:
         return None

@@ -89,16 +89,29 @@ class Elements:
         """
         pixels, _memory = pixels_of(self.picture.image())
         target = self.by_pixel(target)
+        words = _words(pixels)
+        masked = None if words is None else np.empty_like(words)
         for channel in range(CHANNELS[self.picture.mode]):
             into, first = target[..., channel], self.steps[0] if self.steps else None
-            if isinstance(first, Arithmetic) and first.name == "div" and first.operand.size == 1:
-                _divided(pixels, channel, first.operand.item(), into)
-                rest = self.steps[1:]
-            else:
-                np.copyto(into, pixels if pixels.ndim == 2 else pixels[..., channel], casting="unsafe")
+            values = pixels if pixels.ndim == 2 else pixels[..., channel]
+            if not isinstance(first, Arithmetic) or first.name != "div" or first.operand.size > 1:
+                np.copyto(into, values, casting="unsafe")
                 rest = self.steps
+            else:
+                by, rest = first.operand.reshape(()), self.steps[1:]
+                if words is not None:  # of one word the channels are larger by a power of two, and so is the divisor
+                    values = np.bitwise_and(words, 255 << 8 * channel, out=masked)
+                    by = by * into.dtype.type(1 << 8 * channel)
+                np.divide(values, by, out=into, dtype=into.dtype, casting="unsafe")
             for step in rest:
                 _do(step, into, channel)
+
+
+def _words(pixels: np.ndarray) -> np.ndarray | None:
+    """The pixels as one word each, the first channel in its lowest byte; None where they do not lie so."""
+    if pixels.ndim == 2 or pixels.shape[2] != 4 or not pixels.flags.c_contiguous or sys.byteorder != "little":
+        return None
+    return pixels.view(np.int32)[..., 0]
 
 
 def number(value: float, kind: str) -> np.ndarray:
@@ -115,14 +128,3 @@ def _do(step: Step, into: np.ndarray, channel: int) -> None:
 
 def _of_channel(values: np.ndarray, channel: int) -> np.ndarray:
     return values[..., channel if values.shape[2] > 1 else 0]
-
-
-def _divided(pixels: np.ndarray, channel: int, by: float, into: np.ndarray) -> None:
-    """One channel divided by a number. Where all channels lie in one word, both are larger by the same power of two."""
-    kind = into.dtype.type
-    if pixels.ndim == 2 or not pixels.flags.c_contiguous or pixels.shape[2] != 4 or sys.byteorder != "little":
-        channels = pixels if pixels.ndim == 2 else pixels[..., channel]
-        np.divide(channels, kind(by), out=into, dtype=kind, casting="unsafe")
-        return
-    words = np.bitwise_and(pixels.view(np.int32)[..., 0], 255 << 8 * channel)
-    np.divide(words, kind(by) * kind(1 << 8 * channel), out=into, dtype=kind, casting="unsafe")

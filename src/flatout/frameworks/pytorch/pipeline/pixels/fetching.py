@@ -66,7 +66,6 @@ class Pending:
     items: list[Any] = field(default_factory=list)
     works: list[Work] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
-    num_pictures: int = 0
     problem: BaseException | None = None
 
     def drop(self) -> None:
@@ -127,6 +126,7 @@ class PixelFetcher:
 
     def _run(self, pending: Pending, due: int | None) -> None:
         engine, dataset, harmless = self._engine, self._original.dataset, self.standing.harmless
+        num_pictures = 0
         with engine.seams.open(harmless.straight if harmless is not None else frozenset()) as note:
             for place, index in enumerate(pending.indices):
                 if place == due:
@@ -139,10 +139,11 @@ class PixelFetcher:
                     work.ended()
                 else:
                     pending.collation.place(work.ended(), place)
-                pending.num_pictures += len(work.pictures)
+                num_pictures += len(work.pictures)
                 job = Job(work.do)
                 pending.jobs.append(job)
                 engine.threads.add(job)
+        self.standing.noted(num_pictures, len(pending.indices))
 
     def finish(self, pending: Pending) -> Any:
         """The batch; random states are as plain leaves them where they were so since `begin`."""
@@ -190,7 +191,7 @@ class PixelFetcher:
         if standing.shadow.first:
             pending.before.restore()
             own = self._original.fetch(pending.indices)
-            standing.compared(pending.after, standing.shadow.of_batch(batch, own), pending.num_pictures)
+            standing.compared(pending.after, standing.shadow.of_batch(batch, own))
             return own
         if pending.due is not None:
             place = pending.due[0]
@@ -228,7 +229,7 @@ class PixelFetcher:
             pending.before.restore()
             own = [self._original.dataset[index] for index in pending.indices]
             standing.shadow.num_batches += 1
-            standing.compared(pending.after, item_difference(items, own), pending.num_pictures)
+            standing.compared(pending.after, item_difference(items, own))
             return collate(own)
         if pending.due is not None:
             place = pending.due[0]

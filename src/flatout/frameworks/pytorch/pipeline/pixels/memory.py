@@ -1,6 +1,7 @@
-"""Where do the pixels of an image lie? In PIL's own memory where PIL hands it out, which saves packing them.
+"""Where do the pixels of an image lie, and the numbers of a tensor? Arrays of other people's memory.
 
-In: an image of PIL's. Out: an array of its pixels, to be read only.
+PIL's own memory is looked at where PIL hands it out, which saves packing pixels; a tensor's is written to without
+PyTorch's `numpy()`, after which the tensor could not be resized any more. In: an image, or a tensor. Out: an array.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
+import torch
 
 
 class _ArrowArray(ctypes.Structure):
@@ -41,3 +43,11 @@ def pixels_of(image: Any) -> tuple[np.ndarray, Any]:
                 memory = (ctypes.c_uint8 * (4 * width * height)).from_address(words.buffers[1])
                 return np.frombuffer(memory, np.uint8).reshape(height, width, 4), capsule
     return np.asarray(image), None
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray:
+    """The memory of a tensor on the CPU, which has to be kept while the array is used."""
+    num = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = (ctypes.c_char * (num * tensor.element_size())).from_address(tensor.data_ptr())
+    strides = [stride * tensor.element_size() for stride in tensor.stride()]
+    return np.ndarray(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), memory, strides=strides)

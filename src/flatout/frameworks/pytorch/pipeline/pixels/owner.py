@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 MOST_FAILURES = 8
 """Batches that had to be fetched again, after which it is no longer tried, unless four times as many had not."""
 
+MOST_IDLE_ITEMS = 200
+"""Items one after another of which none has left any pixel work."""
+
 MOST_LOOKS = 200
 """How often a dataset whose code or attributes have changed is looked at again."""
 
@@ -111,6 +114,7 @@ class Standing:
         self.shadow = Shadow()
         self.harmless: Harmless | None = None
         self._num_looks = 0
+        self._num_idle_items = 0
         self._num_failures = 0
         self._num_fetched = 0
 
@@ -143,13 +147,17 @@ class Standing:
         """A batch was fetched."""
         self._num_fetched += 1
 
-    def compared(self, after: RandomStates | None, why: str | None, num_pictures: int) -> None:
+    def compared(self, after: RandomStates | None, why: str | None) -> None:
         """A batch was computed both ways; the random states are those that plain leaves."""
         if after is None or not after.equals(RandomStates()):
             self.set_aside("its batches draw other random numbers")
         elif why is not None:
             self.set_aside(f"its batches differ: {why}")
-        elif not num_pictures and not self.shadow.first:
+
+    def noted(self, num_pictures: int, num_items: int) -> None:
+        """The code of so many items has run, and asked for so many pictures."""
+        self._num_idle_items = 0 if num_pictures else self._num_idle_items + num_items
+        if self._num_idle_items >= MOST_IDLE_ITEMS:
             self.set_aside("no image is opened in a way that is known")
 
     def set_aside(self, why: str) -> None:

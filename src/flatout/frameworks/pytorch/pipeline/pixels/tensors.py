@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from flatout.frameworks.pytorch.pipeline.pixels.calls import Layout, Noted, known, normalized, noted
 from flatout.frameworks.pytorch.pipeline.pixels.elements import Elements
+from flatout.frameworks.pytorch.pipeline.pixels.memory import array_of
 from flatout.frameworks.pytorch.pipeline.pixels.work import TooLateError, Work
 
 
@@ -105,7 +106,7 @@ class DeferredTensor(torch.Tensor):
         elements: Elements = own["flatout_elements"]
         if own["flatout_target"] is None:
             own["flatout_target"] = own["flatout_layout"].place(elements.axes)
-        elements.fill(own["flatout_target"].numpy())
+        elements.fill(array_of(own["flatout_target"]))
         own["flatout_filled"] = True
 
     def flatout_value(self) -> torch.Tensor:
