@@ -11,7 +11,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 MOST_KEPT = 4
 """Loaders whose workers wait for a next pass: each holds processes and some ten descriptors."""
+
+
+Part: TypeAlias = Literal["fused", "stored", "pixels"]
+"""A part of the input pipeline."""
 
 
 class FetchObserver(Protocol):
@@ -58,8 +62,7 @@ class Loaders:
         """Whether training passes that are under way open again when `settings` change (in a trial)."""
         self.endless = False
         self.replay_batch = False
-        self.num_steps = 0
-        self.num_restarts = 0
+        self.num_steps, self.num_restarts = 0, 0
         self.num_changed = 0
         """Passes opened with `settings`."""
         self.passes: weakref.WeakSet[Pass] = weakref.WeakSet()
@@ -186,10 +189,8 @@ class Loaders:
         return type(loader).__iter__ is DataLoader.__iter__ and os.getpid() == self._pid
 
     def _feeds_training(self, loader: DataLoader[Any]) -> bool:
-        # A loader in order is most often an evaluation's, for which starting workers each time would cost; it is
-        # left alone until it has been seen to train.
         if loader in self._training:
-            return True
+            return True  # one in order is most often an evaluation's, for which starting workers would cost
         return loader not in self._others and not isinstance(loader.sampler, SequentialSampler)
 
     @property
@@ -206,6 +207,11 @@ class Loaders:
         self.pipeline.fused.engage(engaged)
         self._attach()
 
+    def thread_pixels(self, engaged: bool) -> None:
+        """Have pixel work done by several threads from now on, where that does no harm, or no longer."""
+        self.pipeline.pixels.engage(engaged)
+        self._attach()
+
     def keep(self, engaged: bool) -> None:
         """Keep items from now on, where it is known what they follow from, or no longer."""
         self.pipeline.stored.engage(engaged, fill=self.training if self.reopen else ())
@@ -219,7 +225,7 @@ class Loaders:
         """The next batch of a pass's iterator."""
         return next(iterator) if self._pipeline is None else self._pipeline.following(iterator)
 
-    def why_not(self, part: Literal["fused", "stored"], loader: DataLoader[Any], *, for_workers: bool) -> str | None:
+    def why_not(self, part: Part, loader: DataLoader[Any], *, for_workers: bool) -> str | None:
         """Why a part of the input pipeline cannot compute a loader's batches; None where it can."""
         if not (self.reopen or self._pipeline is not None or IN_PROCESS in self.settings):
             return "looked at in a trial only"  # reading a dataset takes a while

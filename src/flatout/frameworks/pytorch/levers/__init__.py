@@ -15,6 +15,7 @@ from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
 from flatout.frameworks.pytorch.levers.fused_fetch import FusedFetch
 from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
 from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
+from flatout.frameworks.pytorch.levers.pixel_threads import PixelThreads
 from flatout.frameworks.pytorch.levers.sample_store import SampleStore
 from flatout.frameworks.pytorch.levers.tf32 import Tf32
 from flatout.frameworks.pytorch.levers.threads import Threads
@@ -29,6 +30,7 @@ LEVERS: tuple[type[Lever], ...] = (
     FusedFetch,
     SampleStore,
     VirtualWorkers,
+    PixelThreads,
     PinnedMemory,
     CudnnBenchmark,
     Tf32,

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, following
 from flatout.frameworks.pytorch.pipeline.in_process import InProcess
+from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads
 from flatout.frameworks.pytorch.pipeline.stored import StoredItems
 
 
@@ -20,11 +21,13 @@ class InputPipeline:
     def __init__(self) -> None:
         self.fused = FusedFetch()
         self.stored = StoredItems(self.fused)
+        self.pixels = PixelThreads(self.fused)
 
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Have an iterator that fetches in this process ask us."""
         self.fused.attach(loader, iterator)
         self.stored.attach(loader, iterator)
+        self.pixels.attach(loader, iterator)
 
     def following(self, iterator: Any) -> Any:
         """The next batch of an iterator."""

@@ -50,7 +50,9 @@ class StoredItems:
 
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Put a fetcher of ours before that of an iterator which fetches in this process."""
-        if type(iterator) is _SingleProcessDataLoaderIter and type(iterator._dataset_fetcher) is FusedFetcher:
+        if not self.engaged or type(iterator) is not _SingleProcessDataLoaderIter:
+            return
+        if type(iterator._dataset_fetcher) is FusedFetcher and self.why_not(loader) is None:
             iterator._dataset_fetcher = self.fetcher(loader, iterator._dataset_fetcher)
 
     def fetcher(self, loader: DataLoader[Any], inner: FusedFetcher) -> StoredFetcher:
