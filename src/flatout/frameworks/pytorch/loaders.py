@@ -34,7 +34,7 @@ MOST_KEPT = 4
 """Loaders whose workers wait for a next pass: each holds processes and some ten descriptors."""
 
 
-Part: TypeAlias = Literal["fused", "stored", "pixels"]
+Part: TypeAlias = Literal["fused", "stored", "pixels", "ahead"]
 """A part of the input pipeline."""
 
 
@@ -210,6 +210,11 @@ class Loaders:
     def thread_pixels(self, engaged: bool) -> None:
         """Have pixel work done by several threads from now on, where that does no harm, or no longer."""
         self.pipeline.pixels.engage(engaged)
+        self._attach()
+
+    def prefetch(self, engaged: bool) -> None:
+        """Begin batches early from now on, where the training cannot tell, or no longer."""
+        self.pipeline.ahead.engage(engaged)
         self._attach()
 
     def keep(self, engaged: bool) -> None:

@@ -16,6 +16,7 @@ from flatout.frameworks.pytorch.levers.fused_fetch import FusedFetch
 from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
 from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
 from flatout.frameworks.pytorch.levers.pixel_threads import PixelThreads
+from flatout.frameworks.pytorch.levers.prefetch import Prefetch
 from flatout.frameworks.pytorch.levers.sample_store import SampleStore
 from flatout.frameworks.pytorch.levers.tf32 import Tf32
 from flatout.frameworks.pytorch.levers.threads import Threads
@@ -31,6 +32,7 @@ LEVERS: tuple[type[Lever], ...] = (
     SampleStore,
     VirtualWorkers,
     PixelThreads,
+    Prefetch,
     PinnedMemory,
     CudnnBenchmark,
     Tf32,

@@ -20,8 +20,10 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
+from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads
 from flatout.frameworks.pytorch.random_states import RandomStates
 
 MOST_MISSES = 3
@@ -110,10 +112,37 @@ class Peeked:
         return self._next[0]
 
 
+class Ahead:
+    """All loaders of a process whose next batch can be begun early."""
+
+    def __init__(self, pixels: PixelThreads) -> None:
+        self.engaged = False
+        self.num_batches = 0
+        """Given of those that had been begun, since it was engaged."""
+        self._pixels = pixels
+
+    def engage(self, on: bool) -> None:
+        """From the next fetch on, or no longer."""
+        self.engaged, self.num_batches = on, 0
+        self._pixels.engage(on, wanted_by="prefetch")
+
+    def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
+        """Put a fetcher of ours before one that can begin a batch."""
+        if not self.engaged or type(iterator) is not _SingleProcessDataLoaderIter:
+            return
+        if self._pixels.fetches(iterator) and why_not_ahead(loader) is None:
+            iterator._sampler_iter = Peeked(iterator._sampler_iter, loader.sampler)
+            iterator._dataset_fetcher = AheadFetcher(self, iterator._dataset_fetcher, iterator._sampler_iter)
+
+    def why_not(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
+        """Why a loader's batches cannot be begun early, in a few words; None where they can."""
+        return self._pixels.why_not(loader, for_workers=for_workers) or why_not_ahead(loader)
+
+
 class AheadFetcher:
     """What an iterator asks for the batch of some indices, which has been begun."""
 
-    def __init__(self, owner: Any, inner: Beginner, peeked: Peeked) -> None:
+    def __init__(self, owner: Ahead, inner: Beginner, peeked: Peeked) -> None:
         self._owner = owner
         self._inner = inner
         self._peeked = peeked

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from flatout.frameworks.pytorch.pipeline.ahead import Ahead
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, following
 from flatout.frameworks.pytorch.pipeline.in_process import InProcess
 from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads
@@ -22,12 +23,14 @@ class InputPipeline:
         self.fused = FusedFetch()
         self.stored = StoredItems(self.fused)
         self.pixels = PixelThreads(self.fused)
+        self.ahead = Ahead(self.pixels)
 
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Have an iterator that fetches in this process ask us."""
         self.fused.attach(loader, iterator)
         self.stored.attach(loader, iterator)
         self.pixels.attach(loader, iterator)
+        self.ahead.attach(loader, iterator)
 
     def following(self, iterator: Any) -> Any:
         """The next batch of an iterator."""

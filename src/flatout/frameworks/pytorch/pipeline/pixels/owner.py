@@ -37,16 +37,22 @@ class PixelThreads:
     """All loaders of a process whose pixel work can be done by threads."""
 
     def __init__(self, fused: FusedFetch) -> None:
-        self.engaged = False
         self.num_batches = 0
         """Fetched so since it was engaged."""
+        self._wanted_by: set[str] = set()
         self._fused = fused
         self._engine: Engine | None = None
         self._standings: weakref.WeakKeyDictionary[DataLoader[Any], Standing] = weakref.WeakKeyDictionary()
 
-    def engage(self, on: bool) -> None:
-        """From the next fetch on, or no longer."""
-        self.engaged, self.num_batches = on, 0
+    @property
+    def engaged(self) -> bool:
+        """Whether pixel work is done by threads at present."""
+        return bool(self._wanted_by)
+
+    def engage(self, on: bool, *, wanted_by: str = "pixel_threads") -> None:
+        """From the next fetch on, or no longer, unless another lever that builds on it wants it."""
+        self._wanted_by = self._wanted_by | {wanted_by} if on else self._wanted_by - {wanted_by}
+        self.num_batches = 0
 
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Put a fetcher of ours into an iterator that fetches in this process."""
@@ -63,6 +69,12 @@ class PixelThreads:
         if self._engine is None:
             self._engine = Engine(max(len(os.sched_getaffinity(0)) - 1, 1))
         return PixelFetcher(self, self._engine, original, self.standing(loader), always=always)
+
+    def fetches(self, iterator: Any) -> bool:
+        """Whether an iterator asks a fetcher of ours."""
+        from flatout.frameworks.pytorch.pipeline.pixels.fetching import PixelFetcher
+
+        return type(iterator._dataset_fetcher) is PixelFetcher
 
     def why_not(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
         """Why the pixel work of a loader is not done by threads, in a few words; None where it can be.
