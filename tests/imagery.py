@@ -7,6 +7,7 @@ own files in its own way.
 import io
 import random
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -175,8 +176,8 @@ def several(path):
 
 OPENERS = {
     each.__name__: each
-    for each in (from_path, from_file, closed_behind, from_bytes, upright, in_grey, loaded_first, closed_at_once, copied,
-                 made_small, drafted, painted)
+    for each in (from_path, from_file, closed_behind, from_bytes, upright, in_grey, loaded_first, closed_at_once,
+                 copied, made_small, drafted, painted)
 }  # fmt: skip
 
 
@@ -268,7 +269,8 @@ def transforms():
         "reflected": [T.Resize((SIZE, SIZE)), T.RandomCrop(SIZE, padding=4, padding_mode="reflect"), tensor],
         "jitter": [crop, T.ColorJitter(0.4, 0.4, 0.4, 0.1), tensor],
         "erased": [crop, tensor, T.RandomErasing(p=0.9)],
-        "erased at random": [crop, tensor, T.Normalize([0.5], [0.25], inplace=True), T.RandomErasing(0.9, value="random")],
+        "erased at random": [crop, tensor, T.Normalize([0.5], [0.25], inplace=True),
+                             T.RandomErasing(0.9, value="random")],
         "erased in place": [crop, tensor, T.RandomErasing(p=0.9, value=1, inplace=True), one],
         "rotated": [crop, T.RandomRotation(30), tensor],
         "rotated and larger": [T.RandomRotation(30, expand=True), T.Resize((SIZE, SIZE)), tensor],
@@ -381,7 +383,7 @@ class Own(Photos):
 
 
 LINES = {
-    name: next(number for number, line in enumerate(open(__file__), 1) if text in line)
+    name: next(number for number, line in enumerate(Path(__file__).read_text().splitlines(), 1) if text in line)
     for name, text in {
         "Keeping": "self.kept.append((", "Remembering": "self.last = image", "Counting": "Counting.num += 1",
         "Printing": 'print("item", index)', "Own": "self.rng.integers(1)",

@@ -273,16 +273,10 @@ def test_truncated_files_are_what_pils_setting_makes_of_them(when, paths, tmp_pa
 
 
 def test_a_script_that_replaces_what_it_cannot_open_replaces_the_same(paths, tmp_path):
-    def replacing(path):
-        raise NotImplementedError
-
-    dataset = Forgiving(spoil(paths, tmp_path), TRANSFORMS["the usual"])
+    dataset = imagery.Forgiving(spoil(paths, tmp_path), TRANSFORMS["the usual"])
     plain, after, *_ = passes(dataset, False)
-    ours, after_ours, pixels, loader = passes(dataset, True)
+    ours, after_ours, *_ = passes(dataset, True)
     assert difference(ours, plain) is None and after_ours.equals(after)
-
-
-Forgiving = imagery.Forgiving
 
 
 @pytest.mark.parametrize("collate", [None, list])
@@ -484,7 +478,9 @@ def test_a_process_that_is_forked_while_threads_work_has_its_own(paths):
     if child == 0:
         signal.alarm(60)
         same = difference([*got, *iterator], plain) is None
-        same = same and difference(fetcher.finish(pending), next(iter(DataLoader(loader.dataset, batch_size=99)))) is None
+        same = (
+            same and difference(fetcher.finish(pending), next(iter(DataLoader(loader.dataset, batch_size=99)))) is None
+        )
         again = list(engaged(loader, pixels)[0])
         os._exit(0 if same and difference(again, plain) is None else 1)
     assert difference(fetcher.finish(pending), next(iter(DataLoader(loader.dataset, batch_size=99)))) is None
@@ -522,7 +518,10 @@ def test_a_process_ends_though_everything_is_full(end, paths):
 
 
 def test_ctrl_c_in_the_middle_of_a_batch_ends_a_process(paths):
-    end = "print('ready', flush=True)\n    for one in pending * 1000: fetcher.finish(one); pending.append(fetcher.begin(list(range(200))))"
+    end = """print("ready", flush=True)
+    for one in pending * 1000:
+        fetcher.finish(one)
+        pending.append(fetcher.begin(list(range(200))))"""
     code = textwrap.dedent(ENDING.replace("{end}", end)).format(path=sys.path, folder=str(Path(paths[0]).parent))
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
@@ -632,9 +631,10 @@ def test_batches_that_can_be_computed_at_once_are_left_to_that_in_whichever_orde
         loaders.install()
         try:
             pixels = owner.pixel_threads_of(loaders)
-            engage = [lambda p=pixels: p.engage(loaders.passes), lambda: loaders.fuse(True)]
-            for act in engage if pixels_first else engage[::-1]:
-                act()
+            if pixels_first:
+                pixels.engage(loaders.passes)
+            loaders.fuse(True)
+            pixels.engage(loaders.passes)
             list(DataLoader(TensorDataset(torch.zeros(40, 3)), batch_size=4))
             list(DataLoader(Photos(paths, TRANSFORMS["the usual"]), batch_size=4))
             assert (loaders.fused.num_batches, pixels.num_batches) == (8, 4)
