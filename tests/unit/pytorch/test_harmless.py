@@ -72,10 +72,11 @@ def made(tmp_path):
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         parts = {
-            "files": ["a.jpg", "b.jpg"], "labels": [1, 2], "array": np.zeros((2, 4)), "root": "/",
-            "cache": {}, "seen": [], "rng": np.random.default_rng(0), "own": random.Random(0), "generator": torch.Generator(), "limit": None,
-            "transform": imagery.T.Compose([module.Flip(0.5), imagery.T.ToTensor()]), "tensor": torch.zeros(3),
-            "table": {"train": module.Flip(0.1)}, "records": [{"file": "a.jpg", "y": 1}], "phase": "train", "num": 0,
+            "files": ["a.jpg", "b.jpg"], "labels": [1, 2], "array": np.zeros((2, 4)), "tensor": torch.zeros(3),
+            "root": "/", "cache": {}, "seen": [], "rng": np.random.default_rng(0), "own": random.Random(0),
+            "generator": torch.Generator(), "limit": None, "phase": "train", "num": 0,
+            "transform": imagery.T.Compose([module.Flip(0.5), imagery.T.ToTensor()]),
+            "table": {"train": module.Flip(0.1)}, "records": [{"file": "a.jpg", "y": 1}],
             "rows": [module.Record("a.jpg", 1)], "choices": [module.Flip(0.1), module.Flip(1)],
             **parts,
         }  # fmt: skip
