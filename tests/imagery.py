@@ -36,6 +36,7 @@ def import_torchvision():
 torchvision = import_torchvision()
 
 from torchvision import transforms as T  # noqa: E402
+from torchvision.transforms import v2  # noqa: E402
 
 
 def pattern(width, height, mode="RGB", seed=0):
@@ -307,7 +308,31 @@ def transforms():
     return {name: T.Compose(chain) for name, chain in chains.items()}
 
 
+def new_transforms():
+    """The same of torchvision's newer transforms."""
+    crop = v2.RandomResizedCrop(SIZE)
+    ends = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.485, 0.456, 0.406], [0.2, 0.2, 0.2])]
+    chains = {
+        "the usual": [crop, v2.RandomHorizontalFlip(), *ends],
+        "bytes to floats": [crop, v2.PILToTensor(), v2.ConvertImageDtype(torch.float32)],
+        "jitter": [crop, v2.ColorJitter(0.4, 0.4, 0.4, 0.1), *ends],
+        "erased": [crop, *ends, v2.RandomErasing(p=0.9)],
+        "RandAugment": [crop, v2.RandAugment(), *ends],
+        "AutoAugment": [crop, v2.AutoAugment(), *ends],
+        "padded": [v2.Resize((SIZE, SIZE)), v2.RandomCrop(SIZE, padding=4), *ends],
+        "turned": [crop, v2.RandomRotation(20), v2.RandomAffine(10), v2.RandomPerspective(), *ends],
+        "grey": [crop, v2.RandomGrayscale(0.5), v2.Grayscale(3), *ends],
+        "now and then": [crop, v2.RandomApply([v2.ColorJitter(0.4), v2.Lambda(blurred)], p=0.5), *ends],
+        "choice": [crop, v2.RandomChoice([v2.RandomHorizontalFlip(1), v2.RandomVerticalFlip(1)]), *ends],
+        "a tensor first": [v2.ToImage(), crop, *ends[1:]],
+        "pure": [crop, *ends, v2.ToPureTensor()],
+        "distorted": [v2.RandomZoomOut(p=1.0), v2.RandomPhotometricDistort(p=1.0), v2.Resize((SIZE, SIZE)), *ends],
+    }
+    return {name: v2.Compose(chain) for name, chain in chains.items()}
+
+
 TRANSFORMS = transforms()
+NEW_TRANSFORMS = new_transforms()
 
 
 # -- datasets that do more -----------------------------------------------------------------------------------------

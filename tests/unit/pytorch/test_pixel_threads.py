@@ -31,7 +31,7 @@ from flatout.frameworks.pytorch.calls import Calls  # noqa: E402
 from flatout.frameworks.pytorch.facts import find  # noqa: E402
 from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.pixels import elements, owner, sources  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.pixels import elements, images, owner, sources, tensors, work  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.pixels.comparison import item_difference  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.shadow import EVERY, difference  # noqa: E402
@@ -39,7 +39,7 @@ from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
 from flatout.frameworks.pytorch.session import Session  # noqa: E402
 from handmade import MACHINE  # noqa: E402
 
-Photos, OPENERS, TRANSFORMS = imagery.Photos, imagery.OPENERS, imagery.TRANSFORMS
+Photos, OPENERS, TRANSFORMS, OwnTensor = imagery.Photos, imagery.OPENERS, imagery.TRANSFORMS, imagery.OwnTensor
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +133,23 @@ def agree(dataset, *, compare=difference, num_plain=2, **options):
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms_give_the_same_batches_and_leave_the_same_random_streams(name, paths):
     agree(Photos(paths, TRANSFORMS[name]))
+
+
+@pytest.mark.parametrize("name", imagery.NEW_TRANSFORMS)
+@pytest.mark.parametrize("collate", [None, list])
+def test_the_newer_transforms_do_as_well(name, collate, paths):
+    compare = difference if collate is None else item_difference
+    agree(Photos(paths, imagery.NEW_TRANSFORMS[name]), compare=compare, collate_fn=collate)
+
+
+@pytest.mark.parametrize("transform", [TRANSFORMS["the usual"], imagery.NEW_TRANSFORMS["jitter"], OwnTensor()])
+def test_the_usual_ways_compute_nothing_in_the_scripts_thread(transform, paths, monkeypatch):
+    computed = []
+    for holder, name in [(images, "compute"), (tensors.DeferredTensor, "flatout_compute"), (work.Work, "spoil")]:
+        monkeypatch.setattr(holder, name, lambda *given, name=name: computed.append(name))
+    dataset = Photos(paths[:6], imagery.T.Compose([imagery.T.Resize((32, 32)), transform]))
+    iterator, pixels = forced(dataset, batch_size=3)
+    assert len(list(iterator)) == 2 and pixels.num_batches == 2 and computed == []
 
 
 @pytest.mark.parametrize("opener", OPENERS)
@@ -313,6 +330,7 @@ def forced(dataset, **options):
     pixels = PixelThreads(FusedFetch())
     pixels.engaged = True
     standing = pixels.standing(loader)
+    standing.holds()
     standing.holds = lambda: True
     standing.shadow.num_batches = 2
     iterator = iter(loader)
@@ -585,10 +603,10 @@ def test_a_difference_that_comes_later_is_found_and_ends_it(collate, paths, monk
 
 
 def test_random_numbers_that_are_drawn_otherwise_are_noticed(paths, monkeypatch):
-    from flatout.frameworks.pytorch.pipeline.pixels import seams
+    from flatout.frameworks.pytorch.pipeline.pixels import replacements
 
-    watch = seams.watch
-    monkeypatch.setattr(seams, "watch", lambda image, work: (torch.rand(1), watch(image, work)))
+    watch = replacements.watch
+    monkeypatch.setattr(replacements, "watch", lambda image, work: (torch.rand(1), watch(image, work)))
     dataset = Photos(paths, TRANSFORMS["the usual"])
     plain, after, *_ = passes(dataset, False)
     ours, after_ours, pixels, loader = passes(dataset, True)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import enum
 import functools
+import inspect
 import random
 import sys
 import types
@@ -22,7 +24,7 @@ from flatout.frameworks.pytorch.pipeline.harmless.listed import effect_of
 from flatout.frameworks.pytorch.pipeline.harmless.named import effect_of_method, gives_element, keeps_operands
 from flatout.frameworks.pytorch.pipeline.harmless.resolving import Refused, is_library, is_of_library
 from flatout.frameworks.pytorch.pipeline.harmless.transforms import MadeTransform, is_chain, is_transform, parts_of
-from flatout.frameworks.pytorch.pipeline.harmless.values import OWN, SHARED, UNKNOWN, Value, joined, known
+from flatout.frameworks.pytorch.pipeline.harmless.values import OWN, SHARED, Value, joined, known
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.pipeline.harmless.walking import Walker
@@ -213,6 +215,8 @@ class Calls:
         effect = effect_of(thing)
         if effect is not None:
             return self._listed(thing, effect, operands, text)
+        if isinstance(getattr(thing, "__self__", None), _GENERATORS):
+            raise Refused(f"`{text}` is called")
         if isinstance(thing, functools.partial):
             named = {name: known(value) for name, value in thing.keywords.items()} | operands.named
             given = Operands([*map(known, thing.args), *operands.values], named, operands.open)
@@ -221,8 +225,8 @@ class Calls:
             return self._run(thing, operands, text)
         if isinstance(thing, type):
             return self._made(thing, operands, text)
-        if isinstance(thing, types.BuiltinFunctionType | types.BuiltinMethodType | types.ModuleType):
-            raise Refused(f"`{text}` is called")
+        if isinstance(thing, MadeTransform) or is_transform(type(thing)):
+            return self._transformed(thing, operands)
         return self._object(thing, operands, text)
 
     def _listed(self, thing: Any, effect: str, operands: Operands, text: str) -> Value:
@@ -285,53 +289,65 @@ class Calls:
     def _made(self, kind: type, operands: Operands, text: str) -> Value:
         """A class that is called: only torchvision's transforms, and such as merely keep what they are given."""
         if is_transform(kind):
-            for value in operands.all():
-                for one in value.among or ():
-                    self._passed_on(one, text)
-            return known(MadeTransform(kind), own=True)
+            parts = [part for value in operands.all() for part in self._callables(value, text)]
+            return known(MadeTransform(kind, parts, in_place="inplace" in operands.named), own=True)
         simple = issubclass(kind, tuple) and hasattr(kind, "_fields")
         if not simple and not (dataclasses.is_dataclass(kind) and not hasattr(kind, "__post_init__")):
             raise Refused(f"a `{kind.__name__}` is made")
         return Value(own=all(value.own for value in operands.all()))
 
-    def _object(self, thing: Any, operands: Operands, text: str) -> Value:
-        """An object that is called."""
-        if isinstance(thing, torch.nn.Module) and _is_hooked(thing):
-            raise Refused(f"`{type(thing).__name__}` has hooks")
-        if isinstance(thing, MadeTransform):
-            return Value(own=all(value.own for value in operands.all()))
-        if is_transform(type(thing)):
-            return self._transformed(thing, operands)
-        name = "forward" if isinstance(thing, torch.nn.Module) else "__call__"
-        if isinstance(thing, torch.nn.Module) and type(thing).__call__ is not torch.nn.Module.__call__:
-            name = "__call__"
-        if type(thing).__module__.startswith(("albumentations", "imgaug", "kornia")):
-            raise Refused(f"`{type(thing).__name__}` draws from a generator of its own")
-        return self._run(self._walker.resolver.method(thing, name), operands, text)
+    def _callables(self, value: Value, text: str) -> list[Any]:
+        """What can be called of what a transform is given."""
+        parts = self._walker.resolver.elements(value)
+        if parts is not None:
+            return [one for part in parts for one in self._callables(part, text)]
+        if value.each is not None:
+            return self._callables(value.each, text)
+        if value.among is None and not value.own:
+            raise Refused(f"it is not known what is given to `{text}`")
+        return [thing for thing in value.among or () if callable(thing) and not isinstance(thing, type | enum.Enum)]
 
     def _transformed(self, thing: Any, operands: Operands) -> Value:
         """A transform of torchvision's: what it was given may get what it gets, or what another one gives."""
+        if isinstance(thing, torch.nn.Module) and _is_hooked(thing):
+            raise Refused(f"`{type(thing).__name__}` has hooks")
+        made = isinstance(thing, MadeTransform)
+        kind = thing.kind if made else type(thing)
         value = Value(own=all(value.own for value in operands.all()))
-        if getattr(thing, "inplace", False) and not value.own:
-            raise Refused(f"`{type(thing).__name__}` changes something that is not the item's own")
-        parts = list(parts_of(thing, self._walker.guards))
+        if (thing.in_place if made else getattr(thing, "inplace", False)) and not value.own:
+            raise Refused(f"`{kind.__name__}` changes something that is not the item's own")
+        parts = thing.parts if made else list(parts_of(thing, self._walker.guards))
         found = [value]
         for part in parts:
-            given = found[-1] if is_chain(thing) else value
-            found.append(Value(own=self._one(part, Operands([given], {}), type(thing).__name__).own))
-        if is_chain(thing) or all(one.own for one in found):
+            given = found[-1] if is_chain(kind) else value
+            found.append(Value(own=self._one(part, Operands([given], {}), kind.__name__).own))
+        if is_chain(kind) or all(one.own for one in found):
             return found[-1]
         for part in parts:
-            self._one(part, Operands([SHARED], {}), type(thing).__name__)
+            self._one(part, Operands([SHARED], {}), kind.__name__)
         return SHARED
+
+    def _object(self, thing: Any, operands: Operands, text: str) -> Value:
+        """An object that is called."""
+        kind = type(thing)
+        if kind.__module__.startswith(("albumentations", "imgaug")):
+            raise Refused(f"`{kind.__name__}` draws from a generator of its own")
+        name = "__call__"
+        if isinstance(thing, torch.nn.Module):
+            if _is_hooked(thing):
+                raise Refused(f"`{kind.__name__}` has hooks")
+            name = "forward" if kind.__call__ is torch.nn.Module.__call__ else name
+        if not isinstance(inspect.getattr_static(kind, name, None), types.FunctionType):
+            raise Refused(f"`{text}` is called")
+        return self._run(self._walker.resolver.method(thing, name), operands, text)
 
     def _check(self, text: str, operands: Operands) -> None:
         """Keywords that change what a call does."""
         for name in ("generator", "rng", "random_state"):
             if name in operands.named and operands.named[name].sole() is not None:
                 raise Refused(f"`{text}` draws from a generator of the script's own")
-        in_place = [operands.named[name] for name in ("out", "inplace", "in_place") if name in operands.named]
-        wanted = [value for value in in_place if value.sole() is UNKNOWN or value.sole()]
+        in_place = [operands.named[name].sole() for name in ("out", "inplace", "in_place") if name in operands.named]
+        wanted = [thing for thing in in_place if thing is not None and thing is not False]
         if wanted and not all(value.own for value in operands.all()):
             raise Refused(f"`{text}` changes something that is not the item's own")
 

@@ -6,9 +6,9 @@ What was found is guarded, so that it can be seen whether it would be found agai
 from __future__ import annotations
 
 import builtins
+import collections
 import enum
 import inspect
-import sys
 import types
 from typing import Any
 
@@ -155,13 +155,13 @@ class Resolver:
     def _of_object(self, thing: Any, name: str) -> Value:
         """Of an object of the script's own."""
         kind = type(thing)
-        if inspect.getattr_static(kind, "__getattribute__") is not vars(object)["__getattribute__"]:
+        if not _looks_up_simply(kind):
             raise Refused(f"`{kind.__name__}` looks attributes up in its own way")
         found, kept = inspect.getattr_static(kind, name, _ABSENT), getattr(thing, "__dict__", {})
         if isinstance(found, property):
             self._in_class(kind, name, found)
             return Value((Property(found.fget, thing),))
-        if hasattr(type(found), "__set__") and not isinstance(found, types.MemberDescriptorType):
+        if hasattr(type(found), "__set__") and not isinstance(found, types.MemberDescriptorType | _FIELD):
             raise Refused(f"`{kind.__name__}.{name}` is looked up in its own way")
         if name in kept:
             self._guards.name(kept, name, kept[name])
@@ -175,7 +175,7 @@ class Resolver:
             return known(getattr(kind, name))
         if isinstance(thing, torch.nn.Module):
             return self._of_module(thing, name)
-        if isinstance(found, types.MemberDescriptorType):
+        if isinstance(found, types.MemberDescriptorType | _FIELD):
             return known(getattr(thing, name))
         if found is _ABSENT or hasattr(type(found), "__get__"):
             raise Refused(f"`{kind.__name__}.{name}` is not known")
@@ -280,17 +280,18 @@ class Property:
         self.thing = thing
 
 
+def _looks_up_simply(kind: type) -> bool:
+    """Whether attributes of objects of a class are looked up as Python does."""
+    return isinstance(inspect.getattr_static(kind, "__getattribute__"), types.WrapperDescriptorType)
+
+
 def _keeps(kind: type, name: str) -> bool:
     """Whether objects of a class keep an attribute in their own dictionary, in a slot or as a field of a tuple."""
-    if (
-        "__getattr__" in dir(kind)
-        or inspect.getattr_static(kind, "__getattribute__") is not vars(object)["__getattribute__"]
-    ):
+    if hasattr(kind, "__getattr__") or not _looks_up_simply(kind):
         return False
     found = inspect.getattr_static(kind, name, _ABSENT)
-    fields = type(sys.modules["collections"].namedtuple("_Field", "one").one)
-    return (
-        found is _ABSENT
-        or isinstance(found, types.MemberDescriptorType | fields)
-        or not hasattr(type(found), "__get__")
-    )
+    return isinstance(found, types.MemberDescriptorType | _FIELD) or not hasattr(type(found), "__get__")
+
+
+_FIELD: type = type(vars(collections.namedtuple("_Field", "one"))["one"])
+"""What a named tuple has for each of its fields."""

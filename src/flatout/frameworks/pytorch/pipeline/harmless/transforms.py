@@ -10,6 +10,7 @@ import os
 import sys
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,16 +32,24 @@ def is_transform(kind: type) -> bool:
     )
 
 
-def is_chain(transform: Any) -> bool:
-    """Whether each of its parts is given what the one before it gives."""
-    return type(transform).__name__ in ("Compose", "Sequential")
+def is_chain(kind: type) -> bool:
+    """Whether each part of such a transform is given what the one before it gives."""
+    return kind.__name__ in ("Compose", "Sequential")
 
 
+@dataclass(frozen=True, slots=True)
 class MadeTransform:
-    """A transform that the item's code makes itself."""
+    """A transform that the item's code makes itself.
 
-    def __init__(self, kind: type) -> None:
-        self.kind = kind
+    Attributes:
+        kind: Its class.
+        parts: What it was given that it may call.
+        in_place: Whether it may change what it gets.
+    """
+
+    kind: type
+    parts: list[Any]
+    in_place: bool
 
 
 def parts_of(transform: Any, guards: Guards) -> Iterator[Any]:

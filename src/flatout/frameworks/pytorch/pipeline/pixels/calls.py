@@ -77,7 +77,7 @@ class Noted:
 def noted(call: Any, elements: Elements, layout: Layout, operands: tuple[Any, ...], keywords: Any) -> Noted | None:
     """What a call on a tensor gives; None where that is not known without computing it."""
     note = _NOTES.get(call)
-    if note is None or keywords or (layout.kind is not torch.Tensor and note is not _as_subclass):
+    if note is None or keywords or (layout.kind is not torch.Tensor and note not in (_as_subclass, _require_no_grad)):
         return None
     return note(elements, layout, operands)
 
@@ -126,6 +126,10 @@ def _as_subclass(elements: Elements, layout: Layout, operands: tuple[Any, ...]) 
     kind = operands[0] if len(operands) == 1 else None
     kind = getattr(kind, "flatout_plain", kind)
     return Noted(elements, replace(layout, kind=kind, view=True), "view") if isinstance(kind, type) else None
+
+
+def _require_no_grad(elements: Elements, layout: Layout, operands: tuple[Any, ...]) -> Noted | None:
+    return Noted(elements, layout, "itself") if operands == (False,) else None
 
 
 def _assign(elements: Elements, layout: Layout, operands: tuple[Any, ...]) -> Noted | None:
@@ -244,7 +248,7 @@ _TENSOR = torch.Tensor
 _KINDS = {"add": "add", "sub": "sub", "mul": "mul", "div": "div", "truediv": "div"}
 _NOTES: dict[Any, Callable[[Elements, Layout, tuple[Any, ...]], Noted | None]] = {
     _TENSOR.permute: _permute, torch.permute: _permute, _TENSOR.transpose: _transpose, torch.transpose: _transpose,
-    _TENSOR.as_subclass: _as_subclass, _TENSOR.__setitem__: _assign,
+    _TENSOR.as_subclass: _as_subclass, _TENSOR.__setitem__: _assign, _TENSOR.requires_grad_: _require_no_grad,
     _TENSOR.contiguous: _contiguous, _TENSOR.clone: _clone, torch.clone: _clone,
     _TENSOR.to: _to, _TENSOR.type: _to, _TENSOR.float: _float, _TENSOR.double: _double,
     **{getattr(torch, kind): _arithmetic(kind) for kind in ARITHMETIC},

@@ -20,6 +20,9 @@ CHANNELS = {"L": 1, "RGB": 3}
 
 ARITHMETIC = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 
+_SCALED = ("mul", "div")
+"""Of which the result is the same where both operands are larger by a power of two, or one is and the other smaller."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
@@ -94,15 +97,15 @@ class Elements:
         for channel in range(CHANNELS[self.picture.mode]):
             into, first = target[..., channel], self.steps[0] if self.steps else None
             values = pixels if pixels.ndim == 2 else pixels[..., channel]
-            if not isinstance(first, Arithmetic) or first.name != "div" or first.operand.size > 1:
+            if not isinstance(first, Arithmetic) or first.name not in _SCALED or first.operand.size > 1:
                 np.copyto(into, values, casting="unsafe")
                 rest = self.steps
             else:
-                by, rest = first.operand.reshape(()), self.steps[1:]
-                if words is not None:  # of one word the channels are larger by a power of two, and so is the divisor
+                operand, rest = first.operand.reshape(()), self.steps[1:]
+                if words is not None:  # of one word the channels are larger by a power of two
                     values = np.bitwise_and(words, 255 << 8 * channel, out=masked)
-                    by = by * into.dtype.type(1 << 8 * channel)
-                np.divide(values, by, out=into, dtype=into.dtype, casting="unsafe")
+                    operand = np.ldexp(operand, 8 * channel if first.name == "div" else -8 * channel)
+                ARITHMETIC[first.name](values, operand, out=into, dtype=into.dtype, casting="unsafe")
             for step in rest:
                 _do(step, into, channel)
 

@@ -48,6 +48,7 @@ def pixels_of(image: Any) -> tuple[np.ndarray, Any]:
 def array_of(tensor: torch.Tensor) -> np.ndarray:
     """The memory of a tensor on the CPU, which has to be kept while the array is used."""
     num = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    memory = (ctypes.c_char * (num * tensor.element_size())).from_address(tensor.data_ptr())
+    memory = (ctypes.c_uint8 * (num * tensor.element_size())).from_address(tensor.data_ptr())
     strides = [stride * tensor.element_size() for stride in tensor.stride()]
-    return np.ndarray(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), memory, strides=strides)
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return np.ndarray(tuple(tensor.shape), kind, memoryview(memory), strides=strides)

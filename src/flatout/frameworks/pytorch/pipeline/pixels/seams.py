@@ -13,29 +13,33 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import Any, TypeAlias
-
-import torch
+from types import BuiltinFunctionType, CodeType, FunctionType
+from typing import Any
 
 from flatout.frameworks.pytorch.patches import Patch
-from flatout.frameworks.pytorch.pipeline.pixels import geometry
-from flatout.frameworks.pytorch.pipeline.pixels.calls import FLOATS, Layout
-from flatout.frameworks.pytorch.pipeline.pixels.elements import CHANNELS, Arithmetic, Elements, number
-from flatout.frameworks.pytorch.pipeline.pixels.files import picture_of, watch
-from flatout.frameworks.pytorch.pipeline.pixels.images import deferred as deferred_image
-from flatout.frameworks.pytorch.pipeline.pixels.pictures import Called, Picture
-from flatout.frameworks.pytorch.pipeline.pixels.tensors import DeferredTensor
-from flatout.frameworks.pytorch.pipeline.pixels.tensors import deferred as deferred_tensor
+from flatout.frameworks.pytorch.pipeline.pixels import replacements
+from flatout.frameworks.pytorch.pipeline.pixels.elements import CHANNELS
+from flatout.frameworks.pytorch.pipeline.pixels.files import Unloaded, picture_of
+from flatout.frameworks.pytorch.pipeline.pixels.images import Deferred
+from flatout.frameworks.pytorch.pipeline.pixels.replacements import DeferredArray, Replacement
 from flatout.frameworks.pytorch.pipeline.pixels.work import Work
 
-SAME_SIZE = (
-    "adjust_brightness", "adjust_contrast", "adjust_saturation", "adjust_hue", "adjust_gamma", "adjust_sharpness",
-    "affine", "perspective", "invert", "posterize", "solarize", "autocontrast", "equalize",
-)  # fmt: skip
-"""torchvision's functions on images of PIL's by which size and mode stay."""
+_OLD, _OLD_PIL = "torchvision.transforms.functional", "torchvision.transforms._functional_pil"
+_NEW = "torchvision.transforms.v2.functional"
 
-Replacement: TypeAlias = Callable[[Any], Callable[..., Any]]
+_PLACES: tuple[tuple[str, str, str, Replacement], ...] = (
+    ("PIL.Image", "open", "PIL.Image", replacements.noting_open),
+    (_OLD, "to_tensor", _OLD, replacements.noting_to_tensor),
+    (_OLD, "pil_to_tensor", _OLD, replacements.noting_pil_to_tensor),
+    (_NEW, "pil_to_tensor", _OLD, replacements.noting_pil_to_tensor),
+    (f"{_NEW}._type_conversion", "pil_to_tensor", _OLD, replacements.noting_pil_to_tensor),
+    (_OLD, "normalize", _OLD, replacements.noting_normalize),
+    (_OLD_PIL, "pad", _OLD_PIL, replacements.noting_pad),
+    (_OLD_PIL, "to_grayscale", _OLD_PIL, replacements.noting_to_grayscale),
+    *((_OLD_PIL, name, _OLD_PIL, replacements.noting_same_size) for name in replacements.SAME_SIZE),
+    ("torch", "from_numpy", "torch", replacements.noting_from_numpy),
+)
+"""What is replaced: where, under which name, the module that it belongs to, and by what."""
 
 
 class Seams:
@@ -45,6 +49,8 @@ class Seams:
         self._lock = threading.Lock()
         self._num_active = 0
         self._patches: list[Patch] = []
+        self._kernels: list[dict[type, Any]] = []
+        """Tables of torchvision's in which images of ours have an entry."""
         self._here = threading.local()
 
     @property
@@ -72,6 +78,11 @@ class Seams:
             self._num_active += 1
             if self._num_active == 1:
                 self._patches = [Patch(holder, name, self._only_here(make)) for holder, name, make in self._places()]
+                for kernels, name, kernel in _kernels():
+                    make = replacements.noting_pad if name == "pad" else replacements.noting_same_size
+                    ours = functools.partial(make(kernel), None)
+                    kernels[Deferred] = kernels[Unloaded] = ours
+                    self._kernels.append(kernels)
 
     def _leave(self) -> None:
         with self._lock:
@@ -80,6 +91,9 @@ class Seams:
                 patches, self._patches = self._patches, []
                 for patch in reversed(patches):
                     patch.remove()
+                while self._kernels:
+                    kernels = self._kernels.pop()
+                    del kernels[Deferred], kernels[Unloaded]
 
     def _only_here(self, make: Replacement) -> Callable[[Any, Patch], Any]:
         """The replacement, for threads that note pixel work; the original for others."""
@@ -100,13 +114,9 @@ class Seams:
 
     def _places(self) -> Iterator[tuple[Any, str, Replacement]]:
         """What is replaced, of what is loaded and the library's own."""
-        for module_name, name, make in (
-            *_PLACES,
-            ("numpy", "array", self._array),
-            ("torch", "from_numpy", _from_numpy),
-        ):
+        for module_name, name, home, make in (*_PLACES, ("numpy", "array", "numpy", self._array)):
             module = sys.modules.get(module_name)
-            if module is not None and is_its_own(module, name):
+            if module is not None and belongs_to(vars(module).get(name), name, home):
                 yield module, name, make
 
     def _array(self, original: Any) -> Callable[..., Any]:
@@ -120,126 +130,20 @@ class Seams:
         return array
 
 
-def is_its_own(module: ModuleType, name: str) -> bool:
-    """Whether a function of a module is the one that the module came with."""
-    function = vars(module).get(name)
+def belongs_to(function: Any, name: str, module_name: str) -> bool:
+    """Whether a function is the one of this name that a module came with."""
     if type(function) is BuiltinFunctionType:
-        return (function.__module__ or module.__name__) == module.__name__ and function.__name__ == name
-    if type(function) is not FunctionType or function.__module__ != module.__name__ or function.__qualname__ != name:
+        return (function.__module__ or module_name) == module_name and function.__name__ == name
+    if type(function) is not FunctionType or function.__module__ != module_name or function.__qualname__ != name:
         return False
-    return function.__code__.co_filename == module.__file__
+    return function.__code__.co_filename == getattr(sys.modules.get(module_name), "__file__", None)
 
 
-class DeferredArray:
-    """An array of an image that is not computed yet, on its way to `torch.from_numpy`."""
-
-    def __init__(self, picture: Picture) -> None:
-        self.picture = picture
-
-
-# -- what is called instead ----------------------------------------------------------------------------------------
-
-
-def _open(original: Any) -> Callable[..., Any]:
-    def opened(work: Work, *operands: Any, **keywords: Any) -> Any:
-        image = original(*operands, **keywords)
-        watch(image, work)
-        return image
-
-    return opened
-
-
-def _to_tensor(original: Any) -> Callable[..., Any]:
-    def to_tensor(work: Work, pic: Any) -> Any:
-        picture, dtype = picture_of(pic), torch.get_default_dtype()
-        if picture is None or picture.mode not in CHANNELS or dtype not in FLOATS:
-            return original(pic)
-        (width, height), num = picture.size, CHANNELS[picture.mode]
-        by = Arithmetic("div", number(255, str(dtype).removeprefix("torch.")))
-        strides = (height * width, width, 1) if num > 1 else (1, width, 1)
-        return deferred_tensor(Elements(picture, (2, 0, 1), (by,)), Layout((num, height, width), strides, dtype))
-
-    return to_tensor
-
-
-def _from_numpy(original: Any) -> Callable[..., Any]:
-    def from_numpy(work: Work, *operands: Any) -> Any:
-        if len(operands) != 1 or type(operands[0]) is not DeferredArray:
-            return original(*operands)
-        picture: Picture = operands[0].picture
-        (width, height), num = picture.size, CHANNELS[picture.mode]
-        if num == 1:
-            return deferred_tensor(
-                Elements(picture, (0, 1)), Layout((height, width), (width, 1), torch.uint8, array=True)
-            )
-        layout = Layout((height, width, num), (width * num, num, 1), torch.uint8, array=True)
-        return deferred_tensor(Elements(picture, (0, 1, 2)), layout)
-
-    return from_numpy
-
-
-def _pil_to_tensor(original: Any) -> Callable[..., Any]:
-    def pil_to_tensor(work: Work, pic: Any) -> Any:
-        picture = picture_of(pic)
-        if picture is None or picture.mode not in CHANNELS:
-            return original(pic)
-        (width, height), num = picture.size, CHANNELS[picture.mode]
-        layout = Layout((num, height, width), (1, num * width, num), torch.uint8, array=True, view=True)
-        return deferred_tensor(Elements(picture, (2, 0, 1)), layout)
-
-    return pil_to_tensor
-
-
-def _normalize(original: Any) -> Callable[..., Any]:
-    def normalize(work: Work, tensor: Any, mean: Any, std: Any, inplace: Any = False) -> Any:
-        if isinstance(tensor, DeferredTensor) and vars(tensor)["flatout_work"].here():
-            given = geometry.constants((mean, std))
-            made = tensor.flatout_normalize(*given, in_place=bool(inplace)) if given is not None else None
-            if made is not None:
-                return made
-        return original(tensor, mean, std, inplace)
-
-    return normalize
-
-
-def _same_size(original: Any) -> Callable[..., Any]:
-    def changed(work: Work, img: Any, *operands: Any, **keywords: Any) -> Any:
-        picture, given, named = picture_of(img), geometry.constants(operands), geometry.constants(keywords.values())
-        if picture is None or picture.mode != "RGB" or given is None or named is None:
-            return original(img, *operands, **keywords)
-        call = functools.partial(original, **dict(zip(keywords, named, strict=True)))
-        return deferred_image(Called(picture, picture.size, picture.mode, call, given, keeps_info=False))
-
-    return changed
-
-
-def _pad(original: Any) -> Callable[..., Any]:
-    def pad(work: Work, img: Any, padding: Any, fill: Any = 0, padding_mode: Any = "constant") -> Any:
-        picture, given = picture_of(img), geometry.constants((padding, fill, padding_mode))
-        size = None if picture is None else geometry.size_of_pad(picture.size, padding)
-        if picture is None or size is None or given is None or padding_mode != "constant":
-            return original(img, padding, fill, padding_mode)
-        return deferred_image(Called(picture, size, picture.mode, original, given, keeps_info=False))
-
-    return pad
-
-
-def _to_grayscale(original: Any) -> Callable[..., Any]:
-    def to_grayscale(work: Work, img: Any, num_output_channels: Any) -> Any:
-        picture, mode = picture_of(img), {1: "L", 3: "RGB"}.get(num_output_channels)
-        if picture is None or mode is None or not geometry.converts(picture.mode, "L", picture.info):
-            return original(img, num_output_channels)
-        return deferred_image(Called(picture, picture.size, mode, original, (num_output_channels,), keeps_info=False))
-
-    return to_grayscale
-
-
-_PLACES: tuple[tuple[str, str, Replacement], ...] = (
-    ("PIL.Image", "open", _open),
-    ("torchvision.transforms.functional", "to_tensor", _to_tensor),
-    ("torchvision.transforms.functional", "pil_to_tensor", _pil_to_tensor),
-    ("torchvision.transforms.functional", "normalize", _normalize),
-    ("torchvision.transforms._functional_pil", "pad", _pad),
-    ("torchvision.transforms._functional_pil", "to_grayscale", _to_grayscale),
-    *(("torchvision.transforms._functional_pil", name, _same_size) for name in SAME_SIZE),
-)
+def _kernels() -> Iterator[tuple[dict[type, Any], str, Any]]:
+    """What torchvision's newer functions call for an image of PIL's, where that is one of the older ones itself."""
+    registry = getattr(sys.modules.get(f"{_NEW}._utils"), "_KERNEL_REGISTRY", {})
+    for kernels in registry.values():
+        kernel = kernels.get(sys.modules["PIL.Image"].Image)
+        name = getattr(kernel, "__name__", "")
+        if (name in replacements.SAME_SIZE or name == "pad") and belongs_to(kernel, name, _OLD_PIL):
+            yield kernels, name, kernel

@@ -62,6 +62,14 @@ class DeferredTensor(torch.Tensor):
                 leaf.flatout_work.spoil(problem)
         raise problem
 
+    def as_subclass(self, cls: Any) -> Any:
+        """As PyTorch's, which passes by `__torch_function__`."""
+        made = self.flatout_note(torch.Tensor.as_subclass, (cls,), None)
+        if made is not None:
+            return made
+        self.flatout_compute()
+        return self.as_subclass(cls)
+
     def flatout_note(self, call: Any, operands: tuple[Any, ...], keywords: Any) -> DeferredTensor | None:
         """The result of a call, where it can be noted."""
         own = self.__dict__

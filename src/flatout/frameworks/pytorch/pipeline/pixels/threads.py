@@ -28,11 +28,12 @@ ROUND_S = 1.0
 class Job:
     """Something to be done once, by whoever comes first; it catches what it raises itself."""
 
-    __slots__ = ("_do", "done")
+    __slots__ = ("_do", "done", "pid")
 
     def __init__(self, do: Callable[[], None]) -> None:
         self._do: Callable[[], None] | None = do
         self.done = False
+        self.pid = os.getpid()
 
     def run(self) -> None:
         """Do it, unless it was dropped."""
@@ -94,8 +95,7 @@ class Threads:
             while (job := self._next()) is not None:
                 job.run()
                 del job
-                with self._lock:
-                    self._finished.notify_all()
+                self._tell()
         finally:
             with self._lock:
                 self._running.pop(number, None)
@@ -118,13 +118,19 @@ class Threads:
             job = self._waiting.popleft() if self._waiting else None
         if job is not None:
             job.run()
+            self._tell()
         return job is not None
+
+    def _tell(self) -> None:
+        """Who waits for a job looks whether it is done."""
+        with self._lock:
+            self._finished.notify_all()
 
     def finish(self, jobs: Sequence[Job]) -> bool:
         """Help until all of these are done; whether they are."""
         until_s = time.monotonic() + PATIENCE_S
         while not all(job.done for job in jobs):
-            if self._pid != os.getpid():  # they were another process's, and its threads are not here
+            if any(job.pid != os.getpid() for job in jobs):  # the threads that do them are not in this process
                 return False
             if self.help():
                 continue
