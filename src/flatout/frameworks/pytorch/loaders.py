@@ -217,6 +217,12 @@ class Loaders:
         self.pipeline.ahead.engage(engaged)
         self._attach()
 
+    def keep_decoded(self, engaged: bool) -> None:
+        """Keep decoded images from now on, as long as there is memory, or no longer."""
+        self.pipeline.pixels.decoded.engage(engaged)
+        self.pipeline.pixels.engage(engaged, wanted_by="decoded_store")
+        self._attach()
+
     def keep(self, engaged: bool) -> None:
         """Keep items from now on, where it is known what they follow from, or no longer."""
         self.pipeline.stored.engage(engaged, fill=self.training if self.reopen else ())

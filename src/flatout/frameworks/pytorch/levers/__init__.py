@@ -11,6 +11,7 @@ from flatout.frameworks.pytorch.levers.channels_last import ChannelsLast
 from flatout.frameworks.pytorch.levers.compile import Compile
 from flatout.frameworks.pytorch.levers.cpu_affinity import CpuAffinity
 from flatout.frameworks.pytorch.levers.cudnn_benchmark import CudnnBenchmark
+from flatout.frameworks.pytorch.levers.decoded_store import DecodedStore
 from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
 from flatout.frameworks.pytorch.levers.fused_fetch import FusedFetch
 from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
@@ -33,6 +34,7 @@ LEVERS: tuple[type[Lever], ...] = (
     VirtualWorkers,
     PixelThreads,
     Prefetch,
+    DecodedStore,
     PinnedMemory,
     CudnnBenchmark,
     Tf32,

@@ -18,6 +18,7 @@ from torch.utils.data import default_collate
 from flatout.frameworks.pytorch.pipeline.pixels import collation
 from flatout.frameworks.pytorch.pipeline.pixels.collation import Collation
 from flatout.frameworks.pytorch.pipeline.pixels.comparison import item_difference
+from flatout.frameworks.pytorch.pipeline.pixels.decoded import DecodedImages
 from flatout.frameworks.pytorch.pipeline.pixels.decoding import Rows
 from flatout.frameworks.pytorch.pipeline.pixels.seams import Seams
 from flatout.frameworks.pytorch.pipeline.pixels.sources import Descriptors
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 class Engine:
     """What all fetchers of a process share."""
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads: int, decoded: DecodedImages) -> None:
+        self.decoded = decoded
         self.threads = Threads(num_threads)
         self.seams = Seams()
         self.rows = Rows()
@@ -131,7 +133,7 @@ class PixelFetcher:
             for place, index in enumerate(pending.indices):
                 if place == due:
                     pending.due = place, RandomStates()
-                work = Work(engine.rows, engine.descriptors)
+                work = Work(engine.rows, engine.descriptors, engine.decoded)
                 note(work)
                 pending.works.append(work)
                 pending.items.append(dataset[index])

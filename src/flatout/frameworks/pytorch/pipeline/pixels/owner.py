@@ -17,6 +17,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher
 from flatout.frameworks.pytorch.pipeline.harmless.resolving import Refused
 from flatout.frameworks.pytorch.pipeline.harmless.walking import Harmless, look_at
+from flatout.frameworks.pytorch.pipeline.pixels.decoded import DecodedImages
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow
 from flatout.frameworks.pytorch.random_states import RandomStates
 
@@ -39,6 +40,7 @@ class PixelThreads:
     def __init__(self, fused: FusedFetch) -> None:
         self.num_batches = 0
         """Fetched so since it was engaged."""
+        self.decoded = DecodedImages()
         self._wanted_by: set[str] = set()
         self._fused = fused
         self._engine: Engine | None = None
@@ -67,7 +69,7 @@ class PixelThreads:
         from flatout.frameworks.pytorch.pipeline.pixels.fetching import Engine, PixelFetcher
 
         if self._engine is None:
-            self._engine = Engine(max(len(os.sched_getaffinity(0)) - 1, 1))
+            self._engine = Engine(max(len(os.sched_getaffinity(0)) - 1, 1), self.decoded)
         return PixelFetcher(self, self._engine, original, self.standing(loader), always=always)
 
     def fetches(self, iterator: Any) -> bool:

@@ -10,8 +10,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageFile
 
+from flatout.frameworks.pytorch.pipeline.pixels.decoded import Identity
 from flatout.frameworks.pytorch.pipeline.pixels.decoding import Opened
 from flatout.frameworks.pytorch.pipeline.pixels.sources import Source
 from flatout.frameworks.pytorch.pipeline.pixels.work import Work
@@ -94,11 +95,13 @@ class Decoded(Picture):
         self._opened = opened
         self._source = source
         self._settled = False
+        self._is_kept = False
+        """Whether others may be given the image as well."""
 
     def upper(self, num_rows: int) -> Any:
         """See `Picture.upper`; of some files the rest is never decoded."""
         with self.work.held():
-            if self._image is None and self._only_one_call():
+            if self._image is None and self._only_one_call() and not self.work.decoded.wants(self._identity()):
                 rows = self.work.rows.upper(self._opened, self._source.bytes(), num_rows)
                 if rows is not None:
                     self._settled = True
@@ -114,10 +117,26 @@ class Decoded(Picture):
         """See `Picture.own_attributes`; what belongs to the file itself is left out."""
         image = self.image()
         own = {name: value for name, value in vars(image).items() if name not in _OF_THE_FILE}
-        return {**own, "_im": image.im.copy()} if self._num_uses else own
+        return {**own, "_im": image.im.copy()} if self._num_uses or self._is_kept else own
 
     def _made(self) -> Any:
-        return self._opened.whole(self._source.bytes())
+        decoded = self.work.decoded
+        image = decoded.get(self._identity())
+        self._is_kept = image is not None
+        if image is None:
+            image = self._opened.whole(self._source.bytes())
+            identity = self._identity()
+            self._is_kept = identity is not None and decoded.wants(identity) and decoded.put(identity, image)
+        else:
+            self._source.close()
+        return image
+
+    def _identity(self) -> Identity | None:
+        """What the image is known by among those that are kept."""
+        opened, identity = self._opened, self._source.identity
+        if identity is None:
+            return None
+        return *identity, opened.kind, opened.size, opened.mode, ImageFile.LOAD_TRUNCATED_IMAGES
 
 
 class Called(Picture):

@@ -12,6 +12,8 @@ import stat
 import threading
 from typing import Any
 
+from flatout.frameworks.pytorch.pipeline.pixels.decoded import Identity, identity_of
+
 MOST_OPEN = 64
 """Descriptors of ours that may be open at a time; beyond that, bytes are read at once."""
 
@@ -49,7 +51,15 @@ class Descriptors:
 class Source:
     """The bytes of one file: read already, or still to be read from a descriptor of ours."""
 
-    def __init__(self, content: bytes | None, descriptor: int | None, descriptors: Descriptors) -> None:
+    def __init__(
+        self,
+        content: bytes | None,
+        descriptor: int | None,
+        descriptors: Descriptors,
+        identity: Identity | None = None,
+    ) -> None:
+        self.identity = identity
+        """What the file is known by; None where it may have changed since."""
         self._content = content
         self._descriptor = descriptor
         self._descriptors = descriptors
@@ -65,6 +75,8 @@ class Source:
             if self._descriptor is None:
                 raise OSError("the bytes of the image were given back")
             self._content = _read(self._descriptor)
+            if identity_of(os.fstat(self._descriptor)) != self.identity:
+                self.identity = None
             self.close()
         return self._content
 
@@ -86,14 +98,17 @@ def source_of(file: Any, descriptors: Descriptors) -> Source | None:
     if type(file) is not io.BufferedReader or type(file.raw) is not io.FileIO or file.closed:
         return None
     number = file.fileno()
-    if not stat.S_ISREG(os.fstat(number).st_mode):
+    found = os.fstat(number)
+    if not stat.S_ISREG(found.st_mode):
         return None
+    identity = identity_of(found)
     if descriptors.take():
         try:
-            return Source(None, os.dup(number), descriptors)
+            return Source(None, os.dup(number), descriptors, identity)
         except OSError:  # the process has too many open
             descriptors.give_back(os.getpid())
-    return Source(_read(number), None, descriptors)
+    content = _read(number)
+    return Source(content, None, descriptors, identity if identity_of(os.fstat(number)) == identity else None)
 
 
 def _read(descriptor: int) -> bytes:

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flatout.frameworks.pytorch.pipeline.pixels.decoded import DecodedImages
 from flatout.frameworks.pytorch.pipeline.pixels.decoding import Rows
 from flatout.frameworks.pytorch.pipeline.pixels.sources import Descriptors
 
@@ -39,9 +40,10 @@ _ALONE = num_references([object()])[0]
 class Work:
     """The pixel work of one item."""
 
-    def __init__(self, rows: Rows, descriptors: Descriptors) -> None:
+    def __init__(self, rows: Rows, descriptors: Descriptors, decoded: DecodedImages) -> None:
         self.rows = rows
         self.descriptors = descriptors
+        self.decoded = decoded
         self.problem: BaseException | None = None
         """What went wrong, wherever: the batch is to be fetched by the script's own path."""
         self.pictures: list[Picture] = []
