@@ -5,6 +5,7 @@ In: what one script saw as PyTorch runs it and under a configuration. Out: a ver
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,74 +19,108 @@ MARK = "loader-faults-output"
 SLOWER_S = 1.5
 """Seconds that count as a difference, if they are twice as many as well."""
 
-MORE_MB = 30
-"""Memory that counts as a difference."""
+SLACK = {"more_mb": 30, "more_maps": 8}
+"""What may grow a little without being a leak."""
+
+RANKS = {"hangs": 0, "died": 1, "raised": 2, "finished": 3}
+"""Ways to end, from bad to good."""
 
 
 def ended(found: dict[str, Any]) -> str:
     """How a script ended."""
     if found["hangs"]:
         return "hangs"
-    if found["raised"]:
+    if kind_of(found):
         return "raised"
     return "finished" if found["finished"] and found["exit_code"] == 0 else "died"
 
 
-RANKS = {"hangs": 0, "died": 1, "raised": 2, "finished": 3}
+def kind_of(found: dict[str, Any]) -> str | None:
+    """The class of the exception that ended a script; also of one that came while it was telling."""
+    if found["raised"]:
+        return str(found["raised"]["kind"])
+    last = re.findall(r"^(\w+(?:Error|Exception|Interrupt))\b", found["said"], re.MULTILINE)
+    return last[-1] if found["exit_code"] == 1 and last else None
 
 
 def verdict(fault: str, plain: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
-    """`better`, `same` or `worse`, and in what."""
+    """`better`, `same` or `worse`, and in what; of one run of each."""
     both = min(len(plain["batches"]), len(other["batches"]))
-    if plain["batches"][:both] != other["batches"][:both] or plain["noted"].get("random") != other["noted"].get("random"):
-        return "worse", "other batches or random numbers"
+    if plain["batches"][:both] != other["batches"][:both]:
+        return "worse", "other batches"
     one, two = ended(plain), ended(other)
     if one != two:
         better = RANKS[two] > RANKS[one] and not (fault in OWN and one == "raised")
-        return "better" if better else "worse", two
-    if one == "raised" and plain["raised"]["kind"] != other["raised"]["kind"]:
-        return "worse", f"another exception: `{other['raised']['kind']}`"
-    for name, words in (("pairs", "pairs"), ("batches_ahead", "batches ahead")):
-        if plain["noted"].get(name) != other["noted"].get(name):
-            fewer = name == "batches_ahead" and other["noted"][name] < plain["noted"][name]
-            return "better" if fewer else "worse", f"{other['noted'][name]} {words}"
-    grown = [n for n, v in other["noted"].items() if n.startswith("more_") and v > max(plain["noted"][n], 0) + _slack(n)]
-    if grown:
-        return "worse", ", ".join(f"{other['noted'][name]} {name.replace('_', ' ')}" for name in grown)
-    return _by_degree(plain, other)
+        return "better" if better else "worse", ""
+    if fault in OWN and kind_of(plain) != kind_of(other):
+        return "worse", "another exception"
+    return _by_what_was_noted(plain["noted"], other["noted"]) or _by_degree(plain, other)
+
+
+def _by_what_was_noted(plain: dict[str, Any], other: dict[str, Any]) -> tuple[str, str] | None:
+    """What a script has counted itself."""
+    if plain.get("random") != other.get("random"):
+        return "worse", "other random numbers"
+    if plain.get("pairs") != other.get("pairs"):
+        return "worse", "other pairs"
+    ahead = other.get("batches_ahead", 0) - plain.get("batches_ahead", 0)
+    if ahead:
+        return "better" if ahead < 0 else "worse", "batches ahead"
+    for name, value in other.items():
+        if name.startswith("more_") and value > max(plain[name], 0) + SLACK.get(name, 0):
+            return "worse", name.replace("_", " ")
+    return None
 
 
 def _by_degree(plain: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
-    """Where both end in one way: who is left, batches, seconds, memory."""
-    for name, words, sign in (("children_left", "children left", -1), ("batches", "batches", 1)):
-        a, b = (found[name] if name == "children_left" else len(found[name]) for found in (plain, other))
-        if a != b and not (plain["hangs"] and name == "children_left"):
-            return "better" if (b - a) * sign > 0 else "worse", f"{b} {words}"
-    for name, words in (("after_s", ""), ("exit_s", " to exit")):
+    """Where both end in one way: who is left, batches, seconds."""
+    if plain["children_left"] != other["children_left"] and not plain["hangs"]:
+        return "better" if other["children_left"] < plain["children_left"] else "worse", "children left"
+    if len(plain["batches"]) != len(other["batches"]):
+        return "better" if len(other["batches"]) > len(plain["batches"]) else "worse", "batches delivered"
+    for name, words in (("after_s", "seconds"), ("exit_s", "seconds to exit")):
         a, b = plain[name], other[name]
         if abs(a - b) > SLOWER_S and max(a, b) > 2 * min(a, b):
-            return "better" if b < a else "worse", f"{b:.1f} s{words}"
+            return "better" if b < a else "worse", words
     return "same", ""
 
 
-def _slack(name: str) -> int:
-    return MORE_MB if name == "more_mb" else 4 if name == "more_maps" else 0
+def verdicts(fault: str, plain: list[dict[str, Any]], other: list[dict[str, Any]]) -> tuple[str, str]:
+    """Of several runs of each: worse where one run is worse than all of plain's, better where all are better."""
+    found = []
+    for run in other:
+        against = [verdict(fault, one, run) for one in plain]
+        kinds = [how for how, _ in against]
+        how = "same" if "same" in kinds or len(set(kinds)) > 1 else kinds[0]
+        found.append((how, next((what for kind, what in against if kind == how), "")))
+    kinds = [how for how, _ in found]
+    how = "worse" if "worse" in kinds else "better" if set(kinds) == {"better"} else "same"
+    return how, next((what for kind, what in found if kind == how), "")
 
 
-def described(found: dict[str, Any]) -> str:
-    """What the script saw."""
-    how = ended(found)
-    num, seconds = len(found["batches"]), f"{found['after_s']:.1f} s"
+def described(runs: list[dict[str, Any]]) -> str:
+    """What the script saw, run by run where that differs."""
+    return "; or ".join(dict.fromkeys(_described(run) for run in runs))
+
+
+def _described(found: dict[str, Any]) -> str:
+    how, num = ended(found), len(found["batches"])
     left = f", {found['children_left']} children left" if found["children_left"] and not found["hangs"] else ""
+    seconds = f", {found['after_s']:.0f} s" if found["after_s"] >= SLOWER_S else ""
     if how == "raised":
-        return f"`{found['raised']['kind']}` after {num} batches, {seconds}{left}"
+        return f"`{kind_of(found)}` after {num} batches{seconds}{left}"
     if how == "hangs":
         return f"hangs after {num} batches"
     if how == "died":
         return f"exit status {found['exit_code']} after {num} batches{left}"
-    noted = {name: value for name, value in found["noted"].items() if name not in ("random", "processes") and value}
-    words = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in noted.items())
-    return f"finishes, {num} batches, {seconds}" + (f", {words}" if words else "") + left
+    return f"finishes{seconds}{left}{_noted(found['noted'])}"
+
+
+def _noted(noted: dict[str, Any]) -> str:
+    shown = {
+        name: value for name, value in noted.items() if name not in ("random", "processes", "more_mb", "more_maps")
+    }
+    return "".join(f", {value} {name.replace('_', ' ')}" for name, value in shown.items() if value)
 
 
 def took_effect(found: dict[str, Any]) -> bool:
@@ -94,14 +129,14 @@ def took_effect(found: dict[str, Any]) -> bool:
     return not told or bool(told["changed_passes"] or told["computed_batches"] or told["problems"])
 
 
-def cell(fault: str, plain: dict[str, Any], other: dict[str, Any]) -> str:
+def cell(fault: str, plain: list[dict[str, Any]], other: list[dict[str, Any]]) -> str:
     """One cell of the table."""
     if plain is other:
         return described(plain)
-    how, what = verdict(fault, plain, other)
-    if how != "same":
-        return f"**{how}**: {described(other)}" + (f" ({what})" if what not in ("finished", "raised", "hangs", "died") else "")
-    return "same" if took_effect(other) else "same (left as it is)"
+    how, what = verdicts(fault, plain, other)
+    if how == "same":
+        return "same" if any(map(took_effect, other)) else "-"
+    return f"**{how}**: {described(other)}" + (f" ({what})" if what else "")
 
 
 def table(rows: list[dict[str, Any]]) -> str:

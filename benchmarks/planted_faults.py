@@ -25,11 +25,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-import engaged
-
 from flatout.frameworks.pytorch.batches import digest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+import engaged
 
 NUM_ITEMS, BATCH = 96, 4
 BAD = 40

@@ -1,6 +1,6 @@
 """Does PyTorch's own test file of the `DataLoader` say the same under flatout's loaders as without them?
 
-    python scripts/pytorch_dataloader_tests.py PATH_TO_test_dataloader.py [--only "workers 2"] [--levers '{"workers": {"num": 1}}']
+    python scripts/pytorch_dataloader_tests.py PATH_TO_test_dataloader.py [--only "workers 2"] [--levers JSON]
 
 The file is not part of this repository; a copy in a temporary folder is changed so far that it runs: it imports
 `engaged`, and what it takes from another place or another version is taken from here. Each configuration is one process
@@ -11,6 +11,7 @@ plain with its message; the exit status is 1 where one differs every time.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -36,10 +37,10 @@ MOST_STARTS = 12
 
 CHANGES = (
     # torchdata has a copy of the file for its own loader
-    (r"from torchdata\.stateful_dataloader import StatefulDataLoader as DataLoader", "from torch.utils.data import DataLoader"),
+    (r"from torchdata\.stateful_dataloader import StatefulDataLoader as ", "from torch.utils.data import "),
     (r"\bIS_PYTORCH_CI\b", "IS_CI"),  # its name until PyTorch 1.10
     (r"^([ \t]*)(from torch\.utils\.data import .*\bDataLoader\b.*)$", r"\1\2\n\1import engaged"),
-)  # fmt: skip
+)
 """What is replaced in the copy, so that it runs under another PyTorch and tests the loader that it is to test."""
 
 
@@ -119,10 +120,8 @@ def _wait(process: subprocess.Popen[bytes], told: Path) -> None:
         last_s = told.stat().st_mtime if told.exists() else time.time()
         if time.time() - last_s > LIMIT_S + 60:
             break
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
@@ -164,8 +163,8 @@ def row(name: str, found: Outcomes, num_differing: int | None) -> str:
 
 
 HEAD = """\
-| configuration | passed | failed | skipped | ended the process | differ | changed passes | computed batches | mended | s |
-|---|---|---|---|---|---|---|---|---|---|"""
+| configuration | passed | failed | skipped | ended the process | differ | passes changed | batches computed | mended | s |
+|---|---|---|---|---|---|---|---|---|---|"""  # noqa: E501
 
 
 def say_outcomes(title: str, found: Outcomes, outcomes: Sequence[str]) -> None:

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
-from torch.utils.data._utils import signal_handling
 
 from flatout.frameworks.pytorch.dataset_state import fingerprint, held_open
-from flatout.frameworks.pytorch.hand_over import context_for
 from flatout.frameworks.pytorch.passes import Later, Opened, Pass
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.random_states import RandomStates
@@ -71,6 +69,8 @@ class Loaders:
         self.fused: FusedFetch | None = None
         """What computes batches at once; made when it is first asked for."""
         self.passes: weakref.WeakSet[Pass] = weakref.WeakSet()
+        self._lasting: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
+        """For each loader whose workers the script keeps the pass under way, which has the loader: by its `id`."""
         self._pid = os.getpid()
         self._patch: Patch | None = None
         self._training: weakref.WeakKeyDictionary[DataLoader[Any], list[int]] = weakref.WeakKeyDictionary()
@@ -98,7 +98,7 @@ class Loaders:
             if observer is not None:
                 observer.before_fetch()
             try:
-                return Pass(loader, self)
+                return self._pass_over(loader)
             except BaseException as problem:
                 hide_ours(problem)
                 raise
@@ -107,6 +107,17 @@ class Loaders:
                     observer.after_fetch()
 
         return __iter__
+
+    def _pass_over(self, loader: DataLoader[Any]) -> Pass:
+        """A new pass; where the script keeps its workers, the one that is under way from its beginning, as plain's."""
+        lasting = self._lasting.get(id(loader))
+        if lasting is not None:
+            lasting.begin_anew()
+            return lasting
+        new = Pass(loader, self)
+        if loader.persistent_workers and loader.num_workers:
+            self._lasting[id(loader)] = new
+        return new
 
     def remove(self) -> None:
         """Give the class its own `__iter__` back; passes under way go on as they are."""
@@ -151,9 +162,13 @@ class Loaders:
             seen[0] += num_batches
 
     def ended(self, opened: Opened, trains: bool) -> None:
-        """A pass is over: persistent workers of ours are kept for the next one."""
+        """A pass is over."""
         if not trains and opened.loader not in self._training:
             self._others.add(opened.loader)
+        self.put_by(opened)
+
+    def put_by(self, opened: Opened) -> None:
+        """Keep persistent workers of ours for the next pass, and end others."""
         if opened.changed and opened.settings == self.settings and self.settings.get("persistent_workers"):
             self._kept[opened.loader] = opened
             while len(self._kept) > MOST_KEPT:
@@ -183,14 +198,17 @@ class Loaders:
             self._may_open(loader)
             and loader not in self._refused
             and loader.multiprocessing_context is None
+            and getattr(loader, "in_order", True)  # otherwise nobody knows which batches were given when one breaks
             and not isinstance(loader.dataset, IterableDataset)
             and held_open(loader.dataset) is None
             and (loader.num_workers > 0 or not runs_ahead(loader))
         )
 
     def _may_open(self, loader: DataLoader[Any]) -> bool:
+        own = type(loader)
+        usual = own.__iter__ is DataLoader.__iter__ and own._get_iterator is DataLoader._get_iterator
         # not in a process that was forked from here, to which the workers do not belong
-        return type(loader).__iter__ is DataLoader.__iter__ and os.getpid() == self._pid
+        return usual and os.getpid() == self._pid
 
     def _feeds_training(self, loader: DataLoader[Any]) -> bool:
         # A loader in order is most often an evaluation's, for which starting workers each time would cost; it is
@@ -332,15 +350,17 @@ class Loaders:
         return Opened(loader, iterator, dict(self.settings), before=before, fingerprint=mark)
 
     def _begun(self, loader: DataLoader[Any], *, in_process: bool) -> Any:
+        if loader.num_workers:
+            loader.check_worker_number_rationality()  # plain warns where there are more workers than cores
         if in_process:
             from flatout.frameworks.pytorch.pipeline.in_process import InProcess
 
-            loader.check_worker_number_rationality()  # plain warns where there are more workers than cores
             return InProcess(loader, self._fused_fetch())
-        with _handing_over(loader):
-            iterator = loader._get_iterator()
-        _leave_unwatched(iterator)
-        return iterator
+        if not loader.num_workers:
+            return loader._get_iterator()
+        from flatout.frameworks.pytorch.worker_processes import OurWorkers
+
+        return OurWorkers(loader)
 
     def close_kept(self) -> None:
         """End workers that wait for a next pass."""
@@ -375,25 +395,3 @@ def _drawing_elsewhere(loader: DataLoader[Any], seed: int) -> Iterator[None]:
         yield
     finally:
         loader.__dict__["generator"] = own
-
-
-@contextlib.contextmanager
-def _handing_over(loader: DataLoader[Any]) -> Iterator[None]:
-    """Have the loader's workers hand over small tensors by value."""
-    own = loader.multiprocessing_context
-    ours = context_for(vars(loader)) if own is None else None
-    if ours is None:
-        yield
-        return
-    loader.multiprocessing_context = ours
-    try:
-        yield
-    finally:
-        loader.multiprocessing_context = own
-
-
-def _leave_unwatched(iterator: Any) -> None:
-    """Let a worker's death show at the next fetch, where it can be mended, and not by a signal in the script's code."""
-    if getattr(iterator, "_worker_pids_set", False):
-        signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
-        iterator._worker_pids_set = False

@@ -150,6 +150,11 @@ class Pass:
             if observer is not None:
                 observer.after_fetch()
 
+    def begin_anew(self) -> None:
+        """Give the first batch again next, to everybody who has this pass."""
+        self._owner.put_by(self._opened)
+        self._open()
+
     def fuse(self, fused: FusedFetch) -> None:
         """Have the batches that are still to come computed at once, where that is known how."""
         fused.attach(self._loader, self._inner)
