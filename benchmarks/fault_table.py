@@ -22,6 +22,12 @@ SLOWER_S = 1.5
 SLACK = {"more_mb": 30, "more_maps": 8}
 """What may grow a little without being a leak."""
 
+BY_DEGREE = ("batches delivered", "seconds", "seconds to exit")
+"""Differences that are chance where a configuration has changed nothing."""
+
+HIDDEN = ("random", "processes", "more_mb", "more_maps")
+"""What is compared and not shown."""
+
 RANKS = {"hangs": 0, "died": 1, "raised": 2, "finished": 3}
 """Ways to end, from bad to good."""
 
@@ -78,9 +84,9 @@ def _by_degree(plain: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
         return "better" if other["children_left"] < plain["children_left"] else "worse", "children left"
     if len(plain["batches"]) != len(other["batches"]):
         return "better" if len(other["batches"]) > len(plain["batches"]) else "worse", "batches delivered"
-    for name, words in (("after_s", "seconds"), ("exit_s", "seconds to exit")):
+    for name, words in (("longest_pause_s", "seconds"), ("exit_s", "seconds to exit")):
         a, b = plain[name], other[name]
-        if abs(a - b) > SLOWER_S and max(a, b) > 2 * min(a, b):
+        if None not in (a, b) and abs(a - b) > SLOWER_S and max(a, b) > 2 * min(a, b):
             return "better" if b < a else "worse", words
     return "same", ""
 
@@ -106,7 +112,7 @@ def described(runs: list[dict[str, Any]]) -> str:
 def _described(found: dict[str, Any]) -> str:
     how, num = ended(found), len(found["batches"])
     left = f", {found['children_left']} children left" if found["children_left"] and not found["hangs"] else ""
-    seconds = f", {found['after_s']:.0f} s" if found["after_s"] >= SLOWER_S else ""
+    seconds = f", {found['longest_pause_s']:.0f} s" if found["longest_pause_s"] >= SLOWER_S else ""
     if how == "raised":
         return f"`{kind_of(found)}` after {num} batches{seconds}{left}"
     if how == "hangs":
@@ -134,8 +140,10 @@ def cell(fault: str, plain: list[dict[str, Any]], other: list[dict[str, Any]]) -
     if plain is other:
         return described(plain)
     how, what = verdicts(fault, plain, other)
+    if not any(map(took_effect, other)) and (how == "same" or what in BY_DEGREE):
+        return "-"
     if how == "same":
-        return "same" if any(map(took_effect, other)) else "-"
+        return "same"
     return f"**{how}**: {described(other)}" + (f" ({what})" if what else "")
 
 

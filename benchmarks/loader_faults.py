@@ -10,6 +10,7 @@ for one that has none. Writes `results/loader_faults_....json`; `--page` writes 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -115,23 +116,20 @@ def _watch(process: subprocess.Popen[bytes], token: str) -> dict[str, Any]:
 
 
 def _account(events: list[dict[str, Any]], found: dict[str, Any]) -> dict[str, Any]:
-    """What the events say, with the seconds from the fault, or the last batch before it, to the script's end."""
+    """What the events say: batches, the longest pause between two events, the end."""
     of_kind: dict[str, list[dict[str, Any]]] = {}
     for event in events:
         of_kind.setdefault(event["event"], []).append(event)
     batches = [event["digest"] for event in of_kind.get("batch", [])]
     raised = of_kind.get("raised", [None])[0]
-    ends = [e["time_s"] for e in events if e["event"] in ("raised", "finished")]
-    faults = [e["time_s"] for e in events if e["event"] in ("planted", "batch", "begun")]
-    planted = [e["time_s"] for e in of_kind.get("planted", [])]
-    from_s = (planted or faults or [found["ended_s"]])[-1]
-    to_s = (ends or [found["ended_s"]])[-1]
+    times = [e["time_s"] for e in events if e["event"] in ("begun", "batch", "raised", "finished")]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
     account: dict[str, Any] = {
         "batches": batches,
         "raised": raised and {"kind": raised["kind"], "message": raised["message"]},
         "finished": "finished" in of_kind,
-        "after_s": round(to_s - from_s, 2),
-        "exit_s": round(found["ended_s"] - to_s, 2),
+        "longest_pause_s": round(max(pauses, default=0.0), 2),
+        "exit_s": round(found["ended_s"] - times[-1], 2) if times else None,
     }
     for name in ("noted", "took_effect"):
         account[name] = {k: v for k, v in (of_kind.get(name, [{}])[0]).items() if k not in ("event", "time_s")}

@@ -21,6 +21,7 @@ from torch.utils.data import (  # noqa: E402
     IterableDataset,
     RandomSampler,
     Sampler,
+    TensorDataset,
     WeightedRandomSampler,
 )
 
@@ -255,6 +256,39 @@ def test_two_loops_over_one_loader_within_each_other_see_the_same(loaders):
     assert nested() == plain
 
 
+@pytest.mark.parametrize("settings", [{}, WORKERS, {"num_workers": 0}, {"in_process": True}], ids=str)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_two_loops_over_kept_workers_disturb_each_other_as_they_do_in_plain(settings, shuffle, loaders):
+    """Plain has one iterator for both, which the inner loop takes back to the start and uses up."""
+
+    def nested():
+        torch.manual_seed(7)
+        dataset = TensorDataset(torch.arange(16))
+        loader = DataLoader(dataset, batch_size=4, shuffle=shuffle, num_workers=1, persistent_workers=True)
+        loaders.note(loader, 1)
+        pairs = [(digest(a), digest(b)) for _ in range(2) for a in loader for b in loader]
+        return pairs, [digest(pair) for pair in zip(loader, loader, strict=True)], torch.rand(1).item()
+
+    loaders.remove()
+    plain = nested()
+    assert len(plain[0]) == 8 and len(plain[1]) == 2, "of 32, and of 4"
+    loaders.install()
+    loaders.change(settings)
+    assert nested() == plain
+    assert bool(loaders.num_changed) == bool(settings)
+
+
+def test_a_loader_that_keeps_its_workers_has_one_iterator(loaders):
+    keeping = DataLoader(Squares(), batch_size=4, num_workers=1, persistent_workers=True)
+    for settings in ({}, WORKERS):
+        loaders.change(settings)
+        passing = iter(keeping)
+        assert iter(keeping) is passing
+        del passing
+    other = DataLoader(Squares(), batch_size=4, num_workers=1)
+    assert iter(other) is not iter(other)
+
+
 def test_workers_are_kept_between_epochs_of_ours_and_not_otherwise(loaders):
     loader = DataLoader(Squares(), batch_size=4, shuffle=True)
     loaders.change(WORKERS)
@@ -345,6 +379,24 @@ def test_a_dataset_that_holds_a_file_open_is_left_alone(loaders, tmp_path):
 def test_a_loader_with_a_multiprocessing_context_is_left_alone(loaders):
     loader = DataLoader(Squares(), batch_size=4, num_workers=1, multiprocessing_context="fork")
     assert not loaders.may_change(loader)
+
+
+def test_a_loader_that_gives_batches_as_they_come_is_left_alone(loaders):
+    """Were one of ours to break, nobody would know which batches are still to come."""
+    loader = DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=2, in_order=False)
+    loaders.change(WORKERS)
+    assert len(list(loader)) == 6 and loaders.num_changed == 0
+
+
+def test_a_loader_that_makes_its_iterator_itself_is_left_alone(loaders):
+    class Own(DataLoader):
+        def _get_iterator(self):
+            self.asked = True
+            return super()._get_iterator()
+
+    loader = Own(Squares(), batch_size=4, shuffle=True)
+    loaders.change(WORKERS)
+    assert len(list(loader)) == 6 and loader.asked and loaders.num_changed == 0
 
 
 def test_a_loader_in_a_process_forked_from_here_is_plain(loaders):

@@ -30,8 +30,8 @@ LOOK_S = 5.0
 """How long a batch is waited for before it is looked whether the workers are alive."""
 
 MOST_LIFELESS = 6
-"""Looks in a row at which a worker has not moved. One that has nothing to do wakes up every five seconds; one that
-waits for a disk or a network moves whenever something comes. Counted in looks, for a machine may sleep as well."""
+"""Looks in a row at which a worker has not moved, though it has something to do. One that waits for a disk or a network
+moves whenever something comes. Counted in looks, not in seconds, for a whole machine may sleep as well."""
 
 PR_SET_PDEATHSIG = 1
 """Source: `man 2 PR_SET_PDEATHSIG`, Linux."""
@@ -76,6 +76,7 @@ class OurWorkers(_MultiProcessingDataLoaderIter):
             while not wait(self._waited_for(), min(LOOK_S, max(end_s - time.monotonic(), 0))):
                 self._look()
                 if time.monotonic() >= end_s:
+                    self._broken = self._timeout > 0  # the script's own limit
                     return False, None
             return super()._try_get_data(0)
         except Exception:
@@ -89,12 +90,13 @@ class OurWorkers(_MultiProcessingDataLoaderIter):
         return [reader._reader, *(worker.sentinel for worker, is_active in active if is_active)]
 
     def _look(self) -> None:
-        """See whether all workers are alive.
+        """See whether those that have something to do are alive.
 
         Raises:
             RuntimeError: One has not moved for a long time.
         """
-        for worker in self._workers:
+        busy = {task[0] for task in self._task_info.values() if len(task) == 1} or range(len(self._workers))
+        for worker in (self._workers[number] for number in busy):
             signs = signs_of_life(worker.pid)
             before, num = self._seen.get(worker.pid, (None, 0))
             num = num + 1 if signs is not None and signs == before else 0
