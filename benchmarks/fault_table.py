@@ -28,6 +28,9 @@ BY_DEGREE = ("batches delivered", "seconds", "seconds to exit")
 HIDDEN = ("random", "processes", "more_mb", "more_maps")
 """What is compared and not shown."""
 
+MOST_AHEAD = 4
+"""Batches: two for each of two workers, which is what PyTorch itself has."""
+
 RANKS = {"hangs": 0, "died": 1, "raised": 2, "finished": 3}
 """Ways to end, from bad to good."""
 
@@ -60,7 +63,8 @@ def verdict(fault: str, plain: dict[str, Any], other: dict[str, Any]) -> tuple[s
         return "better" if better else "worse", ""
     if fault in OWN and kind_of(plain) != kind_of(other):
         return "worse", "another exception"
-    return _by_what_was_noted(plain["noted"], other["noted"]) or _by_degree(plain, other)
+    noted = _by_what_was_noted(plain["noted"], other["noted"])
+    return noted or (("same", "") if fault == "cycles" else _by_degree(plain, other))
 
 
 def _by_what_was_noted(plain: dict[str, Any], other: dict[str, Any]) -> tuple[str, str] | None:
@@ -69,9 +73,8 @@ def _by_what_was_noted(plain: dict[str, Any], other: dict[str, Any]) -> tuple[st
         return "worse", "other random numbers"
     if plain.get("pairs") != other.get("pairs"):
         return "worse", "other pairs"
-    ahead = other.get("batches_ahead", 0) - plain.get("batches_ahead", 0)
-    if ahead:
-        return "better" if ahead < 0 else "worse", "batches ahead"
+    if other.get("batches_ahead", 0) > MOST_AHEAD:
+        return "worse", "batches ahead"
     for name, value in other.items():
         if name.startswith("more_") and value > max(plain[name], 0) + SLACK.get(name, 0):
             return "worse", name.replace("_", " ")

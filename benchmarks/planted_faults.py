@@ -381,6 +381,7 @@ def main() -> None:
     tell = Told(events)
     torch.manual_seed(7)
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
     tell("begun")
     try:
         FAULTS[name][0](tell, num_workers)

@@ -48,6 +48,7 @@ def order_of(loader):
 
 @pytest.fixture
 def loaders():
+    others = set(multiprocessing.active_children())
     owner = Loaders()
     owner.problems = []
     owner.on_failure = lambda stage, problem: owner.problems.append(str(problem))
@@ -56,9 +57,9 @@ def loaders():
     yield owner
     owner.remove()
     deadline = time.monotonic() + 10
-    while multiprocessing.active_children() and time.monotonic() < deadline:
+    while set(multiprocessing.active_children()) - others and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= others
 
 
 @pytest.fixture
@@ -216,6 +217,25 @@ def test_a_worker_that_died_unseen_does_not_hold_up_the_end_of_a_pass(loaders):
     begun_s = time.monotonic()
     del passing
     assert time.monotonic() - begun_s < 3 and not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.parametrize("room", [0, 3, 6, 9])
+def test_where_there_is_no_room_for_workers_nothing_is_said_and_the_script_goes_on(room):
+    code = SCRIPT.split("class Stuck")[0] + (
+        "import resource\n"
+        "loaders = Loaders()\n"
+        "loaders.install()\n"
+        "problems = []\n"
+        "loaders.on_failure = lambda stage, problem: problems.append(stage)\n"
+        "loaders.change({'num_workers': 2, 'prefetch_factor': 2, 'persistent_workers': True})\n"
+        "list(DataLoader(torch.arange(8), batch_size=4))\n"
+        f"most = len(os.listdir('/proc/self/fd')) + {room}\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))\n"
+        "found = list(DataLoader(torch.arange(8), batch_size=4, shuffle=True))\n"
+        "print(len(found), problems)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("2 ['engage']\n", "")
 
 
 def test_workers_of_ours_leave_it_to_the_script_how_processes_start():

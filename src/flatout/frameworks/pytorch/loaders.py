@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
-from flatout.frameworks.pytorch.dataset_state import fingerprint, held_open
+from flatout.frameworks.pytorch.dataset_state import Copies, fingerprint, held_open, keeps_workers
 from flatout.frameworks.pytorch.passes import Later, Opened, Pass
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.random_states import RandomStates
-from flatout.frameworks.pytorch.shuffles import Shuffle, runs_ahead, shuffle_of
+from flatout.frameworks.pytorch.shuffles import Shuffle, draw_seed, drawing_elsewhere, runs_ahead, shuffle_of
 from flatout.frameworks.pytorch.trees import tensors_of
 from flatout.tracebacks import hide_ours
 
@@ -83,6 +83,7 @@ class Loaders:
         self._kept: weakref.WeakKeyDictionary[DataLoader[Any], Opened] = weakref.WeakKeyDictionary()
         self._seeds: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
         """Loaders whose workers the script keeps between passes: the seed of the latest workers."""
+        self._copies = Copies()
 
     def install(self) -> None:
         """Replace `DataLoader.__iter__`."""
@@ -115,7 +116,7 @@ class Loaders:
             lasting.begin_anew()
             return lasting
         new = Pass(loader, self)
-        if loader.persistent_workers and loader.num_workers:
+        if keeps_workers(loader):
             self._lasting[id(loader)] = new
         return new
 
@@ -169,7 +170,8 @@ class Loaders:
 
     def put_by(self, opened: Opened) -> None:
         """Keep persistent workers of ours for the next pass, and end others."""
-        if opened.changed and opened.settings == self.settings and self.settings.get("persistent_workers"):
+        keeps = self.settings.get("persistent_workers") or keeps_workers(opened.loader)
+        if opened.changed and opened.settings == self.settings and keeps:
             self._kept[opened.loader] = opened
             while len(self._kept) > MOST_KEPT:
                 self._kept.pop(next(iter(self._kept))).close()
@@ -264,7 +266,7 @@ class Loaders:
             return {}
         if self.settings.get(IN_PROCESS) and self._fused_fetch().why_not(loader, for_workers=True) is None:
             return self.settings
-        if not self._feeds_training(loader):
+        if not self._feeds_training(loader) and not (loader in self._kept and keeps_workers(loader)):
             return {}
         if self.may_change(loader):
             return {name: value for name, value in self.settings.items() if name != IN_PROCESS}
@@ -273,8 +275,13 @@ class Loaders:
 
     def open_plain(self, loader: DataLoader[Any], *, drawn: bool = False) -> Opened:
         """A pass as the script makes it; `drawn` says that the seed which that draws has been drawn already."""
+        if keeps_workers(loader) and loader not in self._refused and getattr(loader, "_iterator", None) is None:
+            try:
+                self._copies.check(loader)
+            except RuntimeError as problem:
+                self.refuse(loader, "engage", problem)
         original = self._patch.original if self._patch is not None else DataLoader.__iter__
-        with _drawing_elsewhere(loader, 0) if drawn else self._drawing_as_plain(loader):
+        with drawing_elsewhere(loader, 0) if drawn else self._drawing_as_plain(loader):
             iterator = original(loader)
         self._remember(loader, iterator)
         return Opened(loader, iterator, dict(self.settings))
@@ -289,11 +296,11 @@ class Loaders:
         if seed is None:
             yield True
             return
-        with _drawing_elsewhere(loader, seed + 1):
+        with drawing_elsewhere(loader, seed + 1):
             yield False
 
     def _remember(self, loader: DataLoader[Any], iterator: Any) -> None:
-        if loader.persistent_workers and loader.num_workers:
+        if keeps_workers(loader):
             self._seeds[loader] = iterator._base_seed
 
     def refuse(self, loader: DataLoader[Any], stage: str, problem: BaseException) -> None:
@@ -305,7 +312,7 @@ class Loaders:
     def _open_changed(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:
         if loader.num_workers or not settings.get("num_workers"):  # what plain has begins at once, and draws at once
             return self._start(loader, settings, before)
-        _draw_seed(loader)
+        draw_seed(loader)
         opened = Opened(loader, None, dict(self.settings), before=before)
         opened.iterator = Later(loader, lambda: self._start_into(opened, settings))
         return opened
@@ -316,7 +323,7 @@ class Loaders:
         opened.before, opened.drawn = RandomStates([loader.generator]), True
         shuffle = shuffle_of(loader)
         try:
-            with _drawing_elsewhere(loader, 0), shuffle.aside() if shuffle else contextlib.nullcontext():
+            with drawing_elsewhere(loader, 0), shuffle.aside() if shuffle else contextlib.nullcontext():
                 started = self._start(loader, settings, opened.before)
         except Exception as problem:  # noqa: BLE001  a process that cannot be started must not end the training
             opened.before.restore()
@@ -328,19 +335,22 @@ class Loaders:
 
     def _start(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:
         kept = self._kept.pop(loader, None)
-        mark = fingerprint(loader.dataset)
-        if kept is not None and kept.fingerprint != mark:  # its workers have the dataset as it was
-            kept.close()
+        keeps = keeps_workers(loader)
+        mark = fingerprint(loader.dataset, surely=not keeps)
+        if kept is not None and kept.fingerprint != mark and not (keeps and kept.iterator.has_copy):
+            kept.close()  # its workers have the dataset as it was
             kept = None
+        if kept is None and keeps:
+            self._copies.check(loader)
         former = {name: getattr(loader, name) for name in WORKER_ATTRIBUTES}
         try:
             with self._drawing_as_plain(loader) as draws:
                 loader.__dict__.update(_wanted(former, settings))
                 if kept is None:
-                    iterator = self._begun(loader, in_process=bool(settings.get(IN_PROCESS)))
+                    iterator = self._begun(loader, settings)
                 else:
                     if draws:  # workers stay, but the script's random stream must move as it does for new ones
-                        _draw_seed(loader)
+                        draw_seed(loader)
                     kept.iterator._reset(loader)
                     iterator = kept.iterator
         finally:
@@ -349,15 +359,15 @@ class Loaders:
         self.num_changed += 1
         return Opened(loader, iterator, dict(self.settings), before=before, fingerprint=mark)
 
-    def _begun(self, loader: DataLoader[Any], *, in_process: bool) -> Any:
-        if loader.num_workers:
-            loader.check_worker_number_rationality()  # plain warns where there are more workers than cores
-        if in_process:
-            from flatout.frameworks.pytorch.pipeline.in_process import InProcess
-
-            return InProcess(loader, self._fused_fetch())
+    def _begun(self, loader: DataLoader[Any], settings: Mapping[str, Any]) -> Any:
         if not loader.num_workers:
             return loader._get_iterator()
+        loader.check_worker_number_rationality()  # plain warns where there are more workers than cores
+        fused = bool(settings.get(IN_PROCESS))
+        if fused or settings.get("num_workers") == 0:
+            from flatout.frameworks.pytorch.pipeline.in_process import InProcess
+
+            return InProcess(loader, self._fused_fetch() if fused else None)
         from flatout.frameworks.pytorch.worker_processes import OurWorkers
 
         return OurWorkers(loader)
@@ -374,24 +384,10 @@ def _wanted(former: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
     wanted = {**former, **{name: value for name, value in settings.items() if name != IN_PROCESS}}
     if former["prefetch_factor"] is not None:
         wanted["prefetch_factor"] = former["prefetch_factor"]  # the script has chosen
+    if former["num_workers"] and not wanted["num_workers"]:  # drawing as its workers would
+        return {**former, "pin_memory": wanted["pin_memory"]}
     if not former["num_workers"]:
         wanted["worker_init_fn"] = None  # plain never calls it
     if not wanted["num_workers"]:
         wanted.update(prefetch_factor=None, persistent_workers=False, timeout=0)
     return wanted
-
-
-def _draw_seed(loader: DataLoader[Any]) -> None:
-    """Move the random stream as a new iterator of plain's does, which draws a seed for its workers."""
-    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-
-
-@contextlib.contextmanager
-def _drawing_elsewhere(loader: DataLoader[Any], seed: int) -> Iterator[None]:
-    """Have the loader draw from a generator of ours; its sampler keeps its own."""
-    own = loader.generator
-    loader.__dict__["generator"] = torch.Generator().manual_seed(seed)
-    try:
-        yield
-    finally:
-        loader.__dict__["generator"] = own

@@ -58,6 +58,9 @@ class Process(type(multiprocessing.get_context("fork")).Process):  # type: ignor
 class OurWorkers(_MultiProcessingDataLoaderIter):
     """PyTorch's iterator, which raises as soon as a worker has died, and when one hangs."""
 
+    has_copy = True
+    """Its dataset is a copy, made when it began."""
+
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._broken = False
         self._pid = os.getpid()
@@ -65,8 +68,14 @@ class OurWorkers(_MultiProcessingDataLoaderIter):
         """For each worker: signs of life, and at how many looks they were the same."""
         with _handing_over(loader):
             super().__init__(loader)
-        signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]  # no signal in the script's code
-        self._worker_pids_set = False
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        if first_iter:
+            # Before they have anything to do: PyTorch's signal that one has died may raise where a queue's lock is
+            # held, and then nobody can end them.
+            signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
+            self._worker_pids_set = False
+        super()._reset(loader, first_iter)
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
         try:
@@ -107,9 +116,12 @@ class OurWorkers(_MultiProcessingDataLoaderIter):
     def _shutdown_workers(self) -> None:
         if os.getpid() != self._pid:  # collected in a process that was forked from here, whose workers they are not
             return None
+        if not hasattr(self, "_workers"):  # there was no room even for the first queue
+            return None
         if _utils is None or _utils.python_exit_status is not False or self._shutdown:
             return super()._shutdown_workers()
-        if self._broken or not all(worker.is_alive() for worker in self._workers):
+        begun = hasattr(self, "_workers_status")
+        if self._broken or not begun or not all(worker.is_alive() for worker in self._workers):
             return self._end_at_once()
         super()._shutdown_workers()
         for worker in self._workers:
@@ -120,7 +132,7 @@ class OurWorkers(_MultiProcessingDataLoaderIter):
     def _end_at_once(self) -> None:
         """Without asking them: a dead worker may hold the locks with which they are asked."""
         self._shutdown = True
-        if self._pin_memory:
+        if hasattr(self, "_pin_memory_thread"):
             self._pin_memory_thread_done_event.set()
         for worker in self._workers:
             worker.kill()

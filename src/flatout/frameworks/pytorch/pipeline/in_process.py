@@ -7,10 +7,11 @@ batches ahead at the start, then one for each batch that is given. In: a loader 
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -23,15 +24,29 @@ class SetAsideError(Exception):
 
 
 class InProcess(_BaseDataLoaderIter):
-    """One pass over a loader with workers, without them."""
+    """One pass over a loader with workers, without them.
 
-    def __init__(self, loader: DataLoader[Any], fused: FusedFetch) -> None:
+    `fused` computes the batches at once, from the dataset as it is. Without it they are put together item by item, from
+    a copy such as each worker has: what items write into it, a file that they open for example, stays there.
+    """
+
+    def __init__(self, loader: DataLoader[Any], fused: FusedFetch | None) -> None:
         super().__init__(loader)
-        original = _MapDatasetFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
-        self._fetcher = FusedFetcher(fused, original, fused.reading(loader), always=True)
+        self.has_copy = fused is None
+        if fused is None:
+            self._dataset = copied(self._dataset)
+        self._fetcher: Any = _MapDatasetFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
+        self._reading = fused.reading(loader) if fused is not None else None
+        if fused is not None and self._reading is not None:
+            self._fetcher = FusedFetcher(fused, self._fetcher, self._reading, always=True)
         self._ahead: deque[Any] = deque()
+        self._num_ahead = (loader.prefetch_factor or 2) * self._num_workers
         self._reset(loader, first_iter=True)  # as the workers' iterator does, which asks the sampler twice
-        for _ in range((loader.prefetch_factor or 2) * self._num_workers):
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self._ahead.clear()
+        for _ in range(self._num_ahead):
             self._draw()
 
     def _draw(self) -> None:
@@ -44,7 +59,17 @@ class InProcess(_BaseDataLoaderIter):
         if not self._ahead:
             raise StopIteration
         batch = self._fetcher.fetch(self._ahead.popleft())
-        if self._fetcher.reading.program is None:  # whatever it is that was not seen, workers see it as plain's do
-            raise SetAsideError(self._fetcher.reading.why_not)
+        reading = self._reading
+        if reading is not None and reading.program is None:  # whatever was not seen, workers see it as plain's do
+            raise SetAsideError(reading.why_not)
         self._draw()
         return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
+
+
+def copied(dataset: Any) -> Any:
+    """A dataset that shares its data with another, and no attribute that is written; also where they are nested."""
+    twin = copy.copy(dataset)
+    for name, value in getattr(twin, "__dict__", {}).items():
+        if isinstance(value, Dataset):
+            twin.__dict__[name] = copied(value)
+    return twin
