@@ -107,7 +107,7 @@ def _one_process(file: Path, levers: Mapping[str, Any] | None, only: Sequence[st
 def _command(file: Path, only: Sequence[str], done: Sequence[str]) -> list[str]:
     command = [
         sys.executable, "-m", "pytest", "-p", "outcomes", "-p", "no:cacheprovider", "-q",
-        "-c", os.devnull, "--rootdir", str(file.parent), f"--timeout={LIMIT_S}", "--timeout-method=signal",
+        "-c", os.devnull, "-o", "python_functions=", "--rootdir", str(file.parent), f"--timeout={LIMIT_S}", "--timeout-method=signal",
     ]  # fmt: skip
     command += [f"{file.name}::{test.replace('.', '::', 1)}" for test in only] or [file.name]
     return command + [f"--deselect={file.name}::{test.replace('.', '::', 1)}" for test in done]
@@ -191,8 +191,8 @@ def compare(file: Path, names: Mapping[str, Any], num_again: int) -> bool:
     """Run all configurations; whether none differs from plain each time."""
     found = {}
     for name, levers in names.items():
-        print(f"running: {name}", file=sys.stderr, flush=True)
         found[name] = run(file, levers)
+        print(row(name, found[name], None), file=sys.stderr, flush=True)
     plain = found["plain"]
     print(HEAD)
     for name, one in found.items():
