@@ -1,4 +1,4 @@
-"""What do the results of `loader_faults.py` say: better than plain, the same, or worse?
+"""What do the results of `loader_faults.py` say: better than plain, the same, later, or worse?
 
 In: what one script saw as PyTorch runs it and under a configuration. Out: a verdict, the words of a cell, a table.
 """
@@ -53,7 +53,7 @@ def kind_of(found: dict[str, Any]) -> str | None:
 
 
 def verdict(fault: str, plain: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
-    """`better`, `same` or `worse`, and in what; of one run of each."""
+    """`better`, `same` or `worse`; `sooner` or `later` where only the time differs; and in what. Of one run of each."""
     both = min(len(plain["batches"]), len(other["batches"]))
     if plain["batches"][:both] != other["batches"][:both]:
         return "worse", "other batches"
@@ -64,7 +64,7 @@ def verdict(fault: str, plain: dict[str, Any], other: dict[str, Any]) -> tuple[s
     if fault in OWN and kind_of(plain) != kind_of(other):
         return "worse", "another exception"
     noted = _by_what_was_noted(plain["noted"], other["noted"])
-    return noted or (("same", "") if fault == "cycles" else _by_degree(plain, other))
+    return noted or (("same", "") if fault == "cycles" else _by_degree(fault, plain, other))
 
 
 def _by_what_was_noted(plain: dict[str, Any], other: dict[str, Any]) -> tuple[str, str] | None:
@@ -81,21 +81,21 @@ def _by_what_was_noted(plain: dict[str, Any], other: dict[str, Any]) -> tuple[st
     return None
 
 
-def _by_degree(plain: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
+def _by_degree(fault: str, plain: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
     """Where both end in one way: who is left, batches, seconds."""
     if plain["children_left"] != other["children_left"] and not plain["hangs"]:
         return "better" if other["children_left"] < plain["children_left"] else "worse", "children left"
-    if len(plain["batches"]) != len(other["batches"]):
+    if len(plain["batches"]) != len(other["batches"]) and fault != "interrupted":
         return "better" if len(other["batches"]) > len(plain["batches"]) else "worse", "batches delivered"
     for name, words in (("longest_pause_s", "seconds"), ("exit_s", "seconds to exit")):
         a, b = plain[name], other[name]
         if None not in (a, b) and abs(a - b) > SLOWER_S and max(a, b) > 2 * min(a, b):
-            return "better" if b < a else "worse", words
+            return "sooner" if b < a else "later", words
     return "same", ""
 
 
 def verdicts(fault: str, plain: list[dict[str, Any]], other: list[dict[str, Any]]) -> tuple[str, str]:
-    """Of several runs of each: worse where one run is worse than all of plain's, better where all are better."""
+    """Of several runs of each: worse or later where one is so against all of plain's, better or sooner where all are."""
     found = []
     for run in other:
         against = [verdict(fault, one, run) for one in plain]
@@ -103,7 +103,8 @@ def verdicts(fault: str, plain: list[dict[str, Any]], other: list[dict[str, Any]
         how = "same" if "same" in kinds or len(set(kinds)) > 1 else kinds[0]
         found.append((how, next((what for kind, what in against if kind == how), "")))
     kinds = [how for how, _ in found]
-    how = "worse" if "worse" in kinds else "better" if set(kinds) == {"better"} else "same"
+    bad = [how for how in ("worse", "later") if how in kinds]
+    how = bad[0] if bad else kinds[0] if len(set(kinds)) == 1 else "same"
     return how, next((what for kind, what in found if kind == how), "")
 
 
@@ -122,7 +123,8 @@ def _described(found: dict[str, Any]) -> str:
         return f"hangs after {num} batches"
     if how == "died":
         return f"exit status {found['exit_code']} after {num} batches{left}"
-    return f"finishes{seconds}{left}{_noted(found['noted'])}"
+    memory = f", {found['peak_mb']} MB" if "batches_ahead" in found["noted"] else ""
+    return f"finishes{seconds}{left}{_noted(found['noted'])}{memory}"
 
 
 def _noted(noted: dict[str, Any]) -> str:
@@ -147,7 +149,7 @@ def cell(fault: str, plain: list[dict[str, Any]], other: list[dict[str, Any]]) -
         return "-"
     if how == "same":
         return "same"
-    return f"**{how}**: {described(other)}" + (f" ({what})" if what else "")
+    return f"**{how}**: {described(other)}" + (f" ({what})" if what and what not in BY_DEGREE else "")
 
 
 def table(rows: list[dict[str, Any]]) -> str:

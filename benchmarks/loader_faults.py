@@ -30,8 +30,8 @@ import fault_table
 from engaged import CONFIGURATIONS
 from planted_faults import FAULTS
 
-LIMIT_S = 75.0
-"""For one script. Those that end do so in half of it."""
+LIMIT_S = 60.0
+"""For one script. Workers of ours are given up after half of it."""
 
 LEFT_AFTER_S = 2.0
 """How long after a script's end its children are counted."""

@@ -106,8 +106,8 @@ def _one_process(file: Path, levers: Mapping[str, Any] | None, only: Sequence[st
 
 def _command(file: Path, only: Sequence[str], done: Sequence[str]) -> list[str]:
     command = [
-        sys.executable, "-m", "pytest", "-p", "outcomes", "-p", "no:cacheprovider", "-q",
-        "-c", os.devnull, "-o", "python_functions=", "--rootdir", str(file.parent), f"--timeout={LIMIT_S}", "--timeout-method=signal",
+        sys.executable, "-m", "pytest", "-p", "outcomes", "-p", "no:cacheprovider", "-q", "-c", os.devnull,
+        "-o", "python_functions=", "--rootdir", str(file.parent), f"--timeout={LIMIT_S}", "--timeout-method=signal",
     ]  # fmt: skip
     command += [f"{file.name}::{test.replace('.', '::', 1)}" for test in only] or [file.name]
     return command + [f"--deselect={file.name}::{test.replace('.', '::', 1)}" for test in done]
