@@ -95,7 +95,7 @@ def _by_degree(fault: str, plain: dict[str, Any], other: dict[str, Any]) -> tupl
 
 
 def verdicts(fault: str, plain: list[dict[str, Any]], other: list[dict[str, Any]]) -> tuple[str, str]:
-    """Of several runs of each: worse or later where one is so against all of plain's, better or sooner where all are."""
+    """Of several runs of each: worse or later where one is so against all of plain's; better, sooner where all are."""
     found = []
     for run in other:
         against = [verdict(fault, one, run) for one in plain]

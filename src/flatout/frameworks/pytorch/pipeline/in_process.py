@@ -26,15 +26,16 @@ class SetAsideError(Exception):
 class InProcess(_BaseDataLoaderIter):
     """One pass over a loader with workers, without them.
 
-    `fused` computes the batches at once, from the dataset as it is. Without it they are put together item by item, from
-    a copy such as each worker has: what items write into it, a file that they open for example, stays there.
+    `fused` computes the batches at once; without it they are put together item by item. From a copy of the dataset,
+    such as each worker has: what the script writes into the dataset meanwhile is not seen, and what items write into
+    it, a file that they open for example, stays there.
     """
+
+    has_copy = True
 
     def __init__(self, loader: DataLoader[Any], fused: FusedFetch | None) -> None:
         super().__init__(loader)
-        self.has_copy = fused is None
-        if fused is None:
-            self._dataset = copied(self._dataset)
+        self._dataset = copied(self._dataset)
         self._fetcher: Any = _MapDatasetFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
         self._reading = fused.reading(loader) if fused is not None else None
         if fused is not None and self._reading is not None:
