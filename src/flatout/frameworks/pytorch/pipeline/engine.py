@@ -36,6 +36,6 @@ class InputPipeline:
         """The next batch of an iterator."""
         return following(iterator) if self.fused.engaged or self.stored.engaged else next(iterator)
 
-    def in_process(self, loader: DataLoader[Any]) -> InProcess:
-        """A pass over a loader without its workers."""
-        return InProcess(loader, self.fused, self.stored)
+    def in_process(self, loader: DataLoader[Any], *, fused: bool) -> InProcess:
+        """A pass over a loader without its workers; `fused`: its batches computed at once, or item by item."""
+        return InProcess(loader, self.fused if fused else None, self.stored)
