@@ -7,7 +7,7 @@ np = pytest.importorskip("numpy")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data import ConcatDataset, DataLoader  # noqa: E402
 
 from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.pipeline import draws as draws_module  # noqa: E402
@@ -95,7 +95,7 @@ def test_numbers_drawn_at_once_are_those_of_single_calls(kinds, num_items, seed)
 
 
 def test_a_pytorch_that_draws_otherwise_is_left_alone(monkeypatch):
-    monkeypatch.setattr(draws_module, "_draws_as_known", lambda: False)
+    monkeypatch.setattr(draws_module, "_draws_as_known", lambda dtype: False)
     state = torch.get_rng_state()
     with pytest.raises(Unvectorised, match="otherwise"):
         drawn((UNIFORM,), 3)
@@ -267,3 +267,50 @@ def test_any_chain_of_crops_and_flips(data):
         check(lambda: cifar(*parts, *TAIL), batch_size=data.draw(st.integers(1, 20)), num=2)
     except ValueError as problem:  # plain's, of a crop that is too large
         assert "larger than input image" in str(problem)
+
+
+# -- what an attack found -------------------------------------------------------------------------------------------
+
+
+def test_random_datasets_one_after_another_stay_the_scripts_own():
+    def both():
+        return ConcatDataset([CHAINS["flips both ways"](), CHAINS["flips both ways"]()])
+
+    assert "one after another" in check(both)
+
+
+def test_another_default_type_of_floats_draws_otherwise():
+    def between(dataset, number):
+        torch.set_default_dtype([torch.float32, torch.float64, torch.float64, torch.float32][number])
+
+    try:
+        check(CHAINS["as CIFAR is trained on"], 4, between)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_hooks_on_transforms_count_for_kept_items_too():
+    def between(dataset, number):
+        if number == 2:
+            dataset.transform.transforms[1].register_forward_hook(lambda module, given, out: out + 1)
+
+    check(lambda: mnist(T.ToTensor(), T.Normalize((0.1307,), (0.3081,))), 4, between, keep=True)
+
+
+@pytest.mark.parametrize("means", [(0.1, 0.2, 0.3), (torch.tensor(0.1),)])
+def test_means_of_another_kind_are_left_to_torchvision(means):
+    std = [0.3] * len(means)
+    plain = DataLoader(mnist(T.ToTensor(), T.Normalize(means, std)), batch_size=5)
+    said = []
+    for on in (False, True):
+        owner = Loaders()
+        if on:
+            owner.install()
+            owner.fuse(True)
+        try:
+            said.append(str(next(iter(plain))[0].sum()))
+        except RuntimeError as problem:
+            said.append(str(problem))
+        finally:
+            owner.remove()
+    assert said[0] == said[1]

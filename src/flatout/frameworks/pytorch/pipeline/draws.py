@@ -29,7 +29,7 @@ def drawn(kinds: Sequence[int], num_items: int) -> list[np.ndarray]:
     Raises:
         Unvectorised: This version of PyTorch draws otherwise.
     """
-    if not _draws_as_known():
+    if not _draws_as_known(torch.get_default_dtype()):
         raise Unvectorised("random numbers are drawn otherwise than is known")
     return _drawn(kinds, num_items)
 
@@ -59,15 +59,18 @@ def _words(num: int) -> np.ndarray:
         before = torch.get_rng_state()
         pairs.random_(-(2**63), None)
         torch.set_rng_state(before)
-        torch.rand(1)
+        torch.rand(1, dtype=torch.float32)
         torch.empty(num // 2, dtype=torch.int64).random_(-(2**63), None)
     found = pairs.numpy()
     return np.stack([(found >> 32) & 0xFFFFFFFF, found & 0xFFFFFFFF], axis=1).reshape(-1)[:num]
 
 
 @cache
-def _draws_as_known() -> bool:
-    """Whether single calls give what the words of one call say, and leave the stream at the same place."""
+def _draws_as_known(default_dtype: torch.dtype) -> bool:
+    """Whether single calls give what the words of one call say, and leave the stream at the same place.
+
+    `default_dtype`: PyTorch's, which is that of `torch.rand(1)`.
+    """
     kinds = (9, UNIFORM, 33, 1, MOST_BELOW, 2)
     before = torch.get_rng_state()
     try:

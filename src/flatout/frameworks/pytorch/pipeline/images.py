@@ -83,6 +83,8 @@ def normalize(transform: Any, value: Any, *, in_place: bool = False) -> Rows:
     data, given = value.data, (transform.mean, transform.std)
     if not data.is_floating_point() or any(type(one) not in (tuple, list) for one in given):
         raise Unvectorised("`Normalize` of something else than floats, or by something else than a list")
+    if any(len(one) not in (1, data.shape[1]) or not {*map(type, one)} <= {int, float} for one in given):
+        raise Unvectorised("`Normalize` with other means than one a channel")
     mean, std = _by_channel(tuple(transform.mean), tuple(transform.std), data.dtype)
     return Rows("tensor", (data.sub_(mean) if in_place else data.sub(mean)).div_(std))
 

@@ -18,12 +18,8 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher
+from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, SetAsideError
 from flatout.frameworks.pytorch.pipeline.stored import StoredItems
-
-
-class SetAsideError(Exception):
-    """What the dataset computes was not what had been read."""
 
 
 class InProcess(_BaseDataLoaderIter):
@@ -42,7 +38,7 @@ class InProcess(_BaseDataLoaderIter):
         self._fetcher: Any = _MapDatasetFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
         self._reading = fused.reading(loader) if fused is not None else None
         if fused is not None and self._reading is not None:
-            self._fetcher = FusedFetcher(fused, self._fetcher, self._reading, always=True)
+            self._fetcher = FusedFetcher(fused, self._fetcher, self._reading, in_process=True)
             if stored is not None:
                 self._fetcher = stored.fetcher(loader, self._fetcher)
         self._ahead: deque[Any] = deque()

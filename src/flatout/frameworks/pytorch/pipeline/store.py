@@ -45,7 +45,8 @@ class Store:
         self.why_stopped: str | None = None
         """Why nothing is added any more."""
         self._most_bytes = most_bytes
-        self._place = np.full(num_items, -1, np.int64)
+        self._place_after = np.zeros(num_items, np.int32)
+        """For each item one more than its place, 0 where it has none: pages that are never used take no memory."""
         self._mark: tuple[Any, ...] | None = None
         self._num_changes = 0
         self._columns: Columns | None = None
@@ -59,12 +60,15 @@ class Store:
             self._forget(look)
         if self._columns is None or min(indices) < 0 or max(indices) >= self.num_items:
             return None
-        places = self._place.take(indices)
+        places = self._places_of(indices)
         for kept, rows in zip(self._made_of, look.rows, strict=True):
             same = kept.same(places, rows)
             if not same.all():
                 places[~same] = -1
         return places
+
+    def _places_of(self, indices: Any) -> Places:
+        return self._place_after.take(indices).astype(np.int64) - 1
 
     def take(self, places: Places, missing: Any = None) -> Any:
         """The batch of these places; `missing` has the rows for those that are -1."""
@@ -84,7 +88,7 @@ class Store:
         if self._columns is None or self.capacity is None or not self._columns.fits(batch):
             return
         numbers = np.asarray(indices)
-        places = self._place[numbers]
+        places = self._places_of(numbers)
         if places.max() >= 0:
             self._replace_changed(places, look, batch)
         which = np.flatnonzero(places < 0) if len(set(indices)) == len(indices) else self._first_of(numbers)
@@ -92,14 +96,14 @@ class Store:
         if len(which):
             places = np.arange(self.num_kept, self.num_kept + len(which))
             self._write(places, which, batch, look)
-            self._place[numbers[which]] = places
+            self._place_after[numbers[which]] = places + 1
             self.num_kept += len(which)
             self._mind_memory()
 
     def _first_of(self, numbers: Places) -> Places:
         """Which rows are those of items that are not there yet, each item once."""
         _, which = np.unique(numbers, return_index=True)
-        return which[self._place[numbers[which]] < 0]
+        return which[self._place_after[numbers[which]] == 0]
 
     def _replace_changed(self, places: Places, look: Look, batch: Any) -> None:
         """Items that have changed are kept as they are now."""
@@ -120,8 +124,9 @@ class Store:
         self._num_changes += self._mark is not None
         if self._num_changes > MOST_CHANGES:
             self.capacity, self.why_stopped = 0, "what its items are made of changes all the time"
+        if self.num_kept:
+            self._place_after = np.zeros(self.num_items, np.int32)
         self._mark, self._columns, self._made_of, self.num_kept = look.mark, None, [], 0
-        self._place[:] = -1
 
     def _make_room(self, batch: Any, look: Look, num_rows: int) -> None:
         self._item_bytes = max(1, (num_bytes(batch) + sum(map(_num_bytes, look.rows))) // num_rows)

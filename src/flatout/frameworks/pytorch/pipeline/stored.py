@@ -6,8 +6,11 @@ iterator. Out: the same batches.
 
 from __future__ import annotations
 
+import statistics
+import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -27,6 +30,9 @@ MOST_FAILURES = 8
 
 MOST_FILLING_S = 15.0
 """For so long a trial may compute the items of a dataset beforehand."""
+
+NUM_TIMED = 32
+"""Batches of kept items whose median time is held against that of computed ones."""
 
 CHUNK = 512
 """Items computed together where nobody waits for a batch."""
@@ -87,6 +93,10 @@ class Keeper:
         self.sources: Sources | None = None
         self.shadow = Shadow()
         self.num_failures = 0
+        self.lock = threading.Lock()
+        """One thread at a time; who finds it taken does without what is kept."""
+        self._kept_s: deque[float] = deque(maxlen=NUM_TIMED)
+        self._computed_s: deque[float] = deque(maxlen=NUM_TIMED)
         self._begun = False
 
     def begin(self) -> None:
@@ -113,10 +123,10 @@ class Keeper:
             except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and plain is always there
                 self.why_not = f"{type(problem).__name__} when it was looked at"
 
-    def look(self, indices: Sequence[int]) -> Look:
-        """What these items are made of now."""
+    def look(self, dataset: Any, indices: Sequence[int]) -> Look:
+        """What these items of the dataset, or of its copy, are made of now."""
         assert self.sources is not None
-        return self.sources.look(self.reading.dataset, indices)
+        return self.sources.look(dataset, indices)
 
     def fill_for_trial(self) -> None:
         """Keep all items now, so that a trial sees what later passes will be like."""
@@ -135,7 +145,7 @@ class Keeper:
         first = 0
         while first < store.num_items:
             indices = list(range(first, min(first + CHUNK, store.num_items)))
-            look = self.look(indices)
+            look = self.look(self.reading.dataset, indices)
             places = store.places(indices, look)
             if places is None or (places < 0).any():
                 store.put(indices, look, computed(program, self.reading.dataset, indices))
@@ -143,6 +153,17 @@ class Keeper:
             if (time.perf_counter() - begun_s) * store.num_items > limit_s * first:
                 return False
         return True
+
+    def pays(self, num: int, *, kept_s: float | None = None, computed_s: float | None = None) -> None:
+        """A batch of `num` items was put together of kept ones, or computed: is it worth it?"""
+        if kept_s is None:
+            self._computed_s.append((computed_s or 0.0) / num)
+            return
+        self._kept_s.append(kept_s / num)
+        if len(self._kept_s) == NUM_TIMED and len(self._computed_s) >= NUM_TIMED // 4:
+            if statistics.median(self._kept_s) > statistics.median(self._computed_s):
+                self.set_aside("to put kept items together takes longer than to compute them")
+            self._kept_s.clear()
 
     def set_aside(self, why: str) -> None:
         """Never again."""
@@ -174,26 +195,36 @@ class StoredFetcher:
         if not self._owner.engaged or type(indices) is not list or set(map(type, indices)) != {int}:
             return inner.fetch(indices)
         keeper.begin()
-        if keeper.store is None or keeper.reading.program is None:
+        if keeper.store is None or keeper.reading.program is None or not keeper.lock.acquire(blocking=False):
             return inner.fetch(indices, always=True)
-        looked_at = self._looked_at(keeper.store, indices)
+        try:
+            return self._fetched(keeper.store, indices)
+        finally:
+            keeper.lock.release()
+
+    def _fetched(self, store: Store, indices: list[int]) -> Any:
+        inner, keeper = self._inner, self._keeper
+        begun_s = time.perf_counter()
+        looked_at = self._looked_at(store, indices)
         if looked_at is None:
             return inner.fetch(indices, always=True)
         look, places = looked_at
         if places is None:
-            return self._kept(keeper.store, indices, look)
+            return self._kept(store, indices, look)
         there = places >= 0
         if not there.any():
-            return self._kept(keeper.store, indices, look)
+            return self._kept(store, indices, look)
         if there.all():
-            return self._shadowed(_taken(keeper.store, places), indices)
+            batch = _taken(store, places)
+            keeper.pays(len(indices), kept_s=time.perf_counter() - begun_s)
+            return self._shadowed(batch, indices)
         missing = [index for index, kept in zip(indices, there.tolist(), strict=True) if not kept]
         others = inner.computed(missing)
         if others is None:  # then the whole batch is the script's, which draws what it draws once
             return inner.plain(indices)
         try:
-            self._put(keeper.store, missing, None, others)
-            return self._shadowed(_taken(keeper.store, places, others), indices)
+            self._put(store, missing, None, others)
+            return self._shadowed(_taken(store, places, others), indices)
         except Unkept as problem:
             keeper.failed(problem)
             return inner.fetch(indices, always=True)
@@ -201,7 +232,7 @@ class StoredFetcher:
     def _looked_at(self, store: Store, indices: list[int]) -> tuple[Look, Places | None] | None:
         """What the items are made of, and where they lie; None where that cannot be told."""
         try:
-            look = self._keeper.look(indices)
+            look = self._keeper.look(self._inner.dataset, indices)
             return look, store.places(indices, look)
         except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
             self._keeper.failed(problem)
@@ -209,29 +240,31 @@ class StoredFetcher:
 
     def _kept(self, store: Store, indices: list[int], look: Look | None) -> Any:
         """A batch of `inner`, which is kept where the program knows what it follows from."""
+        begun_s = time.perf_counter()
         batch = self._inner.fetch(indices, always=True)
         if self._inner.known:
+            self._keeper.pays(len(indices), computed_s=time.perf_counter() - begun_s)
             self._put(store, indices, look, batch)
         return batch
 
     def _put(self, store: Store, indices: list[int], look: Look | None, batch: Any) -> None:
         try:
-            store.put(indices, look or self._keeper.look(indices), batch)
+            store.put(indices, look or self._keeper.look(self._inner.dataset, indices), batch)
         except Exception as problem:  # noqa: BLE001  the batch is there, whatever becomes of the others
             self._keeper.set_aside(f"a batch could not be kept: {problem}")
 
     def _shadowed(self, batch: Any, indices: list[int]) -> Any:
         """The batch, or the script's own where it is to be that."""
-        keeper, plain = self._keeper, self._inner.plain
-        shadow = keeper.shadow
+        keeper, plain, shadow = self._keeper, self._inner.original.fetch, self._keeper.shadow
         if shadow.first:
             own = plain(indices)
             if why := shadow.of_batch(batch, own):
                 keeper.set_aside(f"kept batches differ: {why}")
             return own
-        if why := shadow.of_items(batch, indices, Single(plain, indices)):
+        unwatched = threading.current_thread() is not threading.main_thread()  # where others draw meanwhile
+        if why := shadow.of_items(batch, indices, Single(plain, indices), draws=unwatched):
             keeper.set_aside(f"kept batches differ: {why}")
-            return plain(indices)
+            return self._inner.plain(indices)
         self._owner.num_batches += 1
         return batch
 
