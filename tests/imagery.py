@@ -4,7 +4,9 @@ Datasets and transforms stand here, in a plain module, because their source is l
 own files in its own way.
 """
 
+import copy
 import io
+import pickle
 import random
 import sys
 from pathlib import Path
@@ -173,6 +175,35 @@ def several(path):
     part = one.crop((1, 1, 30, 30))
     one.paste((5, 5, 5), (3, 3, 20, 20))
     return [one, other, part, image.convert("RGB"), part.resize((9, 9)).getpixel((3, 3))]
+
+
+def looked_at(path):
+    """What other libraries do with an image and a tensor, each with one of its own."""
+
+    def image():
+        return Image.open(path).convert("RGB").crop((2, 3, 25, 26))
+
+    def tensor():
+        return T.functional.to_tensor(image())
+
+    def opened():
+        return Image.open(path)
+
+    same = image()
+    return [
+        pickle.loads(pickle.dumps(image())), copy.copy(image()), copy.deepcopy(image()), copy.copy(opened()).size,
+        image() == image(), same == same, repr(image())[:30], image().__class__, isinstance(image(), Image.Image),
+        hasattr(image(), "n_frames"), image().info, image().tobytes(), np.asarray(image()).sum(), image().getbbox(),
+        list(image().getdata())[:3], image().histogram()[:9], image().getextrema(), image().getpixel((1, 1)),
+        image().split(), image().point(lambda value: value // 2), image().load()[3, 3], ImageOps.autocontrast(image()),
+        image().resize((5, 5)).getbands(),
+        pickle.loads(pickle.dumps(tensor())), copy.deepcopy(tensor()), tensor().tolist()[0][0][:3],
+        tensor().numpy().shape, np.asarray(tensor()).mean(), repr(tensor())[:40], len(tensor()), tensor().sum(),
+        tensor() @ tensor().transpose(1, 2), torch.cat([tensor(), tensor()]), tensor()[0, 1:3], 1 - tensor(),
+        tensor() > 0.5, tensor().permute(1, 2, 0)[0], tensor().reshape(-1)[:4], tensor().to(torch.float16),
+        tensor().unsqueeze(0).shape, tensor().is_contiguous(), tensor().as_subclass(torch.Tensor),
+        torch.as_tensor(tensor()), tensor().requires_grad, tensor().clone().fill_(3),
+    ]  # fmt: skip
 
 
 OPENERS = {

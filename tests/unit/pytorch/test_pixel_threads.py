@@ -71,7 +71,7 @@ def engaged(loader, pixels=None):
     """An iterator that has its pixel work done by threads, and what does it."""
     if pixels is None:
         pixels = PixelThreads(FusedFetch())
-        pixels.engaged = True
+        pixels.engage(True)
     iterator = iter(loader)
     pixels.attach(loader, iterator)
     return iterator, pixels
@@ -87,7 +87,7 @@ def told(iterator, num=10_000):
             return found
         except Exception as problem:
             said = re.sub("0x[0-9a-f]+", "0x...", str(problem))
-            found.append([type(problem).__name__, said, frames(problem)])
+            found.append([type(problem).__name__, said, frames(problem), type(problem.__context__).__name__])
     return found
 
 
@@ -166,6 +166,45 @@ def test_images_that_a_collate_function_gets_are_plain_ones(opener, paths):
     dataset = Photos(paths, opener=getattr(imagery, opener))
     batches = agree(dataset, compare=item_difference, collate_fn=list)
     assert all(type(item[0]) in (list, Image.Image) for batch in batches for item in batch)
+
+
+def test_whatever_looks_at_an_image_or_a_tensor_sees_what_plain_has(paths):
+    dataset = Photos(paths, opener=imagery.looked_at)
+    plain, after, *_ = passes(dataset, False, batch_size=1, collate_fn=list, epochs=1)
+    loader = DataLoader(dataset, batch_size=1, collate_fn=list, shuffle=True)
+    seed(0)
+    iterator, _ = forced(dataset, batch_size=1, collate_fn=list, shuffle=True)
+    assert item_difference(list(iterator), plain) is None and after.equals(RandomStates([loader.generator]))
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("collate", [None, list])
+def test_modes_of_pytorch_in_the_loop_are_those_of_its_batches(mode, collate, paths):
+    found = []
+    for ours in (False, True):
+        with mode():
+            batches, after, pixels, loader = passes(
+                Photos(paths, TRANSFORMS["several tensors"]), ours, collate_fn=collate
+            )
+            leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(batches) if isinstance(leaf, torch.Tensor)]
+            found.append([(leaf.is_inference(), leaf.tolist()) for leaf in leaves])
+    assert found[0] == found[1] and pixels.why_not(loader) is None and pixels.num_batches == 13
+
+
+def test_warnings_come_as_often_as_plain_gives_them(paths, tmp_path):
+    content = Path(paths[0]).read_bytes()
+    block = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x0f\x01"
+    odd = tmp_path / "odd.jpg"
+    odd.write_bytes(content[:2] + b"\xff\xe1" + (len(block) + 2).to_bytes(2, "big") + block + content[2:])
+    num = []
+    for ours in (False, True):
+        iterator, pixels = forced(Photos([str(odd)] * 6, TRANSFORMS["crop"]), batch_size=2)
+        pixels.engaged = ours
+        with warnings.catch_warnings(record=True) as told_of:
+            warnings.simplefilter("always")
+            list(iterator)
+        num.append(len(told_of))
+    assert num[0] == num[1] > 0
 
 
 @pytest.mark.parametrize("name", ["the usual", "bytes", "several tensors", "own transforms", "channels last", "grey"])
@@ -328,7 +367,7 @@ def forced(dataset, **options):
     """A loader whose dataset is taken for harmless, though its code is not looked at."""
     loader = DataLoader(dataset, **options)
     pixels = PixelThreads(FusedFetch())
-    pixels.engaged = True
+    pixels.engage(True)
     standing = pixels.standing(loader)
     standing.holds()
     standing.holds = lambda: True
@@ -407,12 +446,12 @@ def test_it_can_be_engaged_and_released_between_any_two_batches(paths):
     seed(0)
     plain = list(loader)
     try:
-        pixels = owner.pixel_threads_of(loaders)
+        pixels = loaders.pipeline.pixels
         seed(0)
         for position, batch in enumerate(loader):
             assert difference(batch, plain[position]) is None
-            pixels.engage(loaders.passes) if position % 6 < 3 else pixels.release()
-        assert loaders.pixels.why_not(loader) is None
+            loaders.thread_pixels(position % 6 < 3)
+        assert loaders.pipeline.pixels.why_not(loader) is None
     finally:
         loaders.remove()
 
@@ -444,7 +483,7 @@ def test_threads_may_fetch_at_the_same_time(paths):
     loader = DataLoader(Photos(paths, TRANSFORMS["evaluation"]), batch_size=4)
     plain = list(loader)
     pixels = PixelThreads(FusedFetch())
-    pixels.engaged = True
+    pixels.engage(True)
     found = {}
 
     def loop(number):
@@ -466,7 +505,7 @@ def test_threads_may_fetch_at_the_same_time(paths):
 def test_thousands_of_passes_leak_neither_descriptors_nor_threads(paths):
     loader = DataLoader(Photos(paths[:4], TRANSFORMS["evaluation"]), batch_size=2)
     pixels = PixelThreads(FusedFetch())
-    pixels.engaged = True
+    pixels.engage(True)
     before = None
     for number in range(1500):
         iterator = engaged(loader, pixels)[0]
@@ -515,7 +554,7 @@ ENDING = """
     from flatout.frameworks.pytorch.pipeline.fused import FusedFetch
     from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads
     pixels = PixelThreads(FusedFetch())
-    pixels.engaged = True
+    pixels.engage(True)
     paths = [str(path) for path in sorted(Path({folder!r}).glob("plain*.jpg"))] * 40
     loader = DataLoader(imagery.Photos(paths, imagery.TRANSFORMS["the usual"]), batch_size=200)
     iterator = iter(loader)
@@ -648,14 +687,14 @@ def test_batches_that_can_be_computed_at_once_are_left_to_that_in_whichever_orde
         loaders = Loaders()
         loaders.install()
         try:
-            pixels = owner.pixel_threads_of(loaders)
+            pixels = loaders.pipeline.pixels
             if pixels_first:
-                pixels.engage(loaders.passes)
+                loaders.thread_pixels(True)
             loaders.fuse(True)
-            pixels.engage(loaders.passes)
+            loaders.thread_pixels(True)
             list(DataLoader(TensorDataset(torch.zeros(40, 3)), batch_size=4))
             list(DataLoader(Photos(paths, TRANSFORMS["the usual"]), batch_size=4))
-            assert (loaders.fused.num_batches, pixels.num_batches) == (8, 4)
+            assert (loaders.pipeline.fused.num_batches, pixels.num_batches) == (8, 4)
         finally:
             loaders.remove()
 

@@ -51,7 +51,7 @@ class Layout:
     def place(self, axes: tuple[int, ...]) -> torch.Tensor:
         """Memory for it; `axes`: see `Elements`."""
         if not self.array:
-            made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
+            made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="cpu")
             return made[...] if self.view else made
         order = sorted(range(len(axes)), key=lambda dim: axes[dim])
         name = str(self.dtype).removeprefix("torch.")
@@ -213,7 +213,7 @@ def _per_channel(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     if len(mean) not in (1, num) or len(std) not in (1, num):
         return None
-    one, other = torch.as_tensor(mean, dtype=dtype), torch.as_tensor(std, dtype=dtype)
+    one, other = (torch.as_tensor(values, dtype=dtype, device="cpu") for values in (mean, std))
     if bool((other == 0).any()):
         return None
     return one.view(1, 1, -1).numpy(), other.view(1, 1, -1).numpy()

@@ -34,7 +34,7 @@ class Collation:
                 and part == len(self._wholes)
                 and _stacks_densely(layout.shape, layout.strides, layout.dtype)
             ):
-                self._wholes.append(torch.empty((self._num, *layout.shape), dtype=layout.dtype))
+                self._wholes.append(torch.empty((self._num, *layout.shape), dtype=layout.dtype, device="cpu"))
             if part >= len(self._wholes):
                 return
             whole = self._wholes[part]
@@ -75,5 +75,5 @@ def is_plain() -> bool:
 @lru_cache(maxsize=256)
 def _stacks_densely(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> bool:
     """Whether stacked tensors of this layout lie one after another, each row by row."""
-    one = torch.empty_strided(shape, strides, dtype=dtype)
+    one = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
     return torch.stack([one, one]).is_contiguous()

@@ -2,7 +2,7 @@
 
 The rows of a JPEG come one after another, so those above a place are the same whatever is below. Below may be an error
 that PIL would raise, though; therefore only files of one scan without any marker in it: in such data libjpeg knows no
-errors. The first pictures are decoded both ways. In: a file's bytes and the class of PIL that reads it. Out: an image.
+errors. The first pictures are decoded both ways. In: a file's bytes, and what PIL found at its head. Out: an image.
 """
 
 from __future__ import annotations
@@ -32,14 +32,18 @@ class Opened:
         filename: As PIL has it.
         size: Width and height.
         mode: As in the file.
-        scan: Where the pixels of a JPEG begin, right behind the marker that says so; else 0.
+        head: Of a JPEG, all that stands before its pixels; of other files nothing.
+        arguments: What PIL's decoder of JPEGs is given.
+        one_scan: Whether the pixels of a JPEG come row after row.
     """
 
     kind: type[Any]
     filename: Any
     size: tuple[int, int]
     mode: str
-    scan: int = 0
+    head: bytes = b""
+    arguments: tuple[Any, ...] = ()
+    one_scan: bool = False
 
     def whole(self, content: bytes) -> Any:
         """The image, loaded.
@@ -47,11 +51,42 @@ class Opened:
         Raises:
             Exception: Whatever PIL raises, or ours where the file is another one by now.
         """
+        if not content.startswith(self.head):
+            raise OSError("the file has changed since it was opened")
+        if self.head and not ImageFile.LOAD_TRUNCATED_IMAGES:
+            core, ended = self._rows(content, self.size[1])
+            if ended == _OK:
+                return Image.Image()._new(core)
         image = self.kind(io.BytesIO(content), self.filename)
         if image.size != self.size or image.mode != self.mode:
             raise OSError("the file has changed since it was opened")
         image.load()
         return image
+
+    def upper(self, content: bytes, num_rows: int) -> Any | None:
+        """The upper rows of a JPEG; None where they cannot be decoded alone."""
+        if not self.one_scan or num_rows >= self.size[1] or not content.startswith(self.head):
+            return None
+        marker = _MARKER.search(content, len(self.head))
+        if marker is None or marker.group() != _END or ImageFile.LOAD_TRUNCATED_IMAGES:
+            return None
+        core, ended = self._rows(content, num_rows)
+        # an error further up ends it as well, but then the last row is as empty as it was made
+        last = core.crop((0, num_rows - 1, self.size[0], num_rows))
+        if ended not in (_OK, _LEFT_OFF) or last.getbbox() is None:
+            return None
+        return Image.Image()._new(core)
+
+    def _rows(self, content: bytes, num_rows: int) -> tuple[Any, tuple[int, int]]:
+        """The memory of PIL's decoder for so many rows, and how it ended."""
+        size = self.size[0], num_rows
+        core = Image.core.new(self.mode, size)  # type: ignore[attr-defined]  # PIL's own C part
+        decoder = Image._getdecoder(self.mode, "jpeg", self.arguments, ())
+        try:
+            decoder.setimage(core, (0, 0, *size))
+            return core, decoder.decode(content)
+        finally:
+            decoder.cleanup()
 
 
 class Rows:
@@ -63,48 +98,23 @@ class Rows:
 
     def upper(self, opened: Opened, content: bytes, num_rows: int) -> Any | None:
         """An image of the upper rows; None where they cannot be decoded alone."""
-        width, height = opened.size
-        if self.wrong is not None or not opened.scan or num_rows >= height or ImageFile.LOAD_TRUNCATED_IMAGES:
-            return None
-        marker = _MARKER.search(content, opened.scan)
-        if marker is None or marker.group() != _END:
-            return None
-        core = _decoded(content, opened.mode, width, num_rows)
-        if core is None:
-            return None
-        rows = Image.Image()._new(core)
-        if self.num_compared < NUM_COMPARED:
+        rows = None if self.wrong is not None else opened.upper(content, num_rows)
+        if rows is not None and self.num_compared < NUM_COMPARED:
             self.num_compared += 1
-            if opened.whole(content).crop((0, 0, width, num_rows)).tobytes() != rows.tobytes():
+            if opened.whole(content).crop((0, 0, opened.size[0], num_rows)).tobytes() != rows.tobytes():
                 self.wrong = f"the upper rows of `{opened.filename}` differ when they are decoded alone"
                 return None
         return rows
 
 
-def _decoded(content: bytes, mode: str, width: int, num_rows: int) -> Any | None:
-    """The upper rows; None where the last of them is not there for certain."""
-    core = Image.core.new(mode, (width, num_rows))  # type: ignore[attr-defined]  # PIL's own C part
-    decoder = Image._getdecoder(mode, "jpeg", (mode, ""), ())
-    try:
-        decoder.setimage(core, (0, 0, width, num_rows))
-        ended = decoder.decode(content)
-    finally:
-        decoder.cleanup()
-    if ended not in (_OK, _LEFT_OFF):
-        return None
-    # an error further up ends it alike, but then the last row is as empty as it was made
-    last = core.crop((0, num_rows - 1, width, num_rows))
-    return core if last.getbbox() is not None else None
+def opened_jpeg(kind: type[Any], own: dict[str, Any], head: bytes) -> Opened:
+    """A JPEG as PIL found it.
 
-
-def scan_of(own: dict[str, Any]) -> int:
-    """Where the pixels of a JPEG begin whose rows can be decoded alone; 0 where they cannot.
-
-    `own`: the attributes of what PIL's `open` gave.
+    `own`: the attributes of what PIL's `open` gave; `head`: all that stands before its pixels.
     """
-    size, mode = own["_size"], own["_mode"]
-    if mode not in ("L", "RGB") or own["info"].get("progressive"):
-        return 0
-    if tuple(own["tile"][0]) != ("jpeg", (0, 0, *size), 0, (mode, "")):
-        return 0
-    return int(own["fp"].tell())
+    name, extents, offset, arguments = own["tile"][0]
+    usual = name == "jpeg" and extents == (0, 0, *own["_size"]) and offset == 0
+    one_scan = own["_mode"] in ("L", "RGB") and not own["info"].get("progressive")
+    return Opened(
+        kind, own["filename"], own["_size"], own["_mode"], head if usual else b"", arguments, one_scan and usual
+    )

@@ -78,6 +78,9 @@ class Pending:
             work.drop()
         self.items, self.works, self.jobs = [], [], []
 
+    def __del__(self) -> None:
+        self.drop()
+
 
 class PixelFetcher:
     """What an iterator asks for the batch of some indices."""
@@ -134,39 +137,51 @@ class PixelFetcher:
                 if place == due:
                     pending.due = place, RandomStates()
                 work = Work(engine.rows, engine.descriptors, engine.decoded)
-                note(work)
                 pending.works.append(work)
+                note(work)
                 pending.items.append(dataset[index])
-                if pending.collation is None:
-                    work.ended()
-                else:
-                    pending.collation.place(work.ended(), place)
+                note(None)
+                tensors = work.ended()
+                if pending.collation is not None:
+                    pending.collation.place(tensors, place)
+                for tensor in tensors:
+                    tensor.flatout_settle()
                 num_pictures += len(work.pictures)
-                job = Job(work.do)
-                pending.jobs.append(job)
-                engine.threads.add(job)
+                pending.jobs.append(Job(work.do))
+                engine.threads.add(pending.jobs[-1])
         self.standing.noted(num_pictures, len(pending.indices))
 
     def finish(self, pending: Pending) -> Any:
         """The batch; random states are as plain leaves them where they were so since `begin`."""
         try:
-            if not self._done(pending):
-                return self._plain(pending)
-            if pending.collation is None:
+            done = self._done(pending)
+            if done and pending.collation is None:
                 return self._collated_by_script(pending)
-            return self._collated(pending, pending.collation)
+            batch = self._collated(pending, pending.collation) if done and pending.collation is not None else None
+            return self._plain(pending) if batch is None else batch[0]
         finally:
             pending.drop()
 
     def _done(self, pending: Pending) -> bool:
-        """Whether the pixel work has been done, and well."""
+        """Whether the pixel work has been done, and well; then only the tensors of a batch are no plain ones yet."""
         if pending.problem is None and not self._engine.threads.finish(pending.jobs):
             pending.problem = TooLateError("the pixel work of a batch does not come to an end")
-        if pending.problem is None:
-            pending.problem = next((work.problem for work in pending.works if work.problem is not None), None)
+        problems = [work.problem for work in pending.works if work.problem is not None]
+        if pending.problem is None and problems:
+            pending.problem = problems[0]
         if pending.problem is None and pending.settings != _settings():
             pending.problem = TooLateError("PIL's settings have changed meanwhile")
+        if pending.problem is None and pending.collation is None:
+            self._hand_out(pending)
         return pending.problem is None
+
+    def _hand_out(self, pending: Pending) -> None:
+        """Make plain images and tensors of all that somebody still has."""
+        try:
+            for work in pending.works:
+                work.hand_out()
+        except Exception as problem:  # noqa: BLE001  plain raises what belongs to be raised
+            pending.problem = problem
 
     def _plain(self, pending: Pending) -> Any:
         """The batch, or the error that belongs here, by the script's own path."""
@@ -180,30 +195,32 @@ class PixelFetcher:
 
     # -- put together by PyTorch ---------------------------------------------------------------------------------
 
-    def _collated(self, pending: Pending, places: Collation) -> Any:
+    def _collated(self, pending: Pending, places: Collation) -> tuple[Any] | None:
+        """The batch; None where plain has to fetch it."""
         try:
             batch = places.batch(pending.items)
-            pending.items = []
-            for work in pending.works:
-                work.hand_out()
         except Exception as problem:  # noqa: BLE001  plain raises what belongs to be raised
             pending.problem = problem
-            return self._plain(pending)
+            return None
+        pending.items = []
+        self._hand_out(pending)
         standing = self.standing
+        if pending.problem is not None:
+            return None
         if standing.shadow.first:
             pending.before.restore()
             own = self._original.fetch(pending.indices)
             standing.compared(pending.after, standing.shadow.of_batch(batch, own))
-            return own
+            return (own,)
         if pending.due is not None:
             place = pending.due[0]
             single = self._recomputed(pending, lambda index: self._original.fetch([index]))
             if why := difference(row(batch, place), single):
                 standing.set_aside(f"its batches differ: item {pending.indices[place]}: {why}")
-                return self._plain(pending)
+                return None
         self._owner.num_batches += 1
         standing.succeeded()
-        return batch
+        return (batch,)
 
     def _recomputed(self, pending: Pending, compute: Callable[[Any], Any]) -> Any:
         """What plain computes for the item that is due, with the random states that it had."""
@@ -221,12 +238,6 @@ class PixelFetcher:
     def _collated_by_script(self, pending: Pending) -> Any:
         """The same where a function of the script's collates: it is called once, whatever happens before."""
         standing, collate, items = self.standing, self._original.collate_fn, pending.items
-        try:
-            for work in pending.works:
-                work.hand_out()
-        except Exception as problem:  # noqa: BLE001  plain raises what belongs to be raised
-            pending.problem = problem
-            return self._plain(pending)
         if standing.shadow.first:
             pending.before.restore()
             own = [self._original.dataset[index] for index in pending.indices]

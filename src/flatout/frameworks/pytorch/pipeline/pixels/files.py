@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from flatout.frameworks.pytorch.pipeline.pixels import geometry
-from flatout.frameworks.pytorch.pipeline.pixels.decoding import Opened, scan_of
+from flatout.frameworks.pytorch.pipeline.pixels.decoding import Opened, opened_jpeg
 from flatout.frameworks.pytorch.pipeline.pixels.images import PICTURE, Deferred, get, noted, put
 from flatout.frameworks.pytorch.pipeline.pixels.pictures import Decoded, Picture
 from flatout.frameworks.pytorch.pipeline.pixels.sources import source_of
@@ -76,14 +76,16 @@ def defer(image: Any) -> Any:
     """A file is to be loaded: note it, or have PIL load it where that cannot wait; the same object."""
     own, kind = get(image, "__dict__"), type(image).flatout_plain
     work: Work = own[_WORK]
-    suited = work.here() and own["_im"] is None and len(own["tile"]) == 1 and not own["decoderconfig"]
+    whole = len(own["tile"]) == (0 if kind.__name__ == "WebPImageFile" else 1)
+    suited = work.here() and own["_im"] is None and whole and not own["decoderconfig"]
     source = source_of(own["fp"], work.descriptors) if suited else None
     if source is None:
         _leave(image)
         return image
-    is_jpeg = kind.__name__ == "JpegImageFile"
-    opened = Opened(kind, own["filename"], own["_size"], own["_mode"], scan_of(own) if is_jpeg else 0)
-    picture = Decoded(work, opened, source, own["info"] if is_jpeg else None)
+    if kind.__name__ == "JpegImageFile":
+        picture = Decoded(work, opened_jpeg(kind, own, source.head(own["fp"].tell())), source, own["info"])
+    else:
+        picture = Decoded(work, Opened(kind, own["filename"], own["_size"], own["_mode"]), source, None)
     if own["_exclusive_fp"] and kind._close_exclusive_fp_after_loading:  # what loading does to a file
         own["fp"].close()
     own.update({"tile": [], "fp": None, "map": None, "_readonly": 0, PICTURE: picture})

@@ -60,6 +60,8 @@ class Picture:
         with self.work.held():
             if self._image is None:
                 self._image = self._made()
+                if self.info is not None:  # what PIL's own functions copy to the images that they make
+                    self._image.info = self.info
             return self._image
 
     def own_attributes(self) -> dict[str, Any]:
@@ -102,7 +104,7 @@ class Decoded(Picture):
         """See `Picture.upper`; of some files the rest is never decoded."""
         with self.work.held():
             if self._image is None and self._only_one_call() and not self.work.decoded.wants(self._identity()):
-                rows = self.work.rows.upper(self._opened, self._source.bytes(), num_rows)
+                rows = self.work.rows.upper(self._opened, self._source.content(), num_rows)
                 if rows is not None:
                     self._settled = True
                     return rows
@@ -124,7 +126,7 @@ class Decoded(Picture):
         image = decoded.get(self._identity())
         self._is_kept = image is not None
         if image is None:
-            image = self._opened.whole(self._source.bytes())
+            image = self._opened.whole(self._source.content())
             identity = self._identity()
             self._is_kept = identity is not None and decoded.wants(identity) and decoded.put(identity, image)
         else:
@@ -185,6 +187,10 @@ class Same(Picture):
         super().__init__(of.work, of.size, of.mode, _copied(of.info))
         self._of = of.used()
 
+    def image(self) -> Any:
+        """See `Picture.image`."""
+        return self._of.image()
+
     def own_attributes(self) -> dict[str, Any]:
         """See `Picture.own_attributes`."""
         return dict(vars(self.image().copy()))
@@ -192,14 +198,11 @@ class Same(Picture):
     def upper(self, num_rows: int) -> Any:
         """See `Picture.upper`."""
         with self.work.held():
-            return self._of.upper(num_rows) if self._image is None and self._only_one_call() else self.image()
+            return self._of.upper(num_rows) if self._only_one_call() else self.image()
 
     def settle(self) -> None:
         """See `Picture.settle`."""
         self._of.settle()
-
-    def _made(self) -> Any:
-        return self._of.image()
 
 
 def _copied(info: dict[Any, Any] | None) -> dict[Any, Any] | None:

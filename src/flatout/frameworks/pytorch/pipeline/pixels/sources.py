@@ -65,8 +65,8 @@ class Source:
         self._descriptors = descriptors
         self._pid = os.getpid()
 
-    def bytes(self) -> bytes:
-        """All of them.
+    def content(self) -> bytes:
+        """All of its bytes.
 
         Raises:
             OSError: They cannot be read.
@@ -79,6 +79,18 @@ class Source:
                 self.identity = None
             self.close()
         return self._content
+
+    def head(self, num: int) -> bytes:
+        """So many bytes of its beginning.
+
+        Raises:
+            OSError: They cannot be read.
+        """
+        if self._content is not None:
+            return self._content[:num]
+        if self._descriptor is None:
+            raise OSError("the bytes of the image were given back")
+        return os.pread(self._descriptor, num, 0)
 
     def close(self) -> None:
         """Close the descriptor, where one is open."""

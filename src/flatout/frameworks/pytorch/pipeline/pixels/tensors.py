@@ -106,15 +106,19 @@ class DeferredTensor(torch.Tensor):
         """The numbers are to lie in this part of a batch."""
         self.__dict__.update(flatout_target=target, flatout_in_batch=True)
 
+    def flatout_settle(self) -> None:
+        """Have memory for the numbers, made by this thread and as it makes tensors."""
+        own = self.__dict__
+        if own["flatout_target"] is None:
+            own["flatout_target"] = own["flatout_layout"].place(own["flatout_elements"].axes)
+
     def flatout_fill(self) -> None:
         """Compute the numbers; any thread may do so."""
         own = self.__dict__
         if own["flatout_filled"]:
             return
-        elements: Elements = own["flatout_elements"]
-        if own["flatout_target"] is None:
-            own["flatout_target"] = own["flatout_layout"].place(elements.axes)
-        elements.fill(array_of(own["flatout_target"]))
+        self.flatout_settle()
+        own["flatout_elements"].fill(array_of(own["flatout_target"]))
         own["flatout_filled"] = True
 
     def flatout_value(self) -> torch.Tensor:
