@@ -107,7 +107,7 @@ def passes(dataset, ours, *, epochs=3, **options):
     seed(0)
     loader = DataLoader(dataset, **{"batch_size": 5, "shuffle": True, **options})
     pixels = PixelThreads(FusedFetch())
-    pixels.engaged = ours
+    pixels.engage(ours)
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -199,7 +199,7 @@ def test_warnings_come_as_often_as_plain_gives_them(paths, tmp_path):
     num = []
     for ours in (False, True):
         iterator, pixels = forced(Photos([str(odd)] * 6, TRANSFORMS["crop"]), batch_size=2)
-        pixels.engaged = ours
+        pixels.engage(ours)
         with warnings.catch_warnings(record=True) as told_of:
             warnings.simplefilter("always")
             list(iterator)
@@ -320,7 +320,7 @@ def test_truncated_files_are_what_pils_setting_makes_of_them(when, paths, tmp_pa
         seed(0)
         loader = DataLoader(dataset, batch_size=1, shuffle=True)
         pixels = PixelThreads(FusedFetch())
-        pixels.engaged = ours
+        pixels.engage(ours)
         iterator = engaged(loader, pixels)[0]
         found.append(told(iterator, 4))
         monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
@@ -425,7 +425,7 @@ def test_a_pass_may_be_left_early_and_several_may_run_at_once(paths):
         loader = DataLoader(Photos(paths, TRANSFORMS["the usual"]), batch_size=4, shuffle=True)
         other = DataLoader(Photos(paths, TRANSFORMS["jitter"]), batch_size=3, shuffle=True)
         pixels = PixelThreads(FusedFetch())
-        pixels.engaged = ours
+        pixels.engage(ours)
         found = []
         for _ in range(3):
             ones, others = engaged(loader, pixels)[0], engaged(other, pixels)[0]
@@ -462,7 +462,7 @@ def test_what_the_script_changes_counts_at_once(paths):
         dataset = Photos(paths, TRANSFORMS["crop"])
         loader = DataLoader(dataset, batch_size=2)
         pixels = PixelThreads(FusedFetch())
-        pixels.engaged = ours
+        pixels.engage(ours)
         found = []
         for number, batch in enumerate(engaged(loader, pixels)[0]):
             found.append(batch)
