@@ -180,12 +180,10 @@ def test_whatever_looks_at_an_image_or_a_tensor_sees_what_plain_has(paths):
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 @pytest.mark.parametrize("collate", [None, list])
 def test_modes_of_pytorch_in_the_loop_are_those_of_its_batches(mode, collate, paths):
-    found = []
+    found, dataset = [], Photos(paths, TRANSFORMS["several tensors"])
     for ours in (False, True):
         with mode():
-            batches, after, pixels, loader = passes(
-                Photos(paths, TRANSFORMS["several tensors"]), ours, collate_fn=collate
-            )
+            batches, _, pixels, loader = passes(dataset, ours, collate_fn=collate)
             leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(batches) if isinstance(leaf, torch.Tensor)]
             found.append([(leaf.is_inference(), leaf.tolist()) for leaf in leaves])
     assert found[0] == found[1] and pixels.why_not(loader) is None and pixels.num_batches == 13
