@@ -27,7 +27,6 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 
 from flatout import stats
 from flatout.frameworks.pytorch.loaders import Loaders
-from flatout.frameworks.pytorch.pipeline.pixels.owner import pixel_threads_of
 from flatout.frameworks.pytorch.pipeline.shadow import difference
 from measuring import ROOT, SHARED, quiet, ratio, write
 
@@ -126,8 +125,8 @@ def pipeline(engaged: bool) -> Iterator[None]:
     if engaged:
         loaders.install()
         loaders.change({"in_process": True})
-        loaders.fuse(True)
-        pixel_threads_of(loaders).engage(loaders.passes)
+        loaders.engage("fused", True)
+        loaders.engage("ahead", True)
     try:
         yield
     finally:

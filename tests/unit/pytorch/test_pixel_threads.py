@@ -31,7 +31,7 @@ from flatout.frameworks.pytorch.calls import Calls  # noqa: E402
 from flatout.frameworks.pytorch.facts import find  # noqa: E402
 from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.pixels import elements, images, owner, sources, tensors, work  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.pixels import elements, images, sources, tensors, work  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.pixels.comparison import item_difference  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.shadow import EVERY, difference  # noqa: E402
@@ -444,11 +444,10 @@ def test_it_can_be_engaged_and_released_between_any_two_batches(paths):
     seed(0)
     plain = list(loader)
     try:
-        pixels = loaders.pipeline.pixels
         seed(0)
         for position, batch in enumerate(loader):
             assert difference(batch, plain[position]) is None
-            loaders.thread_pixels(position % 6 < 3)
+            loaders.engage("pixels", position % 6 < 3)
         assert loaders.pipeline.pixels.why_not(loader) is None
     finally:
         loaders.remove()
@@ -687,9 +686,9 @@ def test_batches_that_can_be_computed_at_once_are_left_to_that_in_whichever_orde
         try:
             pixels = loaders.pipeline.pixels
             if pixels_first:
-                loaders.thread_pixels(True)
-            loaders.fuse(True)
-            loaders.thread_pixels(True)
+                loaders.engage("pixels", True)
+            loaders.engage("fused", True)
+            loaders.engage("pixels", True)
             list(DataLoader(TensorDataset(torch.zeros(40, 3)), batch_size=4))
             list(DataLoader(Photos(paths, TRANSFORMS["the usual"]), batch_size=4))
             assert (loaders.pipeline.fused.num_batches, pixels.num_batches) == (8, 4)

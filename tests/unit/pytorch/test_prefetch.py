@@ -59,7 +59,7 @@ def passes(loader, meanwhile=lambda number: None, num=3, stop=None, between=lamb
     if engaged:
         owner.install()
         for name in engaged:
-            getattr(owner, name)(True)
+            owner.engage(name, True)
     torch.manual_seed(0), random.seed(0), np.random.seed(0)
     found, states = [], []
     try:
@@ -86,23 +86,23 @@ def check(paths, levers, **options):
 
 @pytest.mark.parametrize("stop", [None, 2])
 def test_batches_begun_early_are_those_of_the_script(paths, stop):
-    assert check(paths, {"prefetch": True}, stop=stop).ahead.num_batches >= 4
+    assert check(paths, {"ahead": True}, stop=stop).ahead.num_batches >= 4
 
 
 @pytest.mark.parametrize("draw", [lambda: torch.rand(1), lambda: random.random(), lambda: np.random.rand()])
 def test_a_training_that_draws_has_its_own_numbers(paths, draw):
-    assert check(paths, {"prefetch": True}, meanwhile=lambda number: draw()).ahead.num_batches == 0
-    assert check(paths, {"prefetch": True}, meanwhile=lambda number: number % 4 or draw()).ahead.num_batches > 0
+    assert check(paths, {"ahead": True}, meanwhile=lambda number: draw()).ahead.num_batches == 0
+    assert check(paths, {"ahead": True}, meanwhile=lambda number: number % 4 or draw()).ahead.num_batches > 0
 
 
 def test_levers_that_build_on_the_threads_do_not_take_them_from_each_other(paths):
     loaders = Loaders()
     pixels = loaders.pipeline.pixels
-    loaders.prefetch(True)
-    loaders.thread_pixels(True)
-    loaders.thread_pixels(False)
+    loaders.engage("ahead", True)
+    loaders.engage("pixels", True)
+    loaders.engage("pixels", False)
     assert pixels.engaged
-    loaders.prefetch(False)
+    loaders.engage("ahead", False)
     assert not pixels.engaged
 
 
@@ -130,7 +130,7 @@ def test_the_lever_applies_shows_its_effect_and_is_released(paths):
 
 
 def test_decoded_images_are_given_again_and_batches_are_the_scripts_own(paths):
-    for levers in ({"keep_decoded": True}, {"keep_decoded": True, "prefetch": True}):
+    for levers in ({"decoded": True}, {"decoded": True, "ahead": True}):
         decoded = check(paths, levers).pixels.decoded
         assert decoded.num_given >= 30 and decoded.num_bytes == sum(50 * (40 + n) * 4 for n in range(30))
 
@@ -146,7 +146,7 @@ def test_a_file_that_changes_is_decoded_anew(paths):
             elif number % 3 == 0:
                 os.replace(_written(path + ".new", content), path)
 
-    check(paths, {"keep_decoded": True}, between=between, num=4)
+    check(paths, {"decoded": True}, between=between, num=4)
 
 
 def _written(path, content):
@@ -166,7 +166,7 @@ def test_who_changes_an_image_changes_no_kept_one(paths):
     for on in (False, True):
         owner = Loaders()
         owner.install()
-        owner.keep_decoded(on)
+        owner.engage("decoded", on)
         torch.manual_seed(0)
         try:
             found.append([list(DataLoader(Painting(paths), batch_size=4)) for _ in range(3)])
@@ -178,7 +178,7 @@ def test_who_changes_an_image_changes_no_kept_one(paths):
 @pytest.mark.parametrize("free_bytes", [0, None, 2**30, 2**30 + 2 * 4 * 50 * 200])
 def test_where_memory_is_short_a_part_is_kept_or_nothing(paths, monkeypatch, free_bytes):
     monkeypatch.setattr(decoded_module, "free_memory_bytes", lambda: free_bytes)
-    decoded = check(paths, {"keep_decoded": True}).pixels.decoded
+    decoded = check(paths, {"decoded": True}).pixels.decoded
     assert decoded.full and decoded.num_bytes <= max(0, ((free_bytes or 0) - 2**30) / 2)
     assert (decoded.num_given > 0) is ((free_bytes or 0) > 2**30)
 

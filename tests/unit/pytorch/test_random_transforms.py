@@ -52,8 +52,8 @@ def check(make, num=3, between=lambda dataset, number: None, keep=False, **optio
         dataset, owner = make(), Loaders()
         if on:
             owner.install()
-            owner.fuse(True)
-            owner.keep(keep)
+            owner.engage("fused", True)
+            owner.engage("stored", keep)
         try:
             torch.manual_seed(0)
             loader, batches, states = DataLoader(dataset, **options), [], []
@@ -238,7 +238,7 @@ def test_an_error_comes_with_the_random_stream_where_plain_has_it():
         owner = Loaders()
         if on:
             owner.install()
-            owner.fuse(True)
+            owner.engage("fused", True)
         try:
             loader = DataLoader(CHAINS["as CIFAR is trained on"](), batch_size=4, sampler=[*range(20), 999])
             with pytest.raises(IndexError) as caught:
@@ -306,7 +306,7 @@ def test_means_of_another_kind_are_left_to_torchvision(means):
         owner = Loaders()
         if on:
             owner.install()
-            owner.fuse(True)
+            owner.engage("fused", True)
         try:
             said.append(str(next(iter(plain))[0].sum()))
         except RuntimeError as problem:

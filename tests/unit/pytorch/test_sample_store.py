@@ -47,8 +47,8 @@ def made(tmp_path, monkeypatch):
 def loaders():
     owner = Loaders()
     owner.install()
-    owner.fuse(True)
-    owner.keep(True)
+    owner.engage("fused", True)
+    owner.engage("stored", True)
     yield owner
     owner.remove()
 
@@ -72,8 +72,8 @@ def check(made_dataset, num=3, between=lambda dataset, number: None, least=0, **
     dataset = made_dataset()
     owner = Loaders()
     owner.install()
-    owner.fuse(True)
-    owner.keep(True)
+    owner.engage("fused", True)
+    owner.engage("stored", True)
     try:
         loader = DataLoader(dataset, **options)
         ours, our_states = epochs(loader, num, functools.partial(between, dataset))
@@ -484,7 +484,7 @@ def test_a_history_is_followed(made):
     for dataset, on in ((plain, False), (ours, True)):
         owner = Loaders()
         owner.install()
-        owner.keep(on)
+        owner.engage("stored", on)
         try:
             loader, seen = DataLoader(dataset, batch_size=10), []
             for number in range(5):

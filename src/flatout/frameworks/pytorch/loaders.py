@@ -32,7 +32,7 @@ MOST_KEPT = 4
 """Loaders whose workers wait for a next pass: each holds processes and some ten descriptors."""
 
 
-Part: TypeAlias = Literal["fused", "stored", "pixels", "ahead"]
+Part: TypeAlias = Literal["fused", "stored", "pixels", "ahead", "decoded"]
 """A part of the input pipeline."""
 
 
@@ -222,33 +222,9 @@ class Loaders:
             self._pipeline = InputPipeline()
         return self._pipeline
 
-    def fuse(self, engaged: bool) -> None:
-        """Compute batches at once from now on, where that is known how, or no longer."""
-        self.pipeline.fused.engage(engaged)
-        self._attach()
-
-    def thread_pixels(self, engaged: bool) -> None:
-        """Have pixel work done by several threads from now on, where that does no harm, or no longer."""
-        self.pipeline.pixels.engage(engaged)
-        self._attach()
-
-    def prefetch(self, engaged: bool) -> None:
-        """Begin batches early from now on, where the training cannot tell, or no longer."""
-        self.pipeline.ahead.engage(engaged)
-        self._attach()
-
-    def keep_decoded(self, engaged: bool) -> None:
-        """Keep decoded images from now on, as long as there is memory, or no longer."""
-        self.pipeline.pixels.decoded.engage(engaged)
-        self.pipeline.pixels.engage(engaged, wanted_by="decoded_store")
-        self._attach()
-
-    def keep(self, engaged: bool) -> None:
-        """Keep items from now on, where it is known what they follow from, or no longer."""
-        self.pipeline.stored.engage(engaged, fill=self.training if self.reopen else ())
-        self._attach()
-
-    def _attach(self) -> None:
+    def engage(self, part: Part, on: bool) -> None:
+        """Have a part of the input pipeline fetch from now on, where it is known how, or no longer."""
+        self.pipeline.engage(part, on, fill=self.training if self.reopen else ())
         for one in self.passes:
             self.pipeline.attach(one.loader, one.inner)
 
@@ -398,5 +374,3 @@ class Loaders:
         for opened in list(self._kept.values()):
             opened.close()
         self._kept.clear()
-
-

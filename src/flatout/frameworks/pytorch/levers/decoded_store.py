@@ -39,11 +39,11 @@ class DecodedStore(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next image on."""
-        session.loaders.keep_decoded(True)
+        session.loaders.engage("decoded", True)
 
     def release(self, session: Session) -> None:
         """Decoded each time again; those that are kept wait."""
-        session.loaders.keep_decoded(False)
+        session.loaders.engage("decoded", False)
 
     def evidence(self, session: Session) -> str | None:
         """Images that were not decoded again."""

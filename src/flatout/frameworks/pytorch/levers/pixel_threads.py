@@ -38,11 +38,11 @@ class PixelThreads(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next fetch on."""
-        session.loaders.thread_pixels(True)
+        session.loaders.engage("pixels", True)
 
     def release(self, session: Session) -> None:
         """On the training's thread again."""
-        session.loaders.thread_pixels(False)
+        session.loaders.engage("pixels", False)
 
     def evidence(self, session: Session) -> str | None:
         """Batches that were fetched so."""

@@ -39,11 +39,11 @@ class Prefetch(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next fetch on."""
-        session.loaders.prefetch(True)
+        session.loaders.engage("ahead", True)
 
     def release(self, session: Session) -> None:
         """Begun when it is asked for again; one that is begun already is still given."""
-        session.loaders.prefetch(False)
+        session.loaders.engage("ahead", False)
 
     def evidence(self, session: Session) -> str | None:
         """Batches that had been begun when they were asked for."""

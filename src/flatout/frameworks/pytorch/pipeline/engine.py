@@ -5,6 +5,7 @@ In: loaders' iterators. Out: the same iterators, which ask the engaged parts for
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -24,6 +25,16 @@ class InputPipeline:
         self.stored = StoredItems(self.fused)
         self.pixels = PixelThreads(self.fused)
         self.ahead = Ahead(self.pixels)
+
+    def engage(self, part: str, on: bool, *, fill: Iterable[DataLoader[Any]] = ()) -> None:
+        """Have a part fetch from now on, or no longer; `fill`: loaders whose items are all kept at once, in a trial."""
+        if part == "stored":
+            self.stored.engage(on, fill=fill)
+        elif part == "decoded":
+            self.pixels.decoded.engage(on)
+            self.pixels.engage(on, wanted_by="decoded_store")
+        else:
+            getattr(self, part).engage(on)
 
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Have an iterator that fetches in this process ask us."""
