@@ -20,6 +20,8 @@ CONFIGURATIONS: dict[str, dict[str, dict[str, Any]] | None] = {
     "watched": {},
     "fused_fetch": {"fused_fetch": {}},
     "virtual_workers": {"fused_fetch": {}, "virtual_workers": {}},
+    "sample_store": {"sample_store": {}},
+    "prefetch": {"prefetch": {}, "decoded_store": {}},
     "workers 2": {"workers": {"num": 2}},
     "workers 0": {"workers": {"num": 0}},
 }
@@ -55,10 +57,9 @@ class Engaged:
 
     def evidence(self) -> dict[str, Any]:
         """What took effect so far."""
-        fused = self.loaders.fused
         return {
             "changed_passes": self.loaders.num_changed,
-            "computed_batches": fused.num_batches if fused is not None else 0,
+            "computed_batches": self.loaders.pipeline.fused.num_batches,
             "problems": list(self.problems),
         }
 

@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -187,11 +187,13 @@ def say_difference(test: str, plain: Outcomes, other: Outcomes, again: Mapping[s
         print(f"  again, {name}: {', '.join(outcomes)}")
 
 
-def compare(file: Path, names: Mapping[str, Any], num_again: int) -> bool:
-    """Run all configurations; whether none differs from plain each time."""
-    found = {}
+def compare(file: Path, names: Mapping[str, Any], num_again: int, kept: Path | None) -> bool:
+    """Run all configurations; whether none differs from plain each time. Outcomes are kept in a file as they come."""
+    found: dict[str, Outcomes] = {}
     for name, levers in names.items():
         found[name] = run(file, levers)
+        if kept is not None:
+            kept.write_text(json.dumps({name: asdict(one) for name, one in found.items()}, indent=1), encoding="utf-8")
         print(row(name, found[name], None), file=sys.stderr, flush=True)
     plain = found["plain"]
     print(HEAD)
@@ -217,6 +219,7 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="a copy of PyTorch's `test/test_dataloader.py`")
     parser.add_argument("--only", action="append", default=[], help=f"of {', '.join(CONFIGURATIONS)}")
     parser.add_argument("--levers", action="append", default=[], help="a further configuration, in JSON")
+    parser.add_argument("--json", type=Path, help="a file for all outcomes")
     parser.add_argument("--again", type=int, default=2, help="how often a test that differs is run again, alone")
     arguments = parser.parse_args()
     wanted = arguments.only or ([] if arguments.levers else list(CONFIGURATIONS))
@@ -225,7 +228,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "test_dataloader.py"
         copy.write_text(adapted(arguments.file.read_text(encoding="utf-8")), encoding="utf-8")
-        sys.exit(0 if compare(copy, names, arguments.again) else 1)
+        sys.exit(0 if compare(copy, names, arguments.again, arguments.json) else 1)
 
 
 if __name__ == "__main__":

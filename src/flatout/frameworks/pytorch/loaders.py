@@ -20,7 +20,7 @@ from flatout.frameworks.pytorch.dataset_state import Copies, fingerprint, held_o
 from flatout.frameworks.pytorch.passes import Later, Opened, Pass
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.random_states import RandomStates
-from flatout.frameworks.pytorch.shuffles import Shuffle, draw_seed, drawing_elsewhere, runs_ahead, shuffle_of
+from flatout.frameworks.pytorch.shuffles import draw_seed, drawing_elsewhere, generators_of, runs_ahead
 from flatout.frameworks.pytorch.trees import tensors_of
 from flatout.frameworks.pytorch.worker_settings import IN_PROCESS, WORKER_ATTRIBUTES, wanted
 from flatout.tracebacks import hide_ours
@@ -249,7 +249,7 @@ class Loaders:
     def _open(self, loader: DataLoader[Any]) -> Opened:
         if not self.settings or loader in self._refused:
             return self.open_plain(loader)
-        before = RandomStates([loader.generator])
+        before = RandomStates(generators_of(loader))
         try:
             settings = self._settings_for(loader)
             if settings:
@@ -316,49 +316,51 @@ class Loaders:
         opened.iterator = Later(loader, lambda: self._start_into(opened, settings))
         return opened
 
-    def _start_into(self, opened: Opened, settings: Mapping[str, Any]) -> tuple[Any, Shuffle | None]:
+    def _start_into(self, opened: Opened, settings: Mapping[str, Any]) -> Any:
         """Begin a pass at its first fetch, when plain's sampler would draw; as plain where that fails."""
         loader = opened.loader
-        opened.before, opened.drawn = RandomStates([loader.generator]), True
-        shuffle = shuffle_of(loader)
+        opened.before, opened.drawn = RandomStates(generators_of(loader)), True
         try:
-            with drawing_elsewhere(loader, 0), shuffle.aside() if shuffle else contextlib.nullcontext():
+            with drawing_elsewhere(loader, 0):
                 started = self._start(loader, settings, opened.before)
         except Exception as problem:  # noqa: BLE001  a process that cannot be started must not end the training
             opened.before.restore()
             self.refuse(loader, "engage", problem)
             opened.before = None
-            return self.open_plain(loader, drawn=True).iterator, None
-        opened.fingerprint = started.fingerprint
-        return started.iterator, shuffle
+            return self.open_plain(loader, drawn=True).iterator
+        opened.fingerprint, opened.shuffle = started.fingerprint, started.shuffle
+        return started.iterator
 
     def _start(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:
         kept = self._kept.pop(loader, None)
         keeps = keeps_workers(loader)
         mark = fingerprint(loader.dataset, surely=not keeps)
-        if kept is not None and kept.fingerprint != mark and not (keeps and kept.iterator.has_copy):
+        if kept is not None and kept.fingerprint != mark and not (keeps and kept.bare.has_copy):
             kept.close()  # its workers have the dataset as it was
             kept = None
         if kept is None and keeps:
             self._copies.check(loader)
         former = {name: getattr(loader, name) for name in WORKER_ATTRIBUTES}
+        ahead = loader.num_workers * (loader.prefetch_factor or 0)
         try:
             with self._drawing_as_plain(loader) as draws:
                 loader.__dict__.update(wanted(former, settings))
                 if kept is None:
-                    iterator = self._begun(loader, settings)
+                    iterator = self._begun(loader, settings, ahead)
                 else:
                     if draws:  # workers stay, but the script's random stream must move as it does for new ones
                         draw_seed(loader)
-                    kept.iterator._reset(loader)
-                    iterator = kept.iterator
+                    iterator = kept.bare
+                    iterator._reset(loader)
         finally:
             loader.__dict__.update(former)
         self._remember(loader, iterator)
         self.num_changed += 1
-        return Opened(loader, iterator, dict(self.settings), before=before, fingerprint=mark)
+        opened = Opened(loader, iterator, dict(self.settings), before=before, fingerprint=mark)
+        opened.shuffle = getattr(iterator, "shuffle", None)
+        return opened
 
-    def _begun(self, loader: DataLoader[Any], settings: Mapping[str, Any]) -> Any:
+    def _begun(self, loader: DataLoader[Any], settings: Mapping[str, Any], ahead: int) -> Any:
         if not loader.num_workers:
             return loader._get_iterator()
         loader.check_worker_number_rationality()  # plain warns where there are more workers than cores
@@ -367,7 +369,7 @@ class Loaders:
             return self.pipeline.in_process(loader, fused=fused)
         from flatout.frameworks.pytorch.worker_processes import OurWorkers
 
-        return OurWorkers(loader)
+        return OurWorkers(loader, ahead)
 
     def close_kept(self) -> None:
         """End workers that wait for a next pass."""

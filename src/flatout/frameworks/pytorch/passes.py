@@ -32,6 +32,7 @@ class Opened:
         before: The random states before it was made, where the settings took effect; else None.
         fingerprint: The dataset's at the time.
         drawn: Whether the seed that opening draws had been drawn at `before`.
+        shuffle: What moves a generator of the script's own, where the iterator does not.
     """
 
     def __init__(
@@ -49,6 +50,12 @@ class Opened:
         self.before = before
         self.fingerprint = fingerprint
         self.drawn = False
+        self.shuffle: Shuffle | None = None
+
+    @property
+    def bare(self) -> Any:
+        """The iterator, also where it was made later."""
+        return self.iterator.made if isinstance(self.iterator, Later) else self.iterator
 
     @property
     def changed(self) -> bool:
@@ -65,11 +72,10 @@ class Opened:
 class Later:
     """An iterator that is made at its first fetch."""
 
-    def __init__(self, loader: DataLoader[Any], start: Callable[[], tuple[Any, Shuffle | None]]) -> None:
+    def __init__(self, loader: DataLoader[Any], start: Callable[[], Any]) -> None:
         self._loader = loader
-        self._start: Callable[[], tuple[Any, Shuffle | None]] | None = start
+        self._start: Callable[[], Any] | None = start
         self._iterator: Any = None
-        self._shuffle: Shuffle | None = None
 
     def __iter__(self) -> Later:
         return self
@@ -85,16 +91,13 @@ class Later:
     def __next__(self) -> Any:
         if self._start is not None:
             start, self._start = self._start, None  # which holds who holds us: only the collector would end the workers
-            self._iterator, self._shuffle = start()
-        if self._shuffle is None:
-            return next(self._iterator)
-        try:
-            batch = next(self._iterator)
-        except StopIteration:
-            self._shuffle.ended()
-            raise
-        self._shuffle.handed()
-        return batch
+            self._iterator = start()
+        return next(self._iterator)
+
+    @property
+    def made(self) -> Any:
+        """The iterator, or None."""
+        return self._iterator
 
 
 class Pass:
@@ -183,6 +186,8 @@ class Pass:
                 batch = self._owner.following(self._inner)
                 break
             except StopIteration:
+                if self._opened.shuffle is not None:
+                    self._opened.shuffle.ended()
                 if not self._start_over():
                     raise
             except Exception as problem:
@@ -190,6 +195,8 @@ class Pass:
                     raise
                 self._owner.refuse(self._loader, "step", problem)
                 self._go_on_plain()
+        if self._opened.shuffle is not None:
+            self._opened.shuffle.handed()
         if not self._num_drawn:
             self._owner.note_batch(self._loader, batch)
         self._num_drawn += 1
@@ -213,18 +220,7 @@ class Pass:
 
     def _go_on_plain(self) -> None:
         """Put the script's own iterator in place of ours, in the same order and at the same batch."""
-        failed, before = self._opened, self._opened.before
-        failed.close()
-        now = RandomStates()
-        if before is not None:
-            before.restore()
-        self._opened = self._owner.open_plain(self._loader, drawn=failed.drawn)
+        from flatout.frameworks.pytorch.hand_back import given_back
+
+        self._opened = given_back(self._owner, self._opened, self._num_drawn)
         self._inner = self._opened.iterator
-        for _ in range(self._num_drawn):
-            if getattr(self._inner, "_num_workers", 0):
-                next(self._inner)
-            else:
-                self._inner._next_index()
-                self._inner._num_yielded += 1
-        if self._num_drawn:  # before the first batch, plain's sampler has not drawn yet as that of workers has
-            now.restore()

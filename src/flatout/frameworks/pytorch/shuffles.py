@@ -1,8 +1,9 @@
 """Where does a generator of the script's own stand while workers fetch ahead?
 
 A shuffled loader that was given a generator draws from it at a pass's first batch, and once more where the order ends.
-Workers reach that end while the script is still some batches away from it, or never gets there. So the order is drawn
-from a copy, and the script's generator is moved when the script itself gets so far. In: a loader. Out: its `Shuffle`.
+Workers of ours reach that end while the script is still some batches away from it, or never gets there, and the
+script's own reach it at another batch. So the order is drawn from a copy, and the script's generator is moved when
+plain would get so far. In: a loader. Out: its `Shuffle`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Shuffle:
         self._sampler = sampler
         self._generator = sampler.generator
         self._last = last
-        """The batch with which the order ends; 0 where it ends after all of them."""
+        """With how many batches in the script's hands the order has ended in plain."""
         self._num_handed = 0
         self._ended = False
 
@@ -38,6 +39,8 @@ class Shuffle:
         finally:
             self._sampler.generator = own
         self._draw()
+        if self._last <= 0:
+            self.ended()
 
     def handed(self) -> None:
         """A batch has reached the script."""
@@ -55,13 +58,17 @@ class Shuffle:
         torch.randperm(len(self._sampler.data_source), generator=self._generator)  # type: ignore[arg-type]
 
 
-def shuffle_of(loader: DataLoader[Any]) -> Shuffle | None:
-    """The loader's shuffle, where it draws from a generator of the script's own; None where nothing is to be done."""
+def shuffle_of(loader: DataLoader[Any], ahead: int) -> Shuffle | None:
+    """The loader's shuffle, where it draws from a generator of the script's own; None where nothing is to be done.
+
+    `ahead`: by how many batches plain is ahead of the script.
+    """
     sampler, batches = loader.sampler, loader.batch_sampler
     if type(sampler) is not RandomSampler or sampler.generator is None:
         return None
     partial = isinstance(batches, BatchSampler) and not batches.drop_last and sampler.num_samples % batches.batch_size
-    return Shuffle(sampler, len(batches) if partial and batches is not None else 0)  # type: ignore[arg-type]
+    num_asked = len(loader._index_sampler) + (not partial)  # type: ignore[arg-type]
+    return Shuffle(sampler, num_asked - ahead)
 
 
 def runs_ahead(loader: DataLoader[Any]) -> bool:
@@ -74,6 +81,14 @@ def runs_ahead(loader: DataLoader[Any]) -> bool:
     if type(sampler) is not RandomSampler or (batches is not None and type(batches) is not BatchSampler):
         return True
     return sampler.replacement or sampler.num_samples != len(sampler.data_source)  # type: ignore[arg-type]
+
+
+def generators_of(loader: DataLoader[Any]) -> list[torch.Generator]:
+    """The generators of the script's own from which a pass draws."""
+    batches = loader.batch_sampler
+    holders = (loader, loader.sampler, batches, getattr(batches, "sampler", None))
+    found = [getattr(holder, "generator", None) for holder in holders]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
 def draw_seed(loader: DataLoader[Any]) -> None:

@@ -24,7 +24,9 @@ from torch.utils.data import DataLoader, _utils
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from flatout.frameworks.pytorch.hand_back import Recorded
 from flatout.frameworks.pytorch.hand_over import context_for
+from flatout.frameworks.pytorch.shuffles import shuffle_of
 
 LOOK_S = 5.0
 """How long a batch is waited for before it is looked whether the workers are alive."""
@@ -55,13 +57,15 @@ class Process(type(multiprocessing.get_context("fork")).Process):  # type: ignor
         super().run()
 
 
-class OurWorkers(_MultiProcessingDataLoaderIter):
+class OurWorkers(Recorded, _MultiProcessingDataLoaderIter):
     """PyTorch's iterator, which raises as soon as a worker has died, and when one hangs."""
 
     has_copy = True
     """Its dataset is a copy, made when it began."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], ahead: int) -> None:
+        self._ahead = ahead
+        """By how many batches plain is ahead of the script."""
         self._broken = False
         self._pid = os.getpid()
         self._seen: dict[Any, tuple[Any, int]] = {}
@@ -75,7 +79,10 @@ class OurWorkers(_MultiProcessingDataLoaderIter):
             # held, and then nobody can end them.
             signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
             self._worker_pids_set = False
-        super()._reset(loader, first_iter)
+        self.begin_record()
+        self.shuffle = shuffle_of(loader, self._ahead)
+        with self.shuffle.aside() if self.shuffle is not None else contextlib.nullcontext():
+            super()._reset(loader, first_iter)
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
         try:
@@ -114,12 +121,12 @@ class OurWorkers(_MultiProcessingDataLoaderIter):
                 raise RuntimeError(f"a worker (pid {worker.pid}) has shown no sign of life for {num * LOOK_S:.0f} s")
 
     def _shutdown_workers(self) -> None:
+        if os is None or _utils is None or _utils.python_exit_status is not False:  # the interpreter ends
+            return None
         if os.getpid() != self._pid:  # collected in a process that was forked from here, whose workers they are not
             return None
-        if not hasattr(self, "_workers"):  # there was no room even for the first queue
+        if not hasattr(self, "_workers") or self._shutdown:  # there was no room even for the first queue
             return None
-        if _utils is None or _utils.python_exit_status is not False or self._shutdown:
-            return super()._shutdown_workers()
         begun = hasattr(self, "_workers_status")
         if self._broken or not begun or not all(worker.is_alive() for worker in self._workers):
             return self._end_at_once()

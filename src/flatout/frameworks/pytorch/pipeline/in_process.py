@@ -18,11 +18,12 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from flatout.frameworks.pytorch.hand_back import Recorded
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, SetAsideError
 from flatout.frameworks.pytorch.pipeline.stored import StoredItems
 
 
-class InProcess(_BaseDataLoaderIter):
+class InProcess(Recorded, _BaseDataLoaderIter):
     """One pass over a loader with workers, without them.
 
     `fused` computes the batches at once; without it they are put together item by item. From a copy of the dataset,
@@ -50,6 +51,7 @@ class InProcess(_BaseDataLoaderIter):
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
+        self.begin_record()
         self._ahead.clear()
         for _ in range(self._num_ahead):
             self._draw()
