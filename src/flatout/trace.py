@@ -113,6 +113,9 @@ class LoaderFacts:
     """Why its items cannot be computed once and kept; None where they can."""
 
 
+NOT_LOOKED_AT = "looked at in a trial only"
+"""Why nothing is known of a loader's batches in a run."""
+
 EndedBy: TypeAlias = Literal["optimizer", "loader", "call"]
 
 
@@ -317,6 +320,13 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """Something that is to be said to the user when the run is over."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """The script ended by itself.
 
@@ -341,7 +351,7 @@ class Ready:
     num_steps: int
 
 
-Record = Header | Facts | Window | Census | Scaling | Agreement | Toggle | Failure | Refused | End | Ready
+Record = Header | Facts | Window | Census | Scaling | Agreement | Toggle | Failure | Refused | Remark | End | Ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,6 +125,10 @@ class FakeFramework:
     def counterfactual(self, name, engaged):
         self._note("counterfactual", name, engaged)
 
+    def remarks(self):
+        self._note("remarks")
+        return ["kept"]
+
     def engaged(self):
         return dict(self.levers)
 

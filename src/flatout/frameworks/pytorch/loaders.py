@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -25,6 +25,7 @@ from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.shuffles import Shuffle, runs_ahead, shuffle_of
 from flatout.frameworks.pytorch.trees import tensors_of
 from flatout.frameworks.pytorch.worker_settings import IN_PROCESS, WORKER_ATTRIBUTES, wanted
+from flatout.trace import NOT_LOOKED_AT
 from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class Loaders:
         self.num_changed = 0
         """Passes opened with `settings`."""
         self.passes: weakref.WeakSet[Pass] = weakref.WeakSet()
+        self.keeping: tuple[Sequence[str], int | None] = (), None
+        """Folders of kept items on the disk, see `pipeline.stored.Keeping`, and memory for them."""
         self._pipeline: InputPipeline | None = None
         self._pid = os.getpid()
         self._patch: Patch | None = None
@@ -196,10 +199,14 @@ class Loaders:
     def pipeline(self) -> InputPipeline:
         """What computes batches otherwise than item by item; made when it is first asked for."""
         if self._pipeline is None:
-            from flatout.frameworks.pytorch.pipeline.engine import InputPipeline
+            from flatout.frameworks.pytorch.pipeline.engine import InputPipeline, Keeping
 
-            self._pipeline = InputPipeline()
+            self._pipeline = InputPipeline(Keeping(*self.keeping))
         return self._pipeline
+
+    def remarks(self) -> list[str]:
+        """What is to be said of kept items in the end; nothing is written to the disk after that."""
+        return [] if self._pipeline is None else self._pipeline.stored.keeping.remarks()
 
     def fuse(self, engaged: bool) -> None:
         """Compute batches at once from now on, where that is known how, or no longer."""
@@ -222,7 +229,7 @@ class Loaders:
     def why_not(self, part: Literal["fused", "stored"], loader: DataLoader[Any], *, for_workers: bool) -> str | None:
         """Why a part of the input pipeline cannot compute a loader's batches; None where it can."""
         if not self.reopen:  # reading a dataset takes a while
-            return "looked at in a trial only"
+            return NOT_LOOKED_AT
         why: str | None = getattr(self.pipeline, part).why_not(loader, for_workers=for_workers)
         return why
 

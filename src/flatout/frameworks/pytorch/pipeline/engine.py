@@ -11,15 +11,19 @@ from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, following
 from flatout.frameworks.pytorch.pipeline.in_process import InProcess
-from flatout.frameworks.pytorch.pipeline.stored import StoredItems
+from flatout.frameworks.pytorch.pipeline.stored import Keeping, StoredItems
 
 
 class InputPipeline:
-    """All of one process."""
+    """All of one process.
 
-    def __init__(self) -> None:
+    Args:
+        keeping: Where items may be kept.
+    """
+
+    def __init__(self, keeping: Keeping | None = None) -> None:
         self.fused = FusedFetch()
-        self.stored = StoredItems(self.fused)
+        self.stored = StoredItems(self.fused, keeping)
 
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Have an iterator that fetches in this process ask us."""
@@ -33,3 +37,6 @@ class InputPipeline:
     def in_process(self, loader: DataLoader[Any]) -> InProcess:
         """A pass over a loader without its workers."""
         return InProcess(loader, self.fused, self.stored)
+
+
+__all__ = ["InputPipeline", "Keeping"]

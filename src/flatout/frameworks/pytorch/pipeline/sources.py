@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flatout.frameworks.pytorch.pipeline.identity import Identity, identify
 from flatout.frameworks.pytorch.pipeline.images import TRANSFORMS
 from flatout.frameworks.pytorch.pipeline.program import Instruction, Program, Slot, slots_of, straight_line
 from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
@@ -49,6 +50,8 @@ class Sources:
     """What the items of one program are made of."""
 
     def __init__(self, program: Program) -> None:
+        self.compared: frozenset[int] = frozenset()
+        """Numbers of takes whose rows are compared though PyTorch counts the changes of what they are taken of."""
         self._program = program
         fixed = [one for one in program.instructions if Slot(one.target) not in program.varying]
         shared = ([take.container for take in program.takes], list(program.parameters))
@@ -69,11 +72,24 @@ class Sources:
         index = Rows("int", list(indices))
         containers, parameters = self._share(dataset, index)
         counted = tuple([type(one) is torch.Tensor for one in containers])
+        if self.compared:
+            counted = tuple([on and number not in self.compared for number, on in enumerate(counted)])
         if counted != self._counted:
             self._compare_all_but(counted)
-        mark = [_count(one) if on else type(one) for one, on in zip(containers, counted, strict=True)]
+        mark = [_count(one) if on else _kind(one) for one, on in zip(containers, counted, strict=True)]
         rows = tuple([_data(one) for one in self._take(dataset, index)])
         return Look((torch.get_default_dtype(), *mark, *map(state_of, parameters)), rows)
+
+    def identity(self, dataset: Any, num_items: int) -> Identity:
+        """What all items follow from, for the disk; from now on is compared what it leaves out.
+
+        Raises:
+            Unvectorised: It cannot be told.
+        """
+        containers, parameters = self._share(dataset, Rows("int", [0]))
+        found = identify(self._program, dataset, containers, [*map(state_of, parameters)], num_items)
+        self.compared, self._counted = found.compared, None
+        return found
 
     def _compare_all_but(self, counted: tuple[bool, ...]) -> None:
         taken = [take.rows for take, on in zip(self._program.takes, counted, strict=True) if not on]
@@ -96,11 +112,15 @@ def _count(tensor: torch.Tensor) -> tuple[Any, ...]:
     return id(tensor), tensor.data_ptr(), tensor._version, tensor.dtype, tensor.shape
 
 
+def _kind(container: Any) -> Any:
+    return container.dtype if type(container) is torch.Tensor else type(container)
+
+
 def _data(rows: Any) -> Any:
     if type(rows) is not Rows:
         raise Unvectorised("what is taken is the same for all")
     if isinstance(rows.data, torch.Tensor):
-        return rows.data.numpy()
+        return rows.data.contiguous().view(len(rows.data), -1).view(torch.uint8).numpy()
     if rows.kind == "float":
         return np.array(rows.data, np.float64)  # its bits are compared: 0.0 is not -0.0, and NaN is NaN
     if rows.kind == "int":

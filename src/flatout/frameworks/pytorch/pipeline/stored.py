@@ -6,6 +6,7 @@ iterator. Out: the same batches.
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections.abc import Iterable, Sequence
@@ -18,8 +19,9 @@ from flatout.frameworks.pytorch.pipeline.columns import Places, Unkept
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, Reading, computed
 from flatout.frameworks.pytorch.pipeline.rows import OneThread, Unvectorised
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow
+from flatout.frameworks.pytorch.pipeline.shelf import Shelf
 from flatout.frameworks.pytorch.pipeline.sources import Look, Sources
-from flatout.frameworks.pytorch.pipeline.store import Store
+from flatout.frameworks.pytorch.pipeline.store import Room, Store
 
 MOST_FAILURES = 8
 """Batches whose items could not be looked at, after which it is no longer tried."""
@@ -28,17 +30,37 @@ MOST_FAILURES = 8
 MOST_FILLING_S = 15.0
 """For so long a trial may compute the items of a dataset beforehand."""
 
+NO_MEMORY = "`--store-memory 0` keeps nothing"
+
 CHUNK = 512
 """Items computed together where nobody waits for a batch."""
+
+
+class Keeping:
+    """Where a process may keep items.
+
+    Args:
+        folders: On the disk, the first of which is written to; empty: in memory only.
+        most_bytes: Memory for all stores together; None: what is free allows.
+    """
+
+    def __init__(self, folders: Sequence[str] = (), most_bytes: int | None = None) -> None:
+        self.room = Room(most_bytes)
+        self.shelf = Shelf(folders)
+
+    def remarks(self) -> list[str]:
+        """What is to be said in the end; nothing is written to the disk after that."""
+        return self.shelf.lines()
 
 
 class StoredItems:
     """The kept items of all loaders of a process."""
 
-    def __init__(self, fused: FusedFetch) -> None:
+    def __init__(self, fused: FusedFetch, keeping: Keeping | None = None) -> None:
         self.engaged = False
         self.num_batches = 0
         """Given from what was kept, since it was engaged."""
+        self.keeping = keeping or Keeping()
         self._fused = fused
         self._keepers: weakref.WeakKeyDictionary[DataLoader[Any], Keeper] = weakref.WeakKeyDictionary()
 
@@ -62,7 +84,7 @@ class StoredItems:
         found = self._keepers.get(loader)
         reading = self._fused.reading(loader)
         if found is None or found.reading is not reading:
-            found = self._keepers[loader] = Keeper(reading)
+            found = self._keepers[loader] = Keeper(reading, self.keeping)
         return found
 
     def why_not(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
@@ -78,14 +100,16 @@ class StoredItems:
 class Keeper:
     """What is kept of one loader's dataset."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Reading, keeping: Keeping) -> None:
         self.reading = reading
+        self.keeping = keeping
         self.why_not: str | None = None
         self.store: Store | None = None
         self.sources: Sources | None = None
         self.shadow = Shadow()
         self.num_failures = 0
         self._begun = False
+        self._opened = False
 
     def begin(self) -> None:
         """Find out what items are made of, where that was not done."""
@@ -98,16 +122,36 @@ class Keeper:
             self.why_not = self.reading.why_not
         elif not program.works:
             self.why_not = "items are taken as they lie, and nothing is computed that could be kept"
+        elif self.keeping.room.most_bytes == 0:
+            self.why_not = NO_MEMORY
+            self.keeping.shelf.say(f"sample_store: {NO_MEMORY}")
         else:
             try:
                 sources = Sources(program)
                 sources.look(self.reading.dataset, [0])
-                self.store = Store(len(self.reading.dataset))
+                self.store = Store(len(self.reading.dataset), self.keeping.room)
                 self.sources = sources
             except Unvectorised as problem:
                 self.why_not = str(problem)
             except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and plain is always there
                 self.why_not = f"{type(problem).__name__} when it was looked at"
+
+    def open(self) -> None:
+        """Before the first item is looked for: go to the disk, where items are to be kept there."""
+        if self._opened:
+            return
+        self._opened = True
+        if self.store is None or self.sources is None or not self.keeping.shelf.folders:
+            return
+        dataset, num_items = self.reading.dataset, self.store.num_items
+        try:
+            identity = self.sources.identity(dataset, num_items)
+        except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and memory is always there
+            why = str(problem) if isinstance(problem, Unvectorised) else f"{type(problem).__name__} when it was hashed"
+            self.keeping.shelf.say(f"the items of `{type(dataset).__name__}` are kept in memory only", [why])
+            return
+        keep = functools.partial(self.keeping.shelf.kept, identity, dataset, num_items)
+        self.store = Store(num_items, self.keeping.room, keep)
 
     def look(self, indices: Sequence[int]) -> Look:
         """What these items are made of now."""
@@ -117,9 +161,12 @@ class Keeper:
     def fill_for_trial(self) -> None:
         """Keep all items now, so that a trial sees what later passes will be like."""
         self.begin()
+        self.open()
         try:
             if self.store is not None and not self._filled(MOST_FILLING_S):
                 self.set_aside("to compute all items once takes longer than a trial has")
+            elif self.store is not None:
+                self.store.count()
         except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
             self.set_aside(f"{type(problem).__name__} when its items were computed")
 
@@ -172,6 +219,7 @@ class StoredFetcher:
         keeper.begin()
         if keeper.store is None or keeper.reading.program is None:
             return inner.fetch(indices)
+        keeper.open()
         looked_at = self._looked_at(keeper.store, indices)
         if looked_at is None:
             return inner.fetch(indices)
