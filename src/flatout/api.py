@@ -26,7 +26,7 @@ from flatout.run.foreground import Outcome
 from flatout.run.machine import read_machine
 from flatout.run.script import Script, check, check_source
 from flatout.running import Engagement, Here, Wish
-from flatout.store_folder import remove_stores, stores, stores_folder
+from flatout.store_folder import LEVER, remove_stores, stores, stores_folder
 from flatout.trace import NOT_LOOKED_AT
 
 if TYPE_CHECKING:
@@ -46,10 +46,6 @@ _MEASURING = {
     "Show": "flatout.trials.conduct",
     "Terms": "flatout.trials.bench",
 }
-
-
-KEEPS = "sample_store"
-"""The lever that keeps items."""
 
 
 def __getattr__(name: str) -> Any:
@@ -223,9 +219,9 @@ def _inapplicable(levers: Levers, facts: Facts | None, here: Here) -> dict[str, 
 def _store_folders(request: RunRequest, chosen: Engagement, say: Callable[[str], None]) -> tuple[str, ...]:
     """Where items are kept on the disk, if they are to be."""
     asked = "--keep-store" if request.keep_store else "--store-memory" if request.store_memory_bytes is not None else ""
-    if asked and KEEPS not in chosen.levers:
-        say(f"`{asked}` has nothing to do here: the lever {KEEPS} is not engaged")
-    folder = stores_folder() if request.keep_store and KEEPS in chosen.levers else None
+    if asked and LEVER not in chosen.levers:
+        say(f"`{asked}` has nothing to do here: the lever {LEVER} is not engaged")
+    folder = stores_folder() if request.keep_store and LEVER in chosen.levers else None
     return () if folder is None else (str(folder),)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
+import shutil
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -18,7 +19,10 @@ from pathlib import Path
 
 from flatout.caches import cache_folder
 from flatout.errors import MachineError, UsageError
-from flatout.store_state import FILE, LOCK, OURS, BusyError, Lock, State, TornError, is_held, read
+from flatout.store_state import FILE, LOCK, OURS, BusyError, Lock, State, TornError, free_bytes, is_held, read
+
+LEVER = "sample_store"
+"""The lever whose items they are."""
 
 DAY_S = 24 * 3600.0
 
@@ -169,6 +173,54 @@ def remove_stores(names: Collection[str] | None, *, older_than_days: float | Non
         if place is not None and (before_unix_s is None or there[name].used_unix_s < before_unix_s):
             found = _without(found, place / name)
     return found
+
+
+def adopted(source: Path, target: Path) -> list[str]:
+    """Move the stores in one folder to another, where they take the place of those of their names; a line for each."""
+    there = {tuple(sorted(state.marks.items())): state for path in paths(target) if (state := _state(path)) is not None}
+    lines = []
+    for path in paths(source):
+        state = _state(path)
+        if state is None or not state.num_rows:
+            continue
+        former = there.get(tuple(sorted(state.marks.items())))
+        if former is None or former.num_rows < state.num_rows:
+            said = f"{state.num_rows:,} of {state.num_items:,} items"
+            why_not = _moved(path, target / path.name)
+            lines.append(
+                f"store `{path.name}` is not kept: {why_not}"
+                if why_not
+                else f"store `{path.name}` is kept for later runs: {said}"
+            )
+    return lines
+
+
+def _state(path: Path) -> State | None:
+    with contextlib.suppress(OSError, TornError):
+        return read(path)
+    return None
+
+
+def _moved(path: Path, place: Path) -> str | None:
+    """Move a store; why it could not be, where it could not."""
+    new = place.with_name(f"{place.name}.new")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if path.stat().st_dev != place.parent.stat().st_dev:
+            if sum(map(_size_bytes, _ours(path))) > free_bytes(place.parent):
+                return "the disk has no room"
+            shutil.copytree(path, new, dirs_exist_ok=True)
+            path = new
+        if place.exists() and _without(Removed(), place).in_use:
+            return "a run uses the store in its place"
+        path.rename(place)
+    except OSError as problem:
+        return str(problem.strerror or problem)
+    except MachineError as problem:
+        return problem.cause
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return None
 
 
 def _unknown(name: str, there: list[str]) -> UsageError:

@@ -39,6 +39,11 @@ PATIENCE_S = 0.01
 """How often a lock is tried, and how long between: who lists stores holds each for a moment."""
 
 
+LEAST_FREE_BYTES = 2**30
+LEAST_FREE_SHARE = 0.05
+"""What is left free on the disk: the larger of the two."""
+
+
 class TornError(Exception):
     """The state of a store is not whole, or of a version that this one does not know; the message says which."""
 
@@ -156,14 +161,19 @@ def _checksum(state: Any) -> str:
 class Lock:
     """A lock on a file of a store, held until it is released or the process ends.
 
+    Args:
+        path: The file.
+        alone: Whether nobody else may hold it.
+        touch: Whether the file may be made, or opened for writing, for which a disk in the network asks.
+
     Raises:
         BusyError: Somebody else holds it.
         OSError: The file cannot be opened.
     """
 
-    def __init__(self, path: Path, *, alone: bool) -> None:
+    def __init__(self, path: Path, *, alone: bool, touch: bool = True) -> None:
         for _ in range(TRIES):
-            self._descriptor = _opened(path)
+            self._descriptor = _opened(path, touch=touch)
             seen = os.fstat(self._descriptor)
             self._file = seen.st_dev, seen.st_ino
             try:
@@ -197,11 +207,11 @@ class Lock:
         self._descriptor = -1
 
 
-def _opened(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a lock needs no more
+def _opened(path: Path, *, touch: bool = True) -> int:
+    if touch:
+        with contextlib.suppress(OSError):
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def is_held(path: Path) -> bool:
@@ -219,3 +229,12 @@ def is_held(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def free_bytes(folder: Path) -> int:
+    """What may still be taken of the disk of a folder, which need not be there yet; negative where it is too full."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    seen = os.statvfs(folder)
+    left = max(LEAST_FREE_BYTES, int(seen.f_blocks * seen.f_frsize * LEAST_FREE_SHARE))
+    return seen.f_bavail * seen.f_frsize - left

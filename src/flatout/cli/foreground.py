@@ -42,7 +42,7 @@ def _rechecked(request: api.RunRequest, say: Callable[[str], None], *, quiet: bo
 
     end_children_when_told_to_end()
     progress = Progress()
-    show = api.Show(stage=progress.show.stage, tick=progress.show.tick)
+    show = api.Show(stage=progress.show.stage, tick=progress.show.tick, remark=progress.show.remark)
 
     def say_in_its_place(line: str) -> None:
         progress.clear()

@@ -116,10 +116,10 @@ class Columns:
 
 
 def rows_of(batch: Any, which: Places) -> list[np.ndarray]:
-    """Some rows of each part of a batch, as bytes."""
+    """Some rows of each part of a batch, as bytes; copies, for a tensor that was seen as an array cannot be resized."""
     places = torch.from_numpy(which)
-    rows = [leaf if len(which) == len(leaf) else leaf.index_select(0, places) for leaf in leaves_of(batch)]
-    return [one.contiguous().view(-1).view(torch.uint8).numpy().reshape(len(which), -1) for one in rows]
+    rows = [leaf.index_select(0, places) for leaf in leaves_of(batch)]
+    return [one.view(-1).view(torch.uint8).numpy().reshape(len(which), -1) for one in rows]
 
 
 def parts_of(batch: Any) -> list[Part]:

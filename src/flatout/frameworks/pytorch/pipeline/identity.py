@@ -298,8 +298,10 @@ def hashed(values: Any) -> str:
     rows = max(1, PIECE_BYTES // max(1, values[:1].nbytes)) if values.ndim else 1
     for first in range(0, len(values) if values.ndim else 1, rows):
         piece = values[first : first + rows] if values.ndim else values
-        if isinstance(piece, torch.Tensor):
-            found.update(piece.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+        if isinstance(piece, torch.Tensor):  # a copy, for a tensor that was seen as an array cannot be resized
+            found.update(
+                piece.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8).numpy().data
+            )
         else:
             found.update(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
     return found.hexdigest()

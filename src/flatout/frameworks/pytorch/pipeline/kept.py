@@ -7,7 +7,6 @@ what comes stays in memory, and a line says why. In: an `Identity`, batches. Out
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,16 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flatout.frameworks.pytorch.pipeline.columns import Places, Unkept, described, parts_of
+from flatout.frameworks.pytorch.pipeline.file_map import Bytes
 from flatout.frameworks.pytorch.pipeline.identity import Identity
-from flatout.frameworks.pytorch.pipeline.row_files import ITEMS, Bytes, RowFiles, grown
-from flatout.store_state import Part, State
+from flatout.frameworks.pytorch.pipeline.row_files import ITEMS, RowFiles, grown
+from flatout.store_state import Part, State, free_bytes
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.pipeline.shelf import About, Shelf
-
-LEAST_FREE_BYTES = 2**30
-LEAST_FREE_SHARE = 0.05
-"""What is left free on the disk: the larger of the two."""
 
 
 class Kept:
@@ -36,13 +32,19 @@ class Kept:
         identity: What the items follow from.
         about: What the dataset is called.
         rows_for: For so many bytes an item, how many items memory has room for.
+        number: Its place among those of this process.
     """
 
-    def __init__(self, shelf: Shelf, identity: Identity, about: About, rows_for: Callable[[int], int]) -> None:
+    def __init__(
+        self, shelf: Shelf, identity: Identity, about: About, rows_for: Callable[[int], int], number: int
+    ) -> None:
         self.identity = identity
         self.about = about
+        self.number = number
         self.torn = ""
         """Why a store that was found is to be made anew."""
+        self.in_memory = False
+        """Whether rows that come are written into the rooms."""
         self.full = False
         """Whether the disk has no room for more."""
         self._shelf = shelf
@@ -149,6 +151,18 @@ class Kept:
         if self._files is not None:
             self._files.stop_writing()
 
+    def go_on_in_memory(self) -> bool:
+        """From here on rows are written into the rooms; False where that is not possible."""
+        if self._files is None:
+            return False
+        self._files.stop_writing()
+        try:
+            self._files.go_on_in_memory()
+        except OSError:
+            return False
+        self.in_memory = True
+        return True
+
     def hand_over(self) -> None:
         """Let another loader of this process go on writing."""
         with contextlib.suppress(OSError):
@@ -192,12 +206,3 @@ class Kept:
         line = f"store `{name}`: {state.num_rows:,} of {state.num_items:,} items on the disk, {size:,.0f} MiB"
         self._shelf.say(line, self._notes, about=name)
         self._files.close()
-
-
-def free_bytes(folder: Path) -> int:
-    """What may still be taken of the disk of a folder, which need not be there yet; negative where it is too full."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    seen = os.statvfs(folder)
-    left = max(LEAST_FREE_BYTES, int(seen.f_blocks * seen.f_frsize * LEAST_FREE_SHARE))
-    return seen.f_bavail * seen.f_frsize - left

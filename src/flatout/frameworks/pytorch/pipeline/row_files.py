@@ -1,31 +1,27 @@
 """Rows of a kept store in files: read through memory, written behind those that are there, never over them.
 
 A part of the rows (the items' numbers, what they are made of, a column of the batch) lies in a file of its own, which
-is mapped copy-on-write: on Linux such a page is the file's until it is written to here, so rows that are appended to
-the file show in the map, and rows that are written into the map stay in this process. Rows count from the moment at
-which the state says so; each chunk of them has a checksum, looked at when a row of it is first given. A file is opened
-for each write, for a script may close every descriptor that it finds and get the same number for a file of its own.
-In: a folder and a `State`. Out: arrays of bytes, and what was appended.
+is mapped (`file_map`). Rows count from the moment at which the state says so; each chunk of them has a checksum, looked
+at when a row of it is first given. A file is opened for each write, for a script may close every descriptor that it
+finds and get the same number for a file of its own. In: a folder and a `State`. Out: arrays of bytes, and what was
+appended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import mmap
 import os
 import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from flatout.frameworks.pytorch.pipeline.columns import Places
+from flatout.frameworks.pytorch.pipeline.file_map import Bytes, FileMap
 from flatout.store_state import OURS, Lock, Part, State, TornError, write
-
-Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
 ITEMS = Part(name="items", dtype="int64", shape=(), row_bytes=8)
 """The part that says which item a row is of."""
@@ -71,7 +67,9 @@ class RowFiles:
         self._pid = os.getpid()
         self._sums = [_numbers(state.sums.get(part.name, "")) for part in state.parts]
         self._opened_rows, self._opened_sums = state.num_rows, [list(sums) for sums in self._sums]
-        self.rows = self._mapped()
+        self._maps = self._mapped()
+        shapes = [(state.capacity, part.row_bytes) for part in state.parts]
+        self.rows = [one.bytes.reshape(shape) for one, shape in zip(self._maps, shapes, strict=True)]
         """For each part an array `[capacity, row_bytes]`."""
         num_chunks = -(-state.num_rows // state.chunk_rows)
         if any(len(sums) != num_chunks for sums in self._sums):
@@ -86,22 +84,12 @@ class RowFiles:
         """Whether rows may be appended here: not in a forked process, and not without the lock."""
         return self._writer is not None and os.getpid() == self._pid and self._writer.holds()
 
-    def _mapped(self) -> list[Bytes]:
-        return [self._map(part) for part in self.state.parts]
-
-    def _map(self, part: Part) -> Bytes:
-        num_bytes = self.state.capacity * part.row_bytes
+    def _mapped(self) -> list[FileMap]:
+        state = self.state
         try:
-            descriptor = os.open(self.state.file(self.folder, part), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+            return [FileMap(state.file(self.folder, part), state.capacity * part.row_bytes) for part in state.parts]
+        except (EOFError, FileNotFoundError):
             raise TornError("rows are missing") from None
-        try:
-            if os.fstat(descriptor).st_size < num_bytes:  # to read beyond the end would be a bus error
-                raise TornError("rows are missing")
-            room = mmap.mmap(descriptor, num_bytes, access=mmap.ACCESS_COPY)
-        finally:
-            os.close(descriptor)
-        return np.frombuffer(room, np.uint8).reshape(self.state.capacity, part.row_bytes)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -185,6 +173,15 @@ class RowFiles:
     def wait_for(self, took_s: float) -> None:
         """The next time to count, where it took so long this time."""
         self._next_commit_s = time.monotonic() + max(COMMIT_EVERY_S, took_s / COMMIT_SHARE)
+
+    def go_on_in_memory(self) -> None:
+        """Rows behind those that were appended are this process's own: they may be written to.
+
+        Raises:
+            OSError: There is no memory.
+        """
+        for one, part in zip(self._maps, self.state.parts, strict=True):
+            one.own_from(self.num_rows * part.row_bytes)
 
     def stop_writing(self) -> None:
         """Leave the files as they are; what was not counted yet does not count."""

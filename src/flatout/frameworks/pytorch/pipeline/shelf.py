@@ -47,9 +47,12 @@ class Shelf:
 
     def __init__(self, folders: Sequence[str] = ()) -> None:
         self.folders = tuple(Path(one) for one in folders)
+        self._num_kept = 0
         self._said: dict[str, tuple[str, dict[str, None]]] = {}
         """By store, or by line where it is none's: the line, and what is to be said beside it."""
+        self._all: weakref.WeakSet[Kept] = weakref.WeakSet()
         self._open: weakref.WeakValueDictionary[Path, Kept] = weakref.WeakValueDictionary()
+        """Who has opened a store last."""
 
     def say(self, line: str, notes: Sequence[str] = (), about: str = "") -> None:
         """Have a line said in the end, in place of the former one about the same store."""
@@ -58,14 +61,17 @@ class Shelf:
 
     def lines(self) -> list[str]:
         """All that is to be said; every store is brought to an end for it."""
-        for kept in list(self._open.values()):
+        for kept in sorted(self._all, key=lambda one: one.number):
             kept.finish()
         found = [f"{line} ({'; '.join(notes)})" if notes else line for line, notes in self._said.values()]
         return found[:MOST_LINES]
 
     def kept(self, identity: Identity, dataset: Any, num_items: int, rows_for: Callable[[int], int]) -> Kept:
         """The store of a dataset's items on the disk; nothing is opened yet."""
-        return Kept(self, identity, about(dataset, num_items), rows_for)
+        self._num_kept += 1
+        kept = Kept(self, identity, about(dataset, num_items), rows_for, self._num_kept)
+        self._all.add(kept)
+        return kept
 
     # -- finding -------------------------------------------------------------------------------------------------
 
@@ -73,19 +79,19 @@ class Shelf:
         """A store with these items, to be written where nobody else writes it; None where there is none."""
         for number, folder in enumerate(self.folders):
             for path in _by_likelihood(folder, kept.about.name):
-                found = self._opened_at(path, kept, writes=number == 0 and may_write())
+                found = self._opened_at(path, kept, ours=number == 0)
                 if found is not None:
                     return found
         return None
 
-    def _opened_at(self, path: Path, kept: Kept, *, writes: bool) -> RowFiles | None:
+    def _opened_at(self, path: Path, kept: Kept, *, ours: bool) -> RowFiles | None:
         try:
             if read(path).marks != kept.identity.marks:
                 return None
             self._take_over(path)
-            use = Lock(path / LOCK, alone=False)
+            use = Lock(path / LOCK, alone=False, touch=ours)
             try:
-                return self._files(path, kept, use, writes=writes)
+                return self._files(path, kept, use, writes=ours and may_write())
             except BaseException:
                 use.release()
                 raise
@@ -123,8 +129,9 @@ class Shelf:
         except BaseException:
             _release(writer)
             raise
-        with contextlib.suppress(OSError):
-            os.utime(path / LOCK)
+        if writes:
+            with contextlib.suppress(OSError):
+                os.utime(path / LOCK)
         self._open[path] = kept
         return found
 

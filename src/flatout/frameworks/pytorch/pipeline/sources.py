@@ -150,7 +150,8 @@ def state_of(value: Any) -> Any:
     if kind is dict and len(value) <= MOST_PARTS:
         return kind, tuple([(key, state_of(one)) for key, one in value.items()])
     if kind is torch.Tensor and value.device.type == "cpu" and value.nbytes <= MOST_BYTES:
-        return kind, value.dtype, value.shape, value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        copied = value.detach().clone(memory_format=torch.contiguous_format)  # one seen as an array cannot be resized
+        return kind, value.dtype, value.shape, copied.view(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(value, np.ndarray | np.generic) and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
         return kind, value.dtype, value.shape, value.tobytes()
     known = TRANSFORMS.get(kind.__name__)

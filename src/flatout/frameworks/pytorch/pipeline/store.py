@@ -136,15 +136,8 @@ class Store:
             self._replace_changed(places, look, batch)
         which = np.flatnonzero(places < 0) if len(set(indices)) == len(indices) else self._first_of(numbers)
         which = which[: self.capacity - self.num_kept]
-        if len(which) and self._kept is not None and not self._append(numbers, which, batch, look):
-            which = which[: self.capacity - self.num_kept]
         if len(which):
-            places = np.arange(self.num_kept, self.num_kept + len(which))
-            if self._kept is None or not self._kept.writes:
-                self._write(places, which, batch, look)
-            self._place[numbers[which]] = places
-            self.num_kept += len(which)
-            self._mind_memory()
+            self._add(numbers, which, batch, look)
 
     def count(self) -> None:
         """Have what is on the disk by now count, for this process may be killed any time."""
@@ -165,7 +158,7 @@ class Store:
         which = np.flatnonzero(stale & (places >= 0))
         if len(which) and self._kept is not None and self._kept.writes:
             self._kept.leave("items have changed")
-            self._stay_in_memory()
+            self._go_on_in_memory()
         if len(which) and self._may_change:
             self._write(places[which], which, batch, look)
 
@@ -175,14 +168,26 @@ class Store:
         for kept, rows in zip(self._made_of, look.rows, strict=True):
             kept.put(places, rows, which)
 
-    def _append(self, numbers: Places, which: Places, batch: Any, look: Look) -> bool:
-        """Write new rows to the disk; False where they belong into memory from here on."""
+    def _add(self, numbers: Places, which: Places, batch: Any, look: Look) -> None:
+        """Keep new items, on the disk as long as that is possible."""
+        on_disk = self._append(numbers[which], which, batch, look)
+        which = which[: (self.capacity or 0) - self.num_kept]  # which may have become less by now
+        places = np.arange(self.num_kept, self.num_kept + len(which))
+        if len(which) and not on_disk:
+            self._write(places, which, batch, look)
+        self._place[numbers[which]] = places
+        self.num_kept += len(which)
+        self._mind_memory()
+
+    def _append(self, items: Places, which: Places, batch: Any, look: Look) -> bool:
+        """Write new rows to the disk; False where they belong into memory."""
         kept = self._kept
-        if kept is None or not kept.writes:
+        if kept is None or not kept.there:
+            return False
+        if kept.writes and kept.append(items, [*self._raw(look, which), *rows_of(batch, which)]):
             return True
-        if kept.append(numbers[which], [*self._raw(look, which), *rows_of(batch, which)]):
-            return True
-        self._stay_in_memory()
+        if not kept.in_memory:
+            self._go_on_in_memory()
         return False
 
     def _raw(self, look: Look, which: Places) -> list[np.ndarray]:
@@ -224,11 +229,13 @@ class Store:
         self.num_kept, self.capacity = len(items), state.capacity
         self.why_stopped = None if self.capacity == self.num_items else "no room for more"
         if not self._kept.writes:
-            self._stay_in_memory()
+            self._go_on_in_memory()
 
-    def _stay_in_memory(self) -> None:
+    def _go_on_in_memory(self) -> None:
         """The disk takes no more: memory has what comes, as far as there is room."""
         left = self.rows_for(self._item_bytes)
+        if self._kept is None or not self._kept.go_on_in_memory():
+            left = 0
         self._may_change = left >= self.num_kept
         self.capacity = min(self.capacity or 0, self.num_kept + left)
 
