@@ -1,6 +1,7 @@
 """Are items kept on the disk the script's own in later runs, whatever became of the disk, the run or the data?"""
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import json
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import zlib
 from pathlib import Path
 
 import pytest
@@ -517,6 +519,41 @@ def test_items_of_a_tensor_that_was_written_to_unseen_do_not_count(made, folder,
         loaders.remove()
     assert stored(folder).num_rows == 0
     check(make_dataset, folder)
+
+
+def test_kept_items_that_are_not_the_scripts_are_found_and_no_later_run_is_given_them(made, folder):
+    check(lambda: made(WORKS), folder)
+    path = only(folder)
+    state = stored(folder)
+    column = next(part for part in state.parts if part.name == "column-0")
+    raw = bytes(state.file(path, column).stat().st_size)
+    state.file(path, column).write_bytes(raw)
+    chunk = state.chunk_rows * column.row_bytes
+    sums = "".join(f"{zlib.crc32(raw[first : first + chunk]):08x}" for first in range(0, len(raw), chunk))
+    store_state.write(path, dataclasses.replace(state, sums={**state.sums, "column-0": sums}))
+    said, keeper = check(lambda: made(WORKS), folder)
+    why = f"store `{path.name}` is gone: its items differ from the script's"
+    assert said == [f"the items of `Made` are kept in memory only ({why})"]
+    assert "kept batches differ" in keeper.why_not
+    assert "50 of 50 items on the disk" in check(lambda: made(WORKS), folder)[0][0]
+
+
+def test_items_of_a_program_that_was_wrong_are_gone(made, folder):
+    loaders = Loaders()
+    loaders.keeping = [str(folder)], None
+    loaders.install()
+    loaders.keep(True)
+    try:
+        loader = DataLoader(made(WORKS), batch_size=5)
+        list(loader)
+        assert stored(folder).num_rows == 50
+        loaders.pipeline.stored.keeper(loader).reading.differs("other values")
+        list(loader)
+        assert "is gone: its items differ" in loaders.remarks()[0]
+    finally:
+        loaders.remove()
+    with pytest.raises(FileNotFoundError):
+        stored(folder)
 
 
 # -- the disk -------------------------------------------------------------------------------------------------------

@@ -75,6 +75,8 @@ class Reading:
         self.why_not: str | None = None
         self.program: Program | None = None
         self.shadow = Shadow()
+        self.wrong = False
+        """Whether the program was seen to give other items than the script."""
         self._num_failures = 0
         self._num_computed = 0
         self._begun = False
@@ -110,6 +112,11 @@ class Reading:
     def set_aside(self, why: str) -> None:
         """Never again."""
         self.program, self.why_not = None, why
+
+    def differs(self, why: str) -> None:
+        """What the program gives is not what the script does."""
+        self.wrong = True
+        self.set_aside(f"its batches differ: {why}")
 
 
 def _unsuited_or_odd(loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
@@ -177,11 +184,11 @@ class FusedFetcher:
         if reading.shadow.first:
             own = plain(indices)
             if why := reading.shadow.of_batch(batch, own):
-                reading.set_aside(f"its batches differ: {why}")
+                reading.differs(why)
             self.known = not why
             return own
         if why := reading.shadow.of_items(batch, indices, lambda index: plain([index])):
-            reading.set_aside(f"its batches differ: {why}")
+            reading.differs(why)
             return plain(indices)
         self._owner.num_batches += 1
         self.known = True

@@ -31,16 +31,22 @@ class Kept:
         shelf: Where stores are found and made.
         identity: What the items follow from.
         about: What the dataset is called.
+        right: Whether what was computed is still taken for what the script gives.
         rows_for: For so many bytes an item, how many items memory has room for.
-        number: Its place among those of this process.
     """
 
     def __init__(
-        self, shelf: Shelf, identity: Identity, about: About, rows_for: Callable[[int], int], number: int
+        self,
+        shelf: Shelf,
+        identity: Identity,
+        about: About,
+        right: Callable[[], bool],
+        rows_for: Callable[[int], int],
     ) -> None:
         self.identity = identity
         self.about = about
-        self.number = number
+        self.number = 0
+        """Its place among those of this process."""
         self.torn = ""
         """Why a store that was found is to be made anew."""
         self.in_memory = False
@@ -48,6 +54,7 @@ class Kept:
         self.full = False
         """Whether the disk has no room for more."""
         self._shelf = shelf
+        self._right = right
         self._rows_for = rows_for
         self._files: RowFiles | None = None
         self._notes: list[str] = []
@@ -65,10 +72,11 @@ class Kept:
         try:
             parts = (ITEMS, *made_of, *parts_of(batch))
             form = described(batch)
-        except Unkept as problem:
+            on_disk = self._disk_rows(sum(part.row_bytes for part in parts))
+        except (Unkept, OSError) as problem:
             self.note(str(problem))
             return 0
-        capacity = min(capacity, self._disk_rows(sum(part.row_bytes for part in parts)))
+        capacity = min(capacity, on_disk)
         if capacity <= 0:
             self.note("the disk has no room")
             return 0
@@ -134,6 +142,8 @@ class Kept:
         Raises:
             OSError: The disk refuses it.
         """
+        if not self._right():
+            self.disown()
         if self._files is None or not self._files.writes or self._files.num_rows == self._files.state.num_rows:
             return
         begun_s = time.monotonic()
@@ -177,6 +187,17 @@ class Kept:
         if self._files is not None:
             self._files.close()
         self._files = None
+
+    def disown(self) -> None:
+        """The items are not what the script gives: nobody may use them."""
+        files, self._files = self._files, None
+        if files is not None:
+            self.note(
+                f"store `{files.folder.name}` is gone: its items differ from the script's"
+                if files.remove()
+                else f"`flatout store rm {files.folder.name}`: its items differ from the script's"
+            )
+            files.close()
 
     # -- the line ------------------------------------------------------------------------------------------------
 

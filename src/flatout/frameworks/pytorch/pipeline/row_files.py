@@ -21,7 +21,7 @@ import numpy as np
 
 from flatout.frameworks.pytorch.pipeline.columns import Places
 from flatout.frameworks.pytorch.pipeline.file_map import Bytes, FileMap
-from flatout.store_state import OURS, Lock, Part, State, TornError, write
+from flatout.store_state import FILE, OURS, WRITER, BusyError, Lock, Part, State, TornError, write
 
 ITEMS = Part(name="items", dtype="int64", shape=(), row_bytes=8)
 """The part that says which item a row is of."""
@@ -182,6 +182,20 @@ class RowFiles:
         """
         for one, part in zip(self._maps, self.state.parts, strict=True):
             one.own_from(self.num_rows * part.row_bytes)
+
+    def remove(self) -> bool:
+        """Have nobody open these rows again; whether that could be done: not while another process writes them."""
+        writer = self._writer
+        try:
+            if writer is None or not self.writes:
+                writer = Lock(self.folder / WRITER, alone=True)
+            (self.folder / FILE).unlink()
+        except (BusyError, OSError):
+            return False
+        finally:
+            if writer is not None and writer is not self._writer:
+                writer.release()
+        return True
 
     def stop_writing(self) -> None:
         """Leave the files as they are; what was not counted yet does not count."""

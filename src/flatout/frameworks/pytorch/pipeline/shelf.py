@@ -66,10 +66,26 @@ class Shelf:
         found = [f"{line} ({'; '.join(notes)})" if notes else line for line, notes in self._said.values()]
         return found[:MOST_LINES]
 
-    def kept(self, identity: Identity, dataset: Any, num_items: int, rows_for: Callable[[int], int]) -> Kept:
-        """The store of a dataset's items on the disk; nothing is opened yet."""
+    def kept(
+        self,
+        identity: Identity,
+        dataset: Any,
+        num_items: int,
+        right: Callable[[], bool],
+        rows_for: Callable[[int], int],
+    ) -> Kept:
+        """The store of a dataset's items on the disk; nothing is opened yet.
+
+        Args:
+            identity: What the items follow from.
+            dataset: The dataset.
+            num_items: How many there are.
+            right: Whether what was computed is still taken for what the script gives.
+            rows_for: For so many bytes an item, how many items memory has room for.
+        """
         self._num_kept += 1
-        kept = Kept(self, identity, about(dataset, num_items), rows_for, self._num_kept)
+        kept = Kept(self, identity, about(dataset, num_items), right, rows_for)
+        kept.number = self._num_kept
         self._all.add(kept)
         return kept
 

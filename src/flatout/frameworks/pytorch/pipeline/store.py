@@ -21,7 +21,7 @@ from flatout.control_groups import free_memory_bytes
 from flatout.frameworks.pytorch.pipeline.columns import Columns, Places, like, num_bytes, rows_of
 from flatout.frameworks.pytorch.pipeline.kept import Kept
 from flatout.frameworks.pytorch.pipeline.sources import Look
-from flatout.store_state import Part
+from flatout.store_state import Part, State
 
 LEAST_FREE_BYTES = 2**30
 """Memory that is left to everybody else."""
@@ -145,6 +145,12 @@ class Store:
             with contextlib.suppress(OSError):  # said when it comes to an end
                 self._kept.count()
 
+    def disown(self) -> None:
+        """What is kept is not what the script gives."""
+        self._empty()
+        if self._kept is not None:
+            self._kept.disown()
+
     def _first_of(self, numbers: Places) -> Places:
         """Which rows are those of items that are not there yet, each item once."""
         _, which = np.unique(numbers, return_index=True)
@@ -213,22 +219,32 @@ class Store:
 
     def _resume(self, look: Look) -> None:
         """Go on with what lies on the disk."""
-        state = self._kept.resume() if self._kept is not None else None
-        if state is None or self._kept is None:
+        kept = self._kept
+        if kept is None:
             return
+        try:
+            state = kept.resume()
+            if state is not None:
+                self._lie_on(kept, state, look)
+        except Exception as problem:  # noqa: BLE001  whatever lies there, memory is always there
+            kept.lose(f"{type(problem).__name__} when it was opened")
+            self._empty()
+
+    def _lie_on(self, kept: Kept, state: State, look: Look) -> None:
+        """Have the rows of a store on the disk for those that are kept."""
         columns = [part for part in state.parts if part.name.startswith("column-")]
-        rooms = self._kept.rooms
+        rooms = kept.rooms
         num_made_of = len(rooms) - len(columns)
-        self._item_bytes = sum(part.row_bytes for part in state.parts)
         self._columns = Columns(like(state.form, columns), state.capacity, rooms[num_made_of:])
         self._made_of = [
             _Rows(rows, state.capacity, room) for rows, room in zip(look.rows, rooms[:num_made_of], strict=True)
         ]
-        items = self._kept.items()
+        self._item_bytes = sum(part.row_bytes for part in state.parts)
+        items = kept.items()
         self._place[items] = np.arange(len(items))
         self.num_kept, self.capacity = len(items), state.capacity
         self.why_stopped = None if self.capacity == self.num_items else "no room for more"
-        if not self._kept.writes:
+        if not kept.writes:
             self._go_on_in_memory()
 
     def _go_on_in_memory(self) -> None:

@@ -150,7 +150,8 @@ class Keeper:
             why = str(problem) if isinstance(problem, Unvectorised) else f"{type(problem).__name__} when it was hashed"
             self.keeping.shelf.say(f"the items of `{type(dataset).__name__}` are kept in memory only", [why])
             return
-        keep = functools.partial(self.keeping.shelf.kept, identity, dataset, num_items)
+        reading = self.reading
+        keep = functools.partial(self.keeping.shelf.kept, identity, dataset, num_items, lambda: not reading.wrong)
         self.store = Store(num_items, self.keeping.room, keep)
 
     def look(self, indices: Sequence[int]) -> Look:
@@ -190,6 +191,12 @@ class Keeper:
     def set_aside(self, why: str) -> None:
         """Never again."""
         self.store, self.why_not = None, why
+
+    def differs(self, why: str) -> None:
+        """What was kept is not what the script gives: neither this run nor a later one may use it."""
+        if self.store is not None:
+            self.store.disown()
+        self.set_aside(f"kept batches differ: {why}")
 
     def failed(self, problem: Exception) -> None:
         """A batch could not be looked at."""
@@ -271,10 +278,10 @@ class StoredFetcher:
         if shadow.first:
             own = plain(indices)
             if why := shadow.of_batch(batch, own):
-                keeper.set_aside(f"kept batches differ: {why}")
+                keeper.differs(why)
             return own
         if why := shadow.of_items(batch, indices, lambda index: plain([index])):
-            keeper.set_aside(f"kept batches differ: {why}")
+            keeper.differs(why)
             return plain(indices)
         self._owner.num_batches += 1
         return batch
