@@ -154,8 +154,7 @@ class Bench:
                 hint="give it more epochs for `tune`; the plan then serves the shorter run as well",
             )
         self._name = str(self._num_children)
-        command: list[str] = self.script.command
-        self._scratch = None
+        command, self._scratch = self.script.command, None
         if self.terms.isolate:
             self._scratch = self.run_folder / f"scratch-{self._name}"
             command = isolation.isolate(
@@ -174,8 +173,7 @@ class Bench:
             capture_bytes=self.terms.capture_bytes,
             writable=isolation.writable(self._scratch) if self._scratch is not None else (),
             cache_folder=str(self.run_folder.resolve() / "compiled"),
-            store_folders=self._store_folders(),
-            store_memory_bytes=self.terms.store_memory_bytes,
+            **self._keeping(),
             cores_quota=self.cores_quota,
             flatout_started_unix_s=time.time(),
         )
@@ -188,10 +186,11 @@ class Bench:
         )
         self._child = Child(launch).__enter__()
 
-    def _store_folders(self) -> tuple[str, ...]:
-        """In the run folder, which stays writable; what later runs keep is read as well."""
+    def _keeping(self) -> dict[str, Any]:
+        """Items are kept in the run folder, which stays writable; what runs have kept is read as well."""
         kept = stores_folder() if self.terms.keep_store else None
-        return () if kept is None else (str(self.run_folder.resolve() / STORES), str(kept))
+        folders = () if kept is None else (str(self.run_folder.resolve() / STORES), str(kept))
+        return {"store_folders": folders, "store_memory_bytes": self.terms.store_memory_bytes}
 
     def end(self) -> None:
         """End the child, and discard what it wrote."""
