@@ -1,24 +1,29 @@
 """How many samples a second does a loader give, as PyTorch fetches them and as the input pipeline computes them?
 
-    python benchmarks/input_pipeline.py [mnist] [tensors] [tokens] [--rounds 7]
+    python benchmarks/input_pipeline.py [mnist] [tensors] [tokens] [photographs] [own_photographs] [--rounds 7]
+        [--photographs FOLDER]
 
 The loader alone, one intra-op thread, passes in turn; each pass is over a new loader, so that each is a first epoch.
-The batches of both sides are compared bit by bit before anything is timed.
+The batches of both sides are compared bit by bit before anything is timed. Photographs are the JPEGs of a folder, five
+times over; what two threads can decode of them at best is measured beside them.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from PIL import Image
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from flatout import stats
 from flatout.frameworks.pytorch.loaders import Loaders
@@ -27,8 +32,11 @@ from measuring import ROOT, SHARED, quiet, ratio, write
 
 sys.path.insert(0, str(ROOT / "examples"))
 import lenet
+import resnet_folder
 
 NUM_MNIST = 60_000
+NUM_TIMES = 5
+"""How often the photographs are gone through in a pass."""
 
 
 class Windows(Dataset):
@@ -70,6 +78,39 @@ def tokens(num_workers: int) -> DataLoader[Any]:
     return DataLoader(Windows(data, 256), batch_size=32, shuffle=True, num_workers=num_workers)
 
 
+class Photographs(Dataset):
+    """The JPEGs of a folder, with torchvision's transforms."""
+
+    def __init__(self, folder: Path) -> None:
+        from torchvision import transforms
+
+        self.files = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
+        self.transform = transforms.Compose([
+            transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
+            transforms.Normalize(resnet_folder.MEAN, resnet_folder.STD),
+        ])  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        with open(self.files[index], "rb") as file:
+            image = Image.open(file).convert("RGB")
+        return self.transform(image), index
+
+
+def photographs(num_workers: int) -> DataLoader[Any]:
+    """RandomResizedCrop, flip, ToTensor, Normalize of torchvision, batch 32."""
+    dataset = ConcatDataset([Photographs(FOLDER)] * NUM_TIMES)
+    return DataLoader(dataset, batch_size=32, shuffle=True, num_workers=num_workers)
+
+
+def own_photographs(num_workers: int) -> DataLoader[Any]:
+    """The same as a script writes it without torchvision."""
+    dataset = ConcatDataset([resnet_folder.PhotoFolder(FOLDER, 224)] * NUM_TIMES)
+    return DataLoader(dataset, batch_size=32, shuffle=True, num_workers=num_workers)
+
+
 CASES: dict[str, tuple[Callable[[int], DataLoader[Any]], tuple[int, ...]]] = {
     "mnist": (mnist, (0, 2)),
     "tensors": (tensors, (0, 2)),
@@ -84,7 +125,8 @@ def pipeline(engaged: bool) -> Iterator[None]:
     if engaged:
         loaders.install()
         loaders.change({"in_process": True})
-        loaders.fuse(True)
+        loaders.engage("fused", True)
+        loaders.engage("ahead", True)
     try:
         yield
     finally:
@@ -142,14 +184,57 @@ def measure(name: str, rounds: int) -> None:
         write(f"input_{name}_{num_workers}_workers", result)
 
 
+def decoding_s(files: list[Path], num_threads: int) -> float:
+    """Seconds in which threads decode files that lie in memory, each whole, and do nothing else."""
+    contents = [path.read_bytes() for path in files]
+    with ThreadPoolExecutor(num_threads) as pool:
+        begun_s = time.perf_counter()
+        list(pool.map(lambda content: Image.open(io.BytesIO(content)).load(), contents))
+        return time.perf_counter() - begun_s
+
+
+def measure_photographs(name: str, rounds: int) -> None:
+    """The pipeline without workers against PyTorch with none and with two, and decoding alone, in turn."""
+    make = PHOTOGRAPHS[name]
+    agree(make, 0)
+    quiet()
+    found: dict[str, list[float]] = {"plain": [], "two_workers": [], "pipeline": [], "decoding_alone": []}
+    files = sorted(path for path in FOLDER.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
+    for number in range(rounds):
+        for side in list(found) if number % 2 == 0 else list(found)[::-1]:
+            if side == "decoding_alone":
+                found[side].append(decoding_s(files * NUM_TIMES, 2))
+                continue
+            with pipeline(side == "pipeline"):
+                found[side].append(one_pass_s(make(2 if side == "two_workers" else 0)))
+    num = len(make(0).dataset)
+    result: dict[str, Any] = {"samples_a_pass": num, "pass_s": found}
+    result["samples_per_s"] = {side: num / stats.summarize(times).median for side, times in found.items()}
+    result["ratio"] = ratio(found["plain"], found["pipeline"])
+    result["ratio_to_two_workers"] = ratio(found["two_workers"], found["pipeline"])
+    result["share_of_decoding_alone"] = ratio(found["decoding_alone"], found["pipeline"])
+    print(name, result["samples_per_s"], *(result[part]["ratio"] for part in list(result)[-3:]), flush=True)
+    write(f"input_{name}", result)
+
+
+PHOTOGRAPHS: dict[str, Callable[[int], DataLoader[Any]]] = {
+    "photographs": photographs,
+    "own_photographs": own_photographs,
+}
+FOLDER = SHARED / "imagenet-sample"
+
+
 def main() -> None:
+    global FOLDER
     parser = argparse.ArgumentParser()
-    parser.add_argument("cases", nargs="*", default=list(CASES))
+    parser.add_argument("cases", nargs="*", default=[*CASES, *PHOTOGRAPHS])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--photographs", type=Path, default=FOLDER, help="a folder of JPEGs")
     arguments = parser.parse_args()
+    FOLDER = arguments.photographs
     torch.set_num_threads(1)
     for name in arguments.cases:
-        measure(name, arguments.rounds)
+        (measure_photographs if name in PHOTOGRAPHS else measure)(name, arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from reference_records import fenced, record_table, table
-
 from flatout import plan_file, result
 from flatout.anatomy import Anatomy
 from flatout.api import LeverRow, Ran
@@ -27,6 +25,7 @@ from flatout.run.foreground import Outcome
 from flatout.running import Engagement
 from flatout.store_folder import KeptStore, Removed
 from flatout.trace import Facts, Header
+from reference_records import fenced, record_table, table
 
 Row = tuple[str, str, str]
 """Key, JSON type, meaning."""

@@ -15,7 +15,7 @@ from flatout import plan_file, result, store_folder
 from flatout.ceilings import Ceilings, Machine
 from flatout.errors import FlatoutError, MachineError, UsageError
 from flatout.frameworks.pytorch.levers import registry
-from flatout.plan import CLASSES, PLAN_FILE, allows
+from flatout.plan import CLASSES, PLAN_FILE, allows, input_levers
 from flatout.result import Result
 from flatout.run import calibrate, folder, isolation
 from flatout.run.machine import read_machine
@@ -41,6 +41,7 @@ def measured(
     """
     check_source(script)
     machine = read_machine()
+    typed, goal = goal.choice, replace(goal, choice=_without_groups(goal.choice))
     _check_goal(goal, machine)
     place = plan or Path(PLAN_FILE)
     if command == "tune" and write_plan:
@@ -52,7 +53,7 @@ def measured(
             conduct.measure_ceilings = lambda: _ceilings(conduct)
             found = conduct.run()
         _keep_stores(found, run_folder / STORES, show)
-        found = replace(found, options=_options(goal.choice, plan))
+        found = replace(found, options=_options(typed, plan))
         if found.plan is not None and write_plan:
             try:
                 plan_file.write(plan_file.seen_from(place, found.plan), place)
@@ -61,6 +62,16 @@ def measured(
                 raise
             found = result.with_plan_path(found, str(place))
         return _saved(found, run_folder)
+
+
+def _without_groups(choice: Choice) -> Choice:
+    """The same with the levers that `input` stands for in its place."""
+
+    def each(names: tuple[str, ...]) -> tuple[str, ...]:
+        found = [one for name in names for one in (input_levers(registry()) if name == "input" else [name])]
+        return tuple(dict.fromkeys(found))
+
+    return replace(choice, only=None if choice.only is None else each(choice.only), without=each(choice.without))
 
 
 def _keep_stores(found: Result, source: Path, show: Show) -> None:

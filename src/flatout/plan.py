@@ -28,7 +28,7 @@ TOGGLES = ("step", "epoch", "process")
 CHECKS = ("gradients", "updates", "batches", "none")
 
 #: Words that mean something else where a lever's name could stand.
-RESERVED = ("free_data", "none", "plain")
+RESERVED = ("free_data", "input", "none", "plain")
 
 Outcome = Literal["faster", "slower", "no difference", "inconclusive", "disagrees", "failed", "ruled out"]
 
@@ -70,6 +70,8 @@ class Lever(ABC):
     """Names of levers that it cannot be combined with."""
     partners: ClassVar[tuple[str, ...]] = ()
     """Names of levers with which it may gain what neither gains alone: they are tried together early."""
+    contains: ClassVar[tuple[str, ...]] = ()
+    """Names of levers that it does the work of as well, among those that it cannot be combined with."""
 
     @abstractmethod
     def applies(self, facts: Facts, machine: Machine) -> str | None:
@@ -96,6 +98,20 @@ class Lever(ABC):
     def evidence(self, session: Any) -> str | None:
         """Proof that it took effect in the steps since `engage`, or None where none was seen."""
         return None
+
+
+def input_levers(levers: Mapping[str, Lever], *, together: bool = False) -> tuple[str, ...]:
+    """What `input` stands for where levers are named: all exact ones for a slow input.
+
+    Args:
+        levers: All there are, by name.
+        together: Only those that can be engaged together as they are, without a number.
+    """
+    found = {name: one for name, one in levers.items() if one.class_ == "exact" and {*one.shortens} <= {"data", "copy"}}
+    if together:
+        contained = {inner for one in found.values() for inner in one.contains}
+        found = {name: one for name, one in found.items() if one.parameter is None and name not in contained}
+    return tuple(found)
 
 
 def verify(lever: Lever) -> None:
@@ -140,7 +156,7 @@ def _verify_description(lever: Lever, kind: type[Lever]) -> None:
 
 
 def _verify_names(lever: Lever, kind: type[Lever]) -> None:
-    for attribute in ("shortens", "conflicts", "partners"):
+    for attribute in ("shortens", "conflicts", "partners", "contains"):
         if not isinstance(getattr(lever, attribute), tuple):  # a text would be taken letter by letter
             raise TypeError(f"lever {kind.__name__}: `{attribute}` is not a tuple of names")
     if not lever.shortens:
@@ -149,6 +165,8 @@ def _verify_names(lever: Lever, kind: type[Lever]) -> None:
         _one_of(kind, "shortens", phase, PHASES)
     if lever.name in lever.conflicts:
         raise TypeError(f"lever {kind.__name__} is in its own `conflicts`")
+    if not {*lever.contains} <= {*lever.conflicts}:
+        raise TypeError(f"lever {kind.__name__} `contains` what it can be combined with")
     if lever.name in lever.partners:
         raise TypeError(f"lever {kind.__name__} is among its own `partners`")
 

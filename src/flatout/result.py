@@ -76,6 +76,8 @@ class Result:
             NaN of one window.
         baseline_window_step_s: Step time of each of these windows, the raw samples.
         remeasured: The best candidate, measured again; None where none was worth that.
+        input_trial: The fastest trial of nothing but exact levers for the input, to be held against what free data
+            would bring; None where none was measured.
         verdict: See `flatout.stats.compare`.
         tuned_steps_per_s: Of the winner; the baseline's without one.
         tuning_s: Wall seconds that all of this took.
@@ -113,6 +115,7 @@ class Result:
     trials: tuple[Trial, ...] = ()
     untried: tuple[Untried, ...] = ()
     remeasured: Trial | None = None
+    input_trial: Trial | None = None
     plan: Plan | None = None
     plan_path: str | None = None
     break_even_steps: int | None = None

@@ -14,7 +14,7 @@ from pathlib import Path
 from flatout import plan_file
 from flatout.ceilings import Machine
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
-from flatout.plan import CLASSES, PLAN_FILE, Lever, Plan, allows, label
+from flatout.plan import CLASSES, PLAN_FILE, Lever, Plan, allows, input_levers, label
 from flatout.trace import Levers, Setting
 
 MOST = 1024
@@ -218,14 +218,26 @@ def _check_class(plan: Plan, wish: Wish, here: Here, path: Path) -> None:
         )
 
 
+def grouped(words: tuple[str, ...], registry: Mapping[str, Lever]) -> list[str]:
+    """The words with the levers that `input` stands for in its place, but for those that are named beside it."""
+    beside = {word.partition("=")[0] for word in words}
+    rivals = {other for name in beside & {*registry} for other in registry[name].conflicts}
+    those = [
+        name
+        for name in input_levers(registry, together=True)
+        if name not in beside | rivals and not beside.intersection(registry[name].conflicts)
+    ]
+    return [name for word in words for name in (those if word == "input" else [word])]
+
+
 def parse_levers(words: tuple[str, ...], registry: Mapping[str, Lever]) -> Levers:
-    """Levers as typed: `bf16`, `threads=1`.
+    """Levers as typed: `bf16`, `threads=1`; `input` stands for several.
 
     Raises:
         UsageError: No such lever, its number is missing or wrong, it is named twice, or two cannot be combined.
     """
     found: dict[str, dict[str, Setting]] = {}
-    for word in words:
+    for word in grouped(words, registry):
         name, _, value = word.partition("=")
         if name not in registry:
             raise UsageError(

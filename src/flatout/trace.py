@@ -111,6 +111,10 @@ class LoaderFacts:
     """Why they cannot be in place of the script's workers; None where they can."""
     why_not_kept: str | None = "not looked at"
     """Why its items cannot be computed once and kept; None where they can."""
+    why_not_ahead: str | None = "not looked at"
+    """Why its next batch cannot be begun while the training computes; None where it can."""
+    why_not_pixel_threads: str | None = "not looked at"
+    """Why the pixel work of its batches cannot be done by several threads; None where it can."""
 
 
 NOT_LOOKED_AT = "looked at in a trial only"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from flatout import api
+from flatout.diagnosis import Bound
 from flatout.plan import Trial
 from flatout.report import levers, machine, screen, terminal, trials_table, tried
 
@@ -19,6 +20,8 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 sys.path.insert(0, str(GOLDEN))
 
 import report_examples as examples  # noqa: E402
+
+from handmade import trial  # noqa: E402
 
 RESULTS = {name: make() for name, make in examples.EXAMPLES.items()}
 TUNED = [name for name, result in RESULTS.items() if result.command == "tune"]
@@ -329,3 +332,15 @@ def test_fitted_text_has_exactly_its_columns(text, cells):
     for ascii_only in (False, True):
         screen.plain(screen.Report(compose), ascii_only=ascii_only)
         assert cell_len(found["text"]) == cells
+
+
+def test_what_free_data_would_bring_stands_beside_what_the_input_levers_brought():
+    result = next(r for r in RESULTS.values() if r.command == "tune" and r.verdict == "faster")
+    bound = Bound(remedy="free data", ratio=4.0, low=3.8, high=4.3, how="replayed", shortens=("data",))
+    found = trial({"sample_store": {}}, 2.5, ratio_low=2.4, ratio_high=2.6)
+    result = replace(result, diagnosis=replace(result.diagnosis, bounds=(bound,)), input_trial=found)
+    said = " ".join(shown(result, width=200).split())
+    assert "input free data would bring 4.00x [3.80, 4.30], `sample_store` brings 2.50x [2.40, 2.60]: 80 %" in said
+    assert "of the time that waiting for data takes" in said
+    for without in (replace(result, input_trial=None), replace(result, diagnosis=replace(result.diagnosis, bounds=()))):
+        assert "waiting for data" not in shown(without)

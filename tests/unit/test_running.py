@@ -7,6 +7,8 @@ import pytest
 
 from flatout import api, measuring, plan_file
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
+from flatout.frameworks.pytorch import levers as pytorch_levers
+from flatout.plan import input_levers
 from flatout.run.script import Script
 from flatout.running import Engagement, Here, Wish, check_settings, engagement, parse_levers
 from handmade import MACHINE, lever, plan, registry
@@ -322,3 +324,15 @@ def test_a_recheck_measures_the_plans_own_levers_as_far_as_the_user_accepts(monk
     found = api._recheck(chosen, request, lambda line: None, None)
     assert asked == [("tune", {"bf16": {}}, "statistical", False)]
     assert not found.levers and "no namespaces" in found.line
+
+
+def test_input_stands_for_the_exact_levers_of_the_input_that_go_together():
+    levers = pytorch_levers.registry()
+    found = parse_levers(("input",), levers)
+    assert "sample_store" in found and "fused_fetch" not in found and "workers" not in found and "bf16" not in found
+    assert all(levers[name].class_ == "exact" for name in found)
+    assert {*parse_levers(("bf16", "input"), levers)} == {"bf16", *found}
+    beside = parse_levers(("input", "fused_fetch"), levers)
+    assert "fused_fetch" in beside and "sample_store" not in beside, "what is named goes before what is meant"
+    assert {"sample_store", "fused_fetch"}.isdisjoint(parse_levers(("workers=2", "input"), levers))
+    assert {"fused_fetch", "sample_store", "workers"} <= {*input_levers(levers)}

@@ -13,7 +13,9 @@ from flatout.cli import options
 
 @click.command("run", cls=options.ScriptCommand, context_settings=options.SCRIPT_SETTINGS)
 @click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="The plan to run under.")
-@click.option("--levers", "lever_names", metavar="NAMES", help="Engage exactly these, e.g. `bf16,threads=1`; no plan.")
+@click.option(
+    "--levers", "lever_names", metavar="NAMES", help="Engage exactly these, e.g. `bf16,threads=1`, `input`; no plan."
+)
 @options.accept
 @click.option(
     "--fixed", is_flag=True, help="Never toggle a lever: two runs are as equal as the levers are deterministic."

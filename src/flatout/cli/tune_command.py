@@ -16,7 +16,7 @@ from flatout.cli import options
     help="Aim to be done in this time.  [default: 2m; 3m where a step takes over 0.2 s, 5m over 0.5 s]",
 )
 @click.option(
-    "--levers", "only", metavar="NAMES", help="Try only these levers, e.g. `bf16,channels_last`; `none`: A/A."
+    "--levers", "only", metavar="NAMES", help="Try only these, e.g. `bf16,threads`; `input`: for data; `none`: A/A."
 )
 @click.option("--without", metavar="NAMES", help="Leave these levers out.")
 @options.accept

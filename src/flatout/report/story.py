@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from flatout.plan import Trial
 from flatout.report import words
-from flatout.report.tried import best, nothing_usable, remark
+from flatout.report.tried import best, input_reached, nothing_usable, remark
 from flatout.result import Result
 
 
@@ -51,6 +51,7 @@ def _faster(result: Result) -> Story:
         f"{words.rate(result.baseline_steps_per_s)} before, {words.rate(result.tuned_steps_per_s)} with the plan. "
         f"The ratio has the 95 % interval {ends}{again}{_noise(result, '; ')}.",
         _numbers(won.agreement_detail, won.class_),
+        words.sentence(f"{reached}.") if (reached := input_reached(result)) else "",
         _cost(result),
     ]
     return Story(

@@ -37,6 +37,8 @@ def tune(result: Result, *, verbose: bool = False, page: Path | str | None = Non
         show_trials(screen, result, verbose=verbose)
         screen.blank()
         _verdict(screen, result)
+        if reached := tried.input_reached(result):
+            screen.say("input", reached, most=3)
         _cautions(screen, result, verbose=verbose)
         _cost(screen, result)
         _places(screen, result, page)

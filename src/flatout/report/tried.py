@@ -99,6 +99,18 @@ def _exclude(one: Trial, other: Trial) -> bool:
     return max(one.ratio_low or 0.0, other.ratio_low or 0.0) > min(one.ratio_high or 0.0, other.ratio_high or 0.0)
 
 
+def input_reached(result: Result) -> str:
+    """What free data would bring at most, beside what the levers for the input brought; empty without both."""
+    bound = next((b for b in result.diagnosis.bounds if b.remedy == "free data"), None)
+    found = result.input_trial
+    if bound is None or found is None or not known(found.ratio) or not known(bound.ratio) or bound.ratio <= 1:
+        return ""
+    won = percent(max(0.0, (1 - 1 / (found.ratio or 1.0)) / (1 - 1 / bound.ratio)))
+    most = f"{ratio(bound.ratio)}x {interval(bound.low, bound.high)}".rstrip()
+    gain = f"{ratio(found.ratio)}x {interval(found.ratio_low, found.ratio_high)}".rstrip()
+    return f"free data would bring {most}, `{found.label}` brings {gain}: {won} of the time that waiting for data takes"
+
+
 def nothing_tried(result: Result) -> str:
     """Why there is no trial at all."""
     if result.stopped:

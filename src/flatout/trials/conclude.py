@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from flatout import __version__, stats
-from flatout.plan import PLAN_FORMAT, Plan, Trial, label
+from flatout.plan import PLAN_FORMAT, Plan, Trial, input_levers, label
 from flatout.result import FORMAT, Result, TimelineStep
 from flatout.trace import Window
 
@@ -56,6 +56,7 @@ def result_of(conduct: Conduct) -> Result:
         trials=tuple(conduct.trials),
         untried=tuple(conduct.untried),
         remeasured=conduct.final,
+        input_trial=_input_trial(conduct),
         break_even_steps=math.ceil(conduct.budget.spent_s / saved_s) if saved_s > 0 else None,
         steps_in_run=bench.longest_run_steps,
         foreign_fraction=sum(foreign) / len(foreign) if foreign else None,
@@ -80,6 +81,17 @@ def _verdict(conduct: Conduct, won: Trial | None) -> Literal["faster", "no diffe
     unclear = [t for t in conduct.trials if _may_gain(t)]
     quiet = conduct.noise is not None and conduct.noise.verdict == "no difference"
     return "no difference" if quiet and not unclear and not conduct.stopped else "inconclusive"
+
+
+def _input_trial(conduct: Conduct) -> Trial | None:
+    """The fastest trial of nothing but levers for the input; the one that was measured again where there is one."""
+    names = {*input_levers(conduct.levers)}
+    found = [t for t in conduct.trials if t.levers and {*t.levers} <= names and t.ratio is not None]
+    best = max(
+        (t for t in found if t.outcome not in ("disagrees", "failed")), key=lambda t: t.ratio or 0.0, default=None
+    )
+    final = conduct.final
+    return final if best is not None and final is not None and final.levers == best.levers else best
 
 
 def _may_gain(trial: Trial) -> bool:

@@ -87,8 +87,8 @@ def run(dataset, *folders, most_bytes=None, num=3, fill=False, between=lambda da
     if fill:
         loaders.note(loader, 1)
     try:
-        loaders.fuse(True)
-        loaders.keep(True)
+        loaders.engage("fused", True)
+        loaders.engage("stored", True)
         found, states = epochs(loader, num, functools.partial(between, dataset))
         keeper = loaders.pipeline.stored.keeper(loader)
         return found, states, loaders.remarks(), keeper, loaders.pipeline.stored.num_batches
@@ -239,7 +239,7 @@ def test_folds_that_are_in_use_at_the_same_time_find_their_stores_again(made, fo
         loaders = Loaders()
         loaders.keeping = [str(folder)], None
         loaders.install()
-        loaders.keep(True)
+        loaders.engage("stored", True)
         try:
             folds = [DataLoader(Subset(made(WORKS), part), batch_size=6) for part in ([1, 2, 3] * 6, [4, 8, 15] * 6)]
             for fold in folds * 2:
@@ -256,7 +256,7 @@ def test_a_loader_that_is_made_for_each_pass_goes_on_with_the_same_store(made, f
     loaders = Loaders()
     loaders.keeping = [str(folder)], None
     loaders.install()
-    loaders.keep(True)
+    loaders.engage("stored", True)
     dataset = made(WORKS)
     try:
         kept = []
@@ -279,7 +279,7 @@ def test_the_loop_may_change_batches_in_place(made, folder):
         loaders = Loaders()
         loaders.keeping = [str(folder)], None
         loaders.install()
-        loaders.keep(True)
+        loaders.engage("stored", True)
         try:
             loader = DataLoader(made(WORKS), batch_size=5)
             plain = list(plain_iterator(loader))
@@ -508,7 +508,7 @@ def test_items_of_a_tensor_that_was_written_to_unseen_do_not_count(made, folder,
     loaders = Loaders()
     loaders.keeping = [str(folder)], None
     loaders.install()
-    loaders.keep(True)
+    loaders.engage("stored", True)
     try:
         batches = iter(DataLoader(make_dataset(mine), batch_size=10))
         next(batches), next(batches)
@@ -542,7 +542,7 @@ def test_items_of_a_program_that_was_wrong_are_gone(made, folder):
     loaders = Loaders()
     loaders.keeping = [str(folder)], None
     loaders.install()
-    loaders.keep(True)
+    loaders.engage("stored", True)
     try:
         loader = DataLoader(made(WORKS), batch_size=5)
         list(loader)
@@ -828,7 +828,7 @@ def test_a_store_that_is_made_anew_does_not_disturb_who_reads_it(made, folder):
     loaders = Loaders()
     loaders.keeping = [str(folder)], None
     loaders.install()
-    loaders.keep(True)
+    loaders.engage("stored", True)
     try:
         loader = DataLoader(old, batch_size=5)
         plain = list(plain_iterator(loader))
@@ -877,7 +877,7 @@ def test_a_forked_process_writes_nothing(made, folder):
     loaders = Loaders()
     loaders.keeping = [str(folder)], None
     loaders.install()
-    loaders.keep(True)
+    loaders.engage("stored", True)
     try:
         loader = DataLoader(dataset, batch_size=10)
         batches = iter(loader)
@@ -925,7 +925,7 @@ def test_a_script_that_closes_all_descriptors_gets_none_of_our_bytes(made, folde
         loaders = Loaders()
         loaders.keeping = [str(folder)], None
         loaders.install()
-        loaders.keep(True)
+        loaders.engage("stored", True)
         loader = DataLoader(dataset, batch_size=10)
         plain = list(plain_iterator(loader))
         batches = iter(loader)
@@ -949,7 +949,7 @@ def test_a_store_that_is_in_use_is_not_removed(made, folder, monkeypatch):
     loaders = Loaders()
     loaders.keeping = [str(folder)], None
     loaders.install()
-    loaders.keep(True)
+    loaders.engage("stored", True)
     try:
         loader = DataLoader(dataset, batch_size=10)
         list(loader)

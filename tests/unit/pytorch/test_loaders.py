@@ -21,6 +21,8 @@ from torch.utils.data import (  # noqa: E402
     IterableDataset,
     RandomSampler,
     Sampler,
+    Subset,
+    TensorDataset,
     WeightedRandomSampler,
 )
 
@@ -255,6 +257,39 @@ def test_two_loops_over_one_loader_within_each_other_see_the_same(loaders):
     assert nested() == plain
 
 
+@pytest.mark.parametrize("settings", [{}, WORKERS, {"num_workers": 0}, {"in_process": True}], ids=str)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_two_loops_over_kept_workers_disturb_each_other_as_they_do_in_plain(settings, shuffle, loaders):
+    """Plain has one iterator for both, which the inner loop takes back to the start and uses up."""
+
+    def nested():
+        torch.manual_seed(7)
+        dataset = TensorDataset(torch.arange(16))
+        loader = DataLoader(dataset, batch_size=4, shuffle=shuffle, num_workers=1, persistent_workers=True)
+        loaders.note(loader, 1)
+        pairs = [(digest(a), digest(b)) for _ in range(2) for a in loader for b in loader]
+        return pairs, [digest(pair) for pair in zip(loader, loader, strict=True)], torch.rand(1).item()
+
+    loaders.remove()
+    plain = nested()
+    assert len(plain[0]) == 8 and len(plain[1]) == 2, "of 32, and of 4"
+    loaders.install()
+    loaders.change(settings)
+    assert nested() == plain
+    assert bool(loaders.num_changed) == bool(settings)
+
+
+def test_a_loader_that_keeps_its_workers_has_one_iterator(loaders):
+    keeping = DataLoader(Squares(), batch_size=4, num_workers=1, persistent_workers=True)
+    for settings in ({}, WORKERS):
+        loaders.change(settings)
+        passing = iter(keeping)
+        assert iter(keeping) is passing
+        del passing
+    other = DataLoader(Squares(), batch_size=4, num_workers=1)
+    assert iter(other) is not iter(other)
+
+
 def test_workers_are_kept_between_epochs_of_ours_and_not_otherwise(loaders):
     loader = DataLoader(Squares(), batch_size=4, shuffle=True)
     loaders.change(WORKERS)
@@ -286,6 +321,101 @@ def test_a_dataset_that_the_script_changes_between_epochs_is_seen_by_kept_worker
     plain = curriculum()
     loaders.change(WORKERS)
     assert curriculum() == plain and loaders.num_changed == 3
+
+
+@pytest.mark.parametrize("settings", [{}, WORKERS, {"num_workers": 0}, {"in_process": True}], ids=str)
+@pytest.mark.parametrize(("kept", "trains"), [(False, True), (True, True), (True, False)])
+def test_a_dataset_that_the_script_changes_is_seen_as_its_own_workers_see_it(settings, kept, trains, loaders):
+    """They have it as it was when they began: at the pass's beginning, or at the first one's where they are kept."""
+
+    def curriculum():
+        torch.manual_seed(7)
+        inner = TensorDataset(torch.arange(20))
+        dataset = Subset(inner, range(20))
+        loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=1, persistent_workers=kept)
+        if trains:
+            loaders.note(loader, 1)
+        found = []
+        for epoch in range(3):
+            inner.tensors = (torch.arange(20) + 100 * epoch,)
+            for (batch,) in loader:
+                found += batch.tolist()
+                inner.tensors = (torch.zeros(20),)
+        return found
+
+    loaders.remove()
+    plain = curriculum()
+    assert {number // 100 for number in plain} == ({0} if kept else {0, 1, 2})
+    loaders.install()
+    loaders.change(settings)
+    assert curriculum() == plain and loaders.num_changed == 3 * bool(settings)
+
+
+@pytest.mark.parametrize("settings", [WORKERS, {"num_workers": 0}, {"in_process": True}], ids=str)
+def test_levers_that_come_after_the_dataset_has_changed_leave_kept_workers_alone(settings, loaders):
+    def curriculum():
+        torch.manual_seed(7)
+        inner = TensorDataset(torch.arange(24))
+        loader = DataLoader(inner, batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)
+        found = [batch for (batch,) in loader]
+        loaders.note(loader, 1)
+        inner.tensors = (torch.arange(100, 124),)
+        loaders.change(settings)
+        return torch.cat(found + [batch for (batch,) in loader]).tolist()
+
+    loaders.remove()
+    plain = curriculum()
+    loaders.install()
+    loaders.change({})
+    problems = []
+    loaders.on_failure = lambda stage, problem: problems.append(str(problem))
+    assert curriculum() == plain and max(plain) == 23
+    assert loaders.num_changed == 0 and len(problems) == 1 and "has changed" in problems[0]
+
+
+def test_it_is_said_where_the_scripts_kept_workers_begin_too_late(loaders):
+    """Nobody has the dataset any more as their copy would have it."""
+    problems = []
+    loaders.on_failure = lambda stage, problem: problems.append(str(problem))
+    inner = TensorDataset(torch.arange(24))
+    loader = DataLoader(inner, batch_size=4, num_workers=1, persistent_workers=True)
+    loaders.note(loader, 1)
+    loaders.change(WORKERS)
+    list(loader)
+    loaders.change({})
+    list(loader)
+    assert not problems
+    loader = DataLoader(inner, batch_size=4, num_workers=1, persistent_workers=True)
+    loaders.note(loader, 1)
+    loaders.change(WORKERS)
+    list(loader)
+    inner.tensors = (torch.arange(100, 124),)
+    list(loader)
+    assert not problems, "ours are kept"
+    loaders.change({})
+    list(loader)
+    assert len(problems) == 1 and "has changed" in problems[0]
+
+
+def test_what_items_write_where_workers_would_stays_out_of_the_scripts_dataset(loaders, tmp_path):
+    """A file that is opened for the first item must not be shared by workers that begin later."""
+
+    class Lines(Squares):
+        def __init__(self, path):
+            super().__init__()
+            self.path, self.file = path, None
+
+        def __getitem__(self, k):
+            if self.file is None:
+                self.file = self.path.open()
+            return super().__getitem__(k)
+
+    (tmp_path / "lines").write_text("x")
+    dataset = Lines(tmp_path / "lines")
+    loaders.change({"num_workers": 0})
+    for _ in range(2):
+        list(DataLoader(dataset, batch_size=4, shuffle=True, num_workers=1))
+    assert loaders.num_changed == 2 and dataset.file is None
 
 
 def test_the_loaders_own_attributes_are_never_seen_changed(loaders):
@@ -345,6 +475,24 @@ def test_a_dataset_that_holds_a_file_open_is_left_alone(loaders, tmp_path):
 def test_a_loader_with_a_multiprocessing_context_is_left_alone(loaders):
     loader = DataLoader(Squares(), batch_size=4, num_workers=1, multiprocessing_context="fork")
     assert not loaders.may_change(loader)
+
+
+def test_a_loader_that_gives_batches_as_they_come_is_left_alone(loaders):
+    """Were one of ours to break, nobody would know which batches are still to come."""
+    loader = DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=2, in_order=False)
+    loaders.change(WORKERS)
+    assert len(list(loader)) == 6 and loaders.num_changed == 0
+
+
+def test_a_loader_that_makes_its_iterator_itself_is_left_alone(loaders):
+    class Own(DataLoader):
+        def _get_iterator(self):
+            self.asked = True
+            return super()._get_iterator()
+
+    loader = Own(Squares(), batch_size=4, shuffle=True)
+    loaders.change(WORKERS)
+    assert len(list(loader)) == 6 and loader.asked and loaders.num_changed == 0
 
 
 def test_a_loader_in_a_process_forked_from_here_is_plain(loaders):
@@ -671,11 +819,11 @@ def test_no_descriptor_is_left_open(loaders):
 # -- what plain does at which moment ---------------------------------------------------------------------------------
 
 
-def pairs_of_passes(owner=None):
+def pairs_of_passes(owner=None, settings=WORKERS, num_workers=0):
     torch.manual_seed(7)
-    first, second = (DataLoader(Squares(), batch_size=4, shuffle=True) for _ in range(2))
+    first, second = (DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=num_workers) for _ in range(2))
     if owner is not None:
-        owner.change(WORKERS)
+        owner.change(settings)
     found = []
     for _ in range(3):
         torch.rand(1)
@@ -688,9 +836,10 @@ def pairs_of_passes(owner=None):
     return found
 
 
-def test_two_passes_opened_before_either_is_fetched_from_draw_as_plain_does(loaders):
-    plain = pairs_of_passes()
-    assert pairs_of_passes(loaders) == plain
+@pytest.mark.parametrize(("num_workers", "settings"), [(0, WORKERS), (1, WORKERS), (1, {"num_workers": 0})])
+def test_two_passes_opened_before_either_is_fetched_from_draw_as_plain_does(num_workers, settings, loaders):
+    plain = pairs_of_passes(num_workers=num_workers)
+    assert pairs_of_passes(loaders, settings, num_workers) == plain
     assert loaders.num_changed == 6
 
 

@@ -297,7 +297,7 @@ def test_it_can_be_engaged_and_released_between_any_two_batches():
         numbers = []
         for position, (batch,) in enumerate(DataLoader(dataset, batch_size=4)):
             assert torch.equal(batch, dataset.tensors[0][4 * position : 4 * position + 4])
-            loaders.fuse(position % 6 < 3)
+            loaders.engage("fused", position % 6 < 3)
             numbers.append(loaders.pipeline.fused.num_batches)
         assert loaders.pipeline.fused.why_not(DataLoader(dataset)) is None
     finally:

@@ -1,11 +1,14 @@
 """Are batches of kept items the script's own, whatever becomes of the dataset, and is memory left to others?"""
 
 import functools
+import random
+import threading
 
 import pytest
 
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
+psutil = pytest.importorskip("psutil")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
@@ -44,8 +47,8 @@ def made(tmp_path, monkeypatch):
 def loaders():
     owner = Loaders()
     owner.install()
-    owner.fuse(True)
-    owner.keep(True)
+    owner.engage("fused", True)
+    owner.engage("stored", True)
     yield owner
     owner.remove()
 
@@ -69,8 +72,8 @@ def check(made_dataset, num=3, between=lambda dataset, number: None, least=0, **
     dataset = made_dataset()
     owner = Loaders()
     owner.install()
-    owner.fuse(True)
-    owner.keep(True)
+    owner.engage("fused", True)
+    owner.engage("stored", True)
     try:
         loader = DataLoader(dataset, **options)
         ours, our_states = epochs(loader, num, functools.partial(between, dataset))
@@ -401,3 +404,141 @@ def test_a_dataset_that_takes_long_to_compute_is_not_filled_in_a_trial(made, mon
     keeper = Loaders().pipeline.stored.keeper(DataLoader(made(WORKS)))
     keeper.fill_for_trial()
     assert "longer than a trial has" in keeper.why_not and keeper.store is None
+
+
+# -- what an attack found -------------------------------------------------------------------------------------------
+
+
+BRANCH = """
+def __getitem__(self, i):
+    x = torch.from_numpy(self.images[i]).float() * 2
+    if self.labels[i] == 7:
+        x = x * self.boost + RARE
+    return x
+"""
+
+
+@pytest.mark.parametrize("rare", ["0", "torch.rand(1)", "len(self.seen.append(i) or self.seen)"])
+def test_items_on_a_way_that_was_not_read_are_not_kept(made, rare):
+    def boost(dataset, number):
+        dataset.boost = number + 1
+
+    labels = [7 if i == 33 else 1 for i in range(50)]
+    source = BRANCH.replace("RARE", rare)
+    check(lambda: made(source, labels=labels, boost=1, seen=[]), num=5, between=boost)
+
+
+@pytest.mark.parametrize("rare", ["torch.rand(1)", "random.random()", "np.random.rand()"])
+def test_in_place_of_workers_what_was_not_read_is_drawn_by_workers(made, rare):
+    labels = [7 if i == 33 else 1 for i in range(50)]
+    source = BRANCH.replace("RARE", rare).replace("\n    x =", "\n    import random\n    x =", 1)
+    source = source.replace("    import random\n", "")
+    found = []
+    for on in (False, True):
+        dataset, owner = made(source, before="import random", labels=labels, boost=1), Loaders()
+        owner.install()
+        if on:
+            owner.change({"in_process": True})
+        try:
+            torch.manual_seed(0), random.seed(0), np.random.seed(0)
+            loader = DataLoader(dataset, batch_size=5, num_workers=2)
+            found.append(([list(loader), list(loader)], RandomStates()))
+        finally:
+            owner.remove()
+    assert difference(found[0][0], found[1][0]) is None and found[0][1].equals(found[1][1])
+
+
+def test_a_tensor_in_the_place_of_another_is_another(made):
+    source = "def __getitem__(self, i): return self.x[i] * 2"
+
+    def replaced(dataset, number):
+        dataset.x = None
+        dataset.x = torch.full((50, 200), float(number))
+
+    check(lambda: made(source, x=torch.zeros(50, 200)), num=6, between=replaced)
+
+
+def test_rows_of_another_type_and_back(made):
+    source = """
+        def __getitem__(self, i):
+            return torch.from_numpy(self.x[i]).double() * 2
+    """
+
+    def retyped(dataset, number):
+        dataset.x = (np.arange(100, dtype=np.int32).reshape(50, 2) * 1000 + 7).astype(
+            [np.int32, np.float32, np.int32, np.float32, np.int32][number]
+        ) / [1, 3, 1, 7, 1][number]
+        dataset.x = dataset.x.astype([np.int32, np.float32, np.int32, np.float32, np.int32][number])
+
+    check(lambda: made(source, x=np.zeros((50, 2), np.int32)), num=5, between=retyped)
+
+
+def test_a_history_is_followed(made):
+    source = "def __getitem__(self, i): return self.x[i] * 2"
+
+    def between(dataset, number):
+        dataset.x.requires_grad_(number % 2 == 1)
+
+    plain, ours = made(source, x=torch.ones(50, 3)), made(source, x=torch.ones(50, 3))
+    found = []
+    for dataset, on in ((plain, False), (ours, True)):
+        owner = Loaders()
+        owner.install()
+        owner.engage("stored", on)
+        try:
+            loader, seen = DataLoader(dataset, batch_size=10), []
+            for number in range(5):
+                between(dataset, number)
+                seen += [batch.requires_grad for batch in loader]
+            found.append(seen)
+        finally:
+            owner.remove()
+    assert found[0] == found[1] and True in found[0]
+
+
+def test_threads_that_share_a_loader_and_draw_meanwhile(made, loaders):
+    dataset = made("def __getitem__(self, i): return self.x[i % 50] * 2, i", x=torch.arange(100.0).view(50, 2))
+    loader = DataLoader(dataset, batch_size=5, sampler=[i % 50 for i in range(2 * AT_ONCE * EVERY)])
+    wrong = []
+
+    def consume():
+        for x, i in loader:
+            if not torch.equal(x, dataset.x[i % 50] * 2):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=consume) for _ in range(4)]
+    torch.manual_seed(3)
+    [thread.start() for thread in threads]
+    drawn = [torch.rand(1).item() for _ in range(3000)]
+    [thread.join() for thread in threads]
+    torch.manual_seed(3)
+    seeds = [torch.empty((), dtype=torch.int64) for _ in threads]  # what opening a pass draws, at some time or other
+    assert not wrong and len(set(drawn)) > 2900 and len(seeds) == 4
+
+
+def test_a_dataset_that_says_it_is_huge_takes_no_memory_for_it(made, loaders):
+    class Huge(type(made(WORKS))):
+        def __len__(self):
+            return 10**9
+
+    dataset = Huge(images=np.zeros((50, 2), np.uint8), labels=[1] * 50, n=2)
+    store = Store(10**9)
+    store.places([5], Look((), ()))
+    store.put([5, 10**9 - 1], Look((), ()), torch.zeros(2, 3)) if store.capacity else None
+    loader = DataLoader(dataset, batch_size=5, sampler=range(50))
+    before = psutil.Process().memory_info().rss
+    for _ in range(3):
+        list(loader)
+    assert psutil.Process().memory_info().rss - before < 2**28
+
+
+def test_what_takes_longer_to_keep_than_to_compute_is_not_kept(made, loaders):
+    loader = DataLoader(made(WORKS), batch_size=5, sampler=[i % 50 for i in range(2000)])
+    keeper = loaders.pipeline.stored.keeper(loader)
+    keeper.begin()
+    for _ in range(40):
+        keeper.pays(5, computed_s=1e-4)
+    for _ in range(40):
+        if keeper.store is not None:
+            keeper.pays(5, kept_s=2e-4)
+    assert "takes longer" in keeper.why_not

@@ -11,11 +11,13 @@ import io
 import itertools
 import sys
 import types
+import weakref
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 MAX_OBJECTS = 2000
 """Objects looked at; a dataset has a handful, beside its items."""
@@ -36,13 +38,35 @@ _never_seen = itertools.count()
 _OPAQUE = (torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType, *_VALUES)
 
 
-def fingerprint(dataset: Any) -> int:
+def fingerprint(dataset: Any, *, surely: bool = True) -> int:
     """A number that differs when the dataset's attributes were changed in between, as far as can be seen cheaply.
 
     Values of simple types count by value, arrays that may be written to by their bytes, tensors by identity, version
-    and, on a CPU, bytes, containers by length and first items.
+    and, on a CPU, bytes, containers by length and first items. `surely`: what is too large to read counts as changed.
     """
-    return hash(tuple(_mark(value) for value in _walk(dataset)))
+    return hash(tuple(_mark(value, surely) for value in _walk(dataset)))
+
+
+def keeps_workers(loader: DataLoader[Any]) -> bool:
+    """Whether the script has workers that stay from one pass to the next."""
+    return bool(loader.persistent_workers and loader.num_workers)
+
+
+class Copies:
+    """The datasets of workers that the script keeps, which have them as they were when they began."""
+
+    def __init__(self) -> None:
+        self._marks: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
+
+    def check(self, loader: DataLoader[Any]) -> None:
+        """Workers begin, or what stands for them.
+
+        Raises:
+            RuntimeError: The dataset is not as it was when the first ones began.
+        """
+        mark = fingerprint(loader.dataset, surely=False)
+        if self._marks.setdefault(loader, mark) != mark:
+            raise RuntimeError("the dataset has changed since the workers began that the script keeps")
 
 
 def held_open(dataset: Any) -> str | None:
@@ -57,14 +81,14 @@ def held_open(dataset: Any) -> str | None:
     return None
 
 
-def _mark(value: Any) -> Any:
+def _mark(value: Any, surely: bool) -> Any:
     if isinstance(value, _VALUES):
         return type(value).__name__, value
     if isinstance(value, torch.Tensor):
-        return id(value), value._version, _checksum(_array_of(value))
+        return id(value), value._version, _checksum(_array_of(value), surely)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
-        return id(value), value.shape, _checksum(value) if value.flags.writeable else None
+        return id(value), value.shape, _checksum(value, surely) if value.flags.writeable else None
     if isinstance(value, list | tuple | dict | set | frozenset):
         return type(value).__name__, len(value)
     return id(value)
@@ -78,12 +102,12 @@ def _array_of(tensor: torch.Tensor) -> Any:
         return None
 
 
-def _checksum(array: Any) -> int | None:
-    """A number that changes with the bytes of an array; each time another one where it is too large to read."""
+def _checksum(array: Any, surely: bool) -> int | None:
+    """A number that changes with the bytes of an array; another one each time, or none, where that is too large."""
     if array is None or array.dtype.hasobject:
         return None
     if array.nbytes > MOST_BYTES:
-        return next(_never_seen)
+        return next(_never_seen) if surely else None
     return zlib.adler32(array if array.flags.c_contiguous else array.tobytes())
 
 

@@ -16,7 +16,6 @@ import pickle
 import struct
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
-from multiprocessing.context import Process
 from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -50,10 +49,11 @@ def start_method() -> str:
 class _Context(type(multiprocessing.get_context("fork"))):  # type: ignore[misc]
     """Forks as the default does; its first queue, by which batches come, is ours."""
 
-    Process = Process  # of the plain name
-
     def __init__(self, num_under_way: int) -> None:
         super().__init__()
+        from flatout.frameworks.pytorch.worker_processes import Process
+
+        self.Process = Process
         self._num_under_way = num_under_way
         self._num_queues = 0
 

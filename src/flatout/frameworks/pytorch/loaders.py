@@ -11,18 +11,16 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
-from torch.utils.data._utils import signal_handling
 
-from flatout.frameworks.pytorch.dataset_state import fingerprint, held_open
-from flatout.frameworks.pytorch.hand_over import context_for
+from flatout.frameworks.pytorch.dataset_state import Copies, fingerprint, held_open, keeps_workers
 from flatout.frameworks.pytorch.passes import Later, Opened, Pass
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.random_states import RandomStates
-from flatout.frameworks.pytorch.shuffles import Shuffle, runs_ahead, shuffle_of
+from flatout.frameworks.pytorch.shuffles import Shuffle, draw_seed, drawing_elsewhere, runs_ahead, shuffle_of
 from flatout.frameworks.pytorch.trees import tensors_of
 from flatout.frameworks.pytorch.worker_settings import IN_PROCESS, WORKER_ATTRIBUTES, wanted
 from flatout.trace import NOT_LOOKED_AT
@@ -33,6 +31,10 @@ if TYPE_CHECKING:
 
 MOST_KEPT = 4
 """Loaders whose workers wait for a next pass: each holds processes and some ten descriptors."""
+
+
+Part: TypeAlias = Literal["fused", "stored", "pixels", "ahead", "decoded"]
+"""A part of the input pipeline."""
 
 
 class FetchObserver(Protocol):
@@ -59,13 +61,14 @@ class Loaders:
         """Whether training passes that are under way open again when `settings` change (in a trial)."""
         self.endless = False
         self.replay_batch = False
-        self.num_steps = 0
-        self.num_restarts = 0
+        self.num_steps, self.num_restarts = 0, 0
         self.num_changed = 0
         """Passes opened with `settings`."""
         self.passes: weakref.WeakSet[Pass] = weakref.WeakSet()
         self.keeping: tuple[Sequence[str], int | None] = (), None
         """Folders of kept items on the disk, see `pipeline.stored.Keeping`, and memory for them."""
+        self._lasting: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
+        """For each loader whose workers the script keeps the pass under way, which has the loader: by its `id`."""
         self._pipeline: InputPipeline | None = None
         self._pid = os.getpid()
         self._patch: Patch | None = None
@@ -79,6 +82,7 @@ class Loaders:
         self._kept: weakref.WeakKeyDictionary[DataLoader[Any], Opened] = weakref.WeakKeyDictionary()
         self._seeds: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
         """Loaders whose workers the script keeps between passes: the seed of the latest workers."""
+        self._copies = Copies()
 
     def install(self) -> None:
         """Replace `DataLoader.__iter__`."""
@@ -94,7 +98,7 @@ class Loaders:
             if observer is not None:
                 observer.before_fetch()
             try:
-                return Pass(loader, self)
+                return self._pass_over(loader)
             except BaseException as problem:
                 hide_ours(problem)
                 raise
@@ -103,6 +107,17 @@ class Loaders:
                     observer.after_fetch()
 
         return __iter__
+
+    def _pass_over(self, loader: DataLoader[Any]) -> Pass:
+        """A new pass; where the script keeps its workers, the one that is under way from its beginning, as plain's."""
+        lasting = self._lasting.get(id(loader))
+        if lasting is not None:
+            lasting.begin_anew()
+            return lasting
+        new = Pass(loader, self)
+        if keeps_workers(loader):
+            self._lasting[id(loader)] = new
+        return new
 
     def remove(self) -> None:
         """Give the class its own `__iter__` back; passes under way go on as they are."""
@@ -147,10 +162,15 @@ class Loaders:
             seen[0] += num_batches
 
     def ended(self, opened: Opened, trains: bool) -> None:
-        """A pass is over: persistent workers of ours are kept for the next one."""
+        """A pass is over."""
         if not trains and opened.loader not in self._training:
             self._others.add(opened.loader)
-        if opened.changed and opened.settings == self.settings and self.settings.get("persistent_workers"):
+        self.put_by(opened)
+
+    def put_by(self, opened: Opened) -> None:
+        """Keep persistent workers of ours for the next pass, and end others."""
+        keeps = self.settings.get("persistent_workers") or keeps_workers(opened.loader)
+        if opened.changed and opened.settings == self.settings and keeps:
             self._kept[opened.loader] = opened
             while len(self._kept) > MOST_KEPT:
                 self._kept.pop(next(iter(self._kept))).close()
@@ -179,20 +199,21 @@ class Loaders:
             self._may_open(loader)
             and loader not in self._refused
             and loader.multiprocessing_context is None
+            and getattr(loader, "in_order", True)  # otherwise nobody knows which batches were given when one breaks
             and not isinstance(loader.dataset, IterableDataset)
             and held_open(loader.dataset) is None
             and (loader.num_workers > 0 or not runs_ahead(loader))
         )
 
     def _may_open(self, loader: DataLoader[Any]) -> bool:
+        own = type(loader)
+        usual = own.__iter__ is DataLoader.__iter__ and own._get_iterator is DataLoader._get_iterator
         # not in a process that was forked from here, to which the workers do not belong
-        return type(loader).__iter__ is DataLoader.__iter__ and os.getpid() == self._pid
+        return usual and os.getpid() == self._pid
 
     def _feeds_training(self, loader: DataLoader[Any]) -> bool:
-        # A loader in order is most often an evaluation's, for which starting workers each time would cost; it is
-        # left alone until it has been seen to train.
         if loader in self._training:
-            return True
+            return True  # one in order is most often an evaluation's, for which starting workers would cost
         return loader not in self._others and not isinstance(loader.sampler, SequentialSampler)
 
     @property
@@ -208,17 +229,9 @@ class Loaders:
         """What is to be said of kept items in the end; nothing is written to the disk after that."""
         return [] if self._pipeline is None else self._pipeline.stored.keeping.remarks()
 
-    def fuse(self, engaged: bool) -> None:
-        """Compute batches at once from now on, where that is known how, or no longer."""
-        self.pipeline.fused.engage(engaged)
-        self._attach()
-
-    def keep(self, engaged: bool) -> None:
-        """Keep items from now on, where it is known what they follow from, or no longer."""
-        self.pipeline.stored.engage(engaged, fill=self.training if self.reopen else ())
-        self._attach()
-
-    def _attach(self) -> None:
+    def engage(self, part: Part, on: bool) -> None:
+        """Have a part of the input pipeline fetch from now on, where it is known how, or no longer."""
+        self.pipeline.engage(part, on, fill=self.training if self.reopen else ())
         for one in self.passes:
             self.pipeline.attach(one.loader, one.inner)
 
@@ -226,10 +239,10 @@ class Loaders:
         """The next batch of a pass's iterator."""
         return next(iterator) if self._pipeline is None else self._pipeline.following(iterator)
 
-    def why_not(self, part: Literal["fused", "stored"], loader: DataLoader[Any], *, for_workers: bool) -> str | None:
+    def why_not(self, part: Part, loader: DataLoader[Any], *, for_workers: bool) -> str | None:
         """Why a part of the input pipeline cannot compute a loader's batches; None where it can."""
-        if not self.reopen:  # reading a dataset takes a while
-            return NOT_LOOKED_AT
+        if not (self.reopen or self._pipeline is not None or IN_PROCESS in self.settings):
+            return NOT_LOOKED_AT  # reading a dataset takes a while
         why: str | None = getattr(self.pipeline, part).why_not(loader, for_workers=for_workers)
         return why
 
@@ -259,7 +272,7 @@ class Loaders:
             return {}
         if self.settings.get(IN_PROCESS) and self.pipeline.fused.why_not(loader, for_workers=True) is None:
             return self.settings
-        if not self._feeds_training(loader):
+        if not self._feeds_training(loader) and not (loader in self._kept and keeps_workers(loader)):
             return {}
         if self.may_change(loader):
             return {name: value for name, value in self.settings.items() if name != IN_PROCESS}
@@ -268,8 +281,13 @@ class Loaders:
 
     def open_plain(self, loader: DataLoader[Any], *, drawn: bool = False) -> Opened:
         """A pass as the script makes it; `drawn` says that the seed which that draws has been drawn already."""
+        if keeps_workers(loader) and loader not in self._refused and getattr(loader, "_iterator", None) is None:
+            try:
+                self._copies.check(loader)
+            except RuntimeError as problem:
+                self.refuse(loader, "engage", problem)
         original = self._patch.original if self._patch is not None else DataLoader.__iter__
-        with _drawing_elsewhere(loader, 0) if drawn else self._drawing_as_plain(loader):
+        with drawing_elsewhere(loader, 0) if drawn else self._drawing_as_plain(loader):
             iterator = original(loader)
         self._remember(loader, iterator)
         return Opened(loader, iterator, dict(self.settings))
@@ -284,11 +302,11 @@ class Loaders:
         if seed is None:
             yield True
             return
-        with _drawing_elsewhere(loader, seed + 1):
+        with drawing_elsewhere(loader, seed + 1):
             yield False
 
     def _remember(self, loader: DataLoader[Any], iterator: Any) -> None:
-        if loader.persistent_workers and loader.num_workers:
+        if keeps_workers(loader):
             self._seeds[loader] = iterator._base_seed
 
     def refuse(self, loader: DataLoader[Any], stage: str, problem: BaseException) -> None:
@@ -300,7 +318,7 @@ class Loaders:
     def _open_changed(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:
         if loader.num_workers or not settings.get("num_workers"):  # what plain has begins at once, and draws at once
             return self._start(loader, settings, before)
-        _draw_seed(loader)
+        draw_seed(loader)
         opened = Opened(loader, None, dict(self.settings), before=before)
         opened.iterator = Later(loader, lambda: self._start_into(opened, settings))
         return opened
@@ -311,7 +329,7 @@ class Loaders:
         opened.before, opened.drawn = RandomStates([loader.generator]), True
         shuffle = shuffle_of(loader)
         try:
-            with _drawing_elsewhere(loader, 0), shuffle.aside() if shuffle else contextlib.nullcontext():
+            with drawing_elsewhere(loader, 0), shuffle.aside() if shuffle else contextlib.nullcontext():
                 started = self._start(loader, settings, opened.before)
         except Exception as problem:  # noqa: BLE001  a process that cannot be started must not end the training
             opened.before.restore()
@@ -323,19 +341,22 @@ class Loaders:
 
     def _start(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:
         kept = self._kept.pop(loader, None)
-        mark = fingerprint(loader.dataset)
-        if kept is not None and kept.fingerprint != mark:  # its workers have the dataset as it was
-            kept.close()
+        keeps = keeps_workers(loader)
+        mark = fingerprint(loader.dataset, surely=not keeps)
+        if kept is not None and kept.fingerprint != mark and not (keeps and kept.iterator.has_copy):
+            kept.close()  # its workers have the dataset as it was
             kept = None
+        if kept is None and keeps:
+            self._copies.check(loader)
         former = {name: getattr(loader, name) for name in WORKER_ATTRIBUTES}
         try:
             with self._drawing_as_plain(loader) as draws:
                 loader.__dict__.update(wanted(former, settings))
                 if kept is None:
-                    iterator = self._begun(loader, in_process=bool(settings.get(IN_PROCESS)))
+                    iterator = self._begun(loader, settings)
                 else:
                     if draws:  # workers stay, but the script's random stream must move as it does for new ones
-                        _draw_seed(loader)
+                        draw_seed(loader)
                     kept.iterator._reset(loader)
                     iterator = kept.iterator
         finally:
@@ -344,55 +365,19 @@ class Loaders:
         self.num_changed += 1
         return Opened(loader, iterator, dict(self.settings), before=before, fingerprint=mark)
 
-    def _begun(self, loader: DataLoader[Any], *, in_process: bool) -> Any:
-        if in_process:
-            loader.check_worker_number_rationality()  # plain warns where there are more workers than cores
-            return self.pipeline.in_process(loader)
-        with _handing_over(loader):
-            iterator = loader._get_iterator()
-        _leave_unwatched(iterator)
-        return iterator
+    def _begun(self, loader: DataLoader[Any], settings: Mapping[str, Any]) -> Any:
+        if not loader.num_workers:
+            return loader._get_iterator()
+        loader.check_worker_number_rationality()  # plain warns where there are more workers than cores
+        fused = bool(settings.get(IN_PROCESS))
+        if fused or settings.get("num_workers") == 0:
+            return self.pipeline.in_process(loader, fused=fused)
+        from flatout.frameworks.pytorch.worker_processes import OurWorkers
+
+        return OurWorkers(loader)
 
     def close_kept(self) -> None:
         """End workers that wait for a next pass."""
         for opened in list(self._kept.values()):
             opened.close()
         self._kept.clear()
-
-
-def _draw_seed(loader: DataLoader[Any]) -> None:
-    """Move the random stream as a new iterator of plain's does, which draws a seed for its workers."""
-    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-
-
-@contextlib.contextmanager
-def _drawing_elsewhere(loader: DataLoader[Any], seed: int) -> Iterator[None]:
-    """Have the loader draw from a generator of ours; its sampler keeps its own."""
-    own = loader.generator
-    loader.__dict__["generator"] = torch.Generator().manual_seed(seed)
-    try:
-        yield
-    finally:
-        loader.__dict__["generator"] = own
-
-
-@contextlib.contextmanager
-def _handing_over(loader: DataLoader[Any]) -> Iterator[None]:
-    """Have the loader's workers hand over small tensors by value."""
-    own = loader.multiprocessing_context
-    ours = context_for(vars(loader)) if own is None else None
-    if ours is None:
-        yield
-        return
-    loader.multiprocessing_context = ours
-    try:
-        yield
-    finally:
-        loader.multiprocessing_context = own
-
-
-def _leave_unwatched(iterator: Any) -> None:
-    """Let a worker's death show at the next fetch, where it can be mended, and not by a signal in the script's code."""
-    if getattr(iterator, "_worker_pids_set", False):
-        signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
-        iterator._worker_pids_set = False

@@ -149,6 +149,11 @@ class Pass:
             if observer is not None:
                 observer.after_fetch()
 
+    def begin_anew(self) -> None:
+        """Give the first batch again next, to everybody who has this pass."""
+        self._owner.put_by(self._opened)
+        self._open()
+
     @property
     def loader(self) -> DataLoader[Any]:
         """Whose pass it is."""

@@ -74,3 +74,19 @@ def runs_ahead(loader: DataLoader[Any]) -> bool:
     if type(sampler) is not RandomSampler or (batches is not None and type(batches) is not BatchSampler):
         return True
     return sampler.replacement or sampler.num_samples != len(sampler.data_source)  # type: ignore[arg-type]
+
+
+def draw_seed(loader: DataLoader[Any]) -> None:
+    """Move the random stream as a new iterator of plain's does, which draws a seed for its workers."""
+    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+
+
+@contextlib.contextmanager
+def drawing_elsewhere(loader: DataLoader[Any], seed: int) -> Iterator[None]:
+    """Have the loader draw from a generator of ours; its sampler keeps its own."""
+    own = loader.generator
+    loader.__dict__["generator"] = torch.Generator().manual_seed(seed)
+    try:
+        yield
+    finally:
+        loader.__dict__["generator"] = own

@@ -21,6 +21,8 @@ def wanted(former: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, 
     wanted = {**former, **{name: value for name, value in settings.items() if name != IN_PROCESS}}
     if former["prefetch_factor"] is not None:
         wanted["prefetch_factor"] = former["prefetch_factor"]  # the script has chosen
+    if former["num_workers"] and not wanted["num_workers"]:  # drawing as its workers would
+        return {**former, "pin_memory": wanted["pin_memory"]}
     if not former["num_workers"]:
         wanted["worker_init_fn"] = None  # plain never calls it
     if not wanted["num_workers"]:

@@ -11,10 +11,13 @@ from flatout.frameworks.pytorch.levers.channels_last import ChannelsLast
 from flatout.frameworks.pytorch.levers.compile import Compile
 from flatout.frameworks.pytorch.levers.cpu_affinity import CpuAffinity
 from flatout.frameworks.pytorch.levers.cudnn_benchmark import CudnnBenchmark
+from flatout.frameworks.pytorch.levers.decoded_store import DecodedStore
 from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
 from flatout.frameworks.pytorch.levers.fused_fetch import FusedFetch
 from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
 from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
+from flatout.frameworks.pytorch.levers.pixel_threads import PixelThreads
+from flatout.frameworks.pytorch.levers.prefetch import Prefetch
 from flatout.frameworks.pytorch.levers.sample_store import SampleStore
 from flatout.frameworks.pytorch.levers.tf32 import Tf32
 from flatout.frameworks.pytorch.levers.threads import Threads
@@ -29,6 +32,9 @@ LEVERS: tuple[type[Lever], ...] = (
     FusedFetch,
     SampleStore,
     VirtualWorkers,
+    PixelThreads,
+    Prefetch,
+    DecodedStore,
     PinnedMemory,
     CudnnBenchmark,
     Tf32,

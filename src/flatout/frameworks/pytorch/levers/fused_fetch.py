@@ -37,11 +37,11 @@ class FusedFetch(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next fetch on."""
-        session.loaders.fuse(True)
+        session.loaders.engage("fused", True)
 
     def release(self, session: Session) -> None:
         """Item by item again."""
-        session.loaders.fuse(False)
+        session.loaders.engage("fused", False)
 
     def evidence(self, session: Session) -> str | None:
         """Batches that were computed so."""

@@ -29,6 +29,7 @@ class SampleStore(Lever):
     toggles = "step"
     check = "batches"
     conflicts: ClassVar = ("workers", "fused_fetch")
+    contains: ClassVar = ("fused_fetch",)
     partners: ClassVar = ("virtual_workers",)
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
@@ -40,11 +41,11 @@ class SampleStore(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next fetch on; items that are kept already stay."""
-        session.loaders.keep(True)
+        session.loaders.engage("stored", True)
 
     def release(self, session: Session) -> None:
         """Items are computed again; those that are kept wait."""
-        session.loaders.keep(False)
+        session.loaders.engage("stored", False)
 
     def evidence(self, session: Session) -> str | None:
         """Batches that were put together of kept items."""

@@ -1,7 +1,7 @@
 """virtual_workers: compute at once, in this process, what the script's workers would build item by item.
 
 Where items are small, workers hurt: handing a batch from a process to another costs more than computing it. Only where
-it is known what the dataset computes; then the workers' own random streams are not used. As under `workers`, what the
+it is known what the dataset computes; each worker's random stream is kept apart. As under `workers`, what the
 training changes in a dataset while a pass is under way reaches plain's workers late or never, and is seen here at once.
 """
 

@@ -38,6 +38,8 @@ def concatenated(
         raise recording.unread("an index outside of the dataset, or from its end")
     read_parts = [read(part, index.value - first[number] if part is datasets[number] else 0) for part in datasets]
     programs = [program for _, program in read_parts]
+    if any(program.draws for program in programs):
+        raise recording.unread("random items of several datasets one after another")
     recording.guard(dataset.value, "parts", lambda: all(program.holds() for program in programs))
     item = read_parts[number][0]
     together = Operation(

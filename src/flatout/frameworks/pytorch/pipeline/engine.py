@@ -5,12 +5,15 @@ In: loaders' iterators. Out: the same iterators, which ask the engaged parts for
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch.utils.data import DataLoader
 
+from flatout.frameworks.pytorch.pipeline.ahead import Ahead
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, following
 from flatout.frameworks.pytorch.pipeline.in_process import InProcess
+from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads
 from flatout.frameworks.pytorch.pipeline.stored import Keeping, StoredItems
 
 
@@ -24,19 +27,33 @@ class InputPipeline:
     def __init__(self, keeping: Keeping | None = None) -> None:
         self.fused = FusedFetch()
         self.stored = StoredItems(self.fused, keeping)
+        self.pixels = PixelThreads(self.fused)
+        self.ahead = Ahead(self.pixels)
+
+    def engage(self, part: str, on: bool, *, fill: Iterable[DataLoader[Any]] = ()) -> None:
+        """Have a part fetch from now on, or no longer; `fill`: loaders whose items are all kept at once, in a trial."""
+        if part == "stored":
+            self.stored.engage(on, fill=fill)
+        elif part == "decoded":
+            self.pixels.decoded.engage(on)
+            self.pixels.engage(on, wanted_by="decoded_store")
+        else:
+            getattr(self, part).engage(on)
 
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Have an iterator that fetches in this process ask us."""
         self.fused.attach(loader, iterator)
         self.stored.attach(loader, iterator)
+        self.pixels.attach(loader, iterator)
+        self.ahead.attach(loader, iterator)
 
     def following(self, iterator: Any) -> Any:
         """The next batch of an iterator."""
         return following(iterator) if self.fused.engaged or self.stored.engaged else next(iterator)
 
-    def in_process(self, loader: DataLoader[Any]) -> InProcess:
-        """A pass over a loader without its workers."""
-        return InProcess(loader, self.fused, self.stored)
+    def in_process(self, loader: DataLoader[Any], *, fused: bool) -> InProcess:
+        """A pass over a loader without its workers; `fused`: its batches computed at once, or item by item."""
+        return InProcess(loader, self.fused if fused else None, self.stored)
 
 
 __all__ = ["InputPipeline", "Keeping"]

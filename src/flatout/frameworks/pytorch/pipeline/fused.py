@@ -7,24 +7,33 @@ Out: the same batches.
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from torch._C._autograd import _profiler_enabled
 from torch.utils.data import DataLoader, Subset, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from flatout.frameworks.pytorch.pipeline.draws import skip
+from flatout.frameworks.pytorch.pipeline.hugging_face import is_table
 from flatout.frameworks.pytorch.pipeline.program import Program
 from flatout.frameworks.pytorch.pipeline.reading import Unread, read
 from flatout.frameworks.pytorch.pipeline.rows import OneThread, Rows, Unvectorised, collated
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow
+from flatout.frameworks.pytorch.random_states import RandomStates
 
 MOST_FAILURES = 8
 """Batches that could not be computed at once, after which it is no longer tried, unless four times as many could."""
+
+
+class SetAsideError(Exception):
+    """What the dataset computes was not what had been read."""
 
 
 class FusedFetch:
@@ -57,6 +66,8 @@ class FusedFetch:
             reading = self.reading(loader)
             reading.begin()
             why = reading.why_not
+            if for_workers and loader.persistent_workers and reading.program is not None and reading.program.draws:
+                why = "its workers are kept between passes, and their random streams with them"
         return why
 
     def reading(self, loader: DataLoader[Any]) -> Reading:
@@ -88,6 +99,7 @@ class Reading:
                 self.set_aside("its code has changed since it was read")
             return
         self._begun = True
+        states = RandomStates()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -98,6 +110,8 @@ class Reading:
             self.why_not = str(problem)
         except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and plain is always there
             self.why_not = f"{type(problem).__name__} while it was read"
+        finally:
+            states.restore()
 
     def failed(self, problem: Exception) -> None:
         """A batch could not be computed at once."""
@@ -139,7 +153,7 @@ def _unsuited(loader: DataLoader[Any], *, for_workers: bool = False) -> str | No
     dataset = loader.dataset
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    if getattr(dataset, "__getitems__", None):
+    if getattr(dataset, "__getitems__", None) and not is_table(dataset):
         return "the dataset gives several items at once"
     return None
 
@@ -147,49 +161,75 @@ def _unsuited(loader: DataLoader[Any], *, for_workers: bool = False) -> str | No
 class FusedFetcher:
     """What an iterator asks for the batch of some indices."""
 
-    def __init__(self, owner: FusedFetch, original: Any, reading: Reading, *, always: bool = False) -> None:
+    def __init__(self, owner: FusedFetch, original: Any, reading: Reading, *, in_process: bool = False) -> None:
         self._owner = owner
-        self._always = always
-        """Whether it does so though the lever for loaders without workers is not engaged."""
-        self._original = original
+        self._in_process = in_process
+        """Whether it stands for workers: then it fetches though the lever for loaders without them is not engaged, and
+        what it cannot compute is not fetched by the script's own path here, with other random numbers, but by them."""
+        self.original = original
         self.reading = reading
         self._begun = False
         self.known = False
         """Whether the latest batch is what the program gives, and not what the script did in its place."""
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_original":  # while being copied
+        if name == "original":  # while being copied
             raise AttributeError(name)
-        return getattr(self._original, name)
+        return getattr(self.original, name)
 
-    @property
-    def plain(self) -> Callable[[Any], Any]:
-        """The script's own path."""
-        return self._original.fetch  # type: ignore[no-any-return]
+    def plain(self, indices: Any) -> Any:
+        """The batch by the script's own path.
+
+        Raises:
+            SetAsideError: That is the path of its workers.
+        """
+        if self._in_process:
+            raise SetAsideError(self.reading.why_not or "what was read does not hold for all items")
+        return self.original.fetch(indices)
 
     def fetch(self, indices: Any, *, always: bool = False) -> Any:
         """The batch; `always`: computed at once though the lever is not engaged."""
-        plain, reading = self._original.fetch, self.reading
+        reading = self.reading
         self.known = False
-        if not (self._owner.engaged or self._always or always) or type(indices) is not list or not indices:
-            return plain(indices)
+        if not (self._owner.engaged or self._in_process or always) or type(indices) is not list or not indices:
+            return self.plain(indices)
         if not self._begun:
             self._begun = True
             reading.begin()
-        if reading.program is None or set(map(type, indices)) != {int}:
-            return plain(indices)
-        batch = self._computed(reading.program, indices)
+        program = reading.program
+        if program is None or set(map(type, indices)) != {int} or (program.draws and not _in_main_thread()):
+            return self.plain(indices)
+        before = torch.get_rng_state() if program.draws else None
+        batch = self._computed(program, indices)
         if batch is None:  # plain has it, or the error that belongs here
-            return plain(indices)
+            if before is not None:
+                torch.set_rng_state(before)
+            return self.plain(indices)
+        return self._shadowed(batch, indices, before)
+
+    def _shadowed(self, batch: Any, indices: list[int], before: torch.Tensor | None) -> Any:
+        """The batch, or the script's own where it is to be that; `before`: the random stream's state, if it moved."""
+        reading, single_path = self.reading, self.original.fetch
+        after = torch.get_rng_state() if before is not None else None
         if reading.shadow.first:
-            own = plain(indices)
+            if before is not None:
+                torch.set_rng_state(before)
+            own = single_path(indices)
             if why := reading.shadow.of_batch(batch, own):
                 reading.differs(why)
+            elif after is not None and not torch.equal(after, torch.get_rng_state()):
+                reading.set_aside("its items draw other random numbers")
             self.known = not why
             return own
-        if why := reading.shadow.of_items(batch, indices, lambda index: plain([index])):
+        single = Single(single_path, indices, before, len(reading.program.draws) if reading.program else 0)
+        unwatched = before is not None or not _in_main_thread()  # where others draw meanwhile
+        if why := reading.shadow.of_items(batch, indices, single, draws=unwatched):
             reading.differs(why)
-            return plain(indices)
+            if before is not None:
+                torch.set_rng_state(before)
+            return self.plain(indices)
+        if after is not None and single.asked:
+            torch.set_rng_state(after)
         self._owner.num_batches += 1
         self.known = True
         return batch
@@ -201,12 +241,37 @@ class FusedFetcher:
     def _computed(self, program: Program, indices: list[int]) -> Any:
         """The batch; None where it cannot be computed."""
         try:
-            batch = computed(program, self._original.dataset, indices)
+            batch = computed(program, self.original.dataset, indices)
         except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
             self.reading.failed(problem)
             return None
         self.reading.succeeded()
         return batch
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+class Single:
+    """Gives the batch of one that an item is on its own, by the script's path, with the random numbers that it had."""
+
+    def __init__(
+        self, plain: Callable[[Any], Any], indices: list[int], before: torch.Tensor | None = None, num_words: int = 0
+    ) -> None:
+        self._plain = plain
+        self._indices = indices
+        self._before = before
+        self._num_words = num_words
+        self.asked = False
+
+    def __call__(self, place: int) -> Any:
+        """For the item at a place of the batch."""
+        self.asked = True
+        if self._before is not None:
+            torch.set_rng_state(self._before)
+            skip(place * self._num_words)
+        return self._plain([self._indices[place]])
 
 
 def following(iterator: Any) -> Any:

@@ -249,7 +249,7 @@ def versions(program: Program) -> list[tuple[str, str]]:
 def _own_code() -> str:
     """What computes items, of flatout's own: a checkout may change without another version."""
     found = hashlib.blake2b(digest_size=16)
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         found.update(path.read_bytes())
     return found.hexdigest()
 

@@ -72,7 +72,7 @@ def pil_to_tensor(transform: Any, value: Any) -> Rows:
 
 
 def _channels_first(data: np.ndarray) -> torch.Tensor:
-    pixels = torch.from_numpy(np.ascontiguousarray(data))
+    pixels = torch.from_numpy(data if data.flags.writeable else data.copy())
     return pixels.unsqueeze(1) if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2).contiguous()
 
 
@@ -83,6 +83,8 @@ def normalize(transform: Any, value: Any, *, in_place: bool = False) -> Rows:
     data, given = value.data, (transform.mean, transform.std)
     if not data.is_floating_point() or any(type(one) not in (tuple, list) for one in given):
         raise Unvectorised("`Normalize` of something else than floats, or by something else than a list")
+    if any(len(one) not in (1, data.shape[1]) or not {*map(type, one)} <= {int, float} for one in given):
+        raise Unvectorised("`Normalize` with other means than one a channel")
     mean, std = _by_channel(tuple(transform.mean), tuple(transform.std), data.dtype)
     return Rows("tensor", (data.sub_(mean) if in_place else data.sub(mean)).div_(std))
 

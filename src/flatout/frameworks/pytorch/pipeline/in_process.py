@@ -2,38 +2,56 @@
 
 Workers are there because building a batch is slow. Where it is computed at once it is not, and handing it from a
 process to another costs more than it does. Seeds and indices are drawn when the workers' iterator draws them: some
-batches ahead at the start, then one for each batch that is given. In: a loader with workers. Out: an iterator.
+batches ahead at the start, then one for each batch that is given. Batches go to workers in turn, each of which has a
+random stream of its own: so here. In: a loader with workers. Out: an iterator.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from typing import Any
 
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher
+from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, SetAsideError
 from flatout.frameworks.pytorch.pipeline.stored import StoredItems
 
 
-class SetAsideError(Exception):
-    """What the dataset computes was not what had been read."""
-
-
 class InProcess(_BaseDataLoaderIter):
-    """One pass over a loader with workers, without them."""
+    """One pass over a loader with workers, without them.
 
-    def __init__(self, loader: DataLoader[Any], fused: FusedFetch, stored: StoredItems | None = None) -> None:
+    `fused` computes the batches at once; without it they are put together item by item. From a copy of the dataset,
+    such as each worker has: what the script writes into the dataset meanwhile is not seen, and what items write into
+    it, a file that they open for example, stays there.
+    """
+
+    has_copy = True
+
+    def __init__(self, loader: DataLoader[Any], fused: FusedFetch | None, stored: StoredItems | None = None) -> None:
         super().__init__(loader)
-        original = _MapDatasetFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
-        fetcher = FusedFetcher(fused, original, fused.reading(loader), always=True)
-        self._fetcher = fetcher if stored is None else stored.fetcher(loader, fetcher)
+        self._dataset = copied(self._dataset)
+        self._fetcher: Any = _MapDatasetFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
+        self._reading = fused.reading(loader) if fused is not None else None
+        if fused is not None and self._reading is not None:
+            self._fetcher = FusedFetcher(fused, self._fetcher, self._reading, in_process=True)
+            if stored is not None:
+                self._fetcher = stored.fetcher(loader, self._fetcher)
         self._ahead: deque[Any] = deque()
+        self._num_ahead = (loader.prefetch_factor or 2) * self._num_workers
         self._reset(loader, first_iter=True)  # as the workers' iterator does, which asks the sampler twice
-        for _ in range((loader.prefetch_factor or 2) * self._num_workers):
+        first = int(self._base_seed)
+        self._streams = [torch.Generator().manual_seed(first + n).get_state() for n in range(self._num_workers)]
+        """Where each worker's random stream stands."""
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self._ahead.clear()
+        for _ in range(self._num_ahead):
             self._draw()
 
     def _draw(self) -> None:
@@ -45,8 +63,31 @@ class InProcess(_BaseDataLoaderIter):
     def _next_data(self) -> Any:  # type: ignore[override]
         if not self._ahead:
             raise StopIteration
-        batch = self._fetcher.fetch(self._ahead.popleft())
-        if self._fetcher.reading.program is None:  # whatever it is that was not seen, workers see it as plain's do
-            raise SetAsideError(self._fetcher.reading.why_not)
+        batch = self._as_worker(self._num_yielded % self._num_workers, self._ahead.popleft())
+        reading = self._reading
+        if reading is not None and reading.program is None:  # whatever was not seen, workers see it as plain's do
+            raise SetAsideError(reading.why_not)
         self._draw()
         return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
+
+    def _as_worker(self, number: int, indices: Any) -> Any:
+        """The batch, with the random numbers that a worker draws for it."""
+        program = self._reading.program if self._reading is not None else None
+        if program is None or not program.draws:
+            return self._fetcher.fetch(indices)
+        own = torch.get_rng_state()
+        torch.set_rng_state(self._streams[number])
+        try:
+            return self._fetcher.fetch(indices)
+        finally:
+            self._streams[number] = torch.get_rng_state()
+            torch.set_rng_state(own)
+
+
+def copied(dataset: Any) -> Any:
+    """A dataset that shares its data with another, and no attribute that is written; also where they are nested."""
+    twin = copy.copy(dataset)
+    for name, value in getattr(twin, "__dict__", {}).items():
+        if isinstance(value, Dataset):
+            twin.__dict__[name] = copied(value)
+    return twin

@@ -82,14 +82,13 @@ def of_transform(transform: Any) -> Operation | None:
     known = images.TRANSFORMS.get(kind.__name__)
     if known is None or getattr(sys.modules.get("torchvision.transforms.transforms"), kind.__name__, None) is not kind:
         return None
-    if _is_touched(transform):
+    if is_touched(transform):
         return None
-    library = vars(sys.modules["torchvision.transforms.functional"])
-    code = _code_of(kind, library)
+    code = code_of(kind)
 
     def looked_at(rows: Callable[..., Any]) -> Callable[[Any, Any], Rows]:
         def looked_at_first(self: Any, value: Any) -> Rows:
-            if _code_of(kind, library) != code or _is_touched(self):
+            if code_of(kind) != code or is_touched(self):
                 raise Unvectorised("a transform that was changed since it was read")
             return rows(self, value)
 
@@ -101,13 +100,13 @@ def of_transform(transform: Any) -> Operation | None:
     )  # fmt: skip
 
 
-def _code_of(kind: type, library: dict[str, Any]) -> tuple[Any, ...]:
+def code_of(kind: type) -> tuple[Any, ...]:
     """What a transform of torchvision's runs."""
-    own, names = kind.__dict__.get, library.get
+    own, names = kind.__dict__.get, vars(sys.modules["torchvision.transforms.functional"]).get
     return own("__call__"), own("forward"), names("to_tensor"), names("pil_to_tensor"), names("normalize")
 
 
-def _is_touched(transform: Any) -> bool:
+def is_touched(transform: Any) -> bool:
     """Whether somebody has hooked something to a transform, or to all modules."""
     if not isinstance(transform, torch.nn.Module):
         return "__call__" in vars(transform)

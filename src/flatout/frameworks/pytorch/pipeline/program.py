@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
+from flatout.frameworks.pytorch.pipeline.draws import drawn
 from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
 
 
@@ -22,8 +23,8 @@ class Slot:
     number: int
 
 
-DATASET, INDEX = Slot(0), Slot(1)
-"""Where a program finds what it is given."""
+DATASET, INDEX, DRAWN = Slot(0), Slot(1), Slot(2)
+"""Where a program finds what it is given: the last are the random numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class Program:
         parameters: Whatever else they depend on, beside their index.
         varying: Where values lie that differ from item to item.
         works: Whether anything is computed, and not only moved.
+        draws: The random numbers that an item draws, in order, as `draws.drawn` names them.
         read_from: The names that the code uses and what was found there: functions with their code, values.
     """
 
@@ -82,6 +84,7 @@ class Program:
     parameters: tuple[Any, ...] = ()
     varying: frozenset[Slot] = frozenset()
     works: bool = False
+    draws: tuple[int, ...] = ()
     read_from: tuple[tuple[str, Any], ...] = ()
     run: Callable[..., Any] = field(init=False, repr=False)
 
@@ -101,14 +104,15 @@ class Program:
         Raises:
             Unvectorised: Something is not as it was when the program was read.
         """
-        return self.run(dataset, Rows("int", list(indices)))
+        numbers = drawn(self.draws, len(indices)) if self.draws else None
+        return self.run(dataset, Rows("int", list(indices)), numbers)
 
 
 def straight_line(instructions: Sequence[Instruction], constants: Sequence[Any], item: Any) -> Callable[..., Any]:
     """The program as a function of the dataset and the index: what walks through instructions takes as long as they do.
 
-    >>> import operator; twice = Instruction(2, operator.mul, (INDEX, 2), {})
-    >>> straight_line([twice], [None, None, None], (Slot(2), "text"))(None, 21)
+    >>> import operator; twice = Instruction(3, operator.mul, (INDEX, 2), {})
+    >>> straight_line([twice], [None] * 4, (Slot(3), "text"))(None, 21)
     (42, 'text')
     """
     names: dict[str, Any] = {f"v{number}": value for number, value in enumerate(constants)}
@@ -125,7 +129,7 @@ def straight_line(instructions: Sequence[Instruction], constants: Sequence[Any],
         names[f"c{len(names)}"] = part
         return f"c{len(names) - 1}"
 
-    lines = [f"def program(v{DATASET.number}, v{INDEX.number}):"]
+    lines = [f"def program(v{DATASET.number}, v{INDEX.number}, v{DRAWN.number}=None):"]
     for one in instructions:
         given = [*map(named, one.operands), *(f"{name}={named(part)}" for name, part in one.keywords.items())]
         lines.append(f"    v{one.target} = {named(one.compute)}({', '.join(given)})")

@@ -20,8 +20,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset
 
-from flatout.frameworks.pytorch.pipeline import operations
+from flatout.frameworks.pytorch.pipeline import operations, randomness
 from flatout.frameworks.pytorch.pipeline.concatenation import concatenated
+from flatout.frameworks.pytorch.pipeline.hugging_face import is_table, row_of_table
 from flatout.frameworks.pytorch.pipeline.lookup import Lookup
 from flatout.frameworks.pytorch.pipeline.program import Program
 from flatout.frameworks.pytorch.pipeline.recording import Recording, Seen, Unread
@@ -74,6 +75,9 @@ class Reader:
 
     def item(self, dataset: Seen, index: Seen) -> Seen:
         """`dataset[index]` by its class's own `__getitem__`."""
+        if is_table(dataset.value) and index.varies and type(index.value) is int:
+            self._recording.of_type(dataset, type(dataset.value))
+            return row_of_table(self._recording, dataset, index)
         function = self._lookup.special(dataset, "__getitem__")
         if type(dataset.value) is ConcatDataset and index.varies and type(index.value) is int:
             return concatenated(self._recording, dataset, index, read)
@@ -357,6 +361,9 @@ class Reader:
         if operation is not None:
             recording.of_type(callee, type(value))
             return recording.apply(operation, [callee, *given], named)
+        random = randomness.of_transform(value)
+        if random is not None and len(given) == 1 and not named:
+            return recording.draw(callee, given[0], random)
         if value is len and len(given) == 1 and not given[0].varies:
             return self._run(self._lookup.special(given[0], "__len__"), given, {})
         if isinstance(value, type | types.BuiltinFunctionType | types.MethodType):

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 from torch.utils._pytree import tree_leaves
 
-from flatout.frameworks.pytorch.pipeline.operations import SUBSCRIPT, Operation
+from flatout.frameworks.pytorch.pipeline import images
+from flatout.frameworks.pytorch.pipeline.operations import SUBSCRIPT, Operation, is_touched
 from flatout.frameworks.pytorch.pipeline.program import (
     DATASET,
+    DRAWN,
     INDEX,
     Instruction,
     Program,
@@ -31,7 +33,8 @@ from flatout.frameworks.pytorch.pipeline.program import (
     require_type,
     slots_of,
 )
-from flatout.frameworks.pytorch.pipeline.rows import kind_of
+from flatout.frameworks.pytorch.pipeline.randomness import RandomTransform, code_of, kinds_of
+from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised, kind_of
 
 MAX_INSTRUCTIONS = 300
 
@@ -73,7 +76,7 @@ class Recording:
         self.taken_bytes = 0
         """What was taken out of tensors and arrays for one item."""
         self._instructions: list[Instruction] = []
-        self._constants: list[Any] = [None, None]
+        self._constants: list[Any] = [None, None, None]
         self._guards: dict[tuple[int, str], Callable[[], bool]] = {}
         self._read_from: dict[tuple[int, str], tuple[str, Any]] = {}
         self._typed: set[tuple[Any, type]] = set()
@@ -87,6 +90,7 @@ class Recording:
         self._varying: set[Slot] = set()
         """What differs from item to item, or is known only once there are items."""
         self._works = False
+        self._draws: list[int] = []
         self._stale: set[Slot] = set()
         """What has been changed in place since."""
 
@@ -107,6 +111,7 @@ class Recording:
             parameters=self._parameters(),
             varying=frozenset(self._varying),
             works=self._works,
+            draws=tuple(self._draws),
             read_from=tuple(self._read_from.values()),
         )
 
@@ -131,7 +136,7 @@ class Recording:
         for one in self._instructions:
             target = Slot(one.target)
             if target in self._varying:
-                used = slots_of((one.operands, one.keywords)) - self._varying - {INDEX, taken.get(target)}
+                used = slots_of((one.operands, one.keywords)) - self._varying - {INDEX, DRAWN, taken.get(target)}
                 found.update(dict.fromkeys(sorted(used, key=lambda slot: slot.number)))
         return tuple(found)
 
@@ -181,6 +186,29 @@ class Recording:
         if operation.in_place:
             self._stale.add(operands[0].operand)
         return Seen(value, target, varies and not operation.same)
+
+    def draw(self, transform: Seen, image: Seen, known: RandomTransform) -> Seen:
+        """Do a random transform, whose numbers are drawn for all items before anything is computed.
+
+        Raises:
+            Unread: It is not known what it draws for this image.
+        """
+        try:
+            kinds = kinds_of(known, transform.value, image.value)
+        except Unvectorised as problem:
+            raise self.unread(str(problem)) from problem
+        first, code = len(self._draws), code_of(transform.value)
+        self._draws += kinds
+
+        def rows(now: Any, value: Any, numbers: list[Any]) -> Rows:
+            if is_touched(now) or code_of(now) != code or kinds_of(known, now, value) != kinds:
+                raise Unvectorised("a random transform that was changed since it was read")
+            return Rows("image", known.rows(now, images.of(value), numbers[first : first + len(kinds)]))
+
+        name = f"torchvision.{type(transform.value).__name__}"
+        operation = Operation(name, lambda own, value, _: own(value), rows, fresh=True)
+        self.of_type(transform, type(transform.value))
+        return self.apply(operation, [transform, image, Seen(None, DRAWN, varies=True)])
 
     def _allowed(self, operation: Operation, operands: Sequence[Seen]) -> None:
         """A value may be changed in place where nobody else has it, and is not looked at again."""
@@ -260,7 +288,7 @@ class Recording:
             raise self.unread("something that was changed in place is used again")
         self._used |= used
         target = self._slot(None)
-        if INDEX in used or used & self._varying:
+        if used & {INDEX, DRAWN, *self._varying}:
             self._varying.add(target)
         self._instructions.append(
             Instruction(target.number, compute, operands, keywords, name or getattr(compute, "__name__", ""))

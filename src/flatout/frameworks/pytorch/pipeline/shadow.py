@@ -43,25 +43,43 @@ class Shadow:
         self.num_batches += 1
         return difference(batch, plain)
 
-    def of_items(self, batch: Any, indices: list[int], single: Callable[[int], Any]) -> str | None:
-        """The items that are due in this batch; `single` gives a batch of one by the script's own path."""
+    def of_items(
+        self, batch: Any, indices: list[int], single: Callable[[int], Any], *, draws: bool = False
+    ) -> str | None:
+        """The items that are due in this batch.
+
+        Args:
+            batch: What was computed.
+            indices: Of its items.
+            single: Gives the batch of the one item at a place, by the script's own path.
+            draws: Whether it is known that items draw random numbers.
+        """
         self._since += len(indices)
         if self._since < EVERY * AT_ONCE:
             return None
         num = min(self._since // EVERY, len(indices))
         self._since %= EVERY
-        before = RandomStates() if self.num_items < NUM_WATCHED else None  # it costs more than most items
+        before = RandomStates() if self.num_items < NUM_WATCHED and not draws else None  # it costs more than most items
         first = self.num_items * 7919  # every place in its turn, drawn from no generator
         self.num_items += num
         places = [(first + number * 7919) % len(indices) for number in range(num)]
-        found = [single(indices[place]) for place in places]
+        found = [single(place) for place in places]
         if before is not None and not before.equals(RandomStates()):
             before.restore()
             return f"item {indices[places[0]]}, or one of the {num} looked at together, draws random numbers"
         for place, plain in zip(places, found, strict=True):
-            if why := difference(_row(batch, place), plain):
+            if why := difference(row(batch, place), plain):
                 return f"item {indices[place]}: {why}"
         return None
+
+    def due(self, num: int) -> int | None:
+        """The place of the item that is to be computed both ways, of the `num` in this batch; None where none is."""
+        self._since += num
+        if self._since < EVERY:
+            return None
+        self._since -= EVERY
+        self.num_items += 1
+        return self.num_items * 7919 % num  # every place in its turn, drawn from no generator
 
 
 def difference(one: Any, other: Any) -> str | None:
@@ -98,13 +116,13 @@ def _described(tensor: torch.Tensor) -> str:
     return text + " view" * tensor._is_view() + " with history" * tensor.requires_grad
 
 
-def _row(batch: Any, place: int) -> Any:
+def row(batch: Any, place: int) -> Any:
     """The batch that this one item would be."""
     kind = type(batch)
     if kind is torch.Tensor:
         return batch[place : place + 1].clone(memory_format=torch.contiguous_format)
     if kind is dict:
-        return {key: _row(part, place) for key, part in batch.items()}
+        return {key: row(part, place) for key, part in batch.items()}
     if kind in (list, tuple) and batch and type(batch[0]) is str:
         return batch[place : place + 1]
-    return kind(_row(part, place) for part in batch)
+    return kind(row(part, place) for part in batch)

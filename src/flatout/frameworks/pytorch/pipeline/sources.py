@@ -19,6 +19,7 @@ import torch
 
 from flatout.frameworks.pytorch.pipeline.identity import Identity, identify
 from flatout.frameworks.pytorch.pipeline.images import TRANSFORMS
+from flatout.frameworks.pytorch.pipeline.operations import code_of, is_touched
 from flatout.frameworks.pytorch.pipeline.program import Instruction, Program, Slot, slots_of, straight_line
 from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
 
@@ -77,8 +78,9 @@ class Sources:
         if counted != self._counted:
             self._compare_all_but(counted)
         mark = [_count(one) if on else _kind(one) for one, on in zip(containers, counted, strict=True)]
-        rows = tuple([_data(one) for one in self._take(dataset, index)])
-        return Look((torch.get_default_dtype(), *mark, *map(state_of, parameters)), rows)
+        taken = self._take(dataset, index)
+        rows = tuple([_data(one) for one in taken])
+        return Look((torch.get_default_dtype(), *mark, *map(_form, taken, rows), *map(state_of, parameters)), rows)
 
     def identity(self, dataset: Any, num_items: int) -> Identity:
         """What all items follow from, for the disk; from now on is compared what it leaves out.
@@ -108,8 +110,29 @@ def _needed(instructions: Sequence[Instruction], wanted: Sequence[Slot]) -> list
     return found[::-1]
 
 
+class _This:
+    """Equal to itself, and to another about the same tensor, which stays as long: its address is nobody else's."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _This and other._tensor is self._tensor
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def _count(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return id(tensor), tensor.data_ptr(), tensor._version, tensor.dtype, tensor.shape
+    address = tensor.data_ptr()
+    return _This(tensor), address, tensor._version, tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad
+
+
+def _form(taken: Rows, rows: Any) -> Any:
+    if isinstance(taken.data, torch.Tensor):
+        return taken.data.dtype, taken.data.shape[1:]
+    return (rows.dtype, rows.shape[1:]) if isinstance(rows, np.ndarray) else type(rows[0])
 
 
 def _kind(container: Any) -> Any:
@@ -150,11 +173,15 @@ def state_of(value: Any) -> Any:
     if kind is dict and len(value) <= MOST_PARTS:
         return kind, tuple([(key, state_of(one)) for key, one in value.items()])
     if kind is torch.Tensor and value.device.type == "cpu" and value.nbytes <= MOST_BYTES:
-        copied = value.detach().clone(memory_format=torch.contiguous_format)  # one seen as an array cannot be resized
+        if value.requires_grad:
+            raise Unvectorised("items depend on a tensor with a history")
+        copied = value.clone(memory_format=torch.contiguous_format)  # one seen as an array cannot be resized
         return kind, value.dtype, value.shape, copied.view(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(value, np.ndarray | np.generic) and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
         return kind, value.dtype, value.shape, value.tobytes()
     known = TRANSFORMS.get(kind.__name__)
     if known is not None and kind.__module__ == "torchvision.transforms.transforms":
-        return kind, tuple([state_of(getattr(value, name)) for name in known.attributes])
+        if is_touched(value):
+            raise Unvectorised("a transform that was changed since it was read")
+        return kind, code_of(kind), tuple([state_of(getattr(value, name)) for name in known.attributes])
     raise Unvectorised(f"items depend on a `{kind.__name__}`, which may change and not be seen to")

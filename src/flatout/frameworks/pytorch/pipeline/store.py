@@ -78,7 +78,8 @@ class Store:
         self.why_stopped: str | None = None
         """Why nothing is added any more."""
         self._room = room or Room()
-        self._place = np.full(num_items, -1, np.int64)
+        self._place_after = np.zeros(num_items, np.int32)
+        """For each item one more than its place, 0 where it has none: pages that are never used take no memory."""
         self._mark: tuple[Any, ...] | None = None
         self._num_changes = 0
         self._columns: Columns | None = None
@@ -102,7 +103,7 @@ class Store:
             self._forget(look)
         if self._columns is None or min(indices) < 0 or max(indices) >= self.num_items:
             return None
-        places = self._place.take(indices)
+        places = self._places_of(indices)
         if self._kept is not None and not self._kept.sound(places):
             self._kept.lose("its rows were torn")
             self._empty()
@@ -112,6 +113,9 @@ class Store:
             if not same.all():
                 places[~same] = -1
         return places
+
+    def _places_of(self, indices: Any) -> Places:
+        return self._place_after.take(indices).astype(np.int64) - 1
 
     def take(self, places: Places, missing: Any = None) -> Any:
         """The batch of these places; `missing` has the rows for those that are -1."""
@@ -131,7 +135,7 @@ class Store:
         if self._columns is None or self.capacity is None or not self._columns.fits(batch):
             return
         numbers = np.asarray(indices)
-        places = self._place[numbers]
+        places = self._places_of(numbers)
         if places.max() >= 0:
             self._replace_changed(places, look, batch)
         which = np.flatnonzero(places < 0) if len(set(indices)) == len(indices) else self._first_of(numbers)
@@ -154,7 +158,7 @@ class Store:
     def _first_of(self, numbers: Places) -> Places:
         """Which rows are those of items that are not there yet, each item once."""
         _, which = np.unique(numbers, return_index=True)
-        return which[self._place[numbers[which]] < 0]
+        return which[self._place_after[numbers[which]] == 0]
 
     def _replace_changed(self, places: Places, look: Look, batch: Any) -> None:
         """Items that have changed are kept as they are now."""
@@ -181,7 +185,7 @@ class Store:
         places = np.arange(self.num_kept, self.num_kept + len(which))
         if len(which) and not on_disk:
             self._write(places, which, batch, look)
-        self._place[numbers[which]] = places
+        self._place_after[numbers[which]] = places + 1
         self.num_kept += len(which)
         self._mind_memory()
 
@@ -214,8 +218,9 @@ class Store:
                 self._kept = None
 
     def _empty(self) -> None:
+        if self.num_kept:
+            self._place_after = np.zeros(self.num_items, np.int32)
         self._columns, self._made_of, self.num_kept = None, [], 0
-        self._place[:] = -1
 
     def _resume(self, look: Look) -> None:
         """Go on with what lies on the disk."""
@@ -241,7 +246,7 @@ class Store:
         ]
         self._item_bytes = sum(part.row_bytes for part in state.parts)
         items = kept.items()
-        self._place[items] = np.arange(len(items))
+        self._place_after[items] = np.arange(1, len(items) + 1)
         self.num_kept, self.capacity = len(items), state.capacity
         self.why_stopped = None if self.capacity == self.num_items else "no room for more"
         if not kept.writes:

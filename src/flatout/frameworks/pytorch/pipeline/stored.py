@@ -7,8 +7,11 @@ iterator. Out: the same batches.
 from __future__ import annotations
 
 import functools
+import statistics
+import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,7 +19,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from flatout.frameworks.pytorch.pipeline.columns import Places, Unkept
-from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, Reading, computed
+from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, Reading, Single, computed
 from flatout.frameworks.pytorch.pipeline.rows import OneThread, Unvectorised
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow
 from flatout.frameworks.pytorch.pipeline.shelf import Shelf
@@ -29,6 +32,9 @@ MOST_FAILURES = 8
 
 MOST_FILLING_S = 15.0
 """For so long a trial may compute the items of a dataset beforehand."""
+
+NUM_TIMED = 32
+"""Batches of kept items whose median time is held against that of computed ones."""
 
 NO_MEMORY = "`--store-memory 0` keeps nothing"
 
@@ -72,7 +78,9 @@ class StoredItems:
 
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Put a fetcher of ours before that of an iterator which fetches in this process."""
-        if type(iterator) is _SingleProcessDataLoaderIter and type(iterator._dataset_fetcher) is FusedFetcher:
+        if not self.engaged or type(iterator) is not _SingleProcessDataLoaderIter:
+            return
+        if type(iterator._dataset_fetcher) is FusedFetcher and self.why_not(loader) is None:
             iterator._dataset_fetcher = self.fetcher(loader, iterator._dataset_fetcher)
 
     def fetcher(self, loader: DataLoader[Any], inner: FusedFetcher) -> StoredFetcher:
@@ -108,6 +116,10 @@ class Keeper:
         self.sources: Sources | None = None
         self.shadow = Shadow()
         self.num_failures = 0
+        self.lock = threading.Lock()
+        """One thread at a time; who finds it taken does without what is kept."""
+        self._kept_s: deque[float] = deque(maxlen=NUM_TIMED)
+        self._computed_s: deque[float] = deque(maxlen=NUM_TIMED)
         self._begun = False
         self._opened = False
 
@@ -120,6 +132,8 @@ class Keeper:
         program = self.reading.program
         if program is None:
             self.why_not = self.reading.why_not
+        elif program.draws:
+            self.why_not = "its items are random"
         elif not program.works:
             self.why_not = "items are taken as they lie, and nothing is computed that could be kept"
         elif self.keeping.room.most_bytes == 0:
@@ -136,14 +150,17 @@ class Keeper:
             except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and plain is always there
                 self.why_not = f"{type(problem).__name__} when it was looked at"
 
-    def open(self) -> None:
-        """Before the first item is looked for: go to the disk, where items are to be kept there."""
+    def open(self, dataset: Any) -> None:
+        """Before the first item is looked for: go to the disk, where items are to be kept there.
+
+        `dataset`: the one that items are looked up in, or its copy: what they follow from lies there.
+        """
         if self._opened:
             return
         self._opened = True
         if self.store is None or self.sources is None or not self.keeping.shelf.folders:
             return
-        dataset, num_items = self.reading.dataset, self.store.num_items
+        num_items = self.store.num_items
         try:
             identity = self.sources.identity(dataset, num_items)
         except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and memory is always there
@@ -154,15 +171,15 @@ class Keeper:
         keep = functools.partial(self.keeping.shelf.kept, identity, dataset, num_items, lambda: not reading.wrong)
         self.store = Store(num_items, self.keeping.room, keep)
 
-    def look(self, indices: Sequence[int]) -> Look:
-        """What these items are made of now."""
+    def look(self, dataset: Any, indices: Sequence[int]) -> Look:
+        """What these items of the dataset, or of its copy, are made of now."""
         assert self.sources is not None
-        return self.sources.look(self.reading.dataset, indices)
+        return self.sources.look(dataset, indices)
 
     def fill_for_trial(self) -> None:
         """Keep all items now, so that a trial sees what later passes will be like."""
         self.begin()
-        self.open()
+        self.open(self.reading.dataset)
         try:
             if self.store is not None and not self._filled(MOST_FILLING_S):
                 self.set_aside("to compute all items once takes longer than a trial has")
@@ -179,7 +196,7 @@ class Keeper:
         first = 0
         while first < store.num_items:
             indices = list(range(first, min(first + CHUNK, store.num_items)))
-            look = self.look(indices)
+            look = self.look(self.reading.dataset, indices)
             places = store.places(indices, look)
             if places is None or (places < 0).any():
                 store.put(indices, look, computed(program, self.reading.dataset, indices))
@@ -187,6 +204,17 @@ class Keeper:
             if (time.perf_counter() - begun_s) * store.num_items > limit_s * first:
                 return False
         return True
+
+    def pays(self, num: int, *, kept_s: float | None = None, computed_s: float | None = None) -> None:
+        """A batch of `num` items was put together of kept ones, or computed: is it worth it?"""
+        if kept_s is None:
+            self._computed_s.append((computed_s or 0.0) / num)
+            return
+        self._kept_s.append(kept_s / num)
+        if len(self._kept_s) == NUM_TIMED and len(self._computed_s) >= NUM_TIMED // 4:
+            if statistics.median(self._kept_s) > statistics.median(self._computed_s):
+                self.set_aside("to put kept items together takes longer than to compute them")
+            self._kept_s.clear()
 
     def set_aside(self, why: str) -> None:
         """Never again."""
@@ -224,35 +252,45 @@ class StoredFetcher:
         if not self._owner.engaged or type(indices) is not list or set(map(type, indices)) != {int}:
             return inner.fetch(indices)
         keeper.begin()
-        if keeper.store is None or keeper.reading.program is None:
-            return inner.fetch(indices)
-        keeper.open()
-        looked_at = self._looked_at(keeper.store, indices)
+        if keeper.store is None or keeper.reading.program is None or not keeper.lock.acquire(blocking=False):
+            return inner.fetch(indices, always=True)
+        try:
+            keeper.open(inner.dataset)
+            return self._fetched(keeper.store, indices)
+        finally:
+            keeper.lock.release()
+
+    def _fetched(self, store: Store, indices: list[int]) -> Any:
+        inner, keeper = self._inner, self._keeper
+        begun_s = time.perf_counter()
+        looked_at = self._looked_at(store, indices)
         if looked_at is None:
-            return inner.fetch(indices)
+            return inner.fetch(indices, always=True)
         look, places = looked_at
         if places is None:
-            return self._kept(keeper.store, indices, look)
+            return self._kept(store, indices, look)
         there = places >= 0
         if not there.any():
-            return self._kept(keeper.store, indices, look)
+            return self._kept(store, indices, look)
         if there.all():
-            return self._shadowed(_taken(keeper.store, places), indices)
+            batch = _taken(store, places)
+            keeper.pays(len(indices), kept_s=time.perf_counter() - begun_s)
+            return self._shadowed(batch, indices)
         missing = [index for index, kept in zip(indices, there.tolist(), strict=True) if not kept]
         others = inner.computed(missing)
         if others is None:  # then the whole batch is the script's, which draws what it draws once
             return inner.plain(indices)
         try:
-            self._put(keeper.store, missing, None, others)
-            return self._shadowed(_taken(keeper.store, places, others), indices)
+            self._put(store, missing, None, others)
+            return self._shadowed(_taken(store, places, others), indices)
         except Unkept as problem:
             keeper.failed(problem)
-            return inner.fetch(indices)
+            return inner.fetch(indices, always=True)
 
     def _looked_at(self, store: Store, indices: list[int]) -> tuple[Look, Places | None] | None:
         """What the items are made of, and where they lie; None where that cannot be told."""
         try:
-            look = self._keeper.look(indices)
+            look = self._keeper.look(self._inner.dataset, indices)
             return look, store.places(indices, look)
         except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
             self._keeper.failed(problem)
@@ -260,29 +298,31 @@ class StoredFetcher:
 
     def _kept(self, store: Store, indices: list[int], look: Look | None) -> Any:
         """A batch of `inner`, which is kept where the program knows what it follows from."""
+        begun_s = time.perf_counter()
         batch = self._inner.fetch(indices, always=True)
         if self._inner.known:
+            self._keeper.pays(len(indices), computed_s=time.perf_counter() - begun_s)
             self._put(store, indices, look, batch)
         return batch
 
     def _put(self, store: Store, indices: list[int], look: Look | None, batch: Any) -> None:
         try:
-            store.put(indices, look or self._keeper.look(indices), batch)
+            store.put(indices, look or self._keeper.look(self._inner.dataset, indices), batch)
         except Exception as problem:  # noqa: BLE001  the batch is there, whatever becomes of the others
             self._keeper.set_aside(f"a batch could not be kept: {problem}")
 
     def _shadowed(self, batch: Any, indices: list[int]) -> Any:
         """The batch, or the script's own where it is to be that."""
-        keeper, plain = self._keeper, self._inner.plain
-        shadow = keeper.shadow
+        keeper, plain, shadow = self._keeper, self._inner.original.fetch, self._keeper.shadow
         if shadow.first:
             own = plain(indices)
             if why := shadow.of_batch(batch, own):
                 keeper.differs(why)
             return own
-        if why := shadow.of_items(batch, indices, lambda index: plain([index])):
+        unwatched = threading.current_thread() is not threading.main_thread()  # where others draw meanwhile
+        if why := shadow.of_items(batch, indices, Single(plain, indices), draws=unwatched):
             keeper.differs(why)
-            return plain(indices)
+            return self._inner.plain(indices)
         self._owner.num_batches += 1
         return batch
 

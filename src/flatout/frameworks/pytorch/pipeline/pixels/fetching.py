@@ -1,0 +1,260 @@
+"""Batches whose pixel work is done by several threads.
+
+A `PixelFetcher` stands in a loader's own iterator in the place of PyTorch's fetcher. It runs the script's code for each
+item in the thread that asks for the batch, so that random numbers are drawn in the script's order, and has the pixel
+work that this leaves behind done by threads, from the first item on. What goes wrong is fetched again by the fetcher
+that was there. In: indices. Out: the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image, ImageFile
+from torch.utils.data import default_collate
+
+from flatout.frameworks.pytorch.pipeline.pixels import collation
+from flatout.frameworks.pytorch.pipeline.pixels.collation import Collation
+from flatout.frameworks.pytorch.pipeline.pixels.comparison import item_difference
+from flatout.frameworks.pytorch.pipeline.pixels.decoded import DecodedImages
+from flatout.frameworks.pytorch.pipeline.pixels.decoding import Rows
+from flatout.frameworks.pytorch.pipeline.pixels.seams import Seams
+from flatout.frameworks.pytorch.pipeline.pixels.sources import Descriptors
+from flatout.frameworks.pytorch.pipeline.pixels.threads import Job, Threads
+from flatout.frameworks.pytorch.pipeline.pixels.work import TooLateError, Work
+from flatout.frameworks.pytorch.pipeline.shadow import difference, row
+from flatout.frameworks.pytorch.random_states import RandomStates
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads, Standing
+
+
+class Engine:
+    """What all fetchers of a process share."""
+
+    def __init__(self, num_threads: int, decoded: DecodedImages) -> None:
+        self.decoded = decoded
+        self.threads = Threads(num_threads)
+        self.seams = Seams()
+        self.rows = Rows()
+        self.descriptors = Descriptors()
+
+
+@dataclass
+class Pending:
+    """A batch under way.
+
+    Attributes:
+        indices: Of its items.
+        before: The random states before the first item's code ran.
+        after: The same after the last one's, where it was asked for.
+        items: What the script's code gave, in order; parts of it are not computed yet.
+        works: The pixel work of each.
+        jobs: The same as jobs for threads.
+        collation: Where tensors have their places in the batch; None where a function of the script's collates.
+        due: The place of the item that is to be computed both ways, and the random states before it.
+        settings: PIL's, at the time.
+        problem: Why it has to be fetched by the script's own path.
+    """
+
+    indices: list[int]
+    before: RandomStates
+    collation: Collation | None
+    settings: tuple[Any, ...]
+    due: tuple[int, RandomStates] | None = None
+    after: RandomStates | None = None
+    items: list[Any] = field(default_factory=list)
+    works: list[Work] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)
+    problem: BaseException | None = None
+
+    def drop(self) -> None:
+        """Nobody wants it any more."""
+        for job in self.jobs:
+            job.drop()
+        for work in self.works:
+            work.drop()
+        self.items, self.works, self.jobs = [], [], []
+
+    def __del__(self) -> None:
+        self.drop()
+
+
+class PixelFetcher:
+    """What an iterator asks for the batch of some indices."""
+
+    def __init__(
+        self, owner: PixelThreads, engine: Engine, original: Any, standing: Standing, *, always: bool = False
+    ) -> None:
+        self._owner = owner
+        self._engine = engine
+        self._original = original
+        self._always = always
+        """Whether it does so though the lever for loaders without workers is not engaged."""
+        self.standing = standing
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_original":  # while being copied
+            raise AttributeError(name)
+        return getattr(self._original, name)
+
+    def fetch(self, indices: Any) -> Any:
+        """The batch."""
+        pending = self.begin(indices)
+        return self._original.fetch(indices) if pending is None else self.finish(pending)
+
+    def begin(self, indices: Any, *, states: bool = False) -> Pending | None:
+        """Run the script's code for the items, and have their pixel work begun; None where plain has to fetch them.
+
+        `states`: whether the random states are wanted afterwards.
+        """
+        standing = self.standing
+        if not (self._owner.engaged or self._always) or type(indices) is not list or not indices:
+            return None
+        if not standing.holds() or any(type(index) is not int for index in indices):
+            return None
+        plain = self._original.collate_fn is default_collate and collation.is_plain()
+        pending = Pending(indices, RandomStates(), Collation(len(indices)) if plain else None, _settings())
+        place = None if standing.shadow.first else standing.shadow.due(len(indices))
+        try:
+            self._run(pending, place)
+            if states or standing.shadow.first:
+                pending.after = RandomStates()
+        except Exception as problem:  # noqa: BLE001  whatever the script's code raises, its own path raises in its place
+            pending.problem = problem
+        except BaseException:
+            pending.drop()
+            raise
+        return pending
+
+    def _run(self, pending: Pending, due: int | None) -> None:
+        engine, dataset, harmless = self._engine, self._original.dataset, self.standing.harmless
+        num_pictures = 0
+        with engine.seams.open(harmless.straight if harmless is not None else frozenset()) as note:
+            for place, index in enumerate(pending.indices):
+                if place == due:
+                    pending.due = place, RandomStates()
+                work = Work(engine.rows, engine.descriptors, engine.decoded)
+                pending.works.append(work)
+                note(work)
+                pending.items.append(dataset[index])
+                note(None)
+                tensors = work.ended()
+                if pending.collation is not None:
+                    pending.collation.place(tensors, place)
+                for tensor in tensors:
+                    tensor.flatout_settle()
+                num_pictures += len(work.pictures)
+                pending.jobs.append(Job(work.do))
+                engine.threads.add(pending.jobs[-1])
+        self.standing.noted(num_pictures, len(pending.indices))
+
+    def finish(self, pending: Pending) -> Any:
+        """The batch; random states are as plain leaves them where they were so since `begin`."""
+        try:
+            done = self._done(pending)
+            if done and pending.collation is None:
+                return self._collated_by_script(pending)
+            batch = self._collated(pending, pending.collation) if done and pending.collation is not None else None
+            return self._plain(pending) if batch is None else batch[0]
+        finally:
+            pending.drop()
+
+    def _done(self, pending: Pending) -> bool:
+        """Whether the pixel work has been done, and well; then only the tensors of a batch are no plain ones yet."""
+        if pending.problem is None and not self._engine.threads.finish(pending.jobs):
+            pending.problem = TooLateError("the pixel work of a batch does not come to an end")
+        problems = [work.problem for work in pending.works if work.problem is not None]
+        if pending.problem is None and problems:
+            pending.problem = problems[0]
+        if pending.problem is None and pending.settings != _settings():
+            pending.problem = TooLateError("PIL's settings have changed meanwhile")
+        if pending.problem is None and pending.collation is None:
+            self._hand_out(pending)
+        return pending.problem is None
+
+    def _hand_out(self, pending: Pending) -> None:
+        """Make plain images and tensors of all that somebody still has."""
+        try:
+            for work in pending.works:
+                work.hand_out()
+        except Exception as problem:  # noqa: BLE001  plain raises what belongs to be raised
+            pending.problem = problem
+
+    def _plain(self, pending: Pending) -> Any:
+        """The batch, or the error that belongs here, by the script's own path."""
+        problem, indices = pending.problem, pending.indices
+        pending.drop()
+        if problem is not None:
+            self.standing.failed(problem)
+        pending.problem = problem = None  # which holds frames of the script's
+        pending.before.restore()
+        return self._original.fetch(indices)
+
+    # -- put together by PyTorch ---------------------------------------------------------------------------------
+
+    def _collated(self, pending: Pending, places: Collation) -> tuple[Any] | None:
+        """The batch; None where plain has to fetch it."""
+        try:
+            batch = places.batch(pending.items)
+        except Exception as problem:  # noqa: BLE001  plain raises what belongs to be raised
+            pending.problem = problem
+            return None
+        pending.items = []
+        self._hand_out(pending)
+        standing = self.standing
+        if pending.problem is not None:
+            return None
+        if standing.shadow.first:
+            pending.before.restore()
+            own = self._original.fetch(pending.indices)
+            standing.compared(pending.after, standing.shadow.of_batch(batch, own))
+            return (own,)
+        if pending.due is not None:
+            place = pending.due[0]
+            single = self._recomputed(pending, lambda index: self._original.fetch([index]))
+            if why := difference(row(batch, place), single):
+                standing.set_aside(f"its batches differ: item {pending.indices[place]}: {why}")
+                return None
+        self._owner.num_batches += 1
+        standing.succeeded()
+        return (batch,)
+
+    def _recomputed(self, pending: Pending, compute: Callable[[Any], Any]) -> Any:
+        """What plain computes for the item that is due, with the random states that it had."""
+        assert pending.due is not None
+        place, states = pending.due
+        now = RandomStates()
+        states.restore()
+        try:
+            return compute(pending.indices[place])
+        finally:
+            now.restore()
+
+    # -- put together by the script ------------------------------------------------------------------------------
+
+    def _collated_by_script(self, pending: Pending) -> Any:
+        """The same where a function of the script's collates: it is called once, whatever happens before."""
+        standing, collate, items = self.standing, self._original.collate_fn, pending.items
+        if standing.shadow.first:
+            pending.before.restore()
+            own = [self._original.dataset[index] for index in pending.indices]
+            standing.shadow.num_batches += 1
+            standing.compared(pending.after, item_difference(items, own))
+            return collate(own)
+        if pending.due is not None:
+            place = pending.due[0]
+            single = self._recomputed(pending, lambda index: self._original.dataset[index])
+            if why := item_difference(items[place], single):
+                standing.set_aside(f"its items differ: item {pending.indices[place]}: {why}")
+                return self._plain(pending)
+        self._owner.num_batches += 1
+        standing.succeeded()
+        return collate(items)
+
+
+def _settings() -> tuple[Any, ...]:
+    """What PIL decodes by."""
+    return ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS, ImageFile.MAXBLOCK

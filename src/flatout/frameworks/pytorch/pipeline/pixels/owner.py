@@ -1,0 +1,181 @@
+"""Which loaders are fetched with their pixel work on threads, and what is known about each?
+
+In: loaders and their iterators. Out: fetchers in them, or why not.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher
+from flatout.frameworks.pytorch.pipeline.harmless.resolving import Refused
+from flatout.frameworks.pytorch.pipeline.harmless.walking import Harmless, look_at
+from flatout.frameworks.pytorch.pipeline.pixels.decoded import DecodedImages
+from flatout.frameworks.pytorch.pipeline.shadow import Shadow
+from flatout.frameworks.pytorch.random_states import RandomStates
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.pipeline.pixels.fetching import Engine, PixelFetcher
+
+MOST_FAILURES = 8
+"""Batches that had to be fetched again, after which it is no longer tried, unless four times as many had not."""
+
+MOST_IDLE_ITEMS = 200
+"""Items one after another of which none has left any pixel work."""
+
+MOST_LOOKS = 200
+"""How often a dataset whose code or attributes have changed is looked at again."""
+
+
+class PixelThreads:
+    """All loaders of a process whose pixel work can be done by threads."""
+
+    def __init__(self, fused: FusedFetch) -> None:
+        self.num_batches = 0
+        """Fetched so since it was engaged."""
+        self.decoded = DecodedImages()
+        self._wanted_by: set[str] = set()
+        self._fused = fused
+        self._engine: Engine | None = None
+        self._standings: weakref.WeakKeyDictionary[DataLoader[Any], Standing] = weakref.WeakKeyDictionary()
+
+    @property
+    def engaged(self) -> bool:
+        """Whether pixel work is done by threads at present."""
+        return bool(self._wanted_by)
+
+    def engage(self, on: bool, *, wanted_by: str = "pixel_threads") -> None:
+        """From the next fetch on, or no longer, unless another lever that builds on it wants it."""
+        self._wanted_by = self._wanted_by | {wanted_by} if on else self._wanted_by - {wanted_by}
+        self.num_batches = 0
+
+    def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
+        """Put a fetcher of ours into an iterator that fetches in this process."""
+        if type(iterator) is not _SingleProcessDataLoaderIter or not self.engaged:
+            return
+        fetcher = iterator._dataset_fetcher
+        if type(fetcher) in (_MapDatasetFetcher, FusedFetcher) and self.why_not(loader) is None:
+            iterator._dataset_fetcher = self.fetcher(loader, fetcher)
+
+    def fetcher(self, loader: DataLoader[Any], original: Any, *, always: bool = False) -> PixelFetcher:
+        """A fetcher of ours for a loader, of which `why_not` says None; what it cannot do, `original` does."""
+        from flatout.frameworks.pytorch.pipeline.pixels.fetching import Engine, PixelFetcher
+
+        if self._engine is None:
+            self._engine = Engine(max(len(os.sched_getaffinity(0)) - 1, 1), self.decoded)
+        return PixelFetcher(self, self._engine, original, self.standing(loader), always=always)
+
+    def fetches(self, iterator: Any) -> bool:
+        """Whether an iterator asks a fetcher of ours."""
+        from flatout.frameworks.pytorch.pipeline.pixels.fetching import PixelFetcher
+
+        return type(iterator._dataset_fetcher) is PixelFetcher
+
+    def why_not(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
+        """Why the pixel work of a loader is not done by threads, in a few words; None where it can be.
+
+        `for_workers`: whether it is to be done in place of workers.
+        """
+        try:
+            why = _unsuited(loader, for_workers=for_workers)
+        except Exception as problem:  # noqa: BLE001  a loader or dataset of any kind may be asked
+            return f"{type(problem).__name__} when it was looked at"
+        if why is None and self._fused.why_not(loader, for_workers=for_workers) is None:
+            why = "its batches can be computed at once"
+        if why is None:
+            standing = self.standing(loader)
+            standing.holds()
+            why = standing.why_not
+        return why
+
+    def standing(self, loader: DataLoader[Any]) -> Standing:
+        """What is known about a loader's dataset."""
+        found = self._standings.get(loader)
+        if found is None or found.dataset is not loader.dataset:
+            found = self._standings[loader] = Standing(loader.dataset)
+        return found
+
+
+class Standing:
+    """What is known about the dataset of one loader."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.why_not: str | None = None
+        self.shadow = Shadow()
+        self.harmless: Harmless | None = None
+        self._num_looks = 0
+        self._num_idle_items = 0
+        self._num_failures = 0
+        self._num_fetched = 0
+
+    def holds(self) -> bool:
+        """Whether its code is known to do no harm when it is run once more; looked at again where it has changed."""
+        if self.why_not is None and (self.harmless is None or not self.harmless.guards.hold()):
+            self._look()
+        return self.why_not is None
+
+    def _look(self) -> None:
+        self._num_looks += 1
+        if self._num_looks > MOST_LOOKS:
+            self.set_aside("its code or what it refers to changes all the time")
+            return
+        try:
+            self.harmless = look_at(self.dataset)
+        except Refused as problem:
+            self.set_aside(str(problem))
+        except Exception as problem:  # noqa: BLE001  code of any kind may be looked at
+            self.set_aside(f"{type(problem).__name__} while its code was looked at")
+
+    def failed(self, problem: BaseException) -> None:
+        """A batch had to be fetched again."""
+        self._num_failures += 1
+        if self._num_failures >= max(MOST_FAILURES, self._num_fetched / 4):
+            why = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+            self.set_aside(f"{self._num_failures} batches had to be fetched again: {why}")
+
+    def succeeded(self) -> None:
+        """A batch was fetched."""
+        self._num_fetched += 1
+
+    def compared(self, after: RandomStates | None, why: str | None) -> None:
+        """A batch was computed both ways; the random states are those that plain leaves."""
+        if after is None or not after.equals(RandomStates()):
+            self.set_aside("its batches draw other random numbers")
+        elif why is not None:
+            self.set_aside(f"its batches differ: {why}")
+
+    def noted(self, num_pictures: int, num_items: int) -> None:
+        """The code of so many items has run, and asked for so many pictures."""
+        self._num_idle_items = 0 if num_pictures else self._num_idle_items + num_items
+        if self._num_idle_items >= MOST_IDLE_ITEMS:
+            self.set_aside("no image is opened in a way that is known")
+
+    def set_aside(self, why: str) -> None:
+        """Never again."""
+        self.why_not = why
+
+
+def _unsuited(loader: DataLoader[Any], *, for_workers: bool) -> str | None:
+    """Why a loader does not come into question, whatever its dataset computes."""
+    if for_workers != bool(loader.num_workers):
+        return "the script has no workers" if for_workers else "the script's workers fetch"
+    if isinstance(loader.dataset, IterableDataset) or not loader._auto_collation:
+        return "the script puts its batches together itself"
+    if "PIL.Image" not in sys.modules:
+        return "PIL is not used"
+    if not isinstance(vars(sys.modules["PIL.Image"].Image).get("im"), property):
+        return "Pillow is older than version 11"
+    dataset = loader.dataset
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    if getattr(dataset, "__getitems__", None):
+        return "the dataset gives several items at once"
+    return None

@@ -1,0 +1,149 @@
+"""Which functions are others while a dataset's code runs, so that its pixel work is noted and not done?
+
+`PIL.Image.open`, torchvision's functions that make tensors of images, those of its functions on images whose result has
+a known size and mode, and `torch.from_numpy(numpy.array(image))` in the script's own functions. Only while a batch is
+fetched, and only for the thread that fetches it. A function that is not the library's own any more stays as it is. In:
+modules that the script has loaded. Out: pixel work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, CodeType, FunctionType
+from typing import Any
+
+from flatout.frameworks.pytorch.patches import Patch
+from flatout.frameworks.pytorch.pipeline.pixels import replacements
+from flatout.frameworks.pytorch.pipeline.pixels.elements import CHANNELS
+from flatout.frameworks.pytorch.pipeline.pixels.files import Unloaded, picture_of
+from flatout.frameworks.pytorch.pipeline.pixels.images import Deferred
+from flatout.frameworks.pytorch.pipeline.pixels.replacements import DeferredArray, Replacement
+from flatout.frameworks.pytorch.pipeline.pixels.work import Work
+
+_OLD, _OLD_PIL = "torchvision.transforms.functional", "torchvision.transforms._functional_pil"
+_NEW = "torchvision.transforms.v2.functional"
+
+_PLACES: tuple[tuple[str, str, str, Replacement], ...] = (
+    ("PIL.Image", "open", "PIL.Image", replacements.noting_open),
+    (_OLD, "to_tensor", _OLD, replacements.noting_to_tensor),
+    (_OLD, "pil_to_tensor", _OLD, replacements.noting_pil_to_tensor),
+    (_NEW, "pil_to_tensor", _OLD, replacements.noting_pil_to_tensor),
+    (f"{_NEW}._type_conversion", "pil_to_tensor", _OLD, replacements.noting_pil_to_tensor),
+    (_OLD, "normalize", _OLD, replacements.noting_normalize),
+    (_OLD_PIL, "pad", _OLD_PIL, replacements.noting_pad),
+    (_OLD_PIL, "to_grayscale", _OLD_PIL, replacements.noting_to_grayscale),
+    *((_OLD_PIL, name, _OLD_PIL, replacements.noting_same_size) for name in replacements.SAME_SIZE),
+    ("torch", "from_numpy", "torch", replacements.noting_from_numpy),
+)
+"""What is replaced: where, under which name, the module that it belongs to, and by what."""
+
+
+class Seams:
+    """The places where a dataset's code is told from outside to put pixel work off."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_active = 0
+        self._patches: list[Patch] = []
+        self._kernels: list[dict[type, Any]] = []
+        """Tables of torchvision's in which images of ours have an entry."""
+        self._here = threading.local()
+
+    @property
+    def work(self) -> Work | None:
+        """Whose pixel work is noted in this thread at present."""
+        return getattr(self._here, "work", None)
+
+    @contextlib.contextmanager
+    def open(self, straight: frozenset[CodeType]) -> Iterator[Callable[[Work | None], None]]:
+        """Functions are replaced meanwhile; call what is given with the work of each item before its code runs.
+
+        `straight`: see `Harmless`.
+        """
+        before: tuple[Any, Any] = self.work, getattr(self._here, "straight", frozenset())
+        self._here.straight = straight
+        self._enter()
+        try:
+            yield functools.partial(setattr, self._here, "work")
+        finally:
+            self._here.work, self._here.straight = before
+            self._leave()
+
+    def _enter(self) -> None:
+        with self._lock:
+            self._num_active += 1
+            if self._num_active == 1:
+                self._patches = [Patch(holder, name, self._only_here(make)) for holder, name, make in self._places()]
+                for kernels, name, kernel in _kernels():
+                    make = replacements.noting_pad if name == "pad" else replacements.noting_same_size
+                    ours = functools.partial(make(kernel), None)
+                    kernels[Deferred] = kernels[Unloaded] = ours
+                    self._kernels.append(kernels)
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._num_active -= 1
+            if self._num_active == 0:
+                patches, self._patches = self._patches, []
+                for patch in reversed(patches):
+                    patch.remove()
+                while self._kernels:
+                    kernels = self._kernels.pop()
+                    del kernels[Deferred], kernels[Unloaded]
+
+    def _only_here(self, make: Replacement) -> Callable[[Any, Patch], Any]:
+        """The replacement, for threads that note pixel work; the original for others."""
+
+        def made(original: Any, patch: Patch) -> Any:
+            ours = make(original)
+
+            @functools.wraps(original)
+            def replaced(*operands: Any, **keywords: Any) -> Any:
+                work = self.work
+                if work is None or not patch.active:
+                    return original(*operands, **keywords)
+                return ours(work, *operands, **keywords)
+
+            return replaced
+
+        return made
+
+    def _places(self) -> Iterator[tuple[Any, str, Replacement]]:
+        """What is replaced, of what is loaded and the library's own."""
+        for module_name, name, home, make in (*_PLACES, ("numpy", "array", "numpy", self._array)):
+            module = sys.modules.get(module_name)
+            if module is not None and belongs_to(vars(module).get(name), name, home):
+                yield module, name, make
+
+    def _array(self, original: Any) -> Callable[..., Any]:
+        def array(work: Work, *operands: Any, **keywords: Any) -> Any:
+            if len(operands) == 1 and not keywords and sys._getframe(2).f_code in self._here.straight:
+                picture = picture_of(operands[0])
+                if picture is not None and picture.mode in CHANNELS:
+                    return DeferredArray(picture)
+            return original(*operands, **keywords)
+
+        return array
+
+
+def belongs_to(function: Any, name: str, module_name: str) -> bool:
+    """Whether a function is the one of this name that a module came with."""
+    if type(function) is BuiltinFunctionType:
+        return (function.__module__ or module_name) == module_name and function.__name__ == name
+    if type(function) is not FunctionType or function.__module__ != module_name or function.__qualname__ != name:
+        return False
+    return function.__code__.co_filename == getattr(sys.modules.get(module_name), "__file__", None)
+
+
+def _kernels() -> Iterator[tuple[dict[type, Any], str, Any]]:
+    """What torchvision's newer functions call for an image of PIL's, where that is one of the older ones itself."""
+    registry = getattr(sys.modules.get(f"{_NEW}._utils"), "_KERNEL_REGISTRY", {})
+    for kernels in registry.values():
+        kernel = kernels.get(sys.modules["PIL.Image"].Image)
+        name = getattr(kernel, "__name__", "")
+        if (name in replacements.SAME_SIZE or name == "pad") and belongs_to(kernel, name, _OLD_PIL):
+            yield kernels, name, kernel
