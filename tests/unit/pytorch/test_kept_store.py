@@ -274,6 +274,26 @@ def plain_iterator(loader):
     return torch.utils.data.dataloader._SingleProcessDataLoaderIter(loader)
 
 
+def test_what_stands_for_workers_keeps_the_items_of_its_own_copy_of_the_dataset(made, folder):
+    loaders = Loaders()
+    loaders.keeping = [str(folder)], None
+    loaders.install()
+    loaders.change({"in_process": True})
+    loaders.engage("stored", True)
+    dataset = made(TENSORS, images=torch.arange(200).reshape(50, 4), labels=torch.arange(50))
+    try:
+        iterator = iter(DataLoader(dataset, batch_size=5, num_workers=1))
+        dataset.images = dataset.images + 1  # which workers that have begun do not see
+        first = next(iterator)[0]
+        assert first[0, 0] == 0
+        list(iterator)
+        assert "50 of 50" in loaders.remarks()[0]
+    finally:
+        loaders.remove()
+    said, _ = check(lambda: made(TENSORS, images=torch.arange(200).reshape(50, 4) + 1, labels=torch.arange(50)), folder)
+    assert "made anew: its data" in said[0]
+
+
 def test_the_loop_may_change_batches_in_place(made, folder):
     for _ in range(2):
         loaders = Loaders()
