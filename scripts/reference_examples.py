@@ -19,9 +19,11 @@ from flatout.ceilings import Machine
 from flatout.cli.foreground import run_summary
 from flatout.diagnosis import Bound, Diagnosis
 from flatout.plan import PLAN_FILE, PLAN_FORMAT, Plan, Trial
+from flatout.records import to_json
 from flatout.result import FORMAT, Result
 from flatout.run.foreground import Outcome
 from flatout.running import Engagement
+from flatout.store_folder import KeptStore, Removed
 from flatout.trace import Facts, Header
 from reference_records import fenced, record_table, table
 
@@ -69,6 +71,7 @@ RUN: list[Row] = [
     ("ratio", "number or null", "plain over plan, from this run's own windows; null where it was not checked"),
     ("ratio_low", "number or null", "lower end of its 95 % interval"),
     ("ratio_high", "number or null", "upper end of its 95 % interval"),
+    ("remarks", "list of strings", "what else was said in the end, e.g. what became of kept items"),
     ("processes", "integer", "processes that trained; more than 1 only under a launcher"),
     ("run", "string", "absolute path of the run folder; empty where no record could be kept"),
 ]
@@ -80,6 +83,22 @@ LEVERS: list[Row] = [
     ("parameter", "string or null", "the setting that it must be given, a number as in `workers=2`; null where none"),
     ("applies", "boolean or null", "whether it can be tried on the script; null without a script"),
     ("reason", "string or null", "why not; null where it applies, and without a script"),
+]
+STORES: list[Row] = [
+    ("script", "string", "the script that made it; empty where that is not known"),
+    ("dataset", "string", "the class of its dataset; likewise"),
+    ("num_kept", "integer or null", "items that are kept; null where the store is torn"),
+    ("num_items", "integer or null", "items of the dataset; likewise"),
+    ("size_bytes", "integer", "what it takes on the disk"),
+    ("used_unix_s", "number", "when a run last opened it"),
+    ("state", "string", "`whole`, `partial`, or why a run would make it anew"),
+    ("in_use", "boolean", "whether a run uses it now"),
+]
+REMOVED: list[Row] = [
+    ("names", "list of strings", "the stores that are gone"),
+    ("freed_bytes", "integer", "what they took"),
+    ("in_use", "list of strings", "those that stay because a run uses them"),
+    ("others", "list of strings", "those of which a folder stays, for files that are none of ours lie in it"),
 ]
 WITHOUT_A_PLAN = (
     "Without a plan `ratio`, `ratio_low` and `ratio_high` are 1 because nothing is changed, not because equality was "
@@ -141,6 +160,19 @@ _PLAN = Plan(
 )
 
 
+_STORE = KeptStore(
+    name="train-mnist-3f2a",
+    script="/home/you/work/train.py",
+    dataset="MNIST",
+    num_kept=60000,
+    num_items=60000,
+    size_bytes=189_000_000,
+    used_unix_s=1769860800.0,
+    state="whole",
+    in_use=False,
+)
+
+
 def json_page() -> str:
     """What `--json` prints, command by command."""
     tune, run = _result("tune"), _ran()
@@ -169,6 +201,11 @@ def json_page() -> str:
         "## levers",
         "One object per lever, by name:",
         _explained(LEVERS, lever),
+        "## store ls",
+        "One object per store, by name:",
+        _explained(STORES, {key: value for key, value in to_json(_STORE).items() if key != "name"}),
+        "## store rm",
+        _explained(REMOVED, to_json(Removed(names=("train-mnist-3f2a",), freed_bytes=2**28))),
         "## machine",
         "The record `Ceilings` of [the records](records.md#ceilings):",
         record_table("ceilings", "Ceilings"),

@@ -216,7 +216,18 @@ def test_reading_the_levers_descriptions_imports_no_framework(fresh):
     assert not after & {"torch", "numpy"}
 
 
-@pytest.mark.parametrize("words", [("--help",), ("--version",), ("tune", "--help"), ("run", "--help")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--help",),
+        ("--version",),
+        ("tune", "--help"),
+        ("run", "--help"),
+        ("store", "--help"),
+        ("store", "rm", "--help"),
+    ],
+    ids=" ".join,
+)
 def test_asking_for_help_loads_nothing_heavy(fresh, words):
     code = (
         f"import sys; sys.argv = ['flatout', *{words!r}]\n"

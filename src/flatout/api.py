@@ -26,6 +26,8 @@ from flatout.run.foreground import Outcome
 from flatout.run.machine import read_machine
 from flatout.run.script import Script, check, check_source
 from flatout.running import Engagement, Here, Wish
+from flatout.store_folder import LEVER, remove_stores, stores, stores_folder
+from flatout.trace import NOT_LOOKED_AT
 
 if TYPE_CHECKING:
     from flatout.ceilings import Ceilings
@@ -127,6 +129,8 @@ class RunRequest:
         fixed: Never toggle a lever.
         recheck: Test a plan that was made elsewhere before trusting it.
         terms: How the trials of a recheck may run; the defaults of `flatout tune` without it.
+        keep_store: Whether the items of `sample_store` are kept on the disk, for later runs.
+        store_memory_bytes: Memory for kept items; None: half of what is free.
     """
 
     script: Script | None = None
@@ -137,6 +141,8 @@ class RunRequest:
     fixed: bool = False
     recheck: bool = False
     terms: Terms | None = None
+    keep_store: bool = False
+    store_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +199,8 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
                 toggle=not request.fixed,
                 cores_quota=here.machine().cores_quota if chosen.levers else None,
                 cache_folder=_compiled(chosen, request.plan or Path(PLAN_FILE)),
+                store_folders=_store_folders(request, chosen, say),
+                store_memory_bytes=request.store_memory_bytes,
                 launcher=bool(request.launcher),
             )
         )
@@ -205,7 +213,16 @@ def _inapplicable(levers: Levers, facts: Facts | None, here: Here) -> dict[str, 
     if facts is None:
         return {}
     reasons = {name: here.registry[name].applies(facts, here.machine()) for name in levers}
-    return {name: reason for name, reason in reasons.items() if reason is not None}
+    return {name: reason for name, reason in reasons.items() if reason not in (None, NOT_LOOKED_AT)}
+
+
+def _store_folders(request: RunRequest, chosen: Engagement, say: Callable[[str], None]) -> tuple[str, ...]:
+    """Where items are kept on the disk, if they are to be."""
+    asked = "--keep-store" if request.keep_store else "--store-memory" if request.store_memory_bytes is not None else ""
+    if asked and LEVER not in chosen.levers:
+        say(f"`{asked}` has nothing to do here: the lever {LEVER} is not engaged")
+    folder = stores_folder() if request.keep_store and LEVER in chosen.levers else None
+    return () if folder is None else (str(folder),)
 
 
 def _compiled(chosen: Engagement, path: Path) -> str | None:
@@ -358,8 +375,10 @@ __all__ = [
     "describe_levers",
     "levers",
     "machine",
+    "remove_stores",
     "report",
     "run",
+    "stores",
     "tune",
     "why",
 ]

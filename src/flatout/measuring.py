@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from flatout import plan_file, result
+from flatout import plan_file, result, store_folder
 from flatout.ceilings import Ceilings, Machine
 from flatout.errors import FlatoutError, MachineError, UsageError
 from flatout.frameworks.pytorch.levers import registry
@@ -21,7 +21,7 @@ from flatout.run import calibrate, folder, isolation
 from flatout.run.machine import read_machine
 from flatout.run.script import Script, check_source
 from flatout.search import Choice
-from flatout.trials.bench import opened
+from flatout.trials.bench import STORES, opened
 from flatout.trials.conduct import Conduct, Goal, Show
 
 
@@ -52,6 +52,7 @@ def measured(
         with opened(conduct.bench):
             conduct.measure_ceilings = lambda: _ceilings(conduct)
             found = conduct.run()
+        _keep_stores(found, run_folder / STORES, show)
         found = replace(found, options=_options(typed, plan))
         if found.plan is not None and write_plan:
             try:
@@ -71,6 +72,14 @@ def _without_groups(choice: Choice) -> Choice:
         return tuple(dict.fromkeys(found))
 
     return replace(choice, only=None if choice.only is None else each(choice.only), without=each(choice.without))
+
+
+def _keep_stores(found: Result, source: Path, show: Show) -> None:
+    """What trials have kept is there for later runs, where these will use it."""
+    target = store_folder.stores_folder()
+    if target is not None and found.plan is not None and store_folder.LEVER in found.plan.levers:
+        for line in store_folder.adopted(source, target):
+            show.remark(line)
 
 
 def _options(choice: Choice, plan: Path | None) -> str:
@@ -94,6 +103,8 @@ def _discarded_if_stopped(run_folder: Path) -> Iterator[None]:
         if not (run_folder / result.FILE).exists():
             shutil.rmtree(run_folder, ignore_errors=True)
         raise
+    finally:
+        shutil.rmtree(run_folder / STORES, ignore_errors=True)
 
 
 def _saved(found: Result, run_folder: Path) -> Result:

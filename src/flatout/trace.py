@@ -117,6 +117,9 @@ class LoaderFacts:
     """Why the pixel work of its batches cannot be done by several threads; None where it can."""
 
 
+NOT_LOOKED_AT = "looked at in a trial only"
+"""Why nothing is known of a loader's batches in a run."""
+
 EndedBy: TypeAlias = Literal["optimizer", "loader", "call"]
 
 
@@ -321,6 +324,13 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """Something that is to be said to the user when the run is over."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """The script ended by itself.
 
@@ -345,7 +355,7 @@ class Ready:
     num_steps: int
 
 
-Record = Header | Facts | Window | Census | Scaling | Agreement | Toggle | Failure | Refused | End | Ready
+Record = Header | Facts | Window | Census | Scaling | Agreement | Toggle | Failure | Refused | Remark | End | Ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from flatout.trace import (
     Ready,
     Record,
     Refused,
+    Remark,
     Scaling,
     Toggle,
     Trace,
@@ -41,6 +42,7 @@ KINDS: dict[str, type[Any]] = {
     "toggle": Toggle,
     "failure": Failure,
     "refused": Refused,
+    "remark": Remark,
     "end": End,
     "ready": Ready,
 }

@@ -18,7 +18,7 @@ from flatout.run.child import Conductor
 from flatout.run.claim import claim
 from flatout.run.launch import session_files
 from flatout.run.orders import Order, SessionSpec, encode
-from flatout.trace import Agreement, Census, End, Facts, Failure, Header, Ready, Scaling, Toggle, Window
+from flatout.trace import Agreement, Census, End, Facts, Failure, Header, Ready, Remark, Scaling, Toggle, Window
 
 BF16 = {"bf16": {}}
 THREADS = {"threads": {"num": 1}}
@@ -124,6 +124,10 @@ class FakeFramework:
 
     def counterfactual(self, name, engaged):
         self._note("counterfactual", name, engaged)
+
+    def remarks(self):
+        self._note("remarks")
+        return ["kept"]
 
     def engaged(self):
         return dict(self.levers)
@@ -406,7 +410,8 @@ def test_the_end_of_the_script_closes_the_window_and_says_how_many_steps_there_w
     here = conducted()
     here.framework.step(15)
     at_exit[0]()
-    window, end = records(here)[-2:]
+    window, end, remark = records(here)[-3:]
+    assert remark == Remark(text="kept")
     assert (window.num_steps, end.num_steps) == (9, 17)
     assert end.training_s > 0
     assert isinstance(end, End)

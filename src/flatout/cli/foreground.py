@@ -27,6 +27,8 @@ def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet:
     ran = _rechecked(request, say, quiet=quiet) if request.recheck else api.run(request, say)
     try:
         say(closing_line(ran) + misplaced(request.script, ran.outcome.exit_code))
+        for remark in ran.outcome.remarks:
+            say(remark)
         if json_file is not None:
             write_summary(json_file, ran)
     except BaseException as problem:  # noqa: BLE001  the script's own status is what counts, Ctrl-C here or not
@@ -40,7 +42,7 @@ def _rechecked(request: api.RunRequest, say: Callable[[str], None], *, quiet: bo
 
     end_children_when_told_to_end()
     progress = Progress()
-    show = api.Show(stage=progress.show.stage, tick=progress.show.tick)
+    show = api.Show(stage=progress.show.stage, tick=progress.show.tick, remark=progress.show.remark)
 
     def say_in_its_place(line: str) -> None:
         progress.clear()
@@ -141,6 +143,7 @@ def run_summary(ran: api.Ran) -> dict[str, object]:
         "ratio": compared.ratio if compared is not None and known else None,
         "ratio_low": compared.low if compared is not None and known else None,
         "ratio_high": compared.high if compared is not None and known else None,
+        "remarks": list(outcome.remarks),
         "processes": max(outcome.num_processes, 1),
         "run": ran.run,
     }

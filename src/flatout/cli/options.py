@@ -131,6 +131,14 @@ def terms(function: F, *, prefix: str = "") -> F:
     )(function)
 
 
+def stores(function: F) -> F:
+    """What becomes of the items that are kept."""
+    keep = "Keep the items of `sample_store` on the disk, for later runs."
+    memory = "Memory for kept items, e.g. `4GB`, `512MiB`; `0`: keep none.  [default: half of what is free]"
+    function = click.option("--store-memory", metavar="SIZE", help=memory)(function)
+    return click.option("--keep-store", is_flag=True, help=keep)(function)
+
+
 def json_file(function: F) -> F:
     """A file for the summary, since stdout is the script's."""
     return click.option(
@@ -179,6 +187,48 @@ def seconds(text: str, option: str) -> float:
             hint=f"e.g. `{option} 3m`",
         )
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def days(text: str, option: str) -> float:
+    """A number of days.
+
+    >>> days("30", "--older-than")
+    30.0
+
+    Raises:
+        UsageError: It is none.
+    """
+    match = re.fullmatch(r"\s*([0-9]{1,6}(?:\.[0-9]+)?)\s*d?\s*", text)
+    if not match:
+        raise UsageError(
+            f"`{option} {text}` is no number of days", cause="days are a number", hint=f"e.g. `{option} 30`"
+        )
+    return float(match[1])
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def size_bytes(text: str | None, option: str) -> int | None:
+    """Bytes of a size such as `4GB`, `512MiB`, `1.5g` or `0`; None where the option was not given.
+
+    >>> size_bytes("4GB", "--store-memory"), size_bytes("512 MiB", "--store-memory"), size_bytes("0", "--store-memory")
+    (4000000000, 536870912, 0)
+
+    Raises:
+        UsageError: It is no size.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgt]?)(i?)(b?)\s*", text.lower())
+    if not match or (match[3] and not match[2]):
+        raise UsageError(
+            f"`{option} {text}` is no size",
+            cause="sizes are a number and `kB`, `MB`, `GB`, `TB`, or `KiB`, `MiB`, `GiB`, `TiB`",
+            hint=f"e.g. `{option} 4GB`",
+        )
+    unit = 1024 ** " kmgt".index(match[2]) if match[3] else _UNITS[match[2]]
+    return int(float(match[1]) * unit)
 
 
 def names(text: str | None) -> tuple[str, ...] | None:

@@ -62,7 +62,7 @@ class Progress:
     """What is being done, how far, and how long it has taken: one line that renews itself on a terminal."""
 
     def __init__(self) -> None:
-        self.show = Show(stage=self._stage, trial=self._trial, tick=self._tick)
+        self.show = Show(stage=self._stage, trial=self._trial, tick=self._tick, remark=self._remark)
         self._terminal = sys.stderr.isatty()
         self._begun_s = time.perf_counter()
         self._text = ""
@@ -91,6 +91,10 @@ class Progress:
         self._num_trials += 1
         self.clear()
         print(trial_line(trial), file=sys.stderr, flush=True)
+
+    def _remark(self, text: str) -> None:
+        self.clear()
+        print(f"flatout: {text}", file=sys.stderr, flush=True)
 
     def _tick(self) -> None:
         if self._terminal and time.perf_counter() - self._drawn_s > 0.5:

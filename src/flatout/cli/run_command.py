@@ -21,13 +21,15 @@ from flatout.cli import options
     "--fixed", is_flag=True, help="Never toggle a lever: two runs are as equal as the levers are deterministic."
 )
 @click.option("--recheck", is_flag=True, help="Test a plan that was made elsewhere before trusting it.")
+@options.stores
 @options.json_file
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
 @functools.partial(options.terms, prefix="with `--recheck`: ")
 @options.script_words
 def command(  # noqa: PLR0913  one parameter per option
     words: tuple[str, ...], module: str | None, plan: Path | None, lever_names: str | None, accept: str, fixed: bool,
-    recheck: bool, json_file: Path | None, quiet: bool, allow_writes: bool, start_limit: str,
+    recheck: bool, keep_store: bool, store_memory: str | None, json_file: Path | None, quiet: bool, allow_writes: bool,
+    start_limit: str,
 ) -> None:  # fmt: skip
     """Run SCRIPT under its plan; stdout, files and exit code are the script's own.
 
@@ -42,6 +44,7 @@ def command(  # noqa: PLR0913  one parameter per option
     from flatout.run.script import from_words
 
     limit_s = options.seconds(start_limit, "--start-limit")
+    memory_bytes = options.size_bytes(store_memory, "--store-memory")
     request = api.RunRequest(
         script=from_words(words, module),
         plan=plan,
@@ -49,8 +52,12 @@ def command(  # noqa: PLR0913  one parameter per option
         accept=accept,
         fixed=fixed,
         recheck=recheck,
+        keep_store=keep_store,
+        store_memory_bytes=memory_bytes,
     )
     if recheck:  # only then something is measured, and what measures takes a while to load
-        terms = api.Terms(isolate=not allow_writes, start_limit_s=limit_s)
+        terms = api.Terms(
+            isolate=not allow_writes, start_limit_s=limit_s, keep_store=keep_store, store_memory_bytes=memory_bytes
+        )
         request = dataclasses.replace(request, terms=terms)
     run_in_foreground(request, json_file=json_file, quiet=quiet)

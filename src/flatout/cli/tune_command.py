@@ -21,13 +21,15 @@ from flatout.cli import options
 @click.option("--without", metavar="NAMES", help="Leave these levers out.")
 @options.accept
 @click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the plan.")
+@options.stores
 @options.terms
 @options.as_json
 @click.option("-v", "--verbose", is_flag=True, help="Also list what was not tried, and why.")
 @options.script_words
 def command(  # noqa: PLR0913  one parameter per option
     words: tuple[str, ...], module: str | None, budget: str | None, only: str | None, without: str | None, accept: str,
-    plan: Path | None, allow_writes: bool, start_limit: str, as_json: bool, verbose: bool,
+    plan: Path | None, keep_store: bool, store_memory: str | None, allow_writes: bool, start_limit: str,
+    as_json: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Measure SCRIPT, diagnose it, try what could help, and keep what measurably wins.
 
@@ -45,7 +47,12 @@ def command(  # noqa: PLR0913  one parameter per option
     goal = api.Goal(
         budget_s=None if budget is None else options.seconds(budget, "--budget"),
         choice=api.Choice(accept=accept, only=options.names(only), without=options.names(without) or ()),
-        terms=api.Terms(isolate=not allow_writes, start_limit_s=options.seconds(start_limit, "--start-limit")),
+        terms=api.Terms(
+            isolate=not allow_writes,
+            start_limit_s=options.seconds(start_limit, "--start-limit"),
+            keep_store=keep_store,
+            store_memory_bytes=options.size_bytes(store_memory, "--store-memory"),
+        ),
     )
     script = from_words(words, module)
     measured(lambda show: api.tune(script, goal=goal, plan=plan, show=show), as_json=as_json, verbose=verbose)

@@ -17,6 +17,7 @@ from flatout.result import Result, summary_of
 
 if TYPE_CHECKING:
     from flatout.report.levers import LeverRow
+    from flatout.store_folder import KeptStore, Removed
 
 PAGE = "report.html"
 """The page's name in a run folder."""
@@ -73,6 +74,22 @@ def print_levers(rows: Sequence[LeverRow], *, typed: str = "SCRIPT", file: IO[st
     from flatout.report import levers, screen
 
     screen.show(levers.levers(rows, typed), file)
+
+
+def print_stores(kept: Sequence[KeptStore], *, now_unix_s: float | None = None, file: IO[str] | None = None) -> None:
+    """Print the stores on the disk; `now_unix_s` is the present, for their age."""
+    import time
+
+    from flatout.report import screen, stores
+
+    screen.show(stores.stores(kept, now_unix_s=time.time() if now_unix_s is None else now_unix_s), file)
+
+
+def print_removed(done: Removed, *, file: IO[str] | None = None) -> None:
+    """Print what became of the stores that were to be removed."""
+    from flatout.report import screen, stores
+
+    screen.show(stores.removed(done), file)
 
 
 def _finite(value: Any) -> Any:

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from flatout.caches import cache_folder
 from flatout.ceilings import Ceiling, Ceilings, Machine, ceiling_of, load, save
 from flatout.errors import MachineError, RecordError, UsageError
 from flatout.run import foreign_cpu
@@ -121,18 +122,12 @@ def is_trusted(found: Ceilings, now_unix_s: float) -> bool:
 
 
 def cache_path(machine: Machine, framework_and_version: str, device: str) -> Path | None:
-    """Where ceilings are kept: under `$XDG_CACHE_HOME`, else `~/.cache`; None where there is no home.
-
-    Source: XDG Base Directory Specification 0.8 (a relative `$XDG_CACHE_HOME` is to be ignored).
-    """
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():
-        try:
-            base = Path.home() / ".cache"
-        except RuntimeError:
-            return None
+    """Where ceilings are kept: in flatout's folder of the caches; None where there is no home."""
+    folder = cache_folder()
+    if folder is None:
+        return None
     name = f"{machine.machine_key()}-{framework_and_version}-{machine.num_cores}-{device}"
-    return base / "flatout" / f"ceilings-{re.sub(r'[^A-Za-z0-9.+-]', '_', name)}.json"
+    return folder / f"ceilings-{re.sub(r'[^A-Za-z0-9.+-]', '_', name)}.json"
 
 
 # -- measuring -----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from flatout.run.open_window import OpenWindow
 from flatout.run.orders import Order, SessionSpec, decode
 from flatout.run.pipe import OrderPipe
 from flatout.run.problems import failure, raised_by_handler
-from flatout.trace import FORMAT, End, Header, Ready, Refused, Toggle
+from flatout.trace import FORMAT, End, Header, Ready, Refused, Remark, Toggle
 from flatout.trace_file import Writer
 from flatout.tracebacks import hide_ours
 
@@ -50,8 +50,13 @@ def enter(session: str) -> None:
     spec = from_json(SessionSpec, json.loads(Path(session).read_text(encoding="utf-8")), where="session")
     from flatout.frameworks.pytorch.adapter import PyTorch
 
-    conductor = Conductor(spec, PyTorch(spec.cache_folder, spec.capture_bytes))
-    conductor.begin()
+    framework = PyTorch(
+        spec.cache_folder,
+        spec.capture_bytes,
+        store_folders=spec.store_folders,
+        store_memory_bytes=spec.store_memory_bytes,
+    )
+    Conductor(spec, framework).begin()
 
 
 class Conductor:
@@ -165,6 +170,8 @@ class Conductor:
             num_steps = self.num_steps + self.framework.num_missed_steps()
             wall_s = time.perf_counter() - self._started_s
             self._write(End(num_steps=num_steps, wall_s=wall_s, training_s=self._last_end_s - self._first_end_s))
+            for text in self.framework.remarks():
+                self._write(Remark(text=text))
         except Exception:  # noqa: BLE001  the script has ended well, and nothing more is to be said
             return
 

@@ -21,7 +21,7 @@ from flatout.plan import Lever
 from flatout.run.launch import POLL_S, Launch, discard_channels, environment_for, session_files, write_session
 from flatout.run.orders import Order, SessionSpec, encode, settling_steps
 from flatout.run.signals import Signals
-from flatout.trace import End, Facts, Failure, Header, Levers, Ready, Record, Window
+from flatout.trace import End, Facts, Failure, Header, Levers, Ready, Record, Remark, Window
 from flatout.trace_file import Follower
 
 CHECK_PAIRS = 6
@@ -55,6 +55,7 @@ class Outcome:
         failures: What went wrong on our side.
         facts: What the script turned out to do.
         evidence: Lever to proof.
+        remarks: What the process had to say in the end.
         num_processes: Processes that trained, under a launcher.
     """
 
@@ -77,6 +78,7 @@ class Outcome:
     failures: list[Failure] = field(default_factory=list)
     facts: Facts | None = None
     evidence: dict[str, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +106,9 @@ class Foreground:
     cores_quota: float | None = None
     cache_folder: str | None = None
     """Where the trials kept compiled kernels."""
+    store_folders: tuple[str, ...] = ()
+    """Where items are kept on the disk."""
+    store_memory_bytes: int | None = None
     launcher: bool = False
     """Whether the command starts the training processes, of which each writes a trace of its own."""
 
@@ -138,6 +143,8 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
         script=what.script,
         arguments=what.arguments,
         cache_folder=what.cache_folder,
+        store_folders=what.store_folders,
+        store_memory_bytes=what.store_memory_bytes,
         cores_quota=what.cores_quota,
         flatout_started_unix_s=time.time(),
     )
@@ -234,6 +241,8 @@ class _Watch:
                 outcome.failures.append(record)
                 if record.stage in ("engage", "release", "step"):  # the levers are off now
                     outcome.engaged = False
+        elif isinstance(record, Remark):
+            outcome.remarks.append(record.text)
         elif isinstance(record, End):
             outcome.num_steps = self._former_steps + record.num_steps
             if record.training_s:

@@ -23,6 +23,7 @@ from flatout.run.folder import NEEDED_BYTES
 from flatout.run.launch import QUIET_TRACKERS, Child, Ended, Launch, session_files
 from flatout.run.orders import SessionSpec
 from flatout.run.script import Script
+from flatout.store_folder import stores_folder
 from flatout.trace import (
     Agreement,
     Census,
@@ -55,6 +56,10 @@ COMPILE_LIMIT_S = 240.0
 MIN_LIMIT_S = 20.0
 
 
+STORES = "stores"
+"""Where trials keep items, in the run folder."""
+
+
 class CandidateFailed(Exception):
     """The script broke while a candidate was engaged; says how."""
 
@@ -67,11 +72,15 @@ class Terms:
         isolate: Whether trials are kept off the user's disk; False only with `--allow-writes`.
         start_limit_s: Seconds within which the first steps must come.
         capture_bytes: Most memory for keeping a step.
+        keep_store: Whether the items of `sample_store` are kept on the disk, for later runs.
+        store_memory_bytes: Memory for kept items; None: half of what is free.
     """
 
     isolate: bool = True
     start_limit_s: float = 90.0
     capture_bytes: int = 200_000_000
+    keep_store: bool = False
+    store_memory_bytes: int | None = None
 
 
 class Bench:
@@ -145,8 +154,7 @@ class Bench:
                 hint="give it more epochs for `tune`; the plan then serves the shorter run as well",
             )
         self._name = str(self._num_children)
-        command: list[str] = self.script.command
-        self._scratch = None
+        command, self._scratch = self.script.command, None
         if self.terms.isolate:
             self._scratch = self.run_folder / f"scratch-{self._name}"
             command = isolation.isolate(
@@ -165,6 +173,7 @@ class Bench:
             capture_bytes=self.terms.capture_bytes,
             writable=isolation.writable(self._scratch) if self._scratch is not None else (),
             cache_folder=str(self.run_folder.resolve() / "compiled"),
+            **self._keeping(),
             cores_quota=self.cores_quota,
             flatout_started_unix_s=time.time(),
         )
@@ -176,6 +185,12 @@ class Bench:
             environment={**QUIET_TRACKERS, **environment},
         )
         self._child = Child(launch).__enter__()
+
+    def _keeping(self) -> dict[str, Any]:
+        """Items are kept in the run folder, which stays writable; what runs have kept is read as well."""
+        kept = stores_folder() if self.terms.keep_store else None
+        folders = () if kept is None else (str(self.run_folder.resolve() / STORES), str(kept))
+        return {"store_folders": folders, "store_memory_bytes": self.terms.store_memory_bytes}
 
     def end(self) -> None:
         """End the child, and discard what it wrote."""

@@ -84,6 +84,7 @@ class Show:
     stage: Callable[[str, float], None] = lambda text, share: None
     trial: Callable[[Trial], None] = lambda trial: None
     tick: Callable[[], None] = lambda: None
+    remark: Callable[[str], None] = lambda text: None
 
 
 class Conduct:

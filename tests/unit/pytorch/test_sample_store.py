@@ -25,7 +25,7 @@ from flatout.frameworks.pytorch.pipeline.reading import read  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.rows import Unvectorised  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.shadow import AT_ONCE, EVERY, difference  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.sources import Look, Sources, state_of  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.store import Store  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.store import Room, Store  # noqa: E402
 from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
 from flatout.frameworks.pytorch.session import Session  # noqa: E402
 from handmade import MACHINE  # noqa: E402
@@ -359,7 +359,7 @@ def test_a_look_takes_no_more_than_it_compares(made):
 )
 def test_a_store_gives_what_was_put_or_says_that_it_is_not_there(asked, capacity, change_at):
     values = torch.arange(20.0)[:, None].repeat(1, 5)
-    store = Store(20, most_bytes=capacity * (5 * 4 + 32))
+    store = Store(20, Room(capacity * (5 * 4 + 32)))
     for number, indices in enumerate(asked):
         if number == change_at:
             values = values + 100

@@ -36,10 +36,18 @@ class PyTorch:
 
     name = "pytorch"
 
-    def __init__(self, cache_folder: str | None = None, capture_bytes: int = CAPTURE_BYTES) -> None:
+    def __init__(
+        self,
+        cache_folder: str | None = None,
+        capture_bytes: int = CAPTURE_BYTES,
+        *,
+        store_folders: tuple[str, ...] = (),
+        store_memory_bytes: int | None = None,
+    ) -> None:
         self.version: str = str(torch.__version__)
         self.calls = Calls()
         self.loaders = Loaders()
+        self.loaders.keeping = store_folders, store_memory_bytes
         self.observer = Observer(self.calls, self.loaders)
         self.session = Session(self.calls, self.loaders, cache_folder)
         self.capture = Capture(self.calls, capture_bytes)
@@ -169,6 +177,10 @@ class PyTorch:
     def evidence(self) -> tuple[dict[str, str], dict[str, str]]:
         """See `Framework.evidence`."""
         return self.session.evidence()
+
+    def remarks(self) -> list[str]:
+        """See `Framework.remarks`."""
+        return self.loaders.remarks()
 
     def engaged(self) -> Levers:
         """See `Framework.engaged`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import torch
@@ -23,6 +23,7 @@ from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.shuffles import draw_seed, drawing_elsewhere, generators_of, runs_ahead
 from flatout.frameworks.pytorch.trees import tensors_of
 from flatout.frameworks.pytorch.worker_settings import IN_PROCESS, WORKER_ATTRIBUTES, wanted
+from flatout.trace import NOT_LOOKED_AT
 from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class Loaders:
         self.num_changed = 0
         """Passes opened with `settings`."""
         self.passes: weakref.WeakSet[Pass] = weakref.WeakSet()
+        self.keeping: tuple[Sequence[str], int | None] = (), None
+        """Folders of kept items on the disk, see `pipeline.stored.Keeping`, and memory for them."""
         self._lasting: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
         """For each loader whose workers the script keeps the pass under way, which has the loader: by its `id`."""
         self._pipeline: InputPipeline | None = None
@@ -217,10 +220,14 @@ class Loaders:
     def pipeline(self) -> InputPipeline:
         """What computes batches otherwise than item by item; made when it is first asked for."""
         if self._pipeline is None:
-            from flatout.frameworks.pytorch.pipeline.engine import InputPipeline
+            from flatout.frameworks.pytorch.pipeline.engine import InputPipeline, Keeping
 
-            self._pipeline = InputPipeline()
+            self._pipeline = InputPipeline(Keeping(*self.keeping))
         return self._pipeline
+
+    def remarks(self) -> list[str]:
+        """What is to be said of kept items in the end; nothing is written to the disk after that."""
+        return [] if self._pipeline is None else self._pipeline.stored.keeping.remarks()
 
     def engage(self, part: Part, on: bool) -> None:
         """Have a part of the input pipeline fetch from now on, where it is known how, or no longer."""
@@ -235,7 +242,7 @@ class Loaders:
     def why_not(self, part: Part, loader: DataLoader[Any], *, for_workers: bool) -> str | None:
         """Why a part of the input pipeline cannot compute a loader's batches; None where it can."""
         if not (self.reopen or self._pipeline is not None or IN_PROCESS in self.settings):
-            return "looked at in a trial only"  # reading a dataset takes a while
+            return NOT_LOOKED_AT  # reading a dataset takes a while
         why: str | None = getattr(self.pipeline, part).why_not(loader, for_workers=for_workers)
         return why
 

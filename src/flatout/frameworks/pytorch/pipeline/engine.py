@@ -14,15 +14,19 @@ from flatout.frameworks.pytorch.pipeline.ahead import Ahead
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, following
 from flatout.frameworks.pytorch.pipeline.in_process import InProcess
 from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads
-from flatout.frameworks.pytorch.pipeline.stored import StoredItems
+from flatout.frameworks.pytorch.pipeline.stored import Keeping, StoredItems
 
 
 class InputPipeline:
-    """All of one process."""
+    """All of one process.
 
-    def __init__(self) -> None:
+    Args:
+        keeping: Where items may be kept.
+    """
+
+    def __init__(self, keeping: Keeping | None = None) -> None:
         self.fused = FusedFetch()
-        self.stored = StoredItems(self.fused)
+        self.stored = StoredItems(self.fused, keeping)
         self.pixels = PixelThreads(self.fused)
         self.ahead = Ahead(self.pixels)
 
@@ -50,3 +54,6 @@ class InputPipeline:
     def in_process(self, loader: DataLoader[Any], *, fused: bool) -> InProcess:
         """A pass over a loader without its workers; `fused`: its batches computed at once, or item by item."""
         return InProcess(loader, self.fused if fused else None, self.stored)
+
+
+__all__ = ["InputPipeline", "Keeping"]

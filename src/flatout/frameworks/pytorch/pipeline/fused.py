@@ -86,6 +86,8 @@ class Reading:
         self.why_not: str | None = None
         self.program: Program | None = None
         self.shadow = Shadow()
+        self.wrong = False
+        """Whether the program was seen to give other items than the script."""
         self._num_failures = 0
         self._num_computed = 0
         self._begun = False
@@ -124,6 +126,11 @@ class Reading:
     def set_aside(self, why: str) -> None:
         """Never again."""
         self.program, self.why_not = None, why
+
+    def differs(self, why: str) -> None:
+        """What the program gives is not what the script does."""
+        self.wrong = True
+        self.set_aside(f"its batches differ: {why}")
 
 
 def _unsuited_or_odd(loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
@@ -209,7 +216,7 @@ class FusedFetcher:
                 torch.set_rng_state(before)
             own = single_path(indices)
             if why := reading.shadow.of_batch(batch, own):
-                reading.set_aside(f"its batches differ: {why}")
+                reading.differs(why)
             elif after is not None and not torch.equal(after, torch.get_rng_state()):
                 reading.set_aside("its items draw other random numbers")
             self.known = not why
@@ -217,7 +224,7 @@ class FusedFetcher:
         single = Single(single_path, indices, before, len(reading.program.draws) if reading.program else 0)
         unwatched = before is not None or not _in_main_thread()  # where others draw meanwhile
         if why := reading.shadow.of_items(batch, indices, single, draws=unwatched):
-            reading.set_aside(f"its batches differ: {why}")
+            reading.differs(why)
             if before is not None:
                 torch.set_rng_state(before)
             return self.plain(indices)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flatout.frameworks.pytorch.pipeline.identity import Identity, identify
 from flatout.frameworks.pytorch.pipeline.images import TRANSFORMS
 from flatout.frameworks.pytorch.pipeline.operations import code_of, is_touched
 from flatout.frameworks.pytorch.pipeline.program import Instruction, Program, Slot, slots_of, straight_line
@@ -50,6 +51,8 @@ class Sources:
     """What the items of one program are made of."""
 
     def __init__(self, program: Program) -> None:
+        self.compared: frozenset[int] = frozenset()
+        """Numbers of takes whose rows are compared though PyTorch counts the changes of what they are taken of."""
         self._program = program
         fixed = [one for one in program.instructions if Slot(one.target) not in program.varying]
         shared = ([take.container for take in program.takes], list(program.parameters))
@@ -70,11 +73,25 @@ class Sources:
         index = Rows("int", list(indices))
         containers, parameters = self._share(dataset, index)
         counted = tuple([type(one) is torch.Tensor for one in containers])
+        if self.compared:
+            counted = tuple([on and number not in self.compared for number, on in enumerate(counted)])
         if counted != self._counted:
             self._compare_all_but(counted)
-        mark = [_count(one) if on else type(one) for one, on in zip(containers, counted, strict=True)]
-        rows = tuple([_data(one) for one in self._take(dataset, index)])
-        return Look((torch.get_default_dtype(), *mark, *map(_form, rows), *map(state_of, parameters)), rows)
+        mark = [_count(one) if on else _kind(one) for one, on in zip(containers, counted, strict=True)]
+        taken = self._take(dataset, index)
+        rows = tuple([_data(one) for one in taken])
+        return Look((torch.get_default_dtype(), *mark, *map(_form, taken, rows), *map(state_of, parameters)), rows)
+
+    def identity(self, dataset: Any, num_items: int) -> Identity:
+        """What all items follow from, for the disk; from now on is compared what it leaves out.
+
+        Raises:
+            Unvectorised: It cannot be told.
+        """
+        containers, parameters = self._share(dataset, Rows("int", [0]))
+        found = identify(self._program, dataset, containers, [*map(state_of, parameters)], num_items)
+        self.compared, self._counted = found.compared, None
+        return found
 
     def _compare_all_but(self, counted: tuple[bool, ...]) -> None:
         taken = [take.rows for take, on in zip(self._program.takes, counted, strict=True) if not on]
@@ -112,15 +129,21 @@ def _count(tensor: torch.Tensor) -> tuple[Any, ...]:
     return _This(tensor), address, tensor._version, tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad
 
 
-def _form(rows: Any) -> Any:
+def _form(taken: Rows, rows: Any) -> Any:
+    if isinstance(taken.data, torch.Tensor):
+        return taken.data.dtype, taken.data.shape[1:]
     return (rows.dtype, rows.shape[1:]) if isinstance(rows, np.ndarray) else type(rows[0])
+
+
+def _kind(container: Any) -> Any:
+    return container.dtype if type(container) is torch.Tensor else type(container)
 
 
 def _data(rows: Any) -> Any:
     if type(rows) is not Rows:
         raise Unvectorised("what is taken is the same for all")
     if isinstance(rows.data, torch.Tensor):
-        return rows.data.numpy()
+        return rows.data.contiguous().view(len(rows.data), -1).view(torch.uint8).numpy()
     if rows.kind == "float":
         return np.array(rows.data, np.float64)  # its bits are compared: 0.0 is not -0.0, and NaN is NaN
     if rows.kind == "int":
@@ -152,7 +175,8 @@ def state_of(value: Any) -> Any:
     if kind is torch.Tensor and value.device.type == "cpu" and value.nbytes <= MOST_BYTES:
         if value.requires_grad:
             raise Unvectorised("items depend on a tensor with a history")
-        return kind, value.dtype, value.shape, value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        copied = value.clone(memory_format=torch.contiguous_format)  # one seen as an array cannot be resized
+        return kind, value.dtype, value.shape, copied.view(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(value, np.ndarray | np.generic) and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
         return kind, value.dtype, value.shape, value.tobytes()
     known = TRANSFORMS.get(kind.__name__)

@@ -6,6 +6,7 @@ iterator. Out: the same batches.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import threading
 import time
@@ -21,8 +22,9 @@ from flatout.frameworks.pytorch.pipeline.columns import Places, Unkept
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, Reading, Single, computed
 from flatout.frameworks.pytorch.pipeline.rows import OneThread, Unvectorised
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow
+from flatout.frameworks.pytorch.pipeline.shelf import Shelf
 from flatout.frameworks.pytorch.pipeline.sources import Look, Sources
-from flatout.frameworks.pytorch.pipeline.store import Store
+from flatout.frameworks.pytorch.pipeline.store import Room, Store
 
 MOST_FAILURES = 8
 """Batches whose items could not be looked at, after which it is no longer tried."""
@@ -34,17 +36,37 @@ MOST_FILLING_S = 15.0
 NUM_TIMED = 32
 """Batches of kept items whose median time is held against that of computed ones."""
 
+NO_MEMORY = "`--store-memory 0` keeps nothing"
+
 CHUNK = 512
 """Items computed together where nobody waits for a batch."""
+
+
+class Keeping:
+    """Where a process may keep items.
+
+    Args:
+        folders: On the disk, the first of which is written to; empty: in memory only.
+        most_bytes: Memory for all stores together; None: what is free allows.
+    """
+
+    def __init__(self, folders: Sequence[str] = (), most_bytes: int | None = None) -> None:
+        self.room = Room(most_bytes)
+        self.shelf = Shelf(folders)
+
+    def remarks(self) -> list[str]:
+        """What is to be said in the end; nothing is written to the disk after that."""
+        return self.shelf.lines()
 
 
 class StoredItems:
     """The kept items of all loaders of a process."""
 
-    def __init__(self, fused: FusedFetch) -> None:
+    def __init__(self, fused: FusedFetch, keeping: Keeping | None = None) -> None:
         self.engaged = False
         self.num_batches = 0
         """Given from what was kept, since it was engaged."""
+        self.keeping = keeping or Keeping()
         self._fused = fused
         self._keepers: weakref.WeakKeyDictionary[DataLoader[Any], Keeper] = weakref.WeakKeyDictionary()
 
@@ -70,7 +92,7 @@ class StoredItems:
         found = self._keepers.get(loader)
         reading = self._fused.reading(loader)
         if found is None or found.reading is not reading:
-            found = self._keepers[loader] = Keeper(reading)
+            found = self._keepers[loader] = Keeper(reading, self.keeping)
         return found
 
     def why_not(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
@@ -86,8 +108,9 @@ class StoredItems:
 class Keeper:
     """What is kept of one loader's dataset."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Reading, keeping: Keeping) -> None:
         self.reading = reading
+        self.keeping = keeping
         self.why_not: str | None = None
         self.store: Store | None = None
         self.sources: Sources | None = None
@@ -98,6 +121,7 @@ class Keeper:
         self._kept_s: deque[float] = deque(maxlen=NUM_TIMED)
         self._computed_s: deque[float] = deque(maxlen=NUM_TIMED)
         self._begun = False
+        self._opened = False
 
     def begin(self) -> None:
         """Find out what items are made of, where that was not done."""
@@ -112,16 +136,40 @@ class Keeper:
             self.why_not = "its items are random"
         elif not program.works:
             self.why_not = "items are taken as they lie, and nothing is computed that could be kept"
+        elif self.keeping.room.most_bytes == 0:
+            self.why_not = NO_MEMORY
+            self.keeping.shelf.say(f"sample_store: {NO_MEMORY}")
         else:
             try:
                 sources = Sources(program)
                 sources.look(self.reading.dataset, [0])
-                self.store = Store(len(self.reading.dataset))
+                self.store = Store(len(self.reading.dataset), self.keeping.room)
                 self.sources = sources
             except Unvectorised as problem:
                 self.why_not = str(problem)
             except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and plain is always there
                 self.why_not = f"{type(problem).__name__} when it was looked at"
+
+    def open(self, dataset: Any) -> None:
+        """Before the first item is looked for: go to the disk, where items are to be kept there.
+
+        `dataset`: the one that items are looked up in, or its copy: what they follow from lies there.
+        """
+        if self._opened:
+            return
+        self._opened = True
+        if self.store is None or self.sources is None or not self.keeping.shelf.folders:
+            return
+        num_items = self.store.num_items
+        try:
+            identity = self.sources.identity(dataset, num_items)
+        except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and memory is always there
+            why = str(problem) if isinstance(problem, Unvectorised) else f"{type(problem).__name__} when it was hashed"
+            self.keeping.shelf.say(f"the items of `{type(dataset).__name__}` are kept in memory only", [why])
+            return
+        reading = self.reading
+        keep = functools.partial(self.keeping.shelf.kept, identity, dataset, num_items, lambda: not reading.wrong)
+        self.store = Store(num_items, self.keeping.room, keep)
 
     def look(self, dataset: Any, indices: Sequence[int]) -> Look:
         """What these items of the dataset, or of its copy, are made of now."""
@@ -131,9 +179,12 @@ class Keeper:
     def fill_for_trial(self) -> None:
         """Keep all items now, so that a trial sees what later passes will be like."""
         self.begin()
+        self.open(self.reading.dataset)
         try:
             if self.store is not None and not self._filled(MOST_FILLING_S):
                 self.set_aside("to compute all items once takes longer than a trial has")
+            elif self.store is not None:
+                self.store.count()
         except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
             self.set_aside(f"{type(problem).__name__} when its items were computed")
 
@@ -169,6 +220,12 @@ class Keeper:
         """Never again."""
         self.store, self.why_not = None, why
 
+    def differs(self, why: str) -> None:
+        """What was kept is not what the script gives: neither this run nor a later one may use it."""
+        if self.store is not None:
+            self.store.disown()
+        self.set_aside(f"kept batches differ: {why}")
+
     def failed(self, problem: Exception) -> None:
         """A batch could not be looked at."""
         self.num_failures += 1
@@ -198,6 +255,7 @@ class StoredFetcher:
         if keeper.store is None or keeper.reading.program is None or not keeper.lock.acquire(blocking=False):
             return inner.fetch(indices, always=True)
         try:
+            keeper.open(inner.dataset)
             return self._fetched(keeper.store, indices)
         finally:
             keeper.lock.release()
@@ -259,11 +317,11 @@ class StoredFetcher:
         if shadow.first:
             own = plain(indices)
             if why := shadow.of_batch(batch, own):
-                keeper.set_aside(f"kept batches differ: {why}")
+                keeper.differs(why)
             return own
         unwatched = threading.current_thread() is not threading.main_thread()  # where others draw meanwhile
         if why := shadow.of_items(batch, indices, Single(plain, indices), draws=unwatched):
-            keeper.set_aside(f"kept batches differ: {why}")
+            keeper.differs(why)
             return self._inner.plain(indices)
         self._owner.num_batches += 1
         return batch
