@@ -9,6 +9,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset, Subset
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 
 MOST_FAILURES = 8
 """Batches that had to be fetched again, after which it is no longer tried, unless four times as many had not."""
+
+MOST_THREADS = 32
+"""Beyond these the script's own code, which runs in one thread, takes longer than all of its pixel work."""
+
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 MOST_IDLE_ITEMS = 200
 """Items one after another of which none has left any pixel work."""
@@ -70,7 +76,7 @@ class PixelThreads:
         from flatout.frameworks.pytorch.pipeline.pixels.fetching import Engine, PixelFetcher
 
         if self._engine is None:
-            self._engine = Engine(max(len(os.sched_getaffinity(0)) - 1, 1))
+            self._engine = Engine(min(max(_num_cores() - 1, 1), MOST_THREADS))
         return PixelFetcher(self, self._engine, original, self.standing(loader), always=always)
 
     def why_not(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
@@ -163,6 +169,16 @@ class Standing:
     def set_aside(self, why: str) -> None:
         """Never again."""
         self.why_not = why
+
+
+def _num_cores() -> int:
+    """Cores that this process may really use: its affinity, and in a container the quota of its control group."""
+    num = len(os.sched_getaffinity(0))
+    try:
+        quota, period = QUOTA.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return num
+    return min(num, max(int(quota) // int(period), 1)) if quota.isdigit() else num
 
 
 def _unsuited(loader: DataLoader[Any], *, for_workers: bool) -> str | None:
