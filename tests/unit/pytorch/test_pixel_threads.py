@@ -585,6 +585,16 @@ def test_ctrl_c_in_the_middle_of_a_batch_ends_a_process(paths):
     assert process.returncode in (-signal.SIGINT, 130) and "KeyboardInterrupt" in said
 
 
+@pytest.mark.parametrize(("text", "num"), [("max 100000", 4), ("250000 100000", 2), ("50000 100000", 1), ("", 4)])
+def test_a_containers_quota_counts(text, num, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(owner, "QUOTA", tmp_path / "cpu.max")
+    owner.QUOTA.write_text(text)
+    assert owner._num_cores() == num
+    owner.QUOTA.unlink()
+    assert owner._num_cores() == 4
+
+
 def test_threads_are_named_and_end_when_there_is_nothing_to_do(paths, monkeypatch):
     from flatout.frameworks.pytorch.pipeline.pixels import threads
 

@@ -141,6 +141,12 @@ def _assign(elements: Elements, layout: Layout, operands: tuple[Any, ...]) -> No
         return None
     if type(value) is not torch.Tensor or value.dim() != 3 or value.requires_grad or value.device.type != "cpu":
         return None
+    ends = (end for part in key[1:] for end in (part.start, part.stop))
+    if any(end is not None and type(end) is not int for end in ends):
+        return None
+    region = [len(range(*part.indices(size))) for part, size in zip(key[1:], layout.shape[1:], strict=True)]
+    if any(size not in (1, whole) for size, whole in zip(value.shape, (layout.shape[0], *region), strict=True)):
+        return None
     values = elements.by_pixel(value.to(layout.dtype, copy=True).numpy())
     return Noted(elements.then(Erasure(key[1], key[2], values)), layout, "itself")
 
@@ -184,7 +190,7 @@ def arithmetic(
         return None
     if type(operand) in (float, int):
         values = number(operand, str(dtype).removeprefix("torch."))
-        result = _result(replace(layout, dtype=dtype), getattr(torch, name), 1.0)
+        result = _result(replace(layout, dtype=dtype), getattr(torch, name), ())
     elif _is_simple(operand, layout):
         values = elements.by_pixel(operand.clone().numpy())
         result = _result(layout, getattr(torch, name), tuple(operand.shape))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset, Subset
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 MOST_FAILURES = 8
 """Batches that had to be fetched again, after which it is no longer tried, unless four times as many had not."""
+
+MOST_THREADS = 32
+"""Beyond these the script's own code, which runs in one thread, takes longer than all of its pixel work."""
+
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 MOST_IDLE_ITEMS = 200
 """Items one after another of which none has left any pixel work."""
@@ -69,7 +75,7 @@ class PixelThreads:
         from flatout.frameworks.pytorch.pipeline.pixels.fetching import Engine, PixelFetcher
 
         if self._engine is None:
-            self._engine = Engine(max(len(os.sched_getaffinity(0)) - 1, 1), self.decoded)
+            self._engine = Engine(min(max(_num_cores() - 1, 1), MOST_THREADS), self.decoded)
         return PixelFetcher(self, self._engine, original, self.standing(loader), always=always)
 
     def fetches(self, iterator: Any) -> bool:
@@ -161,6 +167,16 @@ class Standing:
     def set_aside(self, why: str) -> None:
         """Never again."""
         self.why_not = why
+
+
+def _num_cores() -> int:
+    """Cores that this process may really use: its affinity, and in a container the quota of its control group."""
+    num = len(os.sched_getaffinity(0))
+    try:
+        quota, period = QUOTA.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return num
+    return min(num, max(int(quota) // int(period), 1)) if quota.isdigit() else num
 
 
 def _unsuited(loader: DataLoader[Any], *, for_workers: bool) -> str | None:
