@@ -30,6 +30,7 @@ from flatout.frameworks.pytorch.batches import digest  # noqa: E402
 from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.passes import Pass  # noqa: E402
 from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
+from flatout.frameworks.pytorch.worker_processes import OurWorkers  # noqa: E402
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 WORKERS = {"num_workers": 2, "prefetch_factor": 2, "persistent_workers": True}
@@ -232,6 +233,37 @@ def test_a_generator_of_the_scripts_own_moves_as_far_as_the_script_goes_and_no_f
     loaders.change(WORKERS)
     agree(plain, epochs(make, loaders, stop_after=stop_after))
     assert loaders.num_changed
+
+
+@pytest.mark.parametrize("num", [23, 24])
+@pytest.mark.parametrize("prefetch_factor", [1, 2, 7])
+@pytest.mark.parametrize("stop_after", [*range(1, 7), None])
+def test_a_generator_of_the_scripts_own_moves_as_its_own_workers_move_it(num, prefetch_factor, stop_after, loaders):
+    """They are ahead by another number of batches than ours, and reach the end of the order elsewhere."""
+
+    def make():
+        own = torch.Generator().manual_seed(5)
+        return DataLoader(
+            Squares(num), batch_size=4, shuffle=True, generator=own, num_workers=1, prefetch_factor=prefetch_factor
+        )
+
+    loaders.remove()
+    plain = epochs(make, stop_after=stop_after)
+    loaders.install()
+    for settings in ({**WORKERS, "num_workers": 3}, {"num_workers": 0}):
+        loaders.change(settings)
+        agree(plain, epochs(make, loaders, stop_after=stop_after))
+    assert loaders.num_changed == 6
+
+
+def test_an_iterator_of_ours_is_no_deeper_after_many_epochs(loaders):
+    loaders.change(WORKERS)
+    loader = DataLoader(Squares(8), batch_size=4, shuffle=True)
+    for _ in range(5):
+        passing = iter(loader)
+        for _ in passing:
+            loaders.num_steps += 1
+    assert isinstance(passing._opened.bare, OurWorkers) and loaders.num_changed == 5
 
 
 def test_a_sampler_that_draws_from_the_scripts_generator_as_it_goes_is_left_alone(loaders):
@@ -551,6 +583,74 @@ def test_training_goes_on_in_the_same_order_where_a_worker_breaks(kind, with_gen
     loaders.change(WORKERS)
     agree(plain, epochs(make, loaders))
     assert [stage for stage, _ in problems] == ["step"], "it is refused from then on"
+
+
+class Permuted(Sampler):
+    """Has a random stream of its own, that nobody else knows of; the whole order at once, or as it is asked."""
+
+    def __init__(self, at_once):
+        self.at_once = at_once
+        self.random = np.random.default_rng(3)
+
+    def __len__(self):
+        return 23
+
+    def __iter__(self):
+        return iter(self.drawn()) if self.at_once else self.one_by_one()
+
+    def drawn(self):
+        return self.random.permutation(23).tolist()
+
+    def one_by_one(self):
+        yield from self.drawn()
+
+
+SAMPLERS = {
+    "a generator": lambda: RandomSampler(Squares(), generator=torch.Generator().manual_seed(4)),
+    "a random stream of its own": lambda: Permuted(at_once=False),
+    "an order drawn at once": lambda: Permuted(at_once=True),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("kind", [Breaking, Dying])
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_the_order_is_kept_where_a_worker_breaks_and_only_the_sampler_knows_it(name, kind, batch_size, loaders):
+    def make():
+        options = {"collate_fn": collate} if batch_size else {}
+        return DataLoader(kind(), batch_size=batch_size, sampler=SAMPLERS[name](), **options)
+
+    loaders.remove()
+    plain = epochs(make)
+    loaders.install()
+    problems = []
+    loaders.on_failure = lambda stage, problem: problems.append(stage)
+    loaders.change(WORKERS)
+    agree(plain, epochs(make, loaders))
+    assert problems == ["step"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("settings", [WORKERS, {"num_workers": 0}], ids=str)
+def test_a_sampler_that_raises_does_so_at_its_batch(num_workers, settings, loaders):
+    class Ending(Permuted):
+        def __iter__(self):
+            yield from range(12)
+            raise OSError("the list of items ends here")
+
+    def seen():
+        found = []
+        try:
+            for batch in DataLoader(Squares(), batch_size=4, sampler=Ending(True), num_workers=num_workers):
+                found.append(digest(batch))
+        except OSError as problem:
+            return [*found, str(problem)]
+
+    loaders.remove()
+    plain = seen()
+    loaders.install()
+    loaders.change(settings)
+    assert seen() == plain
 
 
 def test_training_goes_on_where_a_worker_cannot_send_its_batch(loaders):

@@ -46,11 +46,16 @@ class Recorded:
         return index
 
     def order(self) -> Iterator[Any]:
-        """The order of the pass from its first batch on."""
-        yield from self._drawn
-        if self._problem is not None:
-            raise self._problem
-        yield from self._sampler_iter
+        """The order of the pass from its first batch on; this iterator is done with."""
+        problem, self._problem = self._problem, None  # which would hold us for ever, as we hold it
+        return _from_the_first(self._drawn, problem, self._sampler_iter)
+
+
+def _from_the_first(drawn: list[Any], problem: Exception | None, rest: Iterator[Any]) -> Iterator[Any]:
+    yield from drawn
+    if problem is not None:
+        raise problem
+    yield from rest
 
 
 class GivenOrder:

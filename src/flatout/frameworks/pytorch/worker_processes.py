@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, _utils
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from flatout.frameworks.pytorch.hand_back import Recorded
+from flatout.frameworks.pytorch.hand_back import GivenOrder, Recorded
 from flatout.frameworks.pytorch.hand_over import context_for
 from flatout.frameworks.pytorch.shuffles import shuffle_of
 
@@ -70,8 +70,13 @@ class OurWorkers(Recorded, _MultiProcessingDataLoaderIter):
         self._pid = os.getpid()
         self._seen: dict[Any, tuple[Any, int]] = {}
         """For each worker: signs of life, and at how many looks they were the same."""
-        with _handing_over(loader):
-            super().__init__(loader)
+        try:
+            with _handing_over(loader):
+                super().__init__(loader)
+        except BaseException:
+            self._broken, self._problem = True, None
+            self._shutdown_workers()
+            raise
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         if first_iter:
@@ -81,8 +86,14 @@ class OurWorkers(Recorded, _MultiProcessingDataLoaderIter):
             self._worker_pids_set = False
         self.begin_record()
         self.shuffle = shuffle_of(loader, self._ahead)
-        with self.shuffle.aside() if self.shuffle is not None else contextlib.nullcontext():
-            super()._reset(loader, first_iter)
+        sampler = self._index_sampler
+        if first_iter and not self._ahead:  # the script has no workers: with them, PyTorch begins an order twice
+            self._index_sampler = GivenOrder(sampler, self._sampler_iter)
+        try:
+            with self.shuffle.aside() if self.shuffle is not None else contextlib.nullcontext():
+                super()._reset(loader, first_iter)
+        finally:
+            self._index_sampler = sampler
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
         try:
