@@ -31,7 +31,7 @@ from flatout.frameworks.pytorch.calls import Calls  # noqa: E402
 from flatout.frameworks.pytorch.facts import find  # noqa: E402
 from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.pixels import elements, images, sources, tensors, work  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.pixels import elements, images, owner, sources, tensors, work  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.pixels.comparison import item_difference  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.shadow import EVERY, difference  # noqa: E402
@@ -585,14 +585,11 @@ def test_ctrl_c_in_the_middle_of_a_batch_ends_a_process(paths):
     assert process.returncode in (-signal.SIGINT, 130) and "KeyboardInterrupt" in said
 
 
-@pytest.mark.parametrize(("text", "num"), [("max 100000", 4), ("250000 100000", 2), ("50000 100000", 1), ("", 4)])
-def test_a_containers_quota_counts(text, num, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("quota", "num"), [(None, 4), (2.5, 2), (0.5, 1)])
+def test_a_containers_quota_counts(quota, num, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    monkeypatch.setattr(owner, "QUOTA", tmp_path / "cpu.max")
-    owner.QUOTA.write_text(text)
+    monkeypatch.setattr(owner, "cores_quota", lambda: quota)
     assert owner._num_cores() == num
-    owner.QUOTA.unlink()
-    assert owner._num_cores() == 4
 
 
 def test_threads_are_named_and_end_when_there_is_nothing_to_do(paths, monkeypatch):

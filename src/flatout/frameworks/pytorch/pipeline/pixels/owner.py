@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from flatout.control_groups import cores_quota
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher
 from flatout.frameworks.pytorch.pipeline.harmless.resolving import Refused
 from flatout.frameworks.pytorch.pipeline.harmless.walking import Harmless, look_at
@@ -30,8 +30,6 @@ MOST_FAILURES = 8
 
 MOST_THREADS = 32
 """Beyond these the script's own code, which runs in one thread, takes longer than all of its pixel work."""
-
-QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 MOST_IDLE_ITEMS = 200
 """Items one after another of which none has left any pixel work."""
@@ -171,12 +169,9 @@ class Standing:
 
 def _num_cores() -> int:
     """Cores that this process may really use: its affinity, and in a container the quota of its control group."""
-    num = len(os.sched_getaffinity(0))
-    try:
-        quota, period = QUOTA.read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return num
-    return min(num, max(int(quota) // int(period), 1)) if quota.isdigit() else num
+    num = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cores_quota()
+    return min(num, max(int(quota), 1)) if quota else num
 
 
 def _unsuited(loader: DataLoader[Any], *, for_workers: bool) -> str | None:
