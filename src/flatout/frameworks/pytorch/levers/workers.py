@@ -58,7 +58,8 @@ class Workers(Lever):
             return "an iterable dataset decides itself how workers share it"
         if not any(loader.changeable for loader in facts.loaders):
             return (
-                "the loader is of a kind of its own, names its multiprocessing context, or its sampler draws on the way"
+                "the loader is of a kind of its own, names its multiprocessing context, gives batches out of order, "
+                "or its sampler draws on the way"
             )
         if any(loader.picklable is False for loader in facts.loaders):
             return "the dataset cannot be pickled, as this start method needs"
