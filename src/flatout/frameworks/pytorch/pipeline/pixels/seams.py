@@ -13,7 +13,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import BuiltinFunctionType, CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from flatout.frameworks.pytorch.patches import Patch
@@ -49,8 +49,10 @@ class Seams:
         self._lock = threading.Lock()
         self._num_active = 0
         self._patches: list[Patch] = []
-        self._kernels: list[dict[type, Any]] = []
-        """Tables of torchvision's in which images of ours have an entry."""
+        self._made: dict[tuple[str, str], tuple[Any, Any]] = {}
+        """What was replaced before, and by what."""
+        self._kernels: list[tuple[dict[type, Any], Any, Any]] = []
+        """Tables of torchvision's in which images of ours have an entry meanwhile: that of PIL's images, and ours."""
         self._here = threading.local()
 
     @property
@@ -77,12 +79,14 @@ class Seams:
         with self._lock:
             self._num_active += 1
             if self._num_active == 1:
-                self._patches = [Patch(holder, name, self._only_here(make)) for holder, name, make in self._places()]
-                for kernels, name, kernel in _kernels():
-                    make = replacements.noting_pad if name == "pad" else replacements.noting_same_size
-                    ours = functools.partial(make(kernel), None)
-                    kernels[Deferred] = kernels[Unloaded] = ours
-                    self._kernels.append(kernels)
+                for module_name, name, home, make in (*_PLACES, ("numpy", "array", "numpy", self._array)):
+                    module = sys.modules.get(module_name)
+                    if module is not None:
+                        self._replace(module, name, home, make)
+                self._kernels = self._kernels or list(_kernels())
+                for kernels, kernel, ours in self._kernels:
+                    if kernels.get(sys.modules["PIL.Image"].Image) is kernel:
+                        kernels[Deferred] = kernels[Unloaded] = ours
 
     def _leave(self) -> None:
         with self._lock:
@@ -91,33 +95,31 @@ class Seams:
                 patches, self._patches = self._patches, []
                 for patch in reversed(patches):
                     patch.remove()
-                while self._kernels:
-                    kernels = self._kernels.pop()
-                    del kernels[Deferred], kernels[Unloaded]
+                for kernels, _, _ in self._kernels:
+                    for kind in (Deferred, Unloaded):
+                        kernels.pop(kind, None)
 
-    def _only_here(self, make: Replacement) -> Callable[[Any, Patch], Any]:
+    def _replace(self, module: ModuleType, name: str, home: str, make: Replacement) -> None:
+        """One function, where it is still the library's own."""
+        place, original = (module.__name__, name), vars(module).get(name)
+        original_then, ours = self._made.get(place, (None, None))
+        if original is not original_then or ours is None:
+            if not belongs_to(original, name, home):
+                return
+            ours = self._only_here(original, make)
+            self._made[place] = original, ours
+        self._patches.append(Patch(module, name, lambda original, patch: ours))
+
+    def _only_here(self, original: Any, make: Replacement) -> Callable[..., Any]:
         """The replacement, for threads that note pixel work; the original for others."""
+        ours = make(original)
 
-        def made(original: Any, patch: Patch) -> Any:
-            ours = make(original)
+        @functools.wraps(original)
+        def replaced(*operands: Any, **keywords: Any) -> Any:
+            work = self.work
+            return original(*operands, **keywords) if work is None else ours(work, *operands, **keywords)
 
-            @functools.wraps(original)
-            def replaced(*operands: Any, **keywords: Any) -> Any:
-                work = self.work
-                if work is None or not patch.active:
-                    return original(*operands, **keywords)
-                return ours(work, *operands, **keywords)
-
-            return replaced
-
-        return made
-
-    def _places(self) -> Iterator[tuple[Any, str, Replacement]]:
-        """What is replaced, of what is loaded and the library's own."""
-        for module_name, name, home, make in (*_PLACES, ("numpy", "array", "numpy", self._array)):
-            module = sys.modules.get(module_name)
-            if module is not None and belongs_to(vars(module).get(name), name, home):
-                yield module, name, make
+        return replaced
 
     def _array(self, original: Any) -> Callable[..., Any]:
         def array(work: Work, *operands: Any, **keywords: Any) -> Any:
@@ -139,11 +141,15 @@ def belongs_to(function: Any, name: str, module_name: str) -> bool:
     return function.__code__.co_filename == getattr(sys.modules.get(module_name), "__file__", None)
 
 
-def _kernels() -> Iterator[tuple[dict[type, Any], str, Any]]:
-    """What torchvision's newer functions call for an image of PIL's, where that is one of the older ones itself."""
+def _kernels() -> Iterator[tuple[dict[type, Any], Any, Any]]:
+    """What torchvision's newer functions call for an image of PIL's, where that is one of the older ones itself.
+
+    Each with the table that it stands in, and with what is called for images of ours.
+    """
     registry = getattr(sys.modules.get(f"{_NEW}._utils"), "_KERNEL_REGISTRY", {})
     for kernels in registry.values():
         kernel = kernels.get(sys.modules["PIL.Image"].Image)
         name = getattr(kernel, "__name__", "")
         if (name in replacements.SAME_SIZE or name == "pad") and belongs_to(kernel, name, _OLD_PIL):
-            yield kernels, name, kernel
+            make = replacements.noting_pad if name == "pad" else replacements.noting_same_size
+            yield kernels, kernel, functools.partial(make(kernel), None)
