@@ -88,7 +88,7 @@ def _first_hashes(session: Session, loader: DataLoader[Any], num: int) -> list[s
     found = []
     try:
         for _ in range(num):
-            found.append(digest(next(opened.iterator)))
+            found.append(digest(opened.following(next)))
     except StopIteration:
         pass
     finally:

@@ -62,6 +62,18 @@ class Opened:
         """Whether it runs under settings of ours."""
         return self.before is not None
 
+    def following(self, fetch: Callable[[Any], Any]) -> Any:
+        """The next batch by `fetch`; a generator of the script's own moves as far as plain moves it."""
+        try:
+            batch = fetch(self.iterator)
+        except StopIteration:
+            if self.shuffle is not None:
+                self.shuffle.ended()
+            raise
+        if self.shuffle is not None:
+            self.shuffle.handed()
+        return batch
+
     def close(self) -> None:
         """End worker processes that are ours."""
         if self.changed and hasattr(self.iterator, "_shutdown_workers"):
@@ -183,11 +195,9 @@ class Pass:
     def _draw(self) -> Any:
         while True:
             try:
-                batch = self._owner.following(self._inner)
+                batch = self._opened.following(self._owner.following)
                 break
             except StopIteration:
-                if self._opened.shuffle is not None:
-                    self._opened.shuffle.ended()
                 if not self._start_over():
                     raise
             except Exception as problem:
@@ -195,8 +205,6 @@ class Pass:
                     raise
                 self._owner.refuse(self._loader, "step", problem)
                 self._go_on_plain()
-        if self._opened.shuffle is not None:
-            self._opened.shuffle.handed()
         if not self._num_drawn:
             self._owner.note_batch(self._loader, batch)
         self._num_drawn += 1
