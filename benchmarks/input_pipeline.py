@@ -1,240 +1,245 @@
-"""How many samples a second does a loader give, as PyTorch fetches them and as the input pipeline computes them?
+"""How many samples a second does a loader give, as PyTorch fetches them and under `--levers input`?
 
-    python benchmarks/input_pipeline.py [mnist] [tensors] [tokens] [photographs] [own_photographs] [--rounds 7]
-        [--photographs FOLDER]
+    python benchmarks/input_pipeline.py [mnist] [tokens] [photographs] ... [--rounds 7]
 
-The loader alone, one intra-op thread, passes in turn; each pass is over a new loader, so that each is a first epoch.
-The batches of both sides are compared bit by bit before anything is timed. Photographs are the JPEGs of a folder, five
-times over; what two threads can decode of them at best is measured beside them.
+The loader alone (and photographs beside a step of 60 ms), one intra-op thread. In each round every side makes its
+dataset and loader anew and goes over it twice, the sides in turn, so that there is a first and a second epoch of each.
+The batches of both sides are compared bit by bit before anything is timed. Photographs are copied, so that a pass
+opens as many files as it has items; what two threads can decode of them at best is measured beside them.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader
 
 from flatout import stats
-from flatout.frameworks.pytorch.loaders import Loaders
+from flatout.frameworks.pytorch.levers import registry
 from flatout.frameworks.pytorch.pipeline.shadow import difference
+from flatout.running import parse_levers
+from input_workloads import IMAGES, SMALL, jpegs
 from measuring import ROOT, SHARED, quiet, ratio, write
 
-sys.path.insert(0, str(ROOT / "examples"))
-import lenet
-import resnet_folder
+sys.path.insert(0, str(ROOT / "scripts"))
+from engaged import Engaged
 
-NUM_MNIST = 60_000
-NUM_TIMES = 5
-"""How often the photographs are gone through in a pass."""
+NUM_COPIES = 5
+"""How often each photograph lies in the folder."""
 
-
-class Windows(Dataset):
-    """Windows of a text of tokens, as small language models are trained on."""
-
-    def __init__(self, tokens: np.ndarray, length: int) -> None:
-        self.tokens = tokens
-        self.length = length
-
-    def __len__(self) -> int:
-        return 6_400
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        start = index * 150
-        x = torch.from_numpy(self.tokens[start : start + self.length].astype(np.int64))
-        y = torch.from_numpy(self.tokens[start + 1 : start + 1 + self.length].astype(np.int64))
-        return x, y
+NUM_PASSES = 2
+STEP_S = 0.060
+Levers = Mapping[str, Mapping[str, Any]]
+Make = Callable[[int], DataLoader[Any]]
 
 
-def mnist(num_workers: int) -> DataLoader[Any]:
-    """PIL image, ToTensor, Normalize, batch 64."""
-    (images, labels), _ = lenet.load_mnist(Path(SHARED / "MNIST"))
-    transform = lenet.Compose([lenet.ToTensor(), lenet.Normalize((0.1307,), (0.3081,))])
-    dataset = Subset(lenet.ImageDataset(images, labels, transform), range(NUM_MNIST))
-    return DataLoader(dataset, batch_size=64, shuffle=True, num_workers=num_workers)
-
-
-def tensors(num_workers: int) -> DataLoader[Any]:
-    """Twenty numbers and a label, batch 64."""
-    generator = torch.Generator().manual_seed(0)
-    dataset = TensorDataset(torch.randn(32_000, 20, generator=generator), torch.arange(32_000) % 10)
-    return DataLoader(dataset, batch_size=64, shuffle=True, num_workers=num_workers)
-
-
-def tokens(num_workers: int) -> DataLoader[Any]:
-    """Windows of 256 tokens of tinyshakespeare, batch 32."""
-    text = (SHARED / "text" / "tinyshakespeare.txt").read_bytes()
-    data = np.frombuffer(text, dtype=np.uint8).astype(np.uint16)
-    return DataLoader(Windows(data, 256), batch_size=32, shuffle=True, num_workers=num_workers)
-
-
-class Photographs(Dataset):
-    """The JPEGs of a folder, with torchvision's transforms."""
-
-    def __init__(self, folder: Path) -> None:
-        from torchvision import transforms
-
-        self.files = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
-        self.transform = transforms.Compose([
-            transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
-            transforms.Normalize(resnet_folder.MEAN, resnet_folder.STD),
-        ])  # fmt: skip
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        with open(self.files[index], "rb") as file:
-            image = Image.open(file).convert("RGB")
-        return self.transform(image), index
-
-
-def photographs(num_workers: int) -> DataLoader[Any]:
-    """RandomResizedCrop, flip, ToTensor, Normalize of torchvision, batch 32."""
-    dataset = ConcatDataset([Photographs(FOLDER)] * NUM_TIMES)
-    return DataLoader(dataset, batch_size=32, shuffle=True, num_workers=num_workers)
-
-
-def own_photographs(num_workers: int) -> DataLoader[Any]:
-    """The same as a script writes it without torchvision."""
-    dataset = ConcatDataset([resnet_folder.PhotoFolder(FOLDER, 224)] * NUM_TIMES)
-    return DataLoader(dataset, batch_size=32, shuffle=True, num_workers=num_workers)
-
-
-CASES: dict[str, tuple[Callable[[int], DataLoader[Any]], tuple[int, ...]]] = {
-    "mnist": (mnist, (0, 2)),
-    "tensors": (tensors, (0, 2)),
-    "tokens": (tokens, (0, 2)),
-}
+def named(*words: str) -> Levers:
+    """Levers as they are typed behind `--levers`."""
+    return parse_levers(words, registry())
 
 
 @contextmanager
-def pipeline(engaged: bool) -> Iterator[None]:
-    """Loaders that are iterated inside are fetched by the input pipeline, or as PyTorch does."""
-    loaders = Loaders()
-    if engaged:
-        loaders.install()
-        loaders.change({"in_process": True})
-        loaders.engage("fused", True)
-        loaders.engage("ahead", True)
+def engaged(levers: Levers | None) -> Iterator[None]:
+    """Loaders that are iterated inside run under these levers; None is PyTorch without us."""
+    if levers is None:
+        yield
+        return
+    under = Engaged(levers)
     try:
         yield
     finally:
-        loaders.remove()
+        under.loaders.remove()
 
 
-def one_pass_s(loader: DataLoader[Any]) -> float:
+def pass_s(loader: DataLoader[Any], step: Callable[[], None] | None = None) -> float:
     """Seconds of a whole pass, each batch dropped as soon as it is there."""
     begun_s = time.perf_counter()
     for _ in loader:
-        pass
+        if step is not None:
+            step()
     return time.perf_counter() - begun_s
 
 
-def agree(make: Callable[[int], DataLoader[Any]], num_workers: int) -> None:
-    """Compare a whole pass bit by bit."""
+def agree(make: Make, num_workers: int, levers: Levers) -> None:
+    """Compare two whole passes bit by bit, and the random stream after each."""
     found = []
-    for engaged in (False, True):
+    for side in (None, levers):
         torch.manual_seed(0)
-        with pipeline(engaged):
-            found.append((list(make(num_workers)), torch.get_rng_state()))
-    why = difference(found[1][0], found[0][0])
-    if why is not None or not torch.equal(found[0][1], found[1][1]):
-        raise SystemExit(f"the batches differ: {why or 'the random stream'}")
+        with engaged(side):
+            loader = make(num_workers)
+            found.append([(list(loader), torch.get_rng_state()) for _ in range(NUM_PASSES)])
+    for (batches, state), (plain, plain_state) in zip(found[1], found[0], strict=True):
+        if (why := difference(batches, plain)) is not None or not torch.equal(state, plain_state):
+            raise SystemExit(f"the batches differ: {why or 'the random stream'}")
 
 
-def gather_s(loader: DataLoader[Any]) -> float:
-    """Seconds of as many `index_select`s on items that are ready in one tensor."""
-    ready = torch.stack([loader.dataset[index][0] for index in range(len(loader.dataset))])
-    order = torch.randperm(len(ready)).split(loader.batch_size)
-    begun_s = time.perf_counter()
-    for indices in order:
-        ready.index_select(0, indices)
-    return time.perf_counter() - begun_s
+class Sides:
+    """What is timed in turn: for each side a number of workers and levers; and other work, each once a round."""
 
+    def __init__(self, make: Make, sides: Mapping[str, tuple[int, Levers | None]]) -> None:
+        self.make = make
+        self.sides = sides
+        self.alone: dict[str, Callable[[], float]] = {}
+        self.step: Callable[[], None] | None = None
+        self.num_passes = NUM_PASSES
 
-def measure(name: str, rounds: int) -> None:
-    """Passes in turn; the samples, and their ratio."""
-    make, workers = CASES[name]
-    for num_workers in workers:
-        agree(make, num_workers)
-        quiet()
-        found: dict[str, list[float]] = {"plain": [], "pipeline": []}
+    def measured(self, rounds: int) -> dict[str, list[list[float]]]:
+        """Seconds: for each side a list for each pass, of as many as there are rounds."""
+        names = [*self.sides, *self.alone]
+        found: dict[str, list[list[float]]] = {name: [] for name in names}
         for number in range(rounds):
-            for side in list(found) if number % 2 == 0 else list(found)[::-1]:
-                with pipeline(side == "pipeline"):
-                    found[side].append(one_pass_s(make(num_workers)))
-        num = len(make(0).dataset)
-        result: dict[str, Any] = {"samples_a_pass": num, "workers_of_the_script": num_workers, "pass_s": found}
-        result["samples_per_s"] = {side: num / stats.summarize(times).median for side, times in found.items()}
-        result["ratio"] = ratio(found["plain"], found["pipeline"])
-        if name == "mnist":
-            result["index_select_s"] = [gather_s(make(0)) for _ in range(3)]
-        print(name, num_workers, result["samples_per_s"], result["ratio"]["ratio"], flush=True)
-        write(f"input_{name}_{num_workers}_workers", result)
+            for name in names if number % 2 == 0 else names[::-1]:
+                found[name].append([self.alone[name]()] if name in self.alone else self._one(name))
+        return {name: [list(times) for times in zip(*rows, strict=True)] for name, rows in found.items()}
+
+    def _one(self, name: str) -> list[float]:
+        num_workers, levers = self.sides[name]
+        with engaged(levers):
+            loader = self.make(num_workers)
+            return [pass_s(loader, self.step) for _ in range(self.num_passes)]
 
 
-def decoding_s(files: list[Path], num_threads: int) -> float:
-    """Seconds in which threads decode files that lie in memory, each whole, and do nothing else."""
-    contents = [path.read_bytes() for path in files]
-    with ThreadPoolExecutor(num_threads) as pool:
+def account(
+    found: Mapping[str, list[list[float]]], num: int, pairs: Mapping[str, tuple[str, int, str]]
+) -> dict[str, Any]:
+    """The samples, samples a second, and ratios of the first side's first pass to a pass of the other side."""
+    medians = {name: [num / stats.summarize(times).median for times in passes] for name, passes in found.items()}
+    result: dict[str, Any] = {"samples_a_pass": num, "passes_s": found, "samples_per_s": medians}
+    for name, (baseline, which, candidate) in pairs.items():
+        of_baseline = found[baseline][min(which, len(found[baseline]) - 1)]
+        result[name] = ratio(of_baseline, found[candidate][min(which, len(found[candidate]) - 1)])
+        print(f"  {name}: {result[name]['ratio']}", flush=True)
+    return result
+
+
+def gathering_s(loader: DataLoader[Any]) -> Callable[[], float]:
+    """Seconds of as many `index_select`s on items that lie ready in one tensor."""
+    ready = torch.stack([loader.dataset[index][0] for index in range(len(loader.dataset))])
+
+    def once() -> float:
+        order = torch.randperm(len(ready)).split(loader.batch_size)
         begun_s = time.perf_counter()
-        list(pool.map(lambda content: Image.open(io.BytesIO(content)).load(), contents))
+        for indices in order:
+            ready.index_select(0, indices)
         return time.perf_counter() - begun_s
 
+    return once
 
-def measure_photographs(name: str, rounds: int) -> None:
-    """The pipeline without workers against PyTorch with none and with two, and decoding alone, in turn."""
-    make = PHOTOGRAPHS[name]
-    agree(make, 0)
+
+def decoding_s(folder: Path) -> Callable[[], float]:
+    """Seconds in which two threads decode files that lie in memory, each whole, and do nothing else."""
+    contents = [path.read_bytes() for path in jpegs(folder)]
+
+    def once() -> float:
+        with ThreadPoolExecutor(2) as pool:
+            begun_s = time.perf_counter()
+            list(pool.map(lambda content: Image.open(io.BytesIO(content)).load(), contents))
+            return time.perf_counter() - begun_s
+
+    return once
+
+
+def working_step() -> Callable[[], None]:
+    """As many matrix products as one thread does in `STEP_S` now, whatever else goes on later."""
+    a = torch.randn(256, 256)
+
+    def work(num: int) -> None:
+        for _ in range(num):
+            torch.mm(a, a)
+
+    work(50)
+    begun_s = time.perf_counter()
+    work(200)
+    num = round(200 * STEP_S / (time.perf_counter() - begun_s))
+    return lambda: work(num)
+
+
+def measure_small(name: str, rounds: int) -> None:
+    """Small items: all of `input`, and `fused_fetch` alone, against PyTorch."""
+    make, num_workers = SMALL[name].make, SMALL[name].num_workers
+    agree(make, num_workers, named("input"))
     quiet()
-    found: dict[str, list[float]] = {"plain": [], "two_workers": [], "pipeline": [], "decoding_alone": []}
-    files = sorted(path for path in FOLDER.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
-    for number in range(rounds):
-        for side in list(found) if number % 2 == 0 else list(found)[::-1]:
-            if side == "decoding_alone":
-                found[side].append(decoding_s(files * NUM_TIMES, 2))
-                continue
-            with pipeline(side == "pipeline"):
-                found[side].append(one_pass_s(make(2 if side == "two_workers" else 0)))
-    num = len(make(0).dataset)
-    result: dict[str, Any] = {"samples_a_pass": num, "pass_s": found}
-    result["samples_per_s"] = {side: num / stats.summarize(times).median for side, times in found.items()}
-    result["ratio"] = ratio(found["plain"], found["pipeline"])
-    result["ratio_to_two_workers"] = ratio(found["two_workers"], found["pipeline"])
-    result["share_of_decoding_alone"] = ratio(found["decoding_alone"], found["pipeline"])
-    print(name, result["samples_per_s"], *(result[part]["ratio"] for part in list(result)[-3:]), flush=True)
-    write(f"input_{name}", result)
+    alone = named("virtual_workers" if num_workers else "fused_fetch")
+    sides = Sides(
+        make, {"plain": (num_workers, None), "alone": (num_workers, alone), "input": (num_workers, named("input"))}
+    )
+    if not num_workers:
+        sides.alone["index_select"] = gathering_s(make(0))
+    print(name, flush=True)
+    found = sides.measured(rounds)
+    pairs = {
+        "alone_first": ("plain", 0, "alone"), "alone_second": ("plain", 1, "alone"),
+        "input_first": ("plain", 0, "input"), "input_second": ("plain", 1, "input"),
+    }  # fmt: skip
+    if not num_workers:
+        pairs |= {
+            "of_index_select_first": ("index_select", 0, "input"),
+            "of_index_select": ("index_select", 1, "input"),
+        }
+    result = {"workers_of_the_script": num_workers, "alone": list(alone), "input": list(named("input"))}
+    write(f"input_{name}", result | account(found, len(make(0).dataset), pairs))
 
 
-PHOTOGRAPHS: dict[str, Callable[[int], DataLoader[Any]]] = {
-    "photographs": photographs,
-    "own_photographs": own_photographs,
-}
-FOLDER = SHARED / "imagenet-sample"
+def measure_images(name: str, rounds: int, folder: Path) -> None:
+    """All of `input` without workers against PyTorch with none and with two, and decoding alone."""
+
+    def make(num_workers: int) -> DataLoader[Any]:
+        return IMAGES[name](num_workers, folder)
+
+    agree(make, 0, named("input"))
+    quiet()
+    sides = Sides(make, {"plain": (0, None), "two_workers": (2, None), "input": (0, named("input"))})
+    sides.alone["decoding_alone"] = decoding_s(folder)
+    print(name, flush=True)
+    pairs = {
+        "first": ("plain", 0, "input"), "first_to_two_workers": ("two_workers", 0, "input"),
+        "first_of_decoding_alone": ("decoding_alone", 0, "input"),
+        "second": ("plain", 1, "input"), "second_to_two_workers": ("two_workers", 1, "input"),
+    }  # fmt: skip
+    write(f"input_{name}", account(sides.measured(rounds), len(make(0).dataset), pairs))
+
+    sides = Sides(
+        make, {"plain": (0, None), "one_worker": (1, None), "two_workers": (2, None), "input": (0, named("input"))}
+    )
+    sides.step, sides.num_passes = working_step(), 1
+    print(f"{name} beside a step of {1000 * STEP_S:.0f} ms", flush=True)
+    pairs = {
+        "first": ("plain", 0, "input"), "to_one_worker": ("one_worker", 0, "input"),
+        "to_two_workers": ("two_workers", 0, "input"),
+    }  # fmt: skip
+    write(
+        f"input_{name}_beside_a_step", {"step_s": STEP_S} | account(sides.measured(rounds), len(make(0).dataset), pairs)
+    )
 
 
 def main() -> None:
-    global FOLDER
     parser = argparse.ArgumentParser()
-    parser.add_argument("cases", nargs="*", default=[*CASES, *PHOTOGRAPHS])
+    parser.add_argument("cases", nargs="*", default=[*SMALL, *IMAGES])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--photographs", type=Path, default=FOLDER, help="a folder of JPEGs")
+    parser.add_argument("--photographs", type=Path, default=SHARED / "imagenet-sample", help="a folder of JPEGs")
     arguments = parser.parse_args()
-    FOLDER = arguments.photographs
     torch.set_num_threads(1)
-    for name in arguments.cases:
-        (measure_photographs if name in PHOTOGRAPHS else measure)(name, arguments.rounds)
+    with tempfile.TemporaryDirectory(prefix="flatout-benchmark-") as folder:
+        for path in jpegs(arguments.photographs):
+            for number in range(NUM_COPIES):
+                shutil.copy(path, Path(folder) / f"{path.stem}_{number}{path.suffix}")
+        for name in arguments.cases:
+            if name in IMAGES:
+                measure_images(name, arguments.rounds, Path(folder))
+            else:
+                measure_small(name, arguments.rounds)
 
 
 if __name__ == "__main__":
