@@ -185,7 +185,7 @@ def test_datasets_one_after_another_are_read():
     check(Subset(whole, list(range(49, -1, -1))), (0, 1, 23, 24, 44, 45, 49))
     loader = DataLoader(whole, batch_size=6, shuffle=True)
     fused = FusedFetch()
-    fused.engaged = True
+    fused.engage(True)
     plain, after = batches(loader)
     ours, after_ours = batches(loader, fused)
     assert difference(ours, plain) is None and after.equals(after_ours) and fused.num_batches == 16
@@ -282,7 +282,7 @@ def batches(loader, fused=None, epochs=2):
 def test_passes_give_the_same_batches_and_leave_the_same_random_streams(options):
     loader = DataLoader(TensorDataset(torch.randn(50, 3), torch.arange(50)), **{"batch_size": 7, **options})
     fused = FusedFetch()
-    fused.engaged = True
+    fused.engage(True)
     plain, after = batches(loader, epochs=3)
     ours, after_ours = batches(loader, fused, epochs=3)
     assert difference(ours, plain) is None and after.equals(after_ours)
@@ -326,7 +326,7 @@ def test_a_dataset_that_gives_several_items_at_once_stays_plain():
 
 def engaged(loader):
     fused = FusedFetch()
-    fused.engaged = True
+    fused.engage(True)
     iterator = iter(loader)
     fused.attach(loader, iterator)
     return fused, iterator
@@ -566,7 +566,7 @@ def test_what_the_script_changes_counts_at_once(made, change, when):
         names = {"dataset": dataset, "module": _Namespace(type(dataset).__getitem__.__globals__)}
         loader = DataLoader(dataset, batch_size=5)
         fused = FusedFetch()
-        fused.engaged = attach
+        fused.engage(attach)
         found = []
         for epoch in range(2):
             iterator = iter(loader)

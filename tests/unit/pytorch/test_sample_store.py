@@ -542,3 +542,57 @@ def test_what_takes_longer_to_keep_than_to_compute_is_not_kept(made, loaders):
         if keeper.store is not None:
             keeper.pays(5, kept_s=2e-4)
     assert "takes longer" in keeper.why_not
+
+
+# -- arrays that nobody can write to --------------------------------------------------------------------------------
+
+
+def rows_compared(dataset):
+    """How many of the things that an item is made of are compared row by row."""
+    owner = Loaders()
+    keeper = owner.pipeline.stored.keeper(DataLoader(dataset, batch_size=4))
+    keeper.begin()
+    assert keeper.why_not is None
+    return len(keeper.look(dataset, [0, 1]).rows)
+
+
+def test_an_array_in_a_bytes_object_is_not_compared_row_by_row(made):
+    images = np.frombuffer(bytes(range(200)), np.uint8).reshape(50, 4)
+    assert rows_compared(made(WORKS, images=images, labels=list(range(50)), n=2)) == 1, "only the labels"
+
+
+def test_an_array_that_can_be_written_to_through_another_is_compared_row_by_row(made):
+    own = np.arange(200, dtype=np.uint8).reshape(50, 4)
+    images = own[:]
+    images.flags.writeable = False
+    assert rows_compared(made(WORKS, images=images, labels=list(range(50)), n=2)) == 2
+    as_buffer = np.frombuffer(bytearray(range(200)), np.uint8).reshape(50, 4)
+    assert rows_compared(made(WORKS, images=as_buffer, labels=list(range(50)), n=2)) == 2
+
+    def between(number):
+        own[3] += 1
+
+    def make_dataset():
+        own[:] = np.arange(200, dtype=np.uint8).reshape(50, 4)
+        return made(WORKS, images=images, labels=list(range(50)), n=2)
+
+    check(make_dataset, between=lambda dataset, number: between(number))
+
+
+def test_another_array_in_place_of_one_in_a_bytes_object_is_seen(made):
+    def make_dataset():
+        images = np.frombuffer(bytes(range(200)), np.uint8).reshape(50, 4)
+        return made(WORKS, images=images, labels=list(range(50)), n=2)
+
+    def between(dataset, number):
+        dataset.images = np.frombuffer(bytes(range(number, 200)) + bytes(number), np.uint8).reshape(50, 4)
+
+    check(make_dataset, between=between, least=0)
+
+
+def test_where_nothing_is_worth_keeping_batches_are_computed_at_once(loaders):
+    loaders.engage("fused", False)
+    list(DataLoader(torch.utils.data.TensorDataset(torch.arange(600)), batch_size=50))
+    assert loaders.pipeline.fused.num_batches > 5
+    loaders.engage("stored", False)
+    assert not loaders.pipeline.fused.engaged

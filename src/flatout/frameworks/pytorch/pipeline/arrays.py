@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from flatout.frameworks.pytorch.pipeline import integers
 from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised, each, gathered
 
 
@@ -68,23 +69,27 @@ def expand_dims(value: Any, axis: int) -> Rows:
 
 def integer(value: Any) -> Rows:
     """`int` of each item's number."""
-    found = _numbers(value, "iu")
-    return Rows("int", found if set(map(type, found)) == {int} else [int(one) for one in found])
+    if type(value) is Rows and value.kind == "int":
+        return value
+    data = _scalars(value, "iu")
+    return Rows("int", [int(one) for one in value.data]) if data is None else integers.of_array(data)
 
 
 def real(value: Any) -> Rows:
     """`float` of each item's number."""
-    return Rows("float", [float(one) for one in _numbers(value, "iuf")])
+    data = _scalars(value, "iuf")
+    return Rows("float", [float(one) for one in (value.listed() if data is None else data.tolist())])
 
 
-def _numbers(value: Any, kinds: str) -> list[Any]:
+def _scalars(value: Any, kinds: str) -> np.ndarray | None:
+    """Each item's NumPy scalar, or tensor without dimensions, of these kinds; None where they are Python's numbers."""
     if type(value) is Rows:
         if value.kind in ("int", "float"):
-            return value.data
+            return None
         if value.kind in ("scalar", "tensor"):
             data = np.asarray(value.data)
             if data.ndim == 1 and data.dtype.kind in kinds and data.dtype.itemsize <= 8:
-                return data.tolist()
+                return data
     raise Unvectorised("a number of something else")
 
 
@@ -107,6 +112,9 @@ def _beside(data: np.ndarray, operand: Any) -> Any:
 
 def arithmetic(operation: Callable[[Any, Any], Any], one: Any, other: Any) -> Rows:
     """Python's own arithmetic, with each item's number."""
+    found = integers.calculated(operation, one, other)
+    if found is not None:
+        return found
     num = len(one) if type(one) is Rows else len(other)
     sides = [each(value, num, (int, float)) for value in (one, other)]
     values = [operation(a, b) for a, b in zip(*sides, strict=True)]

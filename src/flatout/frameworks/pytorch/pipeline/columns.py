@@ -32,10 +32,13 @@ class Column:
         """Whether rows of this batch can stand beside those that are there."""
         return _is_dense(batch) and batch.dtype is self._rows.dtype and batch.shape[1:] == self._rows.shape[1:]
 
-    def put(self, places: Places, batch: torch.Tensor, which: Places) -> None:
+    def put(self, places: Places | slice, batch: torch.Tensor, which: Places) -> None:
         """Keep some of a batch's rows."""
         rows = batch if len(which) == len(batch) else batch.index_select(0, torch.from_numpy(which))
-        self._rows.index_copy_(0, torch.from_numpy(places), rows)
+        if isinstance(places, slice):
+            self._rows[places] = rows
+        else:
+            self._rows.index_copy_(0, torch.from_numpy(places), rows)
 
     def take(self, places: Places, missing: torch.Tensor | None) -> torch.Tensor:
         """A batch of kept rows, and of `missing` where a place is -1."""
@@ -56,9 +59,10 @@ class Texts:
         """Whether a batch is of texts as well."""
         return type(batch) is self._kind and _are_texts(batch)
 
-    def put(self, places: Places, batch: Sequence[str], which: Places) -> None:
+    def put(self, places: Places | slice, batch: Sequence[str], which: Places) -> None:
         """Keep some of a batch's texts."""
-        for place, number in zip(places.tolist(), which.tolist(), strict=True):
+        numbers = range(places.start, places.stop) if isinstance(places, slice) else places.tolist()
+        for place, number in zip(numbers, which.tolist(), strict=True):
             self._rows[place] = batch[number]
 
     def take(self, places: Places, missing: Sequence[str] | None) -> Sequence[str]:
@@ -92,8 +96,8 @@ class Columns:
             return False
         return all(column.fits(leaf) for column, leaf in zip(self._columns, leaves_of(batch), strict=True))
 
-    def put(self, places: Places, batch: Any, which: Places) -> None:
-        """Keep those rows of a batch whose numbers are in `which`, at `places`."""
+    def put(self, places: Places | slice, batch: Any, which: Places) -> None:
+        """Keep those rows of a batch whose numbers are in `which`, at `places`; both in order, none twice."""
         for column, leaf in zip(self._columns, leaves_of(batch), strict=True):
             column.put(places, leaf, which)
 

@@ -86,7 +86,7 @@ def _joined(leaves: list[Any], order: np.ndarray) -> Rows:
         raise Unvectorised("parts with different items")
     kind, data = leaves[0].kind, [leaf.data for leaf in leaves]
     if kind in ("int", "float", "str"):
-        together = [value for values in data for value in values]
+        together = [value for leaf in leaves for value in leaf.listed()]
         return Rows(kind, [together[place] for place in order.tolist()])
     if any((one.dtype, one.shape[1:]) != (data[0].dtype, data[0].shape[1:]) for one in data):
         raise Unvectorised("parts with items of different types or shapes")

@@ -25,7 +25,7 @@ from flatout.frameworks.pytorch.pipeline.hugging_face import is_table
 from flatout.frameworks.pytorch.pipeline.program import Program
 from flatout.frameworks.pytorch.pipeline.reading import Unread, read
 from flatout.frameworks.pytorch.pipeline.rows import OneThread, Rows, Unvectorised, collated
-from flatout.frameworks.pytorch.pipeline.shadow import Shadow
+from flatout.frameworks.pytorch.pipeline.shadow import Shadow, joined
 from flatout.frameworks.pytorch.random_states import RandomStates
 
 MOST_FAILURES = 8
@@ -40,14 +40,20 @@ class FusedFetch:
     """All loaders of a process whose batches can be computed at once."""
 
     def __init__(self) -> None:
-        self.engaged = False
         self.num_batches = 0
         """Computed at once since it was engaged."""
+        self._wanted_by: set[str] = set()
         self._datasets: weakref.WeakKeyDictionary[DataLoader[Any], Reading] = weakref.WeakKeyDictionary()
 
-    def engage(self, on: bool) -> None:
-        """From the next fetch on, or no longer."""
-        self.engaged, self.num_batches = on, 0
+    @property
+    def engaged(self) -> bool:
+        """Whether batches are computed at once at present."""
+        return bool(self._wanted_by)
+
+    def engage(self, on: bool, *, wanted_by: str = "fused_fetch") -> None:
+        """From the next fetch on, or no longer, unless another lever that builds on it wants it."""
+        self._wanted_by = self._wanted_by | {wanted_by} if on else self._wanted_by - {wanted_by}
+        self.num_batches = 0
 
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Put a fetcher of ours into an iterator that fetches in this process."""
@@ -221,14 +227,14 @@ class FusedFetcher:
                 reading.set_aside("its items draw other random numbers")
             self.known = not why
             return own
-        single = Single(single_path, indices, before, len(reading.program.draws) if reading.program else 0)
+        some = Some(single_path, indices, before, len(reading.program.draws) if reading.program else 0)
         unwatched = before is not None or not _in_main_thread()  # where others draw meanwhile
-        if why := reading.shadow.of_items(batch, indices, single, draws=unwatched):
+        if why := reading.shadow.of_items(batch, indices, some, draws=unwatched):
             reading.differs(why)
             if before is not None:
                 torch.set_rng_state(before)
             return self.plain(indices)
-        if after is not None and single.asked:
+        if after is not None and some.asked:
             torch.set_rng_state(after)
         self._owner.num_batches += 1
         self.known = True
@@ -253,8 +259,8 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-class Single:
-    """Gives the batch of one that an item is on its own, by the script's path, with the random numbers that it had."""
+class Some:
+    """Gives the batch of some items of another, by the script's path, each with the random numbers that it had."""
 
     def __init__(
         self, plain: Callable[[Any], Any], indices: list[int], before: torch.Tensor | None = None, num_words: int = 0
@@ -265,13 +271,17 @@ class Single:
         self._num_words = num_words
         self.asked = False
 
-    def __call__(self, place: int) -> Any:
-        """For the item at a place of the batch."""
+    def __call__(self, places: list[int]) -> Any:
+        """For the items at these places of the batch."""
         self.asked = True
-        if self._before is not None:
+        if self._before is None:
+            return self._plain([self._indices[place] for place in places])
+        found = []
+        for place in places:
             torch.set_rng_state(self._before)
             skip(place * self._num_words)
-        return self._plain([self._indices[place]])
+            found.append(self._plain([self._indices[place]]))
+        return joined(found)
 
 
 def following(iterator: Any) -> Any:

@@ -25,28 +25,39 @@ def subscript(container: Any, key: Any) -> Any:
         return _window(container, key)
     if type(key) is not Rows or key.kind != "int":
         raise Unvectorised("an index that is no integer")
-    return _taken(container, key.data)
+    return _taken(container, key)
 
 
-def _taken(container: Any, index: list[int]) -> Rows:
+def _taken(container: Any, index: Rows) -> Rows:
     kind = type(container)
     if kind is torch.Tensor and is_plain(container):
         return Rows("tensor", _rows_of(container, index))
     if kind in (np.ndarray, np.memmap):
         if container.dtype.kind not in "biufc":
             raise Unvectorised("an array of something else than numbers")
-        found = np.asarray(container).take(np.array(index), axis=0)  # several times as fast as `container[index]`
+        found = np.asarray(container).take(_places(index), axis=0)  # several times as fast as `container[index]`
         return Rows("scalar" if found.ndim == 1 else "array", found)
     if kind in (list, tuple, range):
-        values = [container[number] for number in index]
+        values = [container[number] for number in index.listed()]
         return gathered(values, type(values[0]))
     raise Unvectorised(f"an index into `{kind.__name__}`")
 
 
-def _rows_of(container: torch.Tensor, index: list[int]) -> torch.Tensor:
+def _rows_of(container: torch.Tensor, index: Rows) -> torch.Tensor:
     """`container[index]`, several times as fast where no index counts from the end."""
-    places = torch.from_numpy(np.array(index))
-    return container.index_select(0, places) if index and min(index) >= 0 else container[places]
+    numbers = _places(index)
+    places = torch.from_numpy(numbers)
+    from_start = index.least >= 0 if type(index.data) is np.ndarray else bool(numbers.size) and numbers.min() >= 0
+    return container.index_select(0, places) if from_start else container[places]
+
+
+def _places(index: Rows) -> np.ndarray:
+    """The numbers as an index.
+
+    Raises:
+        OverflowError: One of them is too large.
+    """
+    return index.data if type(index.data) is np.ndarray else np.array(index.data, np.int64)
 
 
 def _window(container: Any, key: slice) -> Rows:
@@ -54,14 +65,15 @@ def _window(container: Any, key: slice) -> Rows:
     start, stop = key.start, key.stop
     if key.step is not None or any(type(end) is not Rows or end.kind != "int" for end in (start, stop)):
         raise Unvectorised("a slice that does not move with the index")
-    first, after = start.data, stop.data
-    length = after[0] - first[0]
-    if length <= 0 or min(first) < 0 or any(b - a != length for a, b in zip(first, after, strict=True)):
+    first, after = _places(start), _places(stop)
+    lengths = after - first
+    length = int(lengths[0])
+    if length <= 0 or first.min() < 0 or (lengths != length).any():
         raise Unvectorised("slices of different lengths")
-    if container.ndim != 1 or max(after) > len(container):
+    if container.ndim != 1 or after.max() > len(container):
         raise Unvectorised("slices that reach beyond the end")
     if type(container) is torch.Tensor and is_plain(container):
-        return Rows("tensor", container.unfold(0, length, 1)[torch.tensor(first)])
+        return Rows("tensor", container.unfold(0, length, 1)[torch.from_numpy(first)])
     if type(container) in (np.ndarray, np.memmap):
         step = container.strides[0]
         shape = (len(container) - length + 1, length)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn.modules import module as _modules
 
-from flatout.frameworks.pytorch.pipeline import arrays, images, indexing, tensors
+from flatout.frameworks.pytorch.pipeline import arrays, images, indexing, integers, tensors
 from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised, each
 
 
@@ -154,8 +154,12 @@ def _arithmetic(
 
 def _compared(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Rows]:
     def rows(one: Any, other: Any) -> Rows:
+        one, other = _whole(one), _whole(other)
+        found = integers.compared(plain, one, other)
+        if found is not None:
+            return found
         num = len(one) if type(one) is Rows else len(other)
-        sides = [each(_whole(value), num, (int, float, str)) for value in (one, other)]
+        sides = [each(value, num, (int, float, str)) for value in (one, other)]
         return Rows("truth", [plain(a, b) for a, b in zip(*sides, strict=True)])
 
     return rows
@@ -164,7 +168,7 @@ def _compared(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Rows]:
 def _whole(value: Any) -> Any:
     """NumPy's integers as Python's, with which they compare alike."""
     if type(value) is Rows and value.kind == "scalar" and value.data.dtype.kind in "iu":
-        return Rows("int", value.data.tolist())
+        return integers.of_array(value.data)
     return value
 
 

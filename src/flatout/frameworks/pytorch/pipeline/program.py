@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils._pytree import tree_leaves
 
 from flatout.frameworks.pytorch.pipeline.draws import drawn
+from flatout.frameworks.pytorch.pipeline.integers import whole
 from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
 
 
@@ -105,7 +106,7 @@ class Program:
             Unvectorised: Something is not as it was when the program was read.
         """
         numbers = drawn(self.draws, len(indices)) if self.draws else None
-        return self.run(dataset, Rows("int", list(indices)), numbers)
+        return self.run(dataset, whole(indices), numbers)
 
 
 def straight_line(instructions: Sequence[Instruction], constants: Sequence[Any], item: Any) -> Callable[..., Any]:
@@ -150,7 +151,7 @@ def require(value: Any, expected: bool) -> None:
         Unvectorised: It is not.
     """
     if type(value) is Rows:
-        if value.kind != "truth" or any(bool(one) is not expected for one in value.data):
+        if value.kind != "truth" or any(bool(one) is not expected for one in value.listed()):
             raise Unvectorised("a branch that not all items take")
     elif bool(value) is not expected:
         raise Unvectorised("a condition has changed since the dataset was read")
@@ -182,7 +183,9 @@ def require_kind(rows: Any, kind: str, dtype: Any) -> None:
     Raises:
         Unvectorised: They are not.
     """
-    if type(rows) is not Rows or rows.kind != kind or getattr(rows.data, "dtype", None) != dtype:
+    if type(rows) is not Rows or rows.kind != kind:
+        raise Unvectorised("items of another kind than when the dataset was read")
+    if kind != "int" and getattr(rows.data, "dtype", None) != dtype:
         raise Unvectorised("items of another type than when the dataset was read")
 
 

@@ -21,21 +21,30 @@ class Unvectorised(Exception):
     """Something that is known for one item only; the message says what."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: there are dozens for each batch
 class Rows:
     """One value per item.
 
     Attributes:
         kind: What each of them is: a tensor, an array, a NumPy scalar, an image (`uint8`, grey or RGB), an `int` ...
         data: For `tensor` a tensor, for `array`, `scalar` and `image` an array, each with the items as its first
-            dimension; for Python's own values a list of them, so that arithmetic is Python's.
+            dimension; for Python's own values a list of them, so that arithmetic is Python's; for `int` and `truth` it
+            may be an array as well, see `integers`.
+        least: Of such an array of `int`: no number is smaller.
+        most: Likewise, no number is larger.
     """
 
     kind: Kind
     data: Any
+    least: int = 0
+    most: int = 0
 
     def __len__(self) -> int:
         return len(self.data)
+
+    def listed(self) -> list[Any]:
+        """The values as Python's own."""
+        return self.data.tolist() if type(self.data) is np.ndarray else list(self.data)
 
 
 class OneThread:
@@ -116,7 +125,7 @@ def each(value: Any, num: int, types: tuple[type, ...]) -> list[Any]:
         Unvectorised: It is not.
     """
     if type(value) is Rows and value.kind in [_PLAIN[kind] for kind in types]:
-        return list(value.data)
+        return value.listed()
     if type(value) in types:
         return [value] * num
     raise Unvectorised("an operand of another type than Python's own numbers or text")

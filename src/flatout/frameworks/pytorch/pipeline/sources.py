@@ -2,7 +2,8 @@
 
 An item follows from what is taken out of the dataset for it, and from what all items share. Both are looked at each
 time, which costs less than computing the item: rows of arrays and lists by value, tensors by PyTorch's own count of
-their changes. In: a program, a dataset, indices. Out: a `Look`, to be compared with a former one.
+their changes, arrays that nobody can write to by what they are. In: a program, a dataset, indices. Out: a `Look`, to
+be compared with a former one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 from flatout.frameworks.pytorch.pipeline.identity import Identity, identify
 from flatout.frameworks.pytorch.pipeline.images import TRANSFORMS
+from flatout.frameworks.pytorch.pipeline.integers import whole
 from flatout.frameworks.pytorch.pipeline.operations import code_of, is_touched
 from flatout.frameworks.pytorch.pipeline.program import Instruction, Program, Slot, slots_of, straight_line
 from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
@@ -58,7 +60,7 @@ class Sources:
         shared = ([take.container for take in program.takes], list(program.parameters))
         self._share = straight_line(fixed, program.constants, shared)
         self._counted: tuple[bool, ...] | None = None
-        """Of which containers PyTorch counts the changes."""
+        """Of which containers PyTorch counts the changes, or which cannot change."""
         self._take: Any = None
         """Takes rows out of all others."""
 
@@ -70,9 +72,9 @@ class Sources:
         """
         if not self._program.holds():
             raise Unvectorised("the code of the dataset has changed since it was read")
-        index = Rows("int", list(indices))
+        index = whole(indices)
         containers, parameters = self._share(dataset, index)
-        counted = tuple([type(one) is torch.Tensor for one in containers])
+        counted = tuple([type(one) is torch.Tensor or _is_frozen(one) for one in containers])
         if self.compared:
             counted = tuple([on and number not in self.compared for number, on in enumerate(counted)])
         if counted != self._counted:
@@ -88,7 +90,7 @@ class Sources:
         Raises:
             Unvectorised: It cannot be told.
         """
-        containers, parameters = self._share(dataset, Rows("int", [0]))
+        containers, parameters = self._share(dataset, whole([0]))
         found = identify(self._program, dataset, containers, [*map(state_of, parameters)], num_items)
         self.compared, self._counted = found.compared, None
         return found
@@ -111,22 +113,32 @@ def _needed(instructions: Sequence[Instruction], wanted: Sequence[Slot]) -> list
 
 
 class _This:
-    """Equal to itself, and to another about the same tensor, which stays as long: its address is nobody else's."""
+    """Equal to itself, and to another about the same container, which stays as long: its address is nobody else's."""
 
-    __slots__ = ("_tensor",)
+    __slots__ = ("_one",)
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
+    def __init__(self, one: Any) -> None:
+        self._one = one
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is _This and other._tensor is self._tensor
+        return type(other) is _This and other._one is self._one
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def _count(tensor: torch.Tensor) -> tuple[Any, ...]:
-    address = tensor.data_ptr()
-    return _This(tensor), address, tensor._version, tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad
+def _count(one: Any) -> tuple[Any, ...]:
+    if type(one) is np.ndarray:
+        return _This(one), one.dtype, one.shape, one.strides
+    return _This(one), one.data_ptr(), one._version, one.dtype, one.shape, one.stride(), one.requires_grad
+
+
+def _is_frozen(container: Any) -> bool:
+    """Whether it is an array whose numbers lie in a `bytes` object, as `np.frombuffer(file.read())` gives it."""
+    while type(container) is np.ndarray:
+        if container.flags.writeable:
+            return False
+        container = container.base
+    return type(container) is bytes
 
 
 def _form(taken: Rows, rows: Any) -> Any:

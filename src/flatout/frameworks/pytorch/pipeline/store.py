@@ -172,7 +172,7 @@ class Store:
         if len(which) and self._may_change:
             self._write(places[which], which, batch, look)
 
-    def _write(self, places: Places, which: Places, batch: Any, look: Look) -> None:
+    def _write(self, places: Places | slice, which: Places, batch: Any, look: Look) -> None:
         assert self._columns is not None
         self._columns.put(places, batch, which)
         for kept, rows in zip(self._made_of, look.rows, strict=True):
@@ -182,11 +182,11 @@ class Store:
         """Keep new items, on the disk as long as that is possible."""
         on_disk = self._append(numbers[which], which, batch, look)
         which = which[: (self.capacity or 0) - self.num_kept]  # which may have become less by now
-        places = np.arange(self.num_kept, self.num_kept + len(which))
+        after = self.num_kept + len(which)
         if len(which) and not on_disk:
-            self._write(places, which, batch, look)
-        self._place_after[numbers[which]] = places + 1
-        self.num_kept += len(which)
+            self._write(slice(self.num_kept, after), which, batch, look)
+        self._place_after[numbers[which]] = np.arange(self.num_kept + 1, after + 1)
+        self.num_kept = after
         self._mind_memory()
 
     def _append(self, items: Places, which: Places, batch: Any, look: Look) -> bool:
@@ -341,10 +341,11 @@ class _Rows:
         """Some of the rows, as they lie on the disk."""
         return _digests([rows[number] for number in which.tolist()]) if self._digests else rows[which]
 
-    def put(self, places: Places, rows: Any, which: Places) -> None:
+    def put(self, places: Places | slice, rows: Any, which: Places) -> None:
         """Keep some of the rows."""
         if isinstance(self._rows, list):
-            for place, number in zip(places.tolist(), which.tolist(), strict=True):
+            numbers = range(places.start, places.stop) if isinstance(places, slice) else places.tolist()
+            for place, number in zip(numbers, which.tolist(), strict=True):
                 self._rows[place] = rows[number]
         else:
             self._rows[places] = self.raw(rows, which)

@@ -15,11 +15,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from flatout.frameworks.pytorch.pipeline.columns import Places, Unkept
-from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, Reading, Single, computed
+from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, Reading, Some, computed
 from flatout.frameworks.pytorch.pipeline.rows import OneThread, Unvectorised
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow
 from flatout.frameworks.pytorch.pipeline.shelf import Shelf
@@ -73,6 +74,7 @@ class StoredItems:
     def engage(self, on: bool, *, fill: Iterable[DataLoader[Any]] = ()) -> None:
         """From the next fetch on, or no longer; `fill`: loaders whose items are all kept now, in a trial."""
         self.engaged, self.num_batches = on, 0
+        self._fused.engage(on, wanted_by="sample_store")  # for loaders whose items are not worth keeping
         for loader in fill if on else ():
             self.keeper(loader).fill_for_trial()
 
@@ -270,9 +272,10 @@ class StoredFetcher:
         if places is None:
             return self._kept(store, indices, look)
         there = places >= 0
-        if not there.any():
+        num_there = np.count_nonzero(there)
+        if not num_there:
             return self._kept(store, indices, look)
-        if there.all():
+        if num_there == len(indices):
             batch = _taken(store, places)
             keeper.pays(len(indices), kept_s=time.perf_counter() - begun_s)
             return self._shadowed(batch, indices)
@@ -320,7 +323,7 @@ class StoredFetcher:
                 keeper.differs(why)
             return own
         unwatched = threading.current_thread() is not threading.main_thread()  # where others draw meanwhile
-        if why := shadow.of_items(batch, indices, Single(plain, indices), draws=unwatched):
+        if why := shadow.of_items(batch, indices, Some(plain, indices), draws=unwatched):
             keeper.differs(why)
             return self._inner.plain(indices)
         self._owner.num_batches += 1
