@@ -256,7 +256,7 @@ class Calls:
             if name in ("choice", "getitem") and values:
                 return element(values[0])
             if thing in _HOLDING or getattr(thing, "__module__", None) == "itertools":
-                found = [element(value) for value in values if not any(map(callable, value.among or ()))]
+                found = [element(value) for value in values if not any(map(_is_called, value.among or ()))]
                 return Value(own=thing is not functools.reduce, each=joined(found) if found else None)
             if name in ("choices", "sample", "deepcopy", "copy") and values:
                 return Value(own=True, each=element(values[0]) if name != "deepcopy" else None)
@@ -355,6 +355,11 @@ class Calls:
         if not isinstance(inspect.getattr_static(kind, name, None), types.FunctionType):
             raise Refused(f"`{text}` is called")
         return self._run(self._walker.resolver.method(thing, name), operands, text)
+
+
+def _is_called(thing: Any) -> bool:
+    """Whether something is a function that another one is given."""
+    return callable(thing) or isinstance(thing, LocalFunction)
 
 
 def is_builtin(function: Any) -> bool:
