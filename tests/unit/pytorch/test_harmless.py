@@ -1,6 +1,8 @@
 """Is code that shows outside its item refused, with its line, and is what many scripts do let through?"""
 
+import collections
 import importlib.util
+import io
 import random
 import textwrap
 
@@ -17,6 +19,15 @@ from flatout.frameworks.pytorch.pipeline.harmless import values  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.harmless.resolving import Refused  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.harmless.values import Value, either, known  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.harmless.walking import look_at  # noqa: E402
+
+
+class Telling(dict):
+    def __getitem__(self, name):
+        return 1
+
+    def load(self):
+        return 1
+
 
 PRELUDE = """
 import functools
@@ -223,7 +234,63 @@ HARMFUL = {
     "an operand in place": ("np.add(self.array, 1, out=self.array)", "changes something"),
     "in place by name": ("T.functional.normalize(self.tensor, [0.5], [0.5], inplace=True)", "changes something"),
     "a shuffle": ("random.shuffle(self.files)", "`random.shuffle` changes"),
-    "an iterator": ("next(self.iterator)", "`next` changes", {"iterator": iter([1])}),
+    "an iterator": ("next(self.iterator)", "a `list_iterator`", {"iterator": iter([1])}),
+    "an iterator of an iterator": ("next(iter(self.iterator))", "a `list_iterator`", {"iterator": iter([1])}),
+    "a loop over an iterator": ("for one in self.iterator:\n    break", "a `list_iterator`", {"iterator": iter([1])}),
+    "an iterator beside another": ("list(zip(range(2), self.iterator))", "a `zip`", {"iterator": zip([1])}),
+    "a file of the dataset's": ("json.load(self.file)", "a `StringIO`", {"file": io.StringIO("1")}),
+    "a dictionary that makes what is missing": (
+        "self.table[i]", "an element of a `defaultdict`", {"table": collections.defaultdict(list)}
+    ),
+    "dictionaries that make what is missing": (
+        "self.tables[i][0]", "an element of a `defaultdict`", {"tables": [collections.defaultdict(list)] * 100}
+    ),
+    "a dictionary with code of its own": ("self.table['a']", "an element of a `Telling`", {"table": Telling()}),
+    "an array that is perhaps a copy": (
+        "row = self.array[i].astype(np.float64, copy=False)\nrow += 1", "changed in place"
+    ),
+    "an array that is perhaps another": ("row = np.array(self.array, copy=None)\nrow += 1", "changed in place"),
+    "memory under another name": ("row = np.frombuffer(self.bytes, np.uint8)\nrow[0] = 1", "not the item's own",
+                                  {"bytes": bytearray(8)}),
+    "memory that is given to an array": ("np.ndarray((2,), np.uint8, self.bytes)", "a `ndarray` is made",
+                                         {"bytes": bytearray(8)}),
+    "a tensor by its class": ("row = torch.Tensor(self.tensor)\nrow += 1", "changed in place"),
+    "a tensor by another's type": ("self.tensor.type_as(self.tensor).add_(1)", "`.add_()` changes"),
+    "pixels of an image of the dataset's": (
+        "pixels = self.image.load()\npixels[0, 0] = 1", "is assigned", {"image": Image.new("L", (2, 2))}
+    ),
+    "a part of a copy": ("mine = self.records[i].copy()\nmine['y'] += 1", "changed in place"),
+    "a part of another copy": ("import collections\nmine = collections.OrderedDict(self.cache)\nmine[i].append(1)",
+                               "`.append()` changes"),
+    "an element by a function": ("import operator\noperator.getitem(self.rows, i).append(1)", "`.append()` changes",
+                                 {"rows": [[], []]}),
+    "elements in a chain": ("import itertools\nfor one in itertools.chain(self.rows):\n    one.append(1)",
+                            "`.append()` changes", {"rows": [[], []]}),
+    "elements that are mapped": ("for one in map(lambda x: x, self.rows):\n    one.append(1)",
+                                 "`.append()` changes", {"rows": [[], []]}),
+    "one of several elements": ("functools.reduce(lambda a, b: a, self.rows).append(1)", "`.append()` changes",
+                                {"rows": [[], []]}),
+    "a list that has another name": (
+        "one = {}\nother = one\none['a'] = self.seen\nother['a'].append(1)", "`.append()` changes"
+    ),
+    "a list that a function puts away": (
+        "mine = {}\nself.put(mine)\nmine['a'].append(1)", "`.append()` changes"
+    ),
+    "an operand by place": ("np.add(self.array, 1, self.array)", "`np.add` changes"),
+    "an operand of another kind by place": ("np.clip(self.array, 0, 1, self.array)", "`np.clip` changes"),
+    "an operand of a method by place": ("self.array.cumsum(0, None, self.array)", "`.cumsum()` may change"),
+    "in place by place": ("F.relu(self.tensor, True)", "`F.relu` changes"),
+    "numbers that are replaced": ("np.nan_to_num(self.array, copy=False)", "`np.nan_to_num` changes"),
+    "objects in an array": (
+        "self.objects[i].load()", "what a `Telling` does", {"objects": np.array([Telling()] * 100, dtype=object)}
+    ),
+    "objects in a table": ("self.objects[i]", "an array of objects", {"objects": np.array([[None]], dtype=object)}),
+    "an object as text": ("'{}'.format(self.telling)", "is given to `format`", {"telling": Telling()}),
+    "a function for each pixel": ("img.point(lambda p: self.seen.append(p))", "`.append()` changes"),
+    "a file that a function reads an image from": (
+        "with open(self.files[i], 'rb') as file:\n    img = self.read(file)\n    x = file.tell()",
+        "read by the script as well",
+    ),
     "a global": ("global FACTOR\nFACTOR = 3", "`global FACTOR`"),
     "something printed": ("print(i)", "`print` is called"),
     "a file that is written": ("with open('x', 'w') as file:\n    file.write('a')", "not for reading"),
@@ -306,6 +373,12 @@ def counted(self):
 
 def count(self):
     self.num += 1
+
+def put(self, mine):
+    mine["a"] = self.seen
+
+def read(self, file):
+    return Image.open(file).convert("RGB")
 """
 
 
@@ -423,6 +496,11 @@ def test_arrays_that_go_straight_into_tensors_are_known(made):
         "def __getitem__(self, i):\n    x = np.array(Image.open(self.files[i]))\n    return torch.from_numpy(x)"
     )
     assert not look_at(astray).straight
+    renamed = made(
+        "def __getitem__(self, i):\n    img, make = Image.open(self.files[i]), np.array\n"
+        "    return torch.from_numpy(np.array(img)), make(img)"
+    )
+    assert not look_at(renamed).straight
 
 
 # -- values --------------------------------------------------------------------------------------------------------

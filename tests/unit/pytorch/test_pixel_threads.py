@@ -771,3 +771,106 @@ def test_chains_of_calls_on_an_image_give_what_plain_gives(steps, number, end, p
     ours, after_ours, pixels, loader = passes(dataset, True, batch_size=1, collate_fn=list, epochs=1)
     assert item_difference(ours, plain) is None and after_ours.equals(after)
     assert pixels.why_not(loader) is None
+
+
+# -- what an attacker found ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factor", [1.2345e-38, 3e-40, 1.2345e38, 1e300, 0.0, 0, float("inf"), float("nan"), 1 / 3])
+def test_numbers_at_the_ends_of_their_type_are_pytorchs_and_nothing_is_said_of_them(factor, paths):
+    def chain(image):
+        whole, part = imagery.T.functional.pil_to_tensor(image), imagery.T.functional.to_tensor(image)
+        return whole * float(factor), whole / factor, whole.double() / factor, part * factor * factor, part - factor
+
+    dataset = Photos(paths, lambda image: chain(image.resize((8, 8))))
+    plain, *_ = passes(dataset, False, epochs=1, collate_fn=list)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        seed(0)
+        iterator, pixels = forced(dataset, batch_size=5, shuffle=True, collate_fn=list)
+        assert item_difference(list(iterator), plain) is None and pixels.num_batches == len(plain)
+
+
+@pytest.mark.parametrize("name", ["photo.jpg", "drawing.png"])
+def test_what_stands_beside_the_pixels_belongs_to_one_image(name, paths, tmp_path):
+    path = tmp_path / name
+    Image.open(paths[0]).save(path)
+
+    def marked(path):
+        image = Image.open(path)
+        other = image.copy()
+        num = len(image.info)
+        image.info["mine"] = 1
+        return image, other, num, len(other.info)
+
+    dataset = Photos([str(path)] * 20, lambda parts: parts, opener=marked)
+    plain, *_ = passes(dataset, False, epochs=1, shuffle=False, collate_fn=list)
+    for keeps in (False, True):
+        iterator, pixels = forced(dataset, batch_size=5, collate_fn=list)
+        pixels.decoded.engage(keeps)
+        assert item_difference(list(iterator), plain) is None
+
+
+def test_what_a_handler_of_signals_raises_is_raised(paths, monkeypatch):
+    class Alarmed(Exception):
+        pass
+
+    def handler(*about):
+        raise Alarmed("time")
+
+    def slow(image):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return imagery.T.functional.to_tensor(image.resize((8, 8)))
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        iterator, _ = forced(Photos(paths, slow), batch_size=4)
+        with pytest.raises(Alarmed):
+            next(iterator)
+        part = threading.main_thread()
+        iterator, _ = forced(Photos(paths, TRANSFORMS["crop"]), batch_size=4)
+        done = work.Work.wanted
+
+        def interrupted(self):
+            if threading.current_thread() is part:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            return done(self)
+
+        monkeypatch.setattr(work.Work, "wanted", interrupted)
+        with pytest.raises(Alarmed):
+            next(iterator)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_interruption_in_the_pixel_work_of_another_batch_leaves_that_one_to_the_script(paths, monkeypatch):
+    dataset = Photos(paths, TRANSFORMS["crop"])
+    iterator, _ = forced(dataset, batch_size=4)
+    fetcher = iterator._dataset_fetcher
+    monkeypatch.setattr(fetcher._engine.threads, "num", 0)
+    seed(0)
+    pending = fetcher.begin([0, 1, 2, 3])
+    fill = tensors.DeferredTensor.flatout_fill
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tensors.DeferredTensor, "flatout_fill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fetcher._engine.threads.help()
+    monkeypatch.setattr(tensors.DeferredTensor, "flatout_fill", fill)
+    batch = fetcher.finish(pending)
+    seed(0)
+    assert difference(batch, torch.utils.data.default_collate([dataset[index] for index in range(4)])) is None
+
+
+def test_pils_setting_at_the_time_of_the_item_counts(paths, monkeypatch):
+    iterator, _ = forced(Photos(paths, TRANSFORMS["crop"]), batch_size=4)
+    fetcher = iterator._dataset_fetcher
+    monkeypatch.setattr(fetcher._engine.threads, "num", 0)
+    pending = fetcher.begin([0, 1, 2, 3])
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    while fetcher._engine.threads.help():
+        pass
+    assert all("settings have changed" in str(one.problem) for one in pending.works)
+    pending.drop()

@@ -2,7 +2,9 @@
 
 import os
 import random
+import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +12,7 @@ torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 Image = pytest.importorskip("PIL.Image")
 
-from torch.utils.data import DataLoader, Dataset  # noqa: E402
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset  # noqa: E402
 
 from flatout.frameworks.pytorch.batches import compare_batches  # noqa: E402
 from flatout.frameworks.pytorch.calls import Calls  # noqa: E402
@@ -39,6 +41,44 @@ class Photos(Dataset):
         with open(self.paths[index], "rb") as file:
             image = Image.open(file).convert("RGB")
         return self.transform(image), index
+
+
+TURN = T.RandomHorizontalFlip(1.0)
+SMALLER = T.Compose([T.Resize((20, 20)), TURN, T.ToTensor()])
+
+
+class Changing(Dataset):
+    def __init__(self, folders):
+        self.folders = folders
+        self.transform, self.scale = SMALLER, 1.0
+        self.labels, self.table = list(range(30)), dict.fromkeys(range(30), 0)
+        self.records = [{"y": number} for number in range(100)]
+        self.array, self.large, self.tensor = np.arange(30.0), np.zeros((30, 3000)), torch.zeros(30)
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        image = Image.open(f"{index}.jpg").convert("RGB").resize((30, 30))
+        numbers = self.array[index] * 2, self.large[index].sum(), self.tensor[index] * 2
+        return (
+            self.transform(image) * self.scale,
+            self.labels[index],
+            self.table[index],
+            self.records[index]["y"],
+            numbers,
+        )
+
+
+class Leaving(Photos):
+    def __init__(self, paths, problem):
+        super().__init__(paths)
+        self.problem = problem
+
+    def __getitem__(self, index):
+        if index == 21:
+            raise SystemExit("21") if self.problem is SystemExit else OSError("21")
+        return self.transform(Image.open(self.paths[index]).convert("RGB")), index
 
 
 @pytest.fixture
@@ -93,6 +133,92 @@ def test_batches_begun_early_are_those_of_the_script(paths, stop):
 def test_a_training_that_draws_has_its_own_numbers(paths, draw):
     assert check(paths, {"ahead": True}, meanwhile=lambda number: draw()).ahead.num_batches == 0
     assert check(paths, {"ahead": True}, meanwhile=lambda number: number % 4 or draw()).ahead.num_batches > 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda dataset, number: setattr(dataset, "scale", number + 2.0),
+        lambda dataset, number: setattr(dataset, "transform", USUAL if number == 4 else SMALLER),
+        lambda dataset, number: setattr(TURN, "p", float(number % 2)),
+        lambda dataset, number: dataset.labels.__setitem__(slice(None), [number] * len(dataset)),
+        lambda dataset, number: dataset.records[9].update(y=number),
+        lambda dataset, number: dataset.table.__setitem__(3, number),
+        lambda dataset, number: dataset.array.__iadd__(1),
+        lambda dataset, number: dataset.large.__iadd__(1),
+        lambda dataset, number: dataset.tensor.add_(1),
+        lambda dataset, number: torch.set_default_dtype((torch.float64, torch.float32)[number % 2]),
+        lambda dataset, number: os.chdir(dataset.folders[number % 2]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "within", [lambda dataset: dataset, lambda dataset: Subset(ConcatDataset([dataset]), range(30))]
+)
+def test_what_the_training_changes_counts_for_the_next_batch(change, within, paths, tmp_path, monkeypatch):
+    folders = [str(tmp_path / name) for name in ("one", "other")]
+    for number, folder in enumerate(folders):
+        os.mkdir(folder)
+        for place in range(30):
+            shutil.copy(paths[place - number], os.path.join(folder, f"{place}.jpg"))
+    found = []
+    monkeypatch.setattr(TURN, "p", 1.0)
+    for engaged in ({}, {"ahead": True}):
+        monkeypatch.chdir(folders[0])
+        dataset = Changing(folders)
+        loader = DataLoader(within(dataset), batch_size=4, shuffle=True)
+        try:
+            found.append(passes(loader, lambda number: change(dataset, number), **engaged))  # noqa: B023
+        finally:
+            torch.set_default_dtype(torch.float32)
+    (plain, plain_states, _), (ours, our_states, pipeline) = found
+    assert difference(ours, plain) is None and pipeline.pixels.num_batches > 0
+    assert all(a.equals(b) for a, b in zip(our_states, plain_states, strict=True))
+
+
+@pytest.mark.parametrize("change", [os.unlink, lambda path: shutil.copy(path.replace("7.jpg", "8.jpg"), path)])
+def test_a_file_that_the_training_changes_counts_for_the_next_batch(paths, change):
+    content, found = Path(paths[7]).read_bytes(), []
+    for engaged in ({}, {"ahead": True}):
+        loader = DataLoader(Photos(paths), batch_size=1)
+        try:
+            found.append(passes(loader, lambda number: number == 6 and change(paths[7]), num=1, **engaged)[0])
+        except FileNotFoundError as problem:
+            found.append(str(problem))
+        Path(paths[7]).write_bytes(content)
+    assert found[0] == found[1] if isinstance(found[0], str) else difference(found[1], found[0]) is None
+
+
+def test_batches_of_a_training_in_inference_mode_are_such(paths):
+    found = []
+    for engaged in (False, True):
+        owner = Loaders()
+        owner.install()
+        owner.engage("ahead", engaged)
+        try:
+            iterator, kinds = iter(DataLoader(Photos(paths), batch_size=3)), []
+            for number in range(8):
+                with torch.inference_mode(number % 3 == 0):
+                    kinds.append(next(iterator)[0].is_inference())
+            found.append(kinds)
+        finally:
+            owner.remove()
+    assert found[0] == found[1] == [number % 3 == 0 for number in range(8)]
+
+
+@pytest.mark.parametrize("problem", [SystemExit, OSError])
+def test_an_error_of_an_item_is_raised_with_its_own_batch(paths, problem):
+    dataset = Leaving(paths, problem)
+    owner = Loaders()
+    owner.install()
+    owner.engage("ahead", True)
+    try:
+        iterator = iter(DataLoader(dataset, batch_size=5))
+        for _ in range(4):
+            next(iterator)
+        with pytest.raises(problem, match="21"):
+            next(iterator)
+    finally:
+        owner.remove()
 
 
 def test_levers_that_build_on_the_threads_do_not_take_them_from_each_other(paths):

@@ -38,6 +38,9 @@ class Begun(Protocol):
 
     after: RandomStates | None
 
+    def holds(self) -> bool:
+        """Whether everything that it was begun with is still as it was."""
+
     def drop(self) -> None:
         """Nobody wants it any more."""
 
@@ -171,7 +174,7 @@ class AheadFetcher:
         if pending is None or before is None:
             return None
         if pending.after is not None and self._of is indices:
-            if before.equals(RandomStates()):
+            if before.equals(RandomStates()) and pending.holds():
                 pending.after.restore()
                 self._num_misses = 0
                 self._owner.num_batches += 1

@@ -6,6 +6,7 @@ In: calls in the script's code, and what is known of their operands. Out: values
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import enum
 import functools
@@ -19,9 +20,16 @@ import numpy as np
 import torch
 
 from flatout.frameworks.pytorch.patches import original_of
-from flatout.frameworks.pytorch.pipeline.harmless.frames import Frame, LocalFunction
+from flatout.frameworks.pytorch.pipeline.harmless.frames import Frame, LocalFunction, num_mentions
 from flatout.frameworks.pytorch.pipeline.harmless.listed import effect_of
 from flatout.frameworks.pytorch.pipeline.harmless.named import effect_of_method, gives_element, keeps_operands
+from flatout.frameworks.pytorch.pipeline.harmless.operands import (
+    Operands,
+    check_keywords,
+    check_method,
+    check_places,
+    may_share,
+)
 from flatout.frameworks.pytorch.pipeline.harmless.resolving import Refused, is_library, is_of_library
 from flatout.frameworks.pytorch.pipeline.harmless.transforms import MadeTransform, is_chain, is_transform, parts_of
 from flatout.frameworks.pytorch.pipeline.harmless.values import OWN, SHARED, Value, joined, known
@@ -31,26 +39,12 @@ if TYPE_CHECKING:
 
 _READING = frozenset(("r", "rb", "rt"))
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_SAFE = (type, types.ModuleType, types.BuiltinFunctionType, enum.Enum)
+"""What runs no code of the script's when it is given to a library."""
+_HOLDING = (collections.OrderedDict, collections.defaultdict, collections.deque, functools.reduce, sum)
+"""What gives or holds elements of what it is given, and not copies."""
+_SIMPLE_MADE = (int, float, str, bool, len, abs, round)
 _FILE_METHODS = frozenset(("read", "readline", "readlines", "seek", "tell"))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Operands:
-    """What a call is given.
-
-    Attributes:
-        values: By place.
-        named: By name.
-        open: Whether there may be more of either.
-    """
-
-    values: list[Value]
-    named: dict[str, Value]
-    open: bool = False
-
-    def all(self) -> list[Value]:
-        """All of them."""
-        return [*self.values, *self.named.values()]
 
 
 class Calls:
@@ -60,6 +54,8 @@ class Calls:
         self._walker = walker
         self.opens_images = False
         """Whether `PIL.Image.open` was among them."""
+        self._opens_operand = False
+        """Whether a function opens an image from what it is given, which may be a file."""
         self._arrays: list[tuple[ast.Call, types.CodeType]] = []
         """Calls of `numpy.array`, and the functions in which they stand."""
         self._given_on: list[ast.expr] = []
@@ -69,6 +65,8 @@ class Calls:
         """Functions in which arrays are made for `torch.from_numpy`, which stands around the call, and nothing else."""
         given_on = {id(node) for node in self._given_on}
         elsewhere = {code for node, code in self._arrays if id(node) not in given_on}
+        codes = {code: len({id(node) for node, other in self._arrays if other is code}) for _, code in self._arrays}
+        elsewhere |= {code for code, num in codes.items() if num_mentions(code, "array") != num}
         return frozenset(code for _, code in self._arrays if code not in elsewhere)
 
     def call(self, node: ast.Call, frame: Frame) -> Value:
@@ -96,6 +94,8 @@ class Calls:
         for one in node.args:
             is_open = is_open or isinstance(one, ast.Starred)
             values.append(self._walker.expressions.value(one, frame))
+            if isinstance(one, ast.Name):
+                frame.passed.add(one.id)
         for keyword in node.keywords:
             value = self._walker.expressions.value(keyword.value, frame)
             if keyword.arg is None:
@@ -167,15 +167,22 @@ class Calls:
         effect = effect_of_method(node.attr)
         if effect is None:
             raise Refused(f"`.{node.attr}()` of something that is not known")
-        self._check(node.attr, operands)
+        check_keywords(node.attr, operands)
+        check_method(node.attr, operands)
         self._walker.resolver.require_library(of)
+        if not keeps_operands(node.attr):
+            for value in operands.all():
+                for one in value.among or ():
+                    self._passed_on(one, node.attr)
         if effect == "changes":
             if not of.own:
                 raise Refused(f"`.{node.attr}()` changes something that is not the item's own")
             for value in operands.all() if keeps_operands(node.attr) else ():
                 self._walker.expressions.hold(node.value, value, frame)
             return self._walker.resolver.element(of) if gives_element(node.attr) else OWN
-        if effect == "makes":
+        if effect == "makes" and not may_share(node.attr, operands):
+            if node.attr == "copy" and not of.own:  # of a list or a dictionary, whose elements stay the same
+                return Value(own=True, each=self._walker.resolver.element(of))
             return OWN
         thing = of.sole()
         if node.attr in ("items", "values", "get") and (of.each is not None or isinstance(thing, dict)):
@@ -189,9 +196,12 @@ class Calls:
         """A file from which an image is opened is not read by anything else: it may be read later."""
         if function.attr == "open" and node.args and isinstance(node.args[0], ast.Name):
             frame.opened.add(node.args[0].id)
+            code = frame.function.__code__
+            given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            self._opens_operand = self._opens_operand or node.args[0].id in given
         if function.attr in _FILE_METHODS and isinstance(function.value, ast.Name):
             frame.read.add(function.value.id)
-        if frame.opened & frame.read:
+        if frame.opened & frame.read or (self._opens_operand and frame.passed & frame.read):
             raise Refused("a file from which an image is opened is read by the script as well")
 
     def _note_array(self, of: Value, node: ast.Call, frame: Frame) -> None:
@@ -211,7 +221,7 @@ class Calls:
 
     def _one(self, thing: Any, operands: Operands, text: str) -> Value:
         """A call of one function, class or object."""
-        self._check(text, operands)
+        check_keywords(text, operands)
         effect = effect_of(thing)
         if effect is not None:
             return self._listed(thing, effect, operands, text)
@@ -237,15 +247,19 @@ class Calls:
             for one in value.among or ():
                 self._passed_on(one, text)
         values = operands.all()
+        check_places(thing, text, operands)
         if effect == "changes" and values and not values[0].own:
             raise Refused(f"`{text}` changes something that is not the item's own")
-        if effect == "makes":
-            name = getattr(thing, "__name__", "")
-            parts = [self._walker.resolver.element(value) for value in values[:1]]
-            if name in ("choice",) and parts:
-                return parts[0]
-            if name in ("choices", "sample", "deepcopy", "copy") and parts:
-                return Value(own=True, each=parts[0] if name != "deepcopy" else None)
+        name = getattr(thing, "__name__", "")
+        if effect == "makes" and not may_share(name, operands):
+            element = self._walker.resolver.element
+            if name in ("choice", "getitem") and values:
+                return element(values[0])
+            if thing in _HOLDING or getattr(thing, "__module__", None) == "itertools":
+                found = [element(value) for value in values if not any(map(_is_called, value.among or ()))]
+                return Value(own=thing is not functools.reduce, each=joined(found) if found else None)
+            if name in ("choices", "sample", "deepcopy", "copy") and values:
+                return Value(own=True, each=element(values[0]) if name != "deepcopy" else None)
             return OWN
         return self._passing(thing, operands)
 
@@ -266,7 +280,8 @@ class Calls:
         if thing is dict:
             return Value(own=True, each=joined(values)) if values else Value(own=True, parts=())
         if thing is map:
-            return Value(own=True)
+            simple = all(one in _SIMPLE_MADE for one in values[0].among or (None,)) if values else False
+            return Value(own=True, each=OWN if simple else SHARED)
         return Value(own=all(value.own for value in values))
 
     def _passed_on(self, thing: Any, text: str) -> None:
@@ -274,7 +289,7 @@ class Calls:
         if isinstance(thing, types.FunctionType | types.MethodType | LocalFunction | functools.partial):
             if effect_of(thing) is None:
                 self._one(thing, Operands([SHARED] * 8, {}, open=True), text)
-        elif not isinstance(thing, type | types.ModuleType | types.BuiltinFunctionType) and not is_of_library(thing):
+        elif not isinstance(thing, _SAFE) and not is_of_library(thing):
             raise Refused(f"a `{type(thing).__name__}` is given to `{text}`")
 
     def _run(self, thing: Any, operands: Operands, text: str) -> Value:
@@ -341,15 +356,10 @@ class Calls:
             raise Refused(f"`{text}` is called")
         return self._run(self._walker.resolver.method(thing, name), operands, text)
 
-    def _check(self, text: str, operands: Operands) -> None:
-        """Keywords that change what a call does."""
-        for name in ("generator", "rng", "random_state"):
-            if name in operands.named and operands.named[name].sole() is not None:
-                raise Refused(f"`{text}` draws from a generator of the script's own")
-        in_place = [operands.named[name].sole() for name in ("out", "inplace", "in_place") if name in operands.named]
-        wanted = [thing for thing in in_place if thing is not None and thing is not False]
-        if wanted and not all(value.own for value in operands.all()):
-            raise Refused(f"`{text}` changes something that is not the item's own")
+
+def _is_called(thing: Any) -> bool:
+    """Whether something is a function that another one is given."""
+    return callable(thing) or isinstance(thing, LocalFunction)
 
 
 def is_builtin(function: Any) -> bool:

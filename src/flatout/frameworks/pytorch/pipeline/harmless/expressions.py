@@ -11,8 +11,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flatout.frameworks.pytorch.pipeline.harmless.frames import Frame, LocalFunction
-from flatout.frameworks.pytorch.pipeline.harmless.resolving import Property, Refused, is_of_library
+from flatout.frameworks.pytorch.pipeline.harmless.resolving import (
+    Property,
+    Refused,
+    gives_elements_simply,
+    goes_on,
+    is_of_library,
+)
 from flatout.frameworks.pytorch.pipeline.harmless.values import (
+    IMMUTABLE,
     OWN,
     SHARED,
     UNKNOWN,
@@ -46,6 +53,10 @@ class Expressions:
             raise Refused(f"`{ast.unparse(node)[:60]}`")
         try:
             found: Value = looks(self, node, frame)
+            going_on = next((thing for thing in found.among or () if goes_on(type(thing))), None)
+            if going_on is not None and not found.own:
+                kind = type(going_on).__name__
+                raise Refused(f"a generator of the script's own, or an iterator or a file: a `{kind}`")
         except Refused as problem:
             raise frame.refused(problem, node) from None
         return found
@@ -68,6 +79,7 @@ class Expressions:
         """What `base` is holds this value from now on."""
         if isinstance(base, ast.Name) and base.id in frame.names:
             former = frame.names[base.id]
+            self._walker.resolver.shares = self._walker.resolver.shares or not (value.own or _never_changes(value))
             each = value if former.parts == () else either(former.element(), value)
             frame.names[base.id] = Value(own=former.own, each=each)
         elif not value.own:
@@ -175,12 +187,15 @@ class Expressions:
 
     def _subscript(self, node: ast.Subscript, frame: Frame) -> Value:
         of, key = self.value(node.value, frame), self.value(node.slice, frame)
-        if isinstance(node.slice, ast.Slice):
+        if _is_sliced(node.slice):
             return Value(own=of.own, each=self._sliced(of))
         place = key.sole()
         if of.parts is not None and type(place) is int and -len(of.parts) <= place < len(of.parts):
             return of.parts[place]
         thing = of.sole()
+        for kind in (*map(type, of.among or ()), *(of.kinds or ())):
+            if issubclass(kind, list | tuple | dict) and not gives_elements_simply(kind):
+                raise Refused(f"an element of a `{kind.__name__}`")
         if isinstance(thing, list | tuple | dict) and isinstance(place, _SIMPLE):
             return self._exact(thing, place, of)
         self._walker.resolver.require_library(of)
@@ -317,6 +332,16 @@ class Expressions:
 
     def _call(self, node: ast.Call, frame: Frame) -> Value:
         return self._walker.calls.call(node, frame)
+
+
+def _is_sliced(key: ast.expr) -> bool:
+    """Whether an index takes a part of a list, or of an array."""
+    parts = key.elts if isinstance(key, ast.Tuple) else [key]
+    return any(isinstance(part, ast.Slice) or (isinstance(part, ast.Constant) and part.value is ...) for part in parts)
+
+
+def _never_changes(value: Value) -> bool:
+    return value.kinds is not None and all(issubclass(kind, IMMUTABLE) for kind in value.kinds)
 
 
 def _is_simple(thing: Any) -> bool:

@@ -6,6 +6,7 @@ In: what its statements assign. Out: values by name.
 from __future__ import annotations
 
 import ast
+import dis
 import types
 from pathlib import Path
 
@@ -24,6 +25,8 @@ class Frame:
         self.returned: Value | None = None
         self.opened: set[str] = set()
         """Names of files from which an image was opened."""
+        self.passed: set[str] = set()
+        """Names of what is given to a call."""
         self.read: set[str] = set()
         """Names of files that are read by the script itself."""
 
@@ -48,3 +51,9 @@ class LocalFunction:
         self.arguments = arguments
         self.body = body
         self.frame = frame
+
+
+def num_mentions(code: types.CodeType, name: str) -> int:
+    """How often a name stands in a function, whatever is done with it."""
+    num = sum(one.argval == name for one in dis.get_instructions(code))
+    return num + sum(num_mentions(part, name) for part in code.co_consts if isinstance(part, types.CodeType))

@@ -5,12 +5,19 @@ In: what was found while looking. Out: whether it would be found again.
 
 from __future__ import annotations
 
+import collections
 import types
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
+import torch
 
 from flatout.frameworks.pytorch.patches import original_of
 
 _ABSENT = object()
+
+_CHANGING = (list, tuple, dict, set, bytearray, collections.deque, np.ndarray, torch.Tensor)
 
 
 class Guards:
@@ -42,6 +49,14 @@ class Guards:
         """A list has these elements."""
         self._lists[id(things)] = things, tuple(things)
 
+    def data(self) -> list[Any]:
+        """What the code refers to and can be changed in place: what names, variables and lists are."""
+        values = [value for _, _, value in self._names.values()]
+        values += [value for _, value in self._cells.values()] + [things for things, _ in self._lists.values()]
+        values += [value for _, _, defaults, named in self._codes.values() for value in _all_of(defaults, named)]
+        found = {id(value): value for value in values if isinstance(value, _CHANGING)}
+        return list(found.values())
+
     def hold(self) -> bool:
         """Whether all is as it was."""
         try:
@@ -62,3 +77,9 @@ class Guards:
                 for now, then in self._lists.values()
             )
         )
+
+
+def _all_of(defaults: tuple[Any, ...] | None, named: dict[str, Any] | None) -> Iterator[Any]:
+    """The values that a function's operands have by default."""
+    yield from defaults or ()
+    yield from (named or {}).values()

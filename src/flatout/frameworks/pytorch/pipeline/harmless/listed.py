@@ -64,9 +64,9 @@ _MAKING: dict[str, str] = {
         floor_divide remainder fmod matmul mm bmm dot mean std var sum prod cumsum cumprod min max amin amax argmin
         argmax sort argsort topk median mode unique where masked_select index_select gather take nonzero isnan isinf
         isfinite eq ne lt le gt ge equal allclose any all logical_and logical_or logical_not logical_xor bitwise_and
-        bitwise_or flip fliplr flipud rot90 roll meshgrid cartesian_prod tril triu outer cross norm bincount histc
+        bitwise_or flip fliplr flipud rot90 roll tril triu outer cross norm bincount histc
         is_tensor is_floating_point numel tile repeat_interleave Size device no_grad inference_mode lerp addcmul addcdiv
-        Tensor FloatTensor LongTensor IntTensor ByteTensor BoolTensor DoubleTensor get_default_dtype
+        get_default_dtype
     """,
     "torch.nn.functional": """
         interpolate pad one_hot normalize grid_sample affine_grid relu softmax sigmoid avg_pool2d max_pool2d conv2d
@@ -80,7 +80,8 @@ _PASSING: dict[str, str] = {
     "torch": """
         squeeze unsqueeze reshape flatten permute transpose movedim swapaxes ravel narrow select chunk split unbind diag
         tensor_split atleast_1d atleast_2d atleast_3d real imag t broadcast_to broadcast_tensors as_tensor asarray
-        from_numpy frombuffer
+        from_numpy frombuffer meshgrid cartesian_prod Tensor FloatTensor LongTensor IntTensor ByteTensor BoolTensor
+        DoubleTensor
     """,
 }
 
@@ -97,7 +98,7 @@ def words(text: str) -> frozenset[str]:
 _UNKNOWN_ARRAYS = words("""
     put place copyto fill_diagonal putmask save savez savez_compressed savetxt seterr seterrcall setbufsize memmap
     set_printoptions put_along_axis test show_config fromregex vectorize frompyfunc apply_along_axis apply_over_axes
-    piecewise fromfunction nditer errstate
+    piecewise fromfunction nditer errstate fromiter ndarray recarray
 """)
 """Functions of NumPy that change what they are given, call it, or write."""
 
@@ -105,6 +106,7 @@ _PASSING_ARRAYS = words("""
     asarray asanyarray ascontiguousarray asfortranarray squeeze ravel reshape transpose swapaxes moveaxis rollaxis flip
     fliplr flipud rot90 atleast_1d atleast_2d atleast_3d broadcast_to broadcast_arrays expand_dims split array_split
     hsplit vsplit dsplit real imag diagonal diag nan_to_num require matrix_transpose permute_dims
+    asmatrix matrix trim_zeros real_if_close frombuffer asarray_chkfinite unstack from_dlpack
 """)
 
 _TORCHVISION = (

@@ -15,15 +15,15 @@ _MAKING = words("""
     getvalue exists is_file is_dir read_bytes read_text as_posix with_suffix with_name joinpath resolve absolute
     relative_to expanduser iterdir glob rglob match group groups groupdict span start end
 
-    convert crop getbands getbbox getchannel filter point getexif tobytes quantize histogram getpixel
-    getextrema reduce transform getdata getcolors entropy load enhance get_flattened_data
+    convert crop getbands getbbox getchannel filter point tobytes quantize histogram getpixel
+    getextrema reduce transform getdata getcolors entropy enhance get_flattened_data
 
     astype copy tolist item mean std var sum prod min max argmin argmax argsort cumsum cumprod nonzero dot round any
     all clip repeat clone mul div sub pow matmul mm abs neg exp log sqrt clamp floor ceil sigmoid softmax tanh
     relu gt lt ge le eq ne logical_not logical_and logical_or masked_fill scatter gather index_select where numel dim
     size stride element_size nelement ndimension is_floating_point is_complex new_zeros new_ones new_full new_tensor
     new_empty tile repeat_interleave bernoulli multinomial topk median norm amin amax isnan flip roll get_device
-    true_divide floor_divide remainder fmod square reciprocal type_as is_contiguous bincount
+    true_divide floor_divide remainder fmod square reciprocal is_contiguous bincount
 
     keys intersection union difference issubset issuperset isdisjoint most_common to_dict to_list to_numpy isna notna
     nunique value_counts toordinal timestamp total_seconds
@@ -32,6 +32,7 @@ _MAKING = words("""
 _PASSING = words("""
     get values items transpose reshape flatten ravel squeeze unsqueeze swapaxes view permute contiguous float double
     half bfloat16 long int short byte bool to type cpu cuda numpy detach expand expand_as narrow select chunk unbind t
+    load getexif type_as
     movedim diagonal view_as reshape_as split_with_sizes tensor_split pin_memory iterrows itertuples
 """)
 

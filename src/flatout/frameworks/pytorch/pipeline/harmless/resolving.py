@@ -62,11 +62,27 @@ def is_library(home: str) -> bool:
     return home.split(".")[0] in LIBRARIES and home != "torchvision" and not home.startswith(_CODE)
 
 
+def goes_on(kind: type) -> bool:
+    """Whether objects of a class are another thing each time they are asked: iterators, files, generators."""
+    return hasattr(kind, "__next__") or issubclass(kind, torch.Generator | np.random.Generator | np.random.RandomState)
+
+
+def gives_elements_simply(kind: type) -> bool:
+    """Whether an element of a list, a tuple or a dictionary of a class is what was put there, and nothing is done."""
+    simple = isinstance(inspect.getattr_static(kind, "__getitem__", None), _C_METHODS)
+    return simple and (kind is collections.Counter or not hasattr(kind, "__missing__"))
+
+
+_C_METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType)
+
+
 class Resolver:
     """Finds what code refers to."""
 
     def __init__(self, guards: Guards) -> None:
         self._guards = guards
+        self.shares = False
+        """Whether something that is the item's own was given elements that are not; it may have other names."""
 
     # -- names ---------------------------------------------------------------------------------------------------
 
@@ -233,7 +249,8 @@ class Resolver:
     def element(self, of: Value) -> Value:
         """What one element may be, whichever it is."""
         if of.among is None or of.each is not None or of.parts:
-            return of.element()
+            found = of.element()
+            return Value(found.among, kinds=found.kinds) if self.shares and of.own else found
         return joined([self._element_of(thing, of) for thing in of.among])
 
     def _element_of(self, thing: Any, of: Value) -> Value:
@@ -242,7 +259,9 @@ class Resolver:
         if isinstance(thing, dict):
             thing = list(thing.values()) if len(thing) <= MOST_ELEMENTS else []
         if isinstance(thing, np.ndarray | torch.Tensor):
-            return SHARED
+            if isinstance(thing, torch.Tensor) or not thing.dtype.hasobject:
+                return SHARED
+            thing = _objects_of(thing)
         one_by_one = self.elements(Value((thing,)))
         if one_by_one and any(callable(one.sole()) for one in one_by_one):
             return joined(one_by_one)
@@ -267,7 +286,7 @@ class Resolver:
         Raises:
             Refused: It may be an object of the script's own.
         """
-        other = next((kind for kind in of.kinds or () if not is_library_class(kind)), None)
+        other = next((kind for kind in of.kinds or () if not is_library_class(kind) or goes_on(kind)), None)
         if other is not None:
             raise Refused(f"what a `{other.__name__}` does is not known beforehand")
 
@@ -283,6 +302,12 @@ class Property:
 def _looks_up_simply(kind: type) -> bool:
     """Whether attributes of objects of a class are looked up as Python does."""
     return isinstance(inspect.getattr_static(kind, "__getattribute__"), types.WrapperDescriptorType)
+
+
+def _objects_of(array: np.ndarray) -> list[Any]:
+    if array.ndim != 1 or array.dtype.names is not None:
+        raise Refused("an element of an array of objects")
+    return list(array)
 
 
 def _keeps(kind: type, name: str) -> bool:

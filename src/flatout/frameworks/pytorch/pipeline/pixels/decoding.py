@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from PIL import Image, ImageFile
@@ -35,6 +35,7 @@ class Opened:
         head: Of a JPEG, all that stands before its pixels; of other files nothing.
         arguments: What PIL's decoder of JPEGs is given.
         one_scan: Whether the pixels of a JPEG come row after row.
+        truncated: Whether PIL takes files that end too early, at the time.
     """
 
     kind: type[Any]
@@ -44,6 +45,7 @@ class Opened:
     head: bytes = b""
     arguments: tuple[Any, ...] = ()
     one_scan: bool = False
+    truncated: bool = field(default_factory=lambda: ImageFile.LOAD_TRUNCATED_IMAGES)
 
     def whole(self, content: bytes) -> Any:
         """The image, loaded.
@@ -51,6 +53,7 @@ class Opened:
         Raises:
             Exception: Whatever PIL raises, or ours where the file is another one by now.
         """
+        self._check_settings()
         if not content.startswith(self.head):
             raise OSError("the file has changed since it was opened")
         if self.head and not ImageFile.LOAD_TRUNCATED_IMAGES:
@@ -61,7 +64,12 @@ class Opened:
         if image.size != self.size or image.mode != self.mode:
             raise OSError("the file has changed since it was opened")
         image.load()
+        self._check_settings()
         return image
+
+    def _check_settings(self) -> None:
+        if bool(ImageFile.LOAD_TRUNCATED_IMAGES) is not bool(self.truncated):
+            raise OSError("PIL's settings have changed since the file was opened")
 
     def upper(self, content: bytes, num_rows: int) -> Any | None:
         """The upper rows of a JPEG; None where they cannot be decoded alone."""

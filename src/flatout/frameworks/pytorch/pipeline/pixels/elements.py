@@ -23,6 +23,9 @@ ARITHMETIC = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.d
 _SCALED = ("mul", "div")
 """Of which the result is the same where both operands are larger by a power of two, or one is and the other smaller."""
 
+LEAST_SCALED, MOST_SCALED = 2.0**-90, 2.0**90
+"""Between which an operand is that, for neither it nor the result leaves the range of its type."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
@@ -91,7 +94,10 @@ class Elements:
             Exception: Whatever PIL raises.
         """
         pixels, _memory = pixels_of(self.picture.image())
-        target = self.by_pixel(target)
+        with np.errstate(all="ignore"):  # PyTorch says nothing of numbers that are not finite
+            self._fill(pixels, self.by_pixel(target))
+
+    def _fill(self, pixels: np.ndarray, target: np.ndarray) -> None:
         words = _words(pixels)
         masked = None if words is None else np.empty_like(words)
         for channel in range(CHANNELS[self.picture.mode]):
@@ -102,7 +108,8 @@ class Elements:
                 rest = self.steps
             else:
                 operand, rest = first.operand.reshape(()), self.steps[1:]
-                if words is not None:  # of one word the channels are larger by a power of two
+                if words is not None and LEAST_SCALED < abs(operand) < MOST_SCALED:
+                    # of one word the channels are larger by a power of two
                     values = np.bitwise_and(words, 255 << 8 * channel, out=masked)
                     operand = np.ldexp(operand, 8 * channel if first.name == "div" else -8 * channel)
                 ARITHMETIC[first.name](values, operand, out=into, dtype=into.dtype, casting="unsafe")
@@ -119,7 +126,8 @@ def _words(pixels: np.ndarray) -> np.ndarray | None:
 
 def number(value: float, kind: str) -> np.ndarray:
     """An operand that is the same for all; `kind`: the name of a type."""
-    return np.full((1, 1, 1), value, dtype=kind)
+    with np.errstate(all="ignore"):
+        return np.full((1, 1, 1), value, dtype=kind)
 
 
 def _do(step: Step, into: np.ndarray, channel: int) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image, ImageFile
 from torch.utils.data import default_collate
 
 from flatout.frameworks.pytorch.pipeline.pixels import collation
@@ -20,8 +19,10 @@ from flatout.frameworks.pytorch.pipeline.pixels.collation import Collation
 from flatout.frameworks.pytorch.pipeline.pixels.comparison import item_difference
 from flatout.frameworks.pytorch.pipeline.pixels.decoded import DecodedImages
 from flatout.frameworks.pytorch.pipeline.pixels.decoding import Rows
+from flatout.frameworks.pytorch.pipeline.pixels.interruptions import is_interruption
 from flatout.frameworks.pytorch.pipeline.pixels.seams import Seams
 from flatout.frameworks.pytorch.pipeline.pixels.sources import Descriptors
+from flatout.frameworks.pytorch.pipeline.pixels.surroundings import File, Surroundings, settings_now
 from flatout.frameworks.pytorch.pipeline.pixels.threads import Job, Threads
 from flatout.frameworks.pytorch.pipeline.pixels.work import TooLateError, Work
 from flatout.frameworks.pytorch.pipeline.shadow import difference, row
@@ -55,7 +56,8 @@ class Pending:
         jobs: The same as jobs for threads.
         collation: Where tensors have their places in the batch; None where a function of the script's collates.
         due: The place of the item that is to be computed both ways, and the random states before it.
-        settings: PIL's, at the time.
+        settings: Of PIL, PyTorch and the process, at the time.
+        around: What it was begun with, where it is begun early.
         problem: Why it has to be fetched by the script's own path.
     """
 
@@ -65,10 +67,15 @@ class Pending:
     settings: tuple[Any, ...]
     due: tuple[int, RandomStates] | None = None
     after: RandomStates | None = None
+    around: Surroundings | None = None
     items: list[Any] = field(default_factory=list)
     works: list[Work] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     problem: BaseException | None = None
+
+    def holds(self) -> bool:
+        """Whether everything that it was begun with is still as it was."""
+        return self.settings == settings_now() and self.around is not None and self.around.hold()
 
     def drop(self) -> None:
         """Nobody wants it any more."""
@@ -116,27 +123,30 @@ class PixelFetcher:
         if not standing.holds() or any(type(index) is not int for index in indices):
             return None
         plain = self._original.collate_fn is default_collate and collation.is_plain()
-        pending = Pending(indices, RandomStates(), Collation(len(indices)) if plain else None, _settings())
+        pending = Pending(indices, RandomStates(), Collation(len(indices)) if plain else None, settings_now())
         place = None if standing.shadow.first else standing.shadow.due(len(indices))
         try:
-            self._run(pending, place)
+            files: list[File] | None = [] if states else None
+            self._run(pending, place, files)
             if states or standing.shadow.first:
                 pending.after = RandomStates()
-        except Exception as problem:  # noqa: BLE001  whatever the script's code raises, its own path raises in its place
+            if files is not None and standing.harmless is not None:
+                pending.around = Surroundings(standing.harmless.guards, self._original.dataset, indices, files)
+        except BaseException as problem:  # whatever the script's code raises, its own path raises in its place
+            if is_interruption(problem):
+                pending.drop()
+                raise
             pending.problem = problem
-        except BaseException:
-            pending.drop()
-            raise
         return pending
 
-    def _run(self, pending: Pending, due: int | None) -> None:
+    def _run(self, pending: Pending, due: int | None, files: list[File] | None) -> None:
         engine, dataset, harmless = self._engine, self._original.dataset, self.standing.harmless
         num_pictures = 0
         with engine.seams.open(harmless.straight if harmless is not None else frozenset()) as note:
             for place, index in enumerate(pending.indices):
                 if place == due:
                     pending.due = place, RandomStates()
-                work = Work(engine.rows, engine.descriptors, engine.decoded)
+                work = Work(engine.rows, engine.descriptors, engine.decoded, files=files)
                 pending.works.append(work)
                 note(work)
                 pending.items.append(dataset[index])
@@ -169,8 +179,8 @@ class PixelFetcher:
         problems = [work.problem for work in pending.works if work.problem is not None]
         if pending.problem is None and problems:
             pending.problem = problems[0]
-        if pending.problem is None and pending.settings != _settings():
-            pending.problem = TooLateError("PIL's settings have changed meanwhile")
+        if pending.problem is None and pending.settings != settings_now():
+            pending.problem = TooLateError("settings have changed meanwhile")
         if pending.problem is None and pending.collation is None:
             self._hand_out(pending)
         return pending.problem is None
@@ -180,8 +190,10 @@ class PixelFetcher:
         try:
             for work in pending.works:
                 work.hand_out()
-        except Exception as problem:  # noqa: BLE001  plain raises what belongs to be raised
-            pending.problem = problem
+        except Exception as problem:
+            if is_interruption(problem):
+                raise
+            pending.problem = problem  # plain raises what belongs to be raised
 
     def _plain(self, pending: Pending) -> Any:
         """The batch, or the error that belongs here, by the script's own path."""
@@ -199,8 +211,10 @@ class PixelFetcher:
         """The batch; None where plain has to fetch it."""
         try:
             batch = places.batch(pending.items)
-        except Exception as problem:  # noqa: BLE001  plain raises what belongs to be raised
-            pending.problem = problem
+        except Exception as problem:
+            if is_interruption(problem):
+                raise
+            pending.problem = problem  # plain raises what belongs to be raised
             return None
         pending.items = []
         self._hand_out(pending)
@@ -253,8 +267,3 @@ class PixelFetcher:
         self._owner.num_batches += 1
         standing.succeeded()
         return collate(items)
-
-
-def _settings() -> tuple[Any, ...]:
-    """What PIL decodes by."""
-    return ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS, ImageFile.MAXBLOCK

@@ -6,6 +6,7 @@ images. Out: the images that the same calls give.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -119,7 +120,10 @@ class Decoded(Picture):
         """See `Picture.own_attributes`; what belongs to the file itself is left out."""
         image = self.image()
         own = {name: value for name, value in vars(image).items() if name not in _OF_THE_FILE}
-        return {**own, "_im": image.im.copy()} if self._num_uses or self._is_kept else own
+        if not self._num_uses and not self._is_kept:
+            return own
+        own = {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in own.items()}
+        return {**own, "info": _copied(image.info), "_im": image.im.copy()}
 
     def _made(self) -> Any:
         decoded = self.work.decoded
@@ -131,7 +135,7 @@ class Decoded(Picture):
             self._is_kept = identity is not None and decoded.wants(identity) and decoded.put(identity, image)
         else:
             self._source.close()
-        return image
+        return _twin(image) if self._is_kept else image
 
     def _identity(self) -> Identity | None:
         """What the image is known by among those that are kept."""
@@ -203,6 +207,13 @@ class Same(Picture):
     def settle(self) -> None:
         """See `Picture.settle`."""
         self._of.settle()
+
+
+def _twin(image: Any) -> Any:
+    """An image with the same pixels in the same memory; what stands beside them is its own."""
+    twin = object.__new__(type(image))
+    vars(twin).update(vars(image), info=_copied(image.info))
+    return twin
 
 
 def _copied(info: dict[Any, Any] | None) -> dict[Any, Any] | None:

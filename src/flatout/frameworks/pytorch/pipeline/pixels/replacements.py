@@ -18,6 +18,7 @@ from flatout.frameworks.pytorch.pipeline.pixels.elements import CHANNELS, Arithm
 from flatout.frameworks.pytorch.pipeline.pixels.files import picture_of, watch
 from flatout.frameworks.pytorch.pipeline.pixels.images import deferred as deferred_image
 from flatout.frameworks.pytorch.pipeline.pixels.pictures import Called, Picture
+from flatout.frameworks.pytorch.pipeline.pixels.surroundings import file_of
 from flatout.frameworks.pytorch.pipeline.pixels.tensors import DeferredTensor
 from flatout.frameworks.pytorch.pipeline.pixels.tensors import deferred as deferred_tensor
 from flatout.frameworks.pytorch.pipeline.pixels.work import Work
@@ -44,6 +45,9 @@ def noting_open(original: Any) -> Callable[..., Any]:
     def opened(work: Work | None, *operands: Any, **keywords: Any) -> Any:
         image = original(*operands, **keywords)
         if work is not None:
+            file = file_of(operands[0] if operands else keywords.get("fp")) if work.files is not None else None
+            if file is not None and work.files is not None:
+                work.files.append(file)
             watch(image, work)
         return image
 

@@ -75,7 +75,10 @@ class DeferredTensor(torch.Tensor):
         own = self.__dict__
         if not own["flatout_work"].here():
             return None
-        found = noted(call, own["flatout_elements"], own["flatout_layout"], operands, keywords)
+        try:
+            found = noted(call, own["flatout_elements"], own["flatout_layout"], operands, keywords)
+        except Exception:  # noqa: BLE001  PyTorch raises what belongs to be raised
+            return None
         return None if found is None else self.flatout_then(found)
 
     def flatout_normalize(self, mean: Any, std: Any, *, in_place: bool) -> DeferredTensor | None:
@@ -83,7 +86,12 @@ class DeferredTensor(torch.Tensor):
         own = self.__dict__
         if type(mean) not in (tuple, list) or type(std) not in (tuple, list):
             return None
-        found = normalized(own["flatout_elements"], own["flatout_layout"], tuple(mean), tuple(std), in_place=in_place)
+        try:
+            found = normalized(
+                own["flatout_elements"], own["flatout_layout"], tuple(mean), tuple(std), in_place=in_place
+            )
+        except Exception:  # noqa: BLE001  torchvision raises what belongs to be raised
+            return None
         return None if found is None else self.flatout_then(found)
 
     def flatout_then(self, found: Noted) -> DeferredTensor | None:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.frameworks.pytorch.pipeline.pixels.decoded import DecodedImages
 from flatout.frameworks.pytorch.pipeline.pixels.decoding import Rows
+from flatout.frameworks.pytorch.pipeline.pixels.interruptions import is_interruption
 from flatout.frameworks.pytorch.pipeline.pixels.sources import Descriptors
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.pipeline.pixels.pictures import Picture
+    from flatout.frameworks.pytorch.pipeline.pixels.surroundings import File
     from flatout.frameworks.pytorch.pipeline.pixels.tensors import DeferredTensor
 
 PATIENCE_S = 300.0
@@ -40,10 +42,14 @@ _ALONE = num_references([object()])[0]
 class Work:
     """The pixel work of one item."""
 
-    def __init__(self, rows: Rows, descriptors: Descriptors, decoded: DecodedImages) -> None:
+    def __init__(
+        self, rows: Rows, descriptors: Descriptors, decoded: DecodedImages, *, files: list[File] | None = None
+    ) -> None:
         self.rows = rows
         self.descriptors = descriptors
         self.decoded = decoded
+        self.files = files
+        """Files that were opened; None where nobody wants to know."""
         self.problem: BaseException | None = None
         """What went wrong, wherever: the batch is to be fetched by the script's own path."""
         self.pictures: list[Picture] = []
@@ -98,8 +104,10 @@ class Work:
                     tensor.flatout_fill()
                 for picture in self.pictures:
                     picture.settle()
-        except Exception as problem:  # noqa: BLE001  the script's own path raises what belongs to be raised
+        except BaseException as problem:  # the script's own path raises what belongs to be raised
             self.spoil(problem)
+            if not isinstance(problem, Exception) or is_interruption(problem):
+                raise
         self.pictures = []
 
     def drop(self) -> None:

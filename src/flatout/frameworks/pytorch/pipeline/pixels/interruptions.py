@@ -1,0 +1,40 @@
+"""Was an error raised from outside, in the middle of whatever ran? Ctrl-C, and what handlers of signals raise.
+
+Such an error belongs to the script, there and then; fetching the batch once more would swallow it. In: an error. Out:
+whether it is one.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import CodeType, FunctionType, MethodType
+
+
+def is_interruption(problem: BaseException) -> bool:
+    """Whether an error comes from outside the code that was running.
+
+    >>> is_interruption(KeyboardInterrupt()), is_interruption(OSError())
+    (True, False)
+    """
+    if isinstance(problem, KeyboardInterrupt):
+        return True
+    codes, traceback = _handlers(), problem.__traceback__
+    while traceback is not None and codes:
+        if traceback.tb_frame.f_code in codes:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _handlers() -> set[CodeType]:
+    """The code of the script's handlers of signals."""
+    found = set()
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        handler = getattr(handler, "func", handler)  # of a `partial`
+        called = handler if isinstance(handler, FunctionType | MethodType) else vars(type(handler)).get("__call__")
+        for one in (handler, called):
+            code = getattr(getattr(one, "__func__", one), "__code__", None)
+            if isinstance(code, CodeType):
+                found.add(code)
+    return found
