@@ -69,9 +69,7 @@ def jpegs(files: list[str], still: str) -> Any:
         images = fn.resize(images, resize_x=SIZE, resize_y=SIZE, interp_type=types.INTERP_LINEAR, antialias=True)
         mirror = fn.random.coin_flip(probability=0.5)
     mean, std = [255 * value for value in MEAN], [255 * value for value in STD]
-    images = fn.crop_mirror_normalize(
-        images, dtype=types.FLOAT, output_layout="CHW", mean=mean, std=std, mirror=mirror
-    )
+    images = fn.crop_mirror_normalize(images, dtype=types.FLOAT, output_layout="CHW", mean=mean, std=std, mirror=mirror)
     return images, fn.squeeze(fn.cast(labels, dtype=types.INT64), axes=[0])
 
 
@@ -102,7 +100,7 @@ def tokens(source: Source, setting: str) -> Tuples:
 
     def fetch(rows: np.ndarray) -> Any:
         found = windows[rows].astype(np.int64)
-        return found[:, :-1], found[:, 1:]
+        return np.ascontiguousarray(found[:, :-1]), np.ascontiguousarray(found[:, 1:])
 
     batches = Shuffled((len(source.arrays[0]) - WINDOW - 1) // STRIDE, BATCH["tokens"], fetch)
     return Tuples(given(batches, batch_size=BATCH["tokens"], num_threads=int(setting), device_id=None))

@@ -39,7 +39,13 @@ def written(item: Any, source: Source) -> None:
     num = len(source.files or source.arrays[0])
     inputs = range((num - WINDOW - 1) // STRIDE if item is window else num)
     litdata.optimize(
-        partial(item, source), list(inputs), str(source.made), chunk_bytes="64MB", num_workers=2, mode="overwrite"
+        partial(item, source),
+        list(inputs),
+        str(source.made),
+        chunk_bytes="64MB",
+        num_workers=2,
+        start_method="fork",
+        verbose=False,
     )
 
 
