@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from contract import MEAN, MIDDLE, MNIST_MEAN, MNIST_STD, SIZE, STD, STRIDE, WINDOW, Source
+
 from vision import torchvision
 
 transforms = torchvision().transforms

@@ -7,8 +7,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from contract import main
-from engaged import Engaged
 from with_plain import MAKERS
+
+from engaged import Engaged
 
 if __name__ == "__main__":
     from flatout.frameworks.pytorch.levers import registry
