@@ -196,7 +196,7 @@ def differences(one: Any, plain: Any) -> dict[str, Any]:
 
 
 def fastest(tried: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """For each workload the setting that is fastest in all, and what is clearly faster than that in one of the passes."""
+    """For each workload the setting that is fastest in all, and what is clearly faster in one of the passes."""
     rows = list(tried)
     result: dict[str, list[str]] = {}
     for workload in dict.fromkeys(row["job"] for row in rows):
