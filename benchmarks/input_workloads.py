@@ -6,7 +6,6 @@ In: how many workers the script asks for, and folders of data. Out: loaders, eac
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import gzip
 import sys
@@ -22,6 +21,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from measuring import ROOT, SHARED
+from vision import torchvision
 
 sys.path.insert(0, str(ROOT / "examples"))
 import lenet
@@ -29,21 +29,6 @@ import resnet_folder
 
 MNIST = SHARED / "MNIST"
 MEAN, STD = (0.1307,), (0.3081,)
-
-
-def torchvision() -> Any:
-    """The package; beside PyTorch's CPU build its compiled operators do not load, and none of them is needed."""
-    import importlib
-
-    with contextlib.suppress(RuntimeError):  # `operator torchvision::nms does not exist`
-        return importlib.import_module("torchvision")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-        del sys.modules[name]
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor a) -> Tensor")
-    torch._flatout_benchmark_library = library  # its names last as long as the object
-    return importlib.import_module("torchvision")
 
 
 class Windows(Dataset):
