@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
+Image = pytest.importorskip("PIL.Image")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
@@ -45,6 +46,7 @@ from flatout.frameworks.pytorch.pipeline.shadow import difference  # noqa: E402
 from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
 from flatout.frameworks.pytorch.session import Session  # noqa: E402
 from handmade import MACHINE  # noqa: E402
+from vision import torchvision  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.sys.platform != "linux", reason="files are read ahead on Linux only")
 
@@ -602,6 +604,46 @@ def test_engaged_or_released_in_the_middle_of_a_pass(paths, slow):
         assert [size for batch in found for size in batch[0]] == [100 + number for number in range(150)]
     finally:
         owner.remove()
+
+
+class Photos(Dataset):
+    def __init__(self, paths, transform):
+        self.samples = [(path, 0) for path in paths]
+        self.transform = transform
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        path, label = self.samples[index]
+        return self.transform(Image.open(path).convert("RGB")), label
+
+
+def test_images_are_read_ahead_beside_the_other_levers(tmp_path, slow):
+    transforms = torchvision().transforms
+    transform = transforms.Compose([transforms.RandomCrop(20), transforms.ToTensor()])
+    photos = [str(tmp_path / f"{number}.jpg") for number in range(60)]
+    for number, path in enumerate(photos):
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (30, 40, 3), dtype=np.uint8)).save(path)
+
+    def batches(*parts):
+        owner = Loaders()
+        owner.install()
+        for part in parts:
+            owner.engage(part, True)
+        torch.manual_seed(0)
+        try:
+            loader = DataLoader(Photos(photos, transform), batch_size=4, shuffle=True)
+            return [batch for _ in range(3) for batch in loader], torch.get_rng_state(), owner.pipeline
+        finally:
+            owner.remove()
+
+    plain, state, _ = batches()
+    for parts in (("ahead", "decoded", "files"), ("files", "pixels"), ("files", "ahead")):
+        slow.clear()
+        ours, our_state, pipeline = batches(*parts)
+        assert difference(ours, plain) is None and torch.equal(our_state, state)
+        assert pipeline.pixels.num_batches > 0 and len(slow) > 0 and set(slow) <= set(photos)
 
 
 # -- the lever ------------------------------------------------------------------------------------------------------

@@ -30,6 +30,9 @@ class Opened:
         if hasattr(self._libc, "inotify_init1"):
             descriptor = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
             self._descriptor = descriptor if descriptor >= 0 else None
+            if descriptor >= 0 and not self._ours():  # it could never be told whether it still is
+                os.close(descriptor)
+                self._descriptor = None
 
     def add(self, path: str) -> bool:
         """Watch a file from now on; whether it can be."""
