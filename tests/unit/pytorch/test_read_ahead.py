@@ -1,5 +1,6 @@
 """Files read ahead: the right ones, at the right time, and nothing that the script can see?"""
 
+import importlib.util
 import os
 import pathlib
 import random
@@ -644,6 +645,41 @@ def test_images_are_read_ahead_beside_the_other_levers(tmp_path, slow):
         ours, our_state, pipeline = batches(*parts)
         assert difference(ours, plain) is None and torch.equal(our_state, state)
         assert pipeline.pixels.num_batches > 0 and len(slow) > 0 and set(slow) <= set(photos)
+
+
+# -- on storage that is slow ------------------------------------------------------------------------------------------
+
+
+def throttled_mount():
+    """The benchmarks' module."""
+    path = pathlib.Path(__file__).parents[3] / "benchmarks" / "throttled_mount.py"
+    spec = importlib.util.spec_from_file_location("throttled_mount", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_on_a_slow_mount_files_are_read_ahead_and_once_they_are_in_memory_no_more(paths, tmp_path_factory):
+    mounts = throttled_mount()
+    if (why := mounts.why_not()) is not None:
+        pytest.skip(why)
+    folder, mount = pathlib.Path(paths[0]).parent, tmp_path_factory.mktemp("mount")
+    with mounts.throttled(folder, mount, 5.0, 100.0):
+        names = [str(mount / os.path.basename(path)) for path in paths]
+        loader = DataLoader(Files(names), batch_size=8, shuffle=True)
+        owner = Loaders()
+        owner.install()
+        owner.engage("files", True)
+        try:
+            sizes = [size for batch in loader for size in batch[0]]
+            assert sorted(map(int, sizes)) == [100 + number for number in range(150)]
+            first = owner.pipeline.files.num_files
+            assert first >= 40
+            list(loader)
+            assert owner.pipeline.files.num_files - first < first
+        finally:
+            owner.remove()
+    assert os.listdir(mount) == []
 
 
 # -- the lever ------------------------------------------------------------------------------------------------------
