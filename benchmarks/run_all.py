@@ -9,5 +9,5 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 
 if __name__ == "__main__":
-    for script in ("overhead.py", "hand_over.py", "input_pipeline.py", "speedups.py"):
+    for script in ("overhead.py", "hand_over.py", "input_pipeline.py", "input_cold.py", "speedups.py"):
         subprocess.run([sys.executable, str(HERE / script)], check=True)

@@ -115,6 +115,8 @@ class LoaderFacts:
     """Why its next batch cannot be begun while the training computes; None where it can."""
     why_not_pixel_threads: str | None = "not looked at"
     """Why the pixel work of its batches cannot be done by several threads; None where it can."""
+    why_not_read_ahead: str | None = "not looked at"
+    """Why reading the files of its next batches ahead would bring nothing; None where it may."""
 
 
 NOT_LOOKED_AT = "looked at in a trial only"

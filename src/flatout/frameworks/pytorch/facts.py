@@ -100,6 +100,7 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
         why_not_kept=session.loaders.why_not("stored", loader, for_workers=loader.num_workers > 0),
         why_not_ahead=session.loaders.why_not("ahead", loader, for_workers=False),
         why_not_pixel_threads=session.loaders.why_not("pixels", loader, for_workers=False),
+        why_not_read_ahead=session.loaders.why_not("files", loader, for_workers=False),
     )
 
 

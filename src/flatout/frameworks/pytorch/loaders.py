@@ -33,7 +33,7 @@ MOST_KEPT = 4
 """Loaders whose workers wait for a next pass: each holds processes and some ten descriptors."""
 
 
-Part: TypeAlias = Literal["fused", "stored", "pixels", "ahead", "decoded"]
+Part: TypeAlias = Literal["fused", "stored", "pixels", "ahead", "decoded", "files"]
 """A part of the input pipeline."""
 
 
@@ -336,6 +336,8 @@ class Loaders:
             opened.before = None
             return self.open_plain(loader, drawn=True).iterator
         opened.fingerprint, opened.shuffle = started.fingerprint, started.shuffle
+        if self._pipeline is not None:
+            self._pipeline.attach(loader, started.iterator)
         return started.iterator
 
     def _start(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:

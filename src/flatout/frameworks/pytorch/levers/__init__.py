@@ -18,6 +18,7 @@ from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
 from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
 from flatout.frameworks.pytorch.levers.pixel_threads import PixelThreads
 from flatout.frameworks.pytorch.levers.prefetch import Prefetch
+from flatout.frameworks.pytorch.levers.read_ahead import ReadAhead
 from flatout.frameworks.pytorch.levers.sample_store import SampleStore
 from flatout.frameworks.pytorch.levers.tf32 import Tf32
 from flatout.frameworks.pytorch.levers.threads import Threads
@@ -35,6 +36,7 @@ LEVERS: tuple[type[Lever], ...] = (
     PixelThreads,
     Prefetch,
     DecodedStore,
+    ReadAhead,
     PinnedMemory,
     CudnnBenchmark,
     Tf32,

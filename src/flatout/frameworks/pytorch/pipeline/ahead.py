@@ -82,7 +82,7 @@ class Peeked:
     """
 
     def __init__(self, inner: Iterator[Any], sampler: Any) -> None:
-        self._inner = inner
+        self.inner = inner
         self._sampler = sampler if type(sampler) is RandomSampler and sampler.generator is not None else None
         self._next: tuple[Any, Exception | None] | None = None
         self._drew = False
@@ -92,7 +92,7 @@ class Peeked:
 
     def __next__(self) -> Any:
         if self._next is None:
-            return next(self._inner)
+            return next(self.inner)
         (value, problem), self._next = self._next, None
         if self._drew and self._sampler is not None:
             torch.randperm(len(self._sampler.data_source), generator=self._sampler.generator)
@@ -106,7 +106,7 @@ class Peeked:
             generator = self._sampler.generator if self._sampler is not None else None
             before = generator.get_state() if generator is not None else None
             try:
-                self._next = next(self._inner), None
+                self._next = next(self.inner), None
             except Exception as problem:  # noqa: BLE001  it is raised when the script asks
                 self._next = None, problem
             if generator is not None and before is not None:

@@ -14,6 +14,7 @@ from flatout.frameworks.pytorch.pipeline.ahead import Ahead
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, following
 from flatout.frameworks.pytorch.pipeline.in_process import InProcess
 from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads
+from flatout.frameworks.pytorch.pipeline.read_ahead.owner import ReadAhead
 from flatout.frameworks.pytorch.pipeline.stored import Keeping, StoredItems
 
 
@@ -29,6 +30,7 @@ class InputPipeline:
         self.stored = StoredItems(self.fused, keeping)
         self.pixels = PixelThreads(self.fused)
         self.ahead = Ahead(self.pixels)
+        self.files = ReadAhead()
 
     def engage(self, part: str, on: bool, *, fill: Iterable[DataLoader[Any]] = ()) -> None:
         """Have a part fetch from now on, or no longer; `fill`: loaders whose items are all kept at once, in a trial."""
@@ -45,6 +47,7 @@ class InputPipeline:
         self.fused.attach(loader, iterator)
         self.stored.attach(loader, iterator)
         self.pixels.attach(loader, iterator)
+        self.files.attach(loader, iterator)
         self.ahead.attach(loader, iterator)
 
     def following(self, iterator: Any) -> Any:

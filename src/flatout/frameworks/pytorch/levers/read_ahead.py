@@ -1,0 +1,49 @@
+"""read_ahead: read the files that the next batches open, from slow storage, before the script opens them.
+
+The sampler's order says which items come next, and lists of names in the dataset say which files they open; both are
+looked at, and nothing of the script's is asked or run. A file that was read in vain costs time and nothing else. Files
+that are in memory already are left alone. It helps loaders with workers of their own as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from flatout.ceilings import Machine
+from flatout.plan import Lever
+from flatout.trace import Facts, Setting
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.session import Session
+
+
+class ReadAhead(Lever):
+    """Files are read before they are opened."""
+
+    name = "read_ahead"
+    summary = "files of the next batches read into memory before they are opened, from slow storage"
+    class_ = "exact"
+    shortens: ClassVar = ("data",)
+    toggles = "step"
+    check = "batches"
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """A loader whose dataset has a list of file names, some of which take a while to read."""
+        if not facts.loaders:
+            return "no DataLoader feeds the training"
+        why = [loader.why_not_read_ahead for loader in facts.loaders]
+        return None if None in why else why[0]
+
+    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+        """From the next batch on."""
+        session.loaders.engage("files", True)
+
+    def release(self, session: Session) -> None:
+        """No more files are read; those that were stay in the kernel's memory as long as it likes."""
+        session.loaders.engage("files", False)
+
+    def evidence(self, session: Session) -> str | None:
+        """Files that were read ahead and were not in memory."""
+        num = session.loaders.pipeline.files.num_files
+        return f"{num:,} files read ahead" if num else None

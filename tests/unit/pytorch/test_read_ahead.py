@@ -1,0 +1,719 @@
+"""Files read ahead: the right ones, at the right time, and nothing that the script can see?"""
+
+import importlib.util
+import os
+import pathlib
+import random
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+np = pytest.importorskip("numpy")
+Image = pytest.importorskip("PIL.Image")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch.utils.data import (  # noqa: E402
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from flatout.frameworks.pytorch.calls import Calls  # noqa: E402
+from flatout.frameworks.pytorch.facts import find  # noqa: E402
+from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.read_ahead import owner as owner_module  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.read_ahead import readers as readers_module  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.read_ahead.names import columns_of  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.read_ahead.opened import Opened  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.read_ahead.order import Order  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.read_ahead.readers import (  # noqa: E402
+    NUM_LOOKED_AT,
+    Reading,
+    Took,
+    read,
+)
+from flatout.frameworks.pytorch.pipeline.shadow import difference  # noqa: E402
+from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
+from flatout.frameworks.pytorch.session import Session  # noqa: E402
+from handmade import MACHINE  # noqa: E402
+from vision import torchvision  # noqa: E402
+
+pytestmark = pytest.mark.skipif(os.sys.platform != "linux", reason="files are read ahead on Linux only")
+
+
+class Files(Dataset):
+    """The length of each file, and a random number."""
+
+    def __init__(self, paths):
+        self.paths = paths
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        with open(self.paths[index], "rb") as file:
+            return len(file.read()), torch.rand(1), random.random()
+
+
+class Looking(Files):
+    """Lists files that it does not open."""
+
+    def __getitem__(self, index):
+        return index, torch.rand(1), random.random()
+
+
+@pytest.fixture
+def paths(tmp_path):
+    found = [str(tmp_path / f"{number}.bin") for number in range(150)]
+    for number, path in enumerate(found):
+        pathlib.Path(path).write_bytes(bytes(100 + number))
+    return found
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Storage on which every file takes a while; the paths that were read ahead, in order."""
+    done = []
+
+    def reading(path, buffer, room):
+        took = read(path, buffer, room)
+        if took is not None:
+            done.append(path)
+        return took and Took(took.num_bytes, 1.0, 0.0)
+
+    monkeypatch.setattr(readers_module, "read", reading)
+    return done
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_swallowed(monkeypatch):
+    """Whatever goes wrong in looking ahead is kept from the script, but not from the tests."""
+    problems, plain = [], owner_module.LookedOn._look
+
+    def look(self, value):
+        try:
+            plain(self, value)
+        except Exception as problem:
+            problems.append(problem)
+            raise
+
+    monkeypatch.setattr(owner_module.LookedOn, "_look", look)
+    yield
+    assert problems == []
+
+
+def passes(loader, *, on, num=2, stop=None, meanwhile=lambda number: None):
+    """Batches, random states and the script's generators after each step; and the part that reads."""
+    owner = Loaders()
+    if on:
+        owner.install()
+        owner.engage("files", True)
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(0)
+    own = [g for g in (loader.generator, getattr(loader.sampler, "generator", None)) if g is not None]
+    found, states = [], []
+    try:
+        for _ in range(num):
+            for number, batch in enumerate(loader):
+                found.append(batch)
+                meanwhile(number)
+                states.append(RandomStates(own))
+                if number == stop:
+                    break
+            states.append(RandomStates(own))
+    finally:
+        owner.remove()
+    return found, states, owner
+
+
+def check(make, **options):
+    plain, plain_states, _ = passes(make(), on=False, **options)
+    ours, our_states, owner = passes(make(), on=True, **options)
+    assert difference(ours, plain) is None
+    assert all(a.equals(b) for a, b in zip(our_states, plain_states, strict=True))
+    return owner.pipeline.files if owner._pipeline is not None else None
+
+
+# -- the order ------------------------------------------------------------------------------------------------------
+
+
+def generator():
+    return torch.Generator().manual_seed(7)
+
+
+SAMPLERS = {
+    "in order": SequentialSampler,
+    "shuffled": RandomSampler,
+    "shuffled by a generator": lambda data: RandomSampler(data, generator=generator()),
+    "shuffled several times": lambda data: RandomSampler(data, num_samples=3 * len(data) + 1),
+    "with replacement": lambda data: RandomSampler(data, replacement=True, num_samples=70, generator=generator()),
+    "a subset": lambda data: SubsetRandomSampler(range(3, len(data)), generator()),
+    "a listed subset": lambda data: SubsetRandomSampler(list(range(len(data)))[::2]),
+    "weighted": lambda data: WeightedRandomSampler([1.0] * len(data), 40, generator=generator()),
+    "distributed": lambda data: DistributedSampler(data, num_replicas=3, rank=1),
+    "a list": lambda data: [*range(len(data))][::-1],
+    "a range": lambda data: range(len(data)),
+}
+DRAWN_PIECE_BY_PIECE = ("shuffled several times", "with replacement")
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(sorted(SAMPLERS)), st.integers(1, 40), st.integers(1, 9), st.booleans(), st.integers(0, 50))
+def test_what_is_foreseen_comes_and_asking_moves_nothing(kind, num, batch_size, drop_last, ahead):
+    torch.manual_seed(3)
+    data = range(max(num, 4))
+    plain_sampler = SAMPLERS[kind](data)
+    plain = [[*batch] for batch in BatchSampler(plain_sampler, batch_size, drop_last)]
+    plain_state = RandomStates([getattr(plain_sampler, "generator", None)])
+
+    torch.manual_seed(3)
+    sampler = SAMPLERS[kind](data)
+    batches = iter(BatchSampler(sampler, batch_size, drop_last))
+    order, found = Order(batches, sampler), []
+    assert order.following(ahead) == [] or kind in ("in order", "distributed", "a list", "a range")
+    for batch in batches:
+        found.append(batch)
+        before = RandomStates([getattr(sampler, "generator", None)])
+        foreseen = order.following(ahead)
+        assert before.equals(RandomStates([getattr(sampler, "generator", None)]))
+        rest = [index for later in plain[len(found) :] for index in later]
+        assert foreseen[: len(rest)] == rest[: len(foreseen)]
+        if kind not in DRAWN_PIECE_BY_PIECE:
+            assert len(foreseen) >= min(ahead, len(rest))
+    assert found == plain
+    assert plain_state.equals(RandomStates([getattr(sampler, "generator", None)]))
+
+
+def test_the_order_of_a_sampler_of_the_scripts_is_found_without_running_it():
+    asked = []
+
+    class Own(SequentialSampler):
+        def __iter__(self):
+            for index in [5, 3, 8, 1, 2]:
+                asked.append(index)
+                yield index
+
+    batches = iter(BatchSampler(Own(range(9)), 2, False))
+    assert next(batches) == [5, 3]
+    assert Order(batches).following(9) == [8, 1, 2] and asked == [5, 3]
+
+
+def test_an_order_in_a_list_of_the_scripts_own_kind_is_left_alone():
+    class Own(list):
+        def __iter__(self):
+            raise AssertionError
+
+    assert Order(list.__iter__(Own([1, 2]))).following(2) == []
+    assert Order(iter([object(), 1])).following(2) == []
+    assert Order(object()).following(2) == []
+
+
+# -- the names ------------------------------------------------------------------------------------------------------
+
+
+class Holding(Dataset):
+    """Has attributes, and code that must not run."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+    def __len__(self):
+        raise AssertionError
+
+    def __getattr__(self, name):
+        raise AssertionError
+
+    @property
+    def files(self):
+        raise AssertionError
+
+
+def names(dataset, index=1):
+    return [column.path(index) for column in columns_of(dataset, index)]
+
+
+NAMED = ["/a/0", "/a/1", "/a/2"]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"paths": NAMED},
+        {"paths": tuple(map(pathlib.Path, NAMED)), "length": 3},
+        {"samples": [(name, 7) for name in NAMED]},
+        {"samples": [[7, name] for name in NAMED]},
+        {"rows": [{"label": 1, "file": name} for name in NAMED]},
+        {"paths": np.array(NAMED)},
+        {"paths": np.array(NAMED, dtype=object)},
+        {"splits": {"train": NAMED}},
+        {"inner": Holding(paths=NAMED)},
+    ],
+    ids=lambda attributes: next(iter(attributes)),
+)
+def test_names_are_found_where_they_lie_open(attributes):
+    assert names(Holding(**attributes)) == ["/a/1"]
+
+
+def test_names_are_found_through_subsets_and_parts():
+    assert names(Subset(Holding(paths=NAMED), [2, 0, 1])) == ["/a/0"]
+    assert names(Subset(Subset(Holding(paths=NAMED), np.array([2, 0, 1])), [0, 2])) == ["/a/1"]
+    joined = ConcatDataset([Files(NAMED), Files(["/b/0", "/b/1"])])
+    (column,) = columns_of(joined, 4)
+    assert [column.path(4), column.path(0)] == ["/b/1", None]
+    assert names(joined, 2) == ["/a/2"]
+
+
+def test_names_that_are_no_whole_paths_may_lie_in_any_folder_that_the_dataset_names():
+    dataset = Holding(root="/data", split="train", names=["0.jpg", "1.jpg"])
+    assert {"/data/1.jpg", "1.jpg", "train/1.jpg"} == set(names(dataset))
+
+
+def test_names_in_a_table_of_pandas_are_found():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"label": [1, 2], "file": ["/a/0", "/a/1"]})
+    assert names(Holding(table=table)) == ["/a/1"]
+    assert names(Holding(files=table["file"])) == ["/a/1"]
+
+
+def test_nothing_of_the_scripts_own_kind_is_looked_into():
+    class Own(list):
+        def __getitem__(self, index):
+            raise AssertionError
+
+        __len__ = __iter__ = __getitem__
+
+    class Text(str):
+        def __fspath__(self):
+            raise AssertionError
+
+        __str__ = __fspath__
+
+    odd = {"paths": Own(NAMED), "texts": [Text("/a/0"), Text("/a/1")], "order": Own([1])}
+    assert names(Holding(**odd)) == []
+    assert names(Subset(Holding(paths=NAMED), Own([0, 1, 2]))) == []
+    assert names(object()) == names(Holding(paths=[1, None, b"/a"], number=3, short=["/a/0"])) == []
+
+
+# -- what is opened -------------------------------------------------------------------------------------------------
+
+
+def test_files_that_are_opened_are_told_of_by_whatever_means(paths, tmp_path):
+    watch = Opened()
+    assert all(watch.add(path) for path in paths[:4])
+    assert not watch.add(str(tmp_path / "none")) and not watch.add("\0")
+    assert watch.told() == set()
+    os.stat(paths[0])
+    os.close(os.open(paths[1], os.O_RDONLY))
+    if (child := os.fork()) == 0:
+        os.close(os.open(paths[2], os.O_RDONLY))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert watch.told() == {paths[1], paths[2]}
+    assert watch.told() == set()
+    watch.close()
+    assert watch.told() == set() and not watch.add(paths[0])
+
+
+def test_a_descriptor_that_the_script_closed_is_no_longer_ours(paths):
+    watch = Opened()
+    watch.add(paths[0])
+    os.close(watch._descriptor)
+    number = os.open(paths[1], os.O_RDONLY)
+    os.dup2(number, watch._descriptor)
+    assert watch.told() == set()
+    watch.close()
+    os.fstat(number)
+    os.close(number)
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def everything(size):
+    return True
+
+
+def test_only_regular_files_of_some_size_are_read(tmp_path, paths, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "link").symlink_to(paths[3])
+    for name in ("pipe", "empty", "loop", "none", "", "a" * 300, "\0"):
+        assert read(str(tmp_path / name) if name else "", bytearray(10), everything) is None
+    assert read("/dev/null", bytearray(10), everything) is None
+    assert read(str(tmp_path / "link"), bytearray(10), everything).num_bytes == 103
+    assert read(paths[0], bytearray(10), lambda size: False) is None
+    monkeypatch.setattr(readers_module, "MOST_FILE_BYTES", 100)
+    assert read(paths[0], bytearray(10), everything) is not None
+    assert read(paths[1], bytearray(10), everything) is None
+
+
+def test_reading_leaves_no_descriptor_and_no_trace_on_the_file(paths):
+    os.utime(paths[5], (1, time.time()))
+    before, descriptors = os.stat(paths[5]), os.listdir("/proc/self/fd")
+    assert read(paths[5], bytearray(10), everything).num_bytes == 105
+    assert os.stat(paths[5]).st_atime_ns == before.st_atime_ns
+    assert os.listdir("/proc/self/fd") == descriptors
+
+
+def test_a_file_that_is_in_memory_is_not_read(paths, monkeypatch):
+    pathlib.Path(paths[0]).read_bytes()
+    took = read(paths[0], bytearray(10), everything)
+    assert took.quick and took.again_s in (None, pytest.approx(0, abs=1))
+    monkeypatch.setattr(readers_module, "_in_memory", lambda descriptor, size: False)
+    assert read(paths[0], bytearray(10), everything).again_s is not None
+
+
+def judged(*took):
+    reading = Reading(2**20)
+    for number, one in enumerate(took):
+        reading.judge(number, one)
+    return reading
+
+
+def test_who_finds_the_files_in_memory_rests_and_who_finds_them_kept_nowhere_ends():
+    quick, slow = Took(100, 0.0, None), Took(100, 0.01, 0.00001)
+    assert judged(*[slow] * 3 * NUM_LOOKED_AT).wants(0)
+    resting = judged(*[quick] * NUM_LOOKED_AT)
+    assert not resting.wants(NUM_LOOKED_AT + 100) and resting.wants(NUM_LOOKED_AT + readers_module.REST)
+    assert judged(*([quick] * 8 + [slow] * 8)).wants(0)
+    assert judged(*[Took(100, 0.01, 0.009)] * NUM_LOOKED_AT).over
+    assert not judged(*[Took(100, 0.01, 0.009)] * (NUM_LOOKED_AT - 1)).over
+
+
+# -- loaders --------------------------------------------------------------------------------------------------------
+
+
+def settled(done, num):
+    """Wait until so many files were read."""
+    until_s = time.monotonic() + 20
+    while len(done) < num and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return done
+
+
+def threads():
+    return [one for one in threading.enumerate() if one.name == "flatout-reading"]
+
+
+LOADERS = {
+    "in order": {},
+    "shuffled": {"shuffle": True},
+    "a generator": {"shuffle": True, "generator": "own"},
+    "last dropped": {"shuffle": True, "drop_last": True},
+    "no batches": {"batch_size": None},
+    "workers": {"num_workers": 2, "shuffle": True},
+    "kept workers": {"num_workers": 2, "shuffle": True, "persistent_workers": True},
+}
+
+
+def made(dataset, name):
+    options = {"batch_size": 8, **LOADERS[name]}
+    if "generator" in options:
+        options["generator"] = generator()
+    return DataLoader(dataset, **options)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("stop", [None, 3])
+def test_files_are_read_ahead_and_the_script_sees_what_it_always_saw(paths, slow, name, stop):
+    part = check(lambda: made(Files(paths), name), stop=stop, meanwhile=lambda number: time.sleep(0.005))
+    assert part.num_files >= 30 and set(slow) <= set(paths)
+
+
+def test_files_are_read_in_the_order_in_which_they_will_be_opened(paths, slow, monkeypatch):
+    monkeypatch.setattr(readers_module, "NUM_THREADS", 1)
+    owner = Loaders()
+    owner.install()
+    owner.engage("files", True)
+    owner.pipeline.files.readers.num = 1
+    try:
+        iterator = iter(DataLoader(Files(paths), batch_size=8))
+        next(iterator)
+        assert settled(slow, 4 + 64) == paths[4 : 8 + 64]
+        next(iterator)
+        assert settled(slow, 4 + 72) == paths[4 : 8 + 72]
+    finally:
+        owner.remove()
+
+
+def test_threads_and_descriptors_end_with_the_pass(paths, slow):
+    descriptors = len(os.listdir("/proc/self/fd"))
+    passes(DataLoader(Files(paths), batch_size=8), on=True, num=1)
+    until_s = time.monotonic() + 10
+    while threads() and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert threads() == [] and len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_files_that_nobody_opens_are_read_once_at_most(paths, slow):
+    loader, owner = DataLoader(Looking(paths), batch_size=8), Loaders()
+    owner.install()
+    owner.engage("files", True)
+    try:
+        for _ in range(3):
+            for _ in loader:
+                time.sleep(0.002)
+        assert len(slow) <= 8 + 64 and owner.pipeline.files.standing(loader).denied
+    finally:
+        owner.remove()
+
+
+def test_only_the_columns_whose_files_are_opened_are_read(paths, slow):
+    class Two(Files):
+        def __init__(self, paths):
+            super().__init__(paths[:70])
+            self.masks = paths[80:]
+
+    check(lambda: DataLoader(Two(paths), batch_size=8), meanwhile=lambda number: time.sleep(0.005))
+    assert set(slow) >= set(paths[16:70])
+
+
+def test_no_more_is_ahead_than_there_is_room_for(paths, slow, monkeypatch):
+    monkeypatch.setattr(readers_module, "MOST_BYTES", 1000)
+    owner = Loaders()
+    owner.install()
+    owner.engage("files", True)
+    try:
+        iterator = iter(DataLoader(Files(paths), batch_size=8))
+        next(iterator)
+        settled(slow, 8)
+        time.sleep(0.2)
+        assert sum(map(os.path.getsize, slow)) <= 1000 and len(slow) >= 7
+        for _ in range(4):
+            next(iterator)
+        assert len(settled(slow, 16)) >= 16
+    finally:
+        owner.remove()
+
+
+def test_without_free_memory_nothing_is_read(paths, slow, monkeypatch):
+    monkeypatch.setattr(readers_module, "free_memory_bytes", lambda: None)
+    check(lambda: DataLoader(Files(paths), batch_size=8))
+    assert slow == []
+
+
+def test_files_in_memory_are_looked_at_and_then_left_alone(paths, monkeypatch):
+    looked = []
+    monkeypatch.setattr(readers_module, "read", lambda path, *_: looked.append(path) or Took(100, 0.0, None))
+    part = check(lambda: DataLoader(Files(paths), batch_size=8), meanwhile=lambda number: time.sleep(0.005))
+    assert part.num_files == 0 and 2 * NUM_LOOKED_AT <= len(looked) <= 2 * (NUM_LOOKED_AT + readers_module.NUM_THREADS)
+
+
+def test_an_order_that_changes_under_way_is_followed_or_left(paths, slow):
+    class Own(SequentialSampler):
+        def __iter__(self):
+            order = [*range(100)]
+            for place, index in enumerate(order):
+                order[place + 1 :: 7] = [0] * len(order[place + 1 :: 7])
+                yield index
+
+    check(lambda: DataLoader(Files(paths), batch_size=8, sampler=Own(paths)))
+
+
+def test_names_that_change_under_way_harm_nobody(paths, slow, tmp_path):
+    dataset = Files(list(paths))
+
+    def meanwhile(number):
+        dataset.paths[40:] = [str(tmp_path / "149.bin")] * 110 if number % 2 else [*paths[40:]]
+        vars(dataset)["other"] = [None, 3]
+
+    check(lambda: DataLoader(dataset, batch_size=8), meanwhile=meanwhile)
+
+
+def test_an_error_comes_when_plain_has_it(paths, slow):
+    found = []
+    for on in (False, True):
+        dataset = Files([*paths[:50], str(paths[0]) + ".gone", *paths[51:]])
+        owner, number = Loaders(), 0
+        if on:
+            owner.install()
+            owner.engage("files", True)
+        try:
+            with pytest.raises(FileNotFoundError) as raised:
+                for _ in DataLoader(dataset, batch_size=8):
+                    number += 1
+            found.append((number, str(raised.value)))
+        finally:
+            owner.remove()
+    assert found[0] == found[1] and found[0][0] == 6
+
+
+def test_a_sampler_that_fails_fails_when_it_is_asked(paths, slow):
+    class Failing(SequentialSampler):
+        def __iter__(self):
+            yield from range(30)
+            raise OSError("gone")
+
+    owner = Loaders()
+    owner.install()
+    owner.engage("files", True)
+    try:
+        iterator = iter(DataLoader(Files(paths), batch_size=10, sampler=Failing(paths)))
+        for _ in range(3):
+            next(iterator)
+        with pytest.raises(OSError, match="gone"):
+            next(iterator)
+    finally:
+        owner.remove()
+
+
+def test_a_process_that_was_forked_goes_on(paths, slow):
+    owner = Loaders()
+    owner.install()
+    owner.engage("files", True)
+    try:
+        iterator = iter(DataLoader(Files(paths), batch_size=8))
+        next(iterator)
+        if (child := os.fork()) == 0:
+            os._exit(0 if len([*iterator]) == 18 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert len([*iterator]) == 18
+    finally:
+        owner.remove()
+
+
+def test_engaged_or_released_in_the_middle_of_a_pass(paths, slow):
+    owner = Loaders()
+    owner.install()
+    try:
+        owner.engage("ahead", True)
+        iterator = iter(DataLoader(Files(paths), batch_size=8))
+        found = [next(iterator) for _ in range(3)]
+        owner.engage("files", True)
+        found += [next(iterator) for _ in range(3)]
+        assert len(settled(slow, 20)) >= 20
+        owner.engage("files", False)
+        time.sleep(0.1)
+        num = len(slow)
+        found += [next(iterator) for _ in range(2)]
+        time.sleep(0.1)
+        assert len(slow) == num
+        owner.engage("files", True)
+        found += list(iterator)
+        assert [size for batch in found for size in batch[0]] == [100 + number for number in range(150)]
+    finally:
+        owner.remove()
+
+
+class Photos(Dataset):
+    def __init__(self, paths, transform):
+        self.samples = [(path, 0) for path in paths]
+        self.transform = transform
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        path, label = self.samples[index]
+        return self.transform(Image.open(path).convert("RGB")), label
+
+
+def test_images_are_read_ahead_beside_the_other_levers(tmp_path, slow):
+    transforms = torchvision().transforms
+    transform = transforms.Compose([transforms.RandomCrop(20), transforms.ToTensor()])
+    photos = [str(tmp_path / f"{number}.jpg") for number in range(60)]
+    for number, path in enumerate(photos):
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (30, 40, 3), dtype=np.uint8)).save(path)
+
+    def batches(*parts):
+        owner = Loaders()
+        owner.install()
+        for part in parts:
+            owner.engage(part, True)
+        torch.manual_seed(0)
+        try:
+            loader = DataLoader(Photos(photos, transform), batch_size=4, shuffle=True)
+            return [batch for _ in range(3) for batch in loader], torch.get_rng_state(), owner.pipeline
+        finally:
+            owner.remove()
+
+    plain, state, _ = batches()
+    for parts in (("ahead", "decoded", "files"), ("files", "pixels"), ("files", "ahead")):
+        slow.clear()
+        ours, our_state, pipeline = batches(*parts)
+        assert difference(ours, plain) is None and torch.equal(our_state, state)
+        assert pipeline.pixels.num_batches > 0 and len(slow) > 0 and set(slow) <= set(photos)
+
+
+# -- on storage that is slow ------------------------------------------------------------------------------------------
+
+
+def throttled_mount():
+    """The benchmarks' module."""
+    path = pathlib.Path(__file__).parents[3] / "benchmarks" / "throttled_mount.py"
+    spec = importlib.util.spec_from_file_location("throttled_mount", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_on_a_slow_mount_files_are_read_ahead_and_once_they_are_in_memory_no_more(paths, tmp_path_factory):
+    mounts = throttled_mount()
+    if (why := mounts.why_not()) is not None:
+        pytest.skip(why)
+    folder, mount = pathlib.Path(paths[0]).parent, tmp_path_factory.mktemp("mount")
+    with mounts.throttled(folder, mount, 5.0, 100.0):
+        names = [str(mount / os.path.basename(path)) for path in paths]
+        loader = DataLoader(Files(names), batch_size=8, shuffle=True)
+        owner = Loaders()
+        owner.install()
+        owner.engage("files", True)
+        try:
+            sizes = [size for batch in loader for size in batch[0]]
+            assert sorted(map(int, sizes)) == [100 + number for number in range(150)]
+            first = owner.pipeline.files.num_files
+            assert first >= 40
+            list(loader)
+            assert owner.pipeline.files.num_files - first < first
+        finally:
+            owner.remove()
+    assert os.listdir(mount) == []
+
+
+# -- the lever ------------------------------------------------------------------------------------------------------
+
+
+def test_the_lever_applies_to_slow_files_only(paths, monkeypatch):
+    loaders = Loaders()
+    loaders.reopen = True
+    session = Session(Calls(), loaders)
+    lever = session.levers["read_ahead"]
+
+    def why(loader):
+        loaders._training.clear()
+        loaders.note(loader, 1)
+        return lever.applies(find(session, 1), MACHINE)
+
+    assert lever.applies(SimpleNamespace(loaders=()), MACHINE) == "no DataLoader feeds the training"
+    assert "in memory" in why(DataLoader(Files(paths)))
+    assert "no list" in why(DataLoader(range(8)))
+    monkeypatch.setattr(owner_module, "read", lambda *_: Took(100, 1.0, 0.0))
+    assert why(DataLoader(Files(paths), num_workers=0)) is None
+    assert "sampler of the script" in why(DataLoader(Files(paths), batch_sampler=[[1, 2]]))
+
+
+def test_the_lever_shows_its_effect_and_is_released(paths, slow):
+    loaders = Loaders()
+    loaders.install()
+    session = Session(Calls(), loaders)
+    try:
+        session.engage_exactly({"read_ahead": {}})
+        for _ in DataLoader(Files(paths), batch_size=8):
+            time.sleep(0.002)
+        assert "files read ahead" in session.evidence()[0]["read_ahead"]
+        session.engage_exactly({})
+        assert type(iter(DataLoader(Files(paths)))._inner._sampler_iter).__name__ != "LookedOn"
+    finally:
+        loaders.remove()
