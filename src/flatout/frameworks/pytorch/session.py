@@ -42,6 +42,15 @@ class Session:
         """Where the models compute, `cuda` or `cpu`."""
         return self.calls.device
 
+    def require_cuda(self) -> None:
+        """Refuse what needs a CUDA device where there is none.
+
+        Raises:
+            RuntimeError: There is none.
+        """
+        if not torch.cuda.is_available():
+            raise RuntimeError("PyTorch finds no CUDA device here")
+
     # -- optimizers ----------------------------------------------------------------------------------------------
 
     @property
