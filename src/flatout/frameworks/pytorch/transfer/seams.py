@@ -15,13 +15,16 @@ import torch
 
 from flatout.frameworks.pytorch.patches import Patch
 
-Parse: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[torch.device, bool] | None"]
+Target: TypeAlias = tuple[torch.device, bool]
+"""Where to, and whether the host goes on meanwhile."""
+
+Parse: TypeAlias = Callable[[torch.dtype, tuple[Any, ...], dict[str, Any]], Target | None]
 
 
 class Receiver(Protocol):
     """Who may bring tensors to devices otherwise."""
 
-    def arrive(self, tensor: torch.Tensor, target: tuple[torch.device, bool], plain: Callable[[], Any]) -> Any:
+    def arrive(self, tensor: torch.Tensor, target: Target, plain: Callable[[], Any]) -> Any:
         """The tensor on the device, `target` is that and whether plain's host goes on; None: as plain."""
 
     def leaves(self) -> None:
@@ -29,12 +32,20 @@ class Receiver(Protocol):
 
 
 class Seam:
-    """What stands in a method's place."""
+    """What stands in a method's place.
+
+    It says that it is of the same kind and is equal to it: the compiler makes a list of such methods at its first use,
+    and finds the one behind ours there as well.
+    """
 
     def __init__(self, original: Any, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, original)
         self._original = original
         self._function = function
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._original)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self._function, instance)
@@ -59,29 +70,30 @@ class Seam:
         return getattr, (torch.Tensor, self._original.__name__)
 
 
-def parsed_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device, bool] | None:
-    """Where `to` is asked to bring a tensor, and whether the host goes on meanwhile; None for anything beyond that.
+def parsed_to(dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Target | None:
+    """Where `to` is asked to bring a tensor of a type; None for anything beyond that.
 
-    >>> parsed_to(("cuda:1",), {"non_blocking": True})
-    (device(type='cuda', index=1), True)
-    >>> parsed_to((torch.float16,), {}), parsed_to(("cuda",), {"copy": True}), parsed_to(("cuda", torch.half), {})
-    (None, None, None)
+    >>> parsed_to(torch.half, ("cuda:1",), {"non_blocking": True}), parsed_to(torch.half, ("cuda", torch.half), {})
+    ((device(type='cuda', index=1), True), (device(type='cuda'), False))
+    >>> parsed_to(torch.half, (torch.half,), {}), parsed_to(torch.half, ("cuda",), {"copy": True})
+    (None, None)
+    >>> parsed_to(torch.half, ("cuda", torch.float32), {})
     """
     if "copy" in kwargs:
         return None
     try:
-        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        device, wanted, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
     except (RuntimeError, TypeError):  # PyTorch's own has the error that belongs here
         return None
-    if device is None or dtype is not None or memory_format is not None:
+    if device is None or wanted not in (None, dtype) or memory_format is not None:
         return None
     return device, bool(non_blocking)
 
 
-def parsed_cuda(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device, bool] | None:
+def parsed_cuda(dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Target | None:
     """The same for `cuda`.
 
-    >>> parsed_cuda((1,), {}), parsed_cuda((), {"non_blocking": True})
+    >>> parsed_cuda(torch.half, (1,), {}), parsed_cuda(torch.half, (), {"non_blocking": True})
     ((device(type='cuda', index=1), False), (device(type='cuda'), True))
     """
     if len(args) > 2 or not {*kwargs} <= {"device", "non_blocking"}:
@@ -121,12 +133,12 @@ class Seams:
         receiver = self._receiver
 
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not patch.active or type(self) is not torch.Tensor:
+            if torch.compiler.is_compiling() or not patch.active or type(self) is not torch.Tensor:
                 return original(self, *args, **kwargs)
             goes_on = bool(kwargs.get("non_blocking")) or any(one is True for one in args)
             if not self.is_cpu and not goes_on:
                 return original(self, *args, **kwargs)
-            target = parse(args, kwargs)
+            target = parse(self.dtype, args, kwargs)
             if not self.is_cpu:
                 if target is None or target[0].type == "cpu":
                     receiver.leaves()

@@ -24,7 +24,7 @@ from flatout.frameworks.pytorch.transfer.ahead import Fetch, Line
 from flatout.frameworks.pytorch.transfer.device import CudaDevices, Device
 from flatout.frameworks.pytorch.transfer.known import Habit, Known, Leaf
 from flatout.frameworks.pytorch.transfer.rows import Rows
-from flatout.frameworks.pytorch.transfer.seams import Seams
+from flatout.frameworks.pytorch.transfer.seams import Seams, Target
 from flatout.frameworks.pytorch.transfer.staging import Copy, Staging
 from flatout.frameworks.pytorch.trees import tensors_of
 
@@ -157,7 +157,7 @@ class Transfer:
         """A tensor leaves a device and the host does not wait; perhaps it does with the next copy that it waits for."""
         self._awaited = True
 
-    def arrive(self, tensor: torch.Tensor, target: tuple[torch.device, bool], plain: Callable[[], Any]) -> Any:
+    def arrive(self, tensor: torch.Tensor, target: Target, plain: Callable[[], Any]) -> Any:
         """The tensor on the device that is asked for; None where plain is to copy it."""
         if not self._works or not _is_plain(tensor) or not _is_usual():
             return None
