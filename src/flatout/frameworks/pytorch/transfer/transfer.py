@@ -110,11 +110,11 @@ class Transfer:
             return fetch(iterator)
         taken = len(line) > 0
         batch = line.next(iterator, fetch)
-        if not self._works:
-            return batch
         for leaf in line.given:  # what was begun and nobody wanted would hold memory of the device
             leaf.gone()
         line.given, line.begun = line.begun, []
+        if not self._works:
+            return batch
         if not taken:
             self._know(batch, line.habit)
         if "prefetch" in self.parts:
