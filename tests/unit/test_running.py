@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flatout import api, measuring, plan_file
+from flatout.ceilings import Accelerator
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
 from flatout.frameworks.pytorch import levers as pytorch_levers
 from flatout.plan import input_levers
@@ -27,6 +28,8 @@ LEVERS = registry(
     lever("seeds", class_="statistical"),
 )
 ELSEWHERE = replace(MACHINE, num_cores=64)
+GPU = Accelerator(name="NVIDIA H100", memory_bytes=80 * 2**30, compute_capability="9.0")
+WITH_A_GPU = replace(MACHINE, accelerators=(GPU,))
 
 
 @pytest.fixture(autouse=True)
@@ -342,3 +345,16 @@ def test_input_stands_for_the_exact_levers_of_the_input_that_go_together():
     assert "fused_fetch" in beside and "sample_store" not in beside, "what is named goes before what is meant"
     assert {"sample_store", "fused_fetch"}.isdisjoint(parse_levers(("workers=2", "input"), levers, lambda: MACHINE))
     assert {"fused_fetch", "sample_store", "workers"} <= {*input_levers(levers)}
+
+
+def test_input_stands_for_what_this_machine_can_have_and_the_machine_is_asked_for_it_alone():
+    levers = pytorch_levers.registry()
+    for_a_gpu = {"pinned_memory", "device_prefetch", "device_store"}
+    assert for_a_gpu.isdisjoint(parse_levers(("input",), levers, lambda: MACHINE))
+    found = parse_levers(("input",), levers, lambda: WITH_A_GPU)
+    assert for_a_gpu <= {*found} and {*parse_levers(("input",), levers, lambda: MACHINE)} == {*found} - for_a_gpu
+    named = parse_levers(("pinned_memory",), levers, lambda: pytest.fail("nobody has to ask what machine this is"))
+    assert named == {"pinned_memory": {}}
+    with pytest.raises(FlatoutError) as caught:
+        engagement(Wish(levers=named), here(registry=levers))
+    assert "cannot be engaged on this machine" in caught.value.error and "CUDA" in caught.value.cause

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -16,11 +17,13 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset  # noqa: E402
 
+from flatout.ceilings import Accelerator  # noqa: E402
 from flatout.frameworks.pytorch.calls import Calls  # noqa: E402
+from flatout.frameworks.pytorch.levers import registry  # noqa: E402
 from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.columns import Columns  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.shadow import NUM_FIRST  # noqa: E402
-from flatout.frameworks.pytorch.session import Session  # noqa: E402
+from flatout.frameworks.pytorch.session import Session, Unavailable  # noqa: E402
 from flatout.frameworks.pytorch.transfer import rows as rows_module  # noqa: E402
 from flatout.frameworks.pytorch.transfer.buffers import PAGE_BYTES, Buffers  # noqa: E402
 from flatout.frameworks.pytorch.transfer.known import MOST_MISSES, Habit, Known, Leaf  # noqa: E402
@@ -28,6 +31,7 @@ from flatout.frameworks.pytorch.transfer.rows import Rows  # noqa: E402
 from flatout.frameworks.pytorch.transfer.staging import Staging  # noqa: E402
 from flatout.frameworks.pytorch.transfer.transfer import MOST_FAILURES, Transfer  # noqa: E402
 from flatout.frameworks.pytorch.worker_settings import usable  # noqa: E402
+from handmade import FACTS, LOADER, MACHINE  # noqa: E402
 from streams import Event, FakeDevice, FakeDevices, Stream  # noqa: E402
 from unit.pytorch.test_pipeline import make  # noqa: E402
 
@@ -573,9 +577,41 @@ def test_without_a_device_the_levers_refuse_with_a_reason(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     session = Session(Calls(), Loaders())
     own = torch.Tensor.to
-    with pytest.raises(RuntimeError, match="no CUDA device"):
+    with pytest.raises(Unavailable, match="no CUDA device"):
         session.engage(name, {})
     assert torch.Tensor.to is own and not session.engaged
+    session.engage_exactly({name: {}, "sample_store": {}})
+    assert list(session.engaged) == ["sample_store"], "the others do not pay for it"
+    assert session.evidence()[1][name] == "PyTorch finds no CUDA device here"
+    session.engage_exactly({})
+    assert name not in session.evidence()[1]
+
+
+def test_the_levers_say_where_they_apply():
+    prefetch, store = registry()["device_prefetch"], registry()["device_store"]
+    machine = replace(MACHINE, accelerators=(Accelerator(name="GPU", memory_bytes=2**30),))
+    assert prefetch.applies(FACTS, machine) == store.applies(FACTS, machine) == "no CUDA device is used"
+    facts = replace(FACTS, device="cuda", loaders=(replace(LOADER, why_not_kept="its items are random"),))
+    assert prefetch.applies(facts, machine) is None and store.applies(facts, machine) == "its items are random"
+    facts = replace(facts, loaders=(replace(LOADER, why_not_kept=None),))
+    assert store.applies(facts, machine) is None
+    assert prefetch.lacks(machine) is None and "CUDA" in prefetch.lacks(MACHINE) and "CUDA" in store.lacks(MACHINE)
+
+
+def test_what_the_levers_did_is_told(device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    session = Session(Calls(), Loaders())
+    session.loaders._transfer = Transfer(FakeDevices(device))
+    session.engage_exactly({"device_prefetch": {}, "device_store": {}})
+    assert [*session.evidence()[1]] == ["device_prefetch", "device_store"], "nothing yet"
+    session.loaders.transfer.num.update(staged=1000, early=500, gathered=7)
+    proofs = session.evidence()[0]
+    assert "1,500 tensors copied" in proofs["device_prefetch"] and "500 of them early" in proofs["device_prefetch"]
+    assert "7 tensors put together on the GPU" in proofs["device_store"]
+    session.engage_exactly({"device_store": {}})
+    assert "to" in vars(torch.Tensor), "the other lever needs it still"
+    session.engage_exactly({})
+    assert "to" not in vars(torch.Tensor) and session.loaders.pipeline.stored.on_taken is None
 
 
 # -- kept items on the device ---------------------------------------------------------------------------------------
