@@ -179,7 +179,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     if request.script is not None:
         check(request.script)
     here = _here(request, registry)
-    wanted = running.parse_levers(request.levers, registry) if request.levers is not None else None
+    wanted = running.parse_levers(request.levers, registry, here.machine) if request.levers is not None else None
     wish = Wish(plan=request.plan, levers=wanted, accept=request.accept, recheck=request.recheck)
     chosen = running.engagement(wish, here)
     if chosen.misfits and request.recheck and request.script is not None:

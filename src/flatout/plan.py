@@ -100,15 +100,16 @@ class Lever(ABC):
         return None
 
 
-def input_levers(levers: Mapping[str, Lever], *, together: bool = False) -> tuple[str, ...]:
+def input_levers(levers: Mapping[str, Lever], *, together: Machine | None = None) -> tuple[str, ...]:
     """What `input` stands for where levers are named: all exact ones for a slow input.
 
     Args:
         levers: All there are, by name.
-        together: Only those that can be engaged together as they are, without a number.
+        together: Only those that can be engaged together on this machine, as they are, without a number.
     """
     found = {name: one for name, one in levers.items() if one.class_ == "exact" and {*one.shortens} <= {"data", "copy"}}
-    if together:
+    if together is not None:
+        found = {name: one for name, one in found.items() if one.lacks(together) is None}
         contained = {inner for one in found.values() for inner in one.contains}
         found = {name: one for name, one in found.items() if one.parameter is None and name not in contained}
     return tuple(found)

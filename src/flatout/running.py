@@ -218,26 +218,31 @@ def _check_class(plan: Plan, wish: Wish, here: Here, path: Path) -> None:
         )
 
 
-def grouped(words: tuple[str, ...], registry: Mapping[str, Lever]) -> list[str]:
-    """The words with the levers that `input` stands for in its place, but for those that are named beside it."""
+def grouped(words: tuple[str, ...], registry: Mapping[str, Lever], machine: Callable[[], Machine]) -> list[str]:
+    """The words with the levers that `input` stands for on this machine in its place.
+
+    Those that are named beside it are left out. The machine is asked for only where it matters.
+    """
+    if "input" not in words:
+        return [*words]
     beside = {word.partition("=")[0] for word in words}
     rivals = {other for name in beside & {*registry} for other in registry[name].conflicts}
     those = [
         name
-        for name in input_levers(registry, together=True)
+        for name in input_levers(registry, together=machine())
         if name not in beside | rivals and not beside.intersection(registry[name].conflicts)
     ]
     return [name for word in words for name in (those if word == "input" else [word])]
 
 
-def parse_levers(words: tuple[str, ...], registry: Mapping[str, Lever]) -> Levers:
-    """Levers as typed: `bf16`, `threads=1`; `input` stands for several.
+def parse_levers(words: tuple[str, ...], registry: Mapping[str, Lever], machine: Callable[[], Machine]) -> Levers:
+    """Levers as typed: `bf16`, `threads=1`; `input` stands for those of the input that this machine can have.
 
     Raises:
         UsageError: No such lever, its number is missing or wrong, it is named twice, or two cannot be combined.
     """
     found: dict[str, dict[str, Setting]] = {}
-    for word in grouped(words, registry):
+    for word in grouped(words, registry, machine):
         name, _, value = word.partition("=")
         if name not in registry:
             raise UsageError(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flatout import api, measuring, plan_file
+from flatout.ceilings import Accelerator
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
 from flatout.frameworks.pytorch import levers as pytorch_levers
 from flatout.plan import input_levers
@@ -27,6 +28,8 @@ LEVERS = registry(
     lever("seeds", class_="statistical"),
 )
 ELSEWHERE = replace(MACHINE, num_cores=64)
+GPU = Accelerator(name="NVIDIA H100", memory_bytes=80 * 2**30, compute_capability="9.0")
+WITH_A_GPU = replace(MACHINE, accelerators=(GPU,))
 
 
 @pytest.fixture(autouse=True)
@@ -219,7 +222,7 @@ def test_a_plan_that_names_what_to_import_engages_nothing():
 
 def test_levers_that_were_named_are_engaged_without_a_plan():
     found()
-    levers = parse_levers(("bf16", "threads=1"), LEVERS)
+    levers = parse_levers(("bf16", "threads=1"), LEVERS, lambda: MACHINE)
     chosen = engagement(Wish(levers=levers), here())
     line = "levers bf16 threads=1, as you said; numbers were not compared"
     assert chosen == Engagement(levers={"bf16": {}, "threads": {"num": 1}}, line=line)
@@ -227,7 +230,10 @@ def test_levers_that_were_named_are_engaged_without_a_plan():
 
 def test_no_levers_is_a_wish_too():
     found()
-    assert set_aside(Wish(levers=parse_levers((), LEVERS))).line == "no levers, as you said: running plainly"
+    assert (
+        set_aside(Wish(levers=parse_levers((), LEVERS, lambda: MACHINE))).line
+        == "no levers, as you said: running plainly"
+    )
 
 
 def test_a_lever_whose_batches_nobody_compared_is_not_taken_for_exact():
@@ -276,12 +282,15 @@ def test_a_lever_that_was_named_must_be_of_an_accepted_class():
 )
 def test_levers_that_cannot_be_meant_are_refused_in_three_parts(words, complaint):
     with pytest.raises(UsageError) as caught:
-        parse_levers(words, LEVERS)
+        parse_levers(words, LEVERS, lambda: MACHINE)
     assert complaint in caught.value.error and caught.value.cause and caught.value.hint
 
 
 def test_zero_and_the_most_are_numbers():
-    assert parse_levers(("workers=0", "threads=1024"), LEVERS) == {"workers": {"num": 0}, "threads": {"num": 1024}}
+    assert parse_levers(("workers=0", "threads=1024"), LEVERS, lambda: MACHINE) == {
+        "workers": {"num": 0},
+        "threads": {"num": 1024},
+    }
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", -1, 1025])
@@ -328,11 +337,24 @@ def test_a_recheck_measures_the_plans_own_levers_as_far_as_the_user_accepts(monk
 
 def test_input_stands_for_the_exact_levers_of_the_input_that_go_together():
     levers = pytorch_levers.registry()
-    found = parse_levers(("input",), levers)
+    found = parse_levers(("input",), levers, lambda: MACHINE)
     assert "sample_store" in found and "fused_fetch" not in found and "workers" not in found and "bf16" not in found
     assert all(levers[name].class_ == "exact" for name in found)
-    assert {*parse_levers(("bf16", "input"), levers)} == {"bf16", *found}
-    beside = parse_levers(("input", "fused_fetch"), levers)
+    assert {*parse_levers(("bf16", "input"), levers, lambda: MACHINE)} == {"bf16", *found}
+    beside = parse_levers(("input", "fused_fetch"), levers, lambda: MACHINE)
     assert "fused_fetch" in beside and "sample_store" not in beside, "what is named goes before what is meant"
-    assert {"sample_store", "fused_fetch"}.isdisjoint(parse_levers(("workers=2", "input"), levers))
+    assert {"sample_store", "fused_fetch"}.isdisjoint(parse_levers(("workers=2", "input"), levers, lambda: MACHINE))
     assert {"fused_fetch", "sample_store", "workers"} <= {*input_levers(levers)}
+
+
+def test_input_stands_for_what_this_machine_can_have_and_the_machine_is_asked_for_it_alone():
+    levers = pytorch_levers.registry()
+    for_a_gpu = {"pinned_memory", "device_prefetch", "device_store"}
+    assert for_a_gpu.isdisjoint(parse_levers(("input",), levers, lambda: MACHINE))
+    found = parse_levers(("input",), levers, lambda: WITH_A_GPU)
+    assert for_a_gpu <= {*found} and {*parse_levers(("input",), levers, lambda: MACHINE)} == {*found} - for_a_gpu
+    named = parse_levers(("pinned_memory",), levers, lambda: pytest.fail("nobody has to ask what machine this is"))
+    assert named == {"pinned_memory": {}}
+    with pytest.raises(FlatoutError) as caught:
+        engagement(Wish(levers=named), here(registry=levers))
+    assert "cannot be engaged on this machine" in caught.value.error and "CUDA" in caught.value.cause

@@ -22,12 +22,13 @@ from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.shuffles import draw_seed, drawing_elsewhere, generators_of, runs_ahead
 from flatout.frameworks.pytorch.trees import tensors_of
-from flatout.frameworks.pytorch.worker_settings import IN_PROCESS, WORKER_ATTRIBUTES, wanted
+from flatout.frameworks.pytorch.worker_settings import IN_PROCESS, WORKER_ATTRIBUTES, usable, wanted
 from flatout.trace import NOT_LOOKED_AT
 from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.pipeline.engine import InputPipeline
+    from flatout.frameworks.pytorch.transfer.transfer import Transfer
 
 MOST_KEPT = 4
 """Loaders whose workers wait for a next pass: each holds processes and some ten descriptors."""
@@ -70,6 +71,7 @@ class Loaders:
         self._lasting: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
         """For each loader whose workers the script keeps the pass under way, which has the loader: by its `id`."""
         self._pipeline: InputPipeline | None = None
+        self._transfer: Transfer | None = None
         self._pid = os.getpid()
         self._patch: Patch | None = None
         self._training: weakref.WeakKeyDictionary[DataLoader[Any], list[int]] = weakref.WeakKeyDictionary()
@@ -235,9 +237,19 @@ class Loaders:
         for one in self.passes:
             self.pipeline.attach(one.loader, one.inner)
 
+    @property
+    def transfer(self) -> Transfer:
+        """What brings batches to a device; made when it is first asked for."""
+        if self._transfer is None:
+            from flatout.frameworks.pytorch.transfer.transfer import Transfer
+
+            self._transfer = Transfer()
+        return self._transfer
+
     def following(self, iterator: Any) -> Any:
         """The next batch of a pass's iterator."""
-        return next(iterator) if self._pipeline is None else self._pipeline.following(iterator)
+        fetch = next if self._pipeline is None else self._pipeline.following
+        return fetch(iterator) if self._transfer is None else self._transfer.following(iterator, fetch)
 
     def why_not(self, part: Part, loader: DataLoader[Any], *, for_workers: bool) -> str | None:
         """Why a part of the input pipeline cannot compute a loader's batches; None where it can."""
@@ -251,6 +263,8 @@ class Loaders:
         opened = self._open(loader)
         if self._pipeline is not None:
             self._pipeline.attach(loader, opened.iterator)
+        if self._transfer is not None:
+            self._transfer.attach(loader, opened.iterator)
         return opened
 
     def _open(self, loader: DataLoader[Any]) -> Opened:
@@ -268,16 +282,17 @@ class Loaders:
 
     def _settings_for(self, loader: DataLoader[Any]) -> Mapping[str, Any]:
         """What may be changed about this loader; empty where nothing."""
-        if not self._may_open(loader):
+        settings = usable(self.settings)
+        if not settings or not self._may_open(loader):
             return {}
-        if self.settings.get(IN_PROCESS) and self.pipeline.fused.why_not(loader, for_workers=True) is None:
-            return self.settings
+        if settings.get(IN_PROCESS) and self.pipeline.fused.why_not(loader, for_workers=True) is None:
+            return settings
         if not self._feeds_training(loader) and not (loader in self._kept and keeps_workers(loader)):
             return {}
         if self.may_change(loader):
-            return {name: value for name, value in self.settings.items() if name != IN_PROCESS}
+            return {name: value for name, value in settings.items() if name != IN_PROCESS}
         # how batches are handed over may still be chosen
-        return {name: value for name, value in self.settings.items() if name == "pin_memory"}
+        return {name: value for name, value in settings.items() if name == "pin_memory"}
 
     def open_plain(self, loader: DataLoader[Any], *, drawn: bool = False) -> Opened:
         """A pass as the script makes it; `drawn` says that the seed which that draws has been drawn already."""

@@ -20,6 +20,10 @@ from flatout.plan import Lever
 from flatout.trace import Levers, Setting, Toggle
 
 
+class Unavailable(RuntimeError):
+    """What a lever needs is not there, as was found when it was to be engaged; the others are engaged without it."""
+
+
 class Session:
     """The script's objects, as levers may touch them. It keeps none of them alive."""
 
@@ -33,6 +37,8 @@ class Session:
         """Whether updates made now are ours and count for nothing."""
         self.levers: dict[str, Lever] = registry()
         self.engaged: dict[str, Mapping[str, Setting]] = {}
+        self.unavailable: dict[str, str] = {}
+        """Levers that were asked for last and cannot be engaged in this process: why not."""
         self.kept: dict[str, Any] = {}
         """What a lever needs in order to release itself, by its name."""
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
@@ -41,6 +47,15 @@ class Session:
     def device(self) -> str:
         """Where the models compute, `cuda` or `cpu`."""
         return self.calls.device
+
+    def require_cuda(self) -> None:
+        """Refuse what needs a CUDA device where there is none.
+
+        Raises:
+            Unavailable: There is none.
+        """
+        if not torch.cuda.is_available():
+            raise Unavailable("PyTorch finds no CUDA device here")
 
     # -- optimizers ----------------------------------------------------------------------------------------------
 
@@ -134,10 +149,14 @@ class Session:
         for name in reversed(released):
             self.release(name)
         new = [name for name in self.levers if name in togglable and name not in self.engaged]
+        self.unavailable = {}
         for name in new:  # in the registry's order, which is that in which they build on each other
-            self.engage(name, togglable[name])
+            try:
+                self.engage(name, togglable[name])
+            except Unavailable as problem:
+                self.unavailable[name] = str(problem)
         return Toggle(
-            engaged={name: togglable[name] for name in new},
+            engaged={name: togglable[name] for name in new if name not in self.unavailable},
             released=tuple(released),
             took_s=perf_counter() - begun_s,
             step=-1,
@@ -153,7 +172,7 @@ class Session:
 
     def evidence(self) -> tuple[dict[str, str], dict[str, str]]:
         """Lever to proof, and lever to why there is none."""
-        proofs, missing = {}, {}
+        proofs, missing = {}, dict(self.unavailable)
         for name in self.engaged:
             proof = self.levers[name].evidence(self)
             if proof:

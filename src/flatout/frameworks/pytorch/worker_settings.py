@@ -8,12 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 WORKER_ATTRIBUTES = (
     "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout", "worker_init_fn"
 )  # fmt: skip
 
 IN_PROCESS = "in_process"
 """The setting that has the batches of the script's workers computed in this process; no attribute of a loader."""
+
+
+def usable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without page-locked memory where the script does not use CUDA by now.
+
+    PyTorch would warn of it where there is no device, and begin CUDA for it where there is one.
+    """
+    return {name: value for name, value in settings.items() if name != "pin_memory" or torch.cuda.is_initialized()}
 
 
 def wanted(former: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from flatout.frameworks.pytorch.levers.compile import Compile
 from flatout.frameworks.pytorch.levers.cpu_affinity import CpuAffinity
 from flatout.frameworks.pytorch.levers.cudnn_benchmark import CudnnBenchmark
 from flatout.frameworks.pytorch.levers.decoded_store import DecodedStore
+from flatout.frameworks.pytorch.levers.device_prefetch import DevicePrefetch
+from flatout.frameworks.pytorch.levers.device_store import DeviceStore
 from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
 from flatout.frameworks.pytorch.levers.fused_fetch import FusedFetch
 from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
@@ -38,6 +40,8 @@ LEVERS: tuple[type[Lever], ...] = (
     DecodedStore,
     ReadAhead,
     PinnedMemory,
+    DevicePrefetch,
+    DeviceStore,
     CudnnBenchmark,
     Tf32,
     ChannelsLast,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
+from flatout.frameworks.pytorch.levers.device_prefetch import NO_DEVICE
 from flatout.plan import Lever
 from flatout.trace import Facts, Setting
 
@@ -32,6 +33,10 @@ class PinnedMemory(Lever):
         if all(loader.pinned for loader in facts.loaders):
             return "already pinned"
         return None
+
+    def lacks(self, machine: Machine) -> str | None:
+        """A GPU."""
+        return None if machine.accelerators else NO_DEVICE
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next pass on."""

@@ -5,13 +5,16 @@ In: collated batches, and the place of each of their rows. Out: batches of any k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 
 from flatout.store_state import Part
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.transfer.rows import Mirror
 
 Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
@@ -26,25 +29,32 @@ class Column:
     def __init__(self, first: torch.Tensor, num_rows: int, room: np.ndarray | None = None) -> None:
         if room is None:
             room = np.empty(num_rows * first[:1].nbytes, np.uint8)  # NumPy asks for large pages
-        self._rows = torch.from_numpy(room.reshape(-1)).view(first.dtype).view(num_rows, *first.shape[1:])
+        self.rows = torch.from_numpy(room.reshape(-1)).view(first.dtype).view(num_rows, *first.shape[1:])
+        self.mirror: Mirror | None = None
+        """The same rows on a device."""
+        self.num_writes, self.num_arrived = 0, 0
+        """How often rows were written; how often a batch of them went to a device."""
 
     def fits(self, batch: Any) -> bool:
         """Whether rows of this batch can stand beside those that are there."""
-        return _is_dense(batch) and batch.dtype is self._rows.dtype and batch.shape[1:] == self._rows.shape[1:]
+        return _is_dense(batch) and batch.dtype is self.rows.dtype and batch.shape[1:] == self.rows.shape[1:]
 
     def put(self, places: Places | slice, batch: torch.Tensor, which: Places) -> None:
         """Keep some of a batch's rows."""
         rows = batch if len(which) == len(batch) else batch.index_select(0, torch.from_numpy(which))
         if isinstance(places, slice):
-            self._rows[places] = rows
+            self.rows[places] = rows
         else:
-            self._rows.index_copy_(0, torch.from_numpy(places), rows)
+            self.rows.index_copy_(0, torch.from_numpy(places), rows)
+        self.num_writes += 1
+        if self.mirror is not None:
+            self.mirror.lose(places)
 
     def take(self, places: Places, missing: torch.Tensor | None) -> torch.Tensor:
         """A batch of kept rows, and of `missing` where a place is -1."""
         if missing is None:
-            return self._rows.index_select(0, torch.from_numpy(places))
-        batch = self._rows.index_select(0, torch.from_numpy(places.clip(0)))
+            return self.rows.index_select(0, torch.from_numpy(places))
+        batch = self.rows.index_select(0, torch.from_numpy(places.clip(0)))
         return batch.index_copy_(0, torch.from_numpy(np.flatnonzero(places < 0)), missing)
 
 
@@ -100,6 +110,12 @@ class Columns:
         """Keep those rows of a batch whose numbers are in `which`, at `places`; both in order, none twice."""
         for column, leaf in zip(self._columns, leaves_of(batch), strict=True):
             column.put(places, leaf, which)
+
+    def told(self, batch: Any, tell: Callable[[torch.Tensor, Column], None]) -> None:
+        """Tell of which column each tensor of a batch consists."""
+        for column, leaf in zip(self._columns, leaves_of(batch), strict=True):
+            if isinstance(column, Column):
+                tell(leaf, column)
 
     def take(self, places: Places, missing: Any = None) -> Any:
         """A batch of kept rows, in containers of its own; `missing` is a batch of those whose place is -1.

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from flatout.control_groups import free_memory_bytes
-from flatout.frameworks.pytorch.pipeline.columns import Columns, Places, like, num_bytes, rows_of
+from flatout.frameworks.pytorch.pipeline.columns import Column, Columns, Places, like, num_bytes, rows_of
 from flatout.frameworks.pytorch.pipeline.kept import Kept
 from flatout.frameworks.pytorch.pipeline.sources import Look
 from flatout.store_state import Part, State
@@ -121,6 +121,11 @@ class Store:
         """The batch of these places; `missing` has the rows for those that are -1."""
         assert self._columns is not None
         return self._columns.take(places, missing)
+
+    def told(self, batch: Any, tell: Callable[[Any, Column], None]) -> None:
+        """Tell of which column each tensor of a batch of kept rows consists."""
+        if self._columns is not None:
+            self._columns.told(batch, tell)
 
     def put(self, indices: Sequence[int], look: Look, batch: Any) -> None:
         """Keep what is not there yet, as far as there is room.

@@ -12,14 +12,15 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from flatout.frameworks.pytorch.pipeline.columns import Places, Unkept
+from flatout.frameworks.pytorch.pipeline.columns import Column, Places, Unkept
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, Reading, Some, computed
 from flatout.frameworks.pytorch.pipeline.rows import OneThread, Unvectorised
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow
@@ -67,6 +68,8 @@ class StoredItems:
         self.engaged = False
         self.num_batches = 0
         """Given from what was kept, since it was engaged."""
+        self.on_taken: Callable[[torch.Tensor, Column, Places], None] | None = None
+        """Told of the tensors of batches that consist of kept rows, and of which."""
         self.keeping = keeping or Keeping()
         self._fused = fused
         self._keepers: weakref.WeakKeyDictionary[DataLoader[Any], Keeper] = weakref.WeakKeyDictionary()
@@ -278,7 +281,11 @@ class StoredFetcher:
         if num_there == len(indices):
             batch = _taken(store, places)
             keeper.pays(len(indices), kept_s=time.perf_counter() - begun_s)
-            return self._shadowed(batch, indices)
+            given = self._shadowed(batch, indices)
+            tell = self._owner.on_taken
+            if tell is not None and given is batch:
+                store.told(batch, lambda tensor, column: tell(tensor, column, places))
+            return given
         missing = [index for index, kept in zip(indices, there.tolist(), strict=True) if not kept]
         others = inner.computed(missing)
         if others is None:  # then the whole batch is the script's, which draws what it draws once

@@ -1,0 +1,59 @@
+"""device_store: have the items that `sample_store` keeps lie on the GPU as well, where all of them fit.
+
+The script's `.to(device)` then finds a batch that is put together there. The GPU gets its rows from the copies that the
+script makes anyway; they take at most half of the GPU's memory that is free beyond 1 GiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from flatout.ceilings import Machine
+from flatout.frameworks.pytorch.levers.device_prefetch import NO_DEVICE
+from flatout.plan import Lever
+from flatout.trace import Facts, Setting
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.session import Session
+
+
+class DeviceStore(Lever):
+    """Kept items on the device."""
+
+    name = "device_store"
+    summary = "the items that `sample_store` keeps on the GPU as well, where all of them fit"
+    class_ = "exact"
+    shortens: ClassVar = ("copy",)
+    check = "batches"
+    partners: ClassVar = ("sample_store", "device_prefetch")
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """A script that computes on a GPU, from items that can be kept."""
+        if facts.device != "cuda":
+            return "no CUDA device is used"
+        if not facts.loaders:
+            return "no DataLoader feeds the training"
+        why = [loader.why_not_kept for loader in facts.loaders]
+        return None if None in why else why[0]
+
+    def lacks(self, machine: Machine) -> str | None:
+        """A GPU."""
+        return None if machine.accelerators else NO_DEVICE
+
+    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+        """From the next batch of kept items on."""
+        session.require_cuda()
+        transfer = session.loaders.transfer
+        transfer.engage("store", True, session.loaders.passes)
+        session.loaders.pipeline.stored.on_taken = transfer.gathered
+
+    def release(self, session: Session) -> None:
+        """Batches are copied again; the rows on the device wait with those that are kept."""
+        session.loaders.pipeline.stored.on_taken = None
+        session.loaders.transfer.engage("store", False)
+
+    def evidence(self, session: Session) -> str | None:
+        """Tensors that were put together on the device."""
+        num = session.loaders.transfer.num["gathered"]
+        return f"{num:,} tensors put together on the GPU" if num else None
