@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 from flatout import stats
 from flatout.frameworks.pytorch.levers import registry
 from flatout.frameworks.pytorch.pipeline.shadow import difference
+from flatout.run.machine import read_machine
 from flatout.running import parse_levers
 from input_workloads import IMAGES, SMALL, jpegs
 from measuring import ROOT, SHARED, quiet, ratio, write
@@ -47,7 +48,7 @@ Make = Callable[[int], DataLoader[Any]]
 
 def named(*words: str) -> Levers:
     """Levers as they are typed behind `--levers`."""
-    return parse_levers(words, registry())
+    return parse_levers(words, registry(), read_machine)
 
 
 @contextmanager
