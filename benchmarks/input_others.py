@@ -265,7 +265,9 @@ def judge(found: Mapping[str, Any], pixels: Mapping[str, Any], num: int) -> dict
                 if ours and sides:
                     compared = ratio(times[sides[0]], times[ours[0]])
                     result[f"{workload}_{which}_{kind}"] = {"other": sides[0], **compared}
-                    print(f"  {workload}, {which} pass: {compared['ratio']:.2f} times {sides[0]} ({kind})", flush=True)
+                    print(
+                        f"  {workload}, {which} pass: {others_page.said(compared)}, to {sides[0]} ({kind})", flush=True
+                    )
     return result
 
 

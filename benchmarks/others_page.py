@@ -73,27 +73,32 @@ def _row(found: dict[str, Any], workload: str, side: str, passes: dict[str, Any]
     second, second_setting = _speed(passes, 1, found["samples"][workload])
     setting = first_setting if first_setting == second_setting else f"{first_setting}; {second_setting}"
     pixels = found["pixels"][side].get(workload)
+    order = "that of its workers" if side == "plain" and first_setting != _setting(side, "0") else _order(pixels)
     made = [of["prepare_s"] for of in found["made"].get(side, ()) if of["job"] == workload]
     cells = [
-        LABELS[side], f"{first:,.0f}", f"{second:,.0f}", setting, _pixels(pixels), _order(pixels),
+        LABELS[side], f"{first:,.0f}", f"{second:,.0f}", setting, _pixels(pixels), order,
         str(found["edits"][side][workload]), f"{made[0]:.1f} s" if made else "-",
     ]  # fmt: skip
     return first, "| " + " | ".join(cells) + " |"
 
 
+def said(judged: dict[str, Any]) -> str:
+    """A comparison in words."""
+    if judged["ratio"] is None:
+        return f"{judged['verdict']} ({judged['reason']})"
+    return f"{judged['ratio']:.2f} [{judged['low']:.2f}, {judged['high']:.2f}], {judged['verdict']}"
+
+
 def _verdict(found: dict[str, Any], workload: str) -> str:
     """What flatout is to the others, in a sentence for each pass."""
-    said = []
+    lines = []
     for which in ("first", "second"):
         for kind, words in KINDS.items():
             judged = found["judged"].get(f"{workload}_{which}_{kind}")
             if judged:
                 other = LABELS[judged["other"].split()[0]]
-                said.append(
-                    f"- {which} pass, to {words} ({other}): {judged['ratio']:.2f} "
-                    f"[{judged['low']:.2f}, {judged['high']:.2f}], {judged['verdict']}"
-                )
-    return "\n".join(said)
+                lines.append(f"- {which} pass, to {words} ({other}): {said(judged)}")
+    return "\n".join(lines)
 
 
 def tables(found: dict[str, Any]) -> str:
