@@ -273,7 +273,7 @@ def test_kept_items_that_are_not_the_scripts_are_found_and_end_it(made, loaders)
     for _ in range(20):
         next(batches)
     for column in keeper.store._columns._columns:
-        column._rows += 1
+        column.rows += 1
     right = [
         bool(labels[0] % 10 == 0 and labels[0] == number % 5 * 10 % 10) for number, (_, labels) in enumerate(batches)
     ]

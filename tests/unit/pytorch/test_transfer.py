@@ -558,6 +558,14 @@ def test_an_order_of_the_scripts_own_is_not_asked_early(loaders, device, sampler
     assert loaders.transfer.num["early"] == 0 and loaders.transfer.num["staged"] > 0
 
 
+def test_an_iterator_of_the_scripts_own_is_followed_as_it_is(loaders):
+    class Own(DataLoader):
+        def _get_iterator(self):
+            return iter([1, 2])
+
+    assert list(Own(TensorDataset(ITEMS))) == [1, 2]
+
+
 def test_a_released_lever_still_gives_the_batch_that_waits(loaders, device):
     loader = DataLoader(TensorDataset(LABELS), batch_size=3, num_workers=1)
     found = []

@@ -105,9 +105,9 @@ class Transfer:
 
     def following(self, iterator: Any, fetch: Fetch) -> Any:
         """The next batch of an iterator, one after it being on its way."""
-        line = self._lines.get(iterator)
-        if line is None:
+        if iterator not in self._lines:  # `get` raises where nothing can refer weakly to an iterator
             return fetch(iterator)
+        line = self._lines[iterator]
         taken = len(line) > 0
         batch = line.next(iterator, fetch)
         for leaf in line.given:  # what was begun and nobody wanted would hold memory of the device
