@@ -811,6 +811,22 @@ def test_what_stands_beside_the_pixels_belongs_to_one_image(name, paths, tmp_pat
         assert item_difference(list(iterator), plain) is None
 
 
+@pytest.mark.parametrize("size", [(1, 1), (1, 5), (5, 1)])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_the_smallest_images_lie_in_memory_as_plain_has_them(size, mode, tmp_path):
+    path = tmp_path / "small.png"
+    Image.new(mode, size, "gray").save(path)
+    functional = imagery.T.functional
+    dataset = Photos(
+        [str(path)] * 4, lambda image: (functional.to_tensor(image), functional.pil_to_tensor(image)), Image.open
+    )
+    plain, *_ = passes(dataset, False, epochs=1, collate_fn=list)
+    iterator, _ = forced(dataset, batch_size=5, shuffle=True, collate_fn=list)
+    assert [[one.stride() for one in item[0]] for item in next(iterator)] == [
+        [one.stride() for one in item[0]] for item in plain[0]
+    ]
+
+
 def test_what_a_handler_of_signals_raises_is_raised(paths, monkeypatch):
     class Alarmed(Exception):
         pass

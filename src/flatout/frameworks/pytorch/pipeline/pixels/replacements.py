@@ -64,6 +64,8 @@ def noting_to_tensor(original: Any) -> Callable[..., Any]:
         (width, height), num = picture.size, CHANNELS[picture.mode]
         by = Arithmetic("div", number(255, str(dtype).removeprefix("torch.")))
         strides = (height * width, width, 1) if num > 1 else (1, width, 1)
+        if width == height == 1:  # which lies row by row as it is
+            strides = (1, num, num)
         return deferred_tensor(Elements(picture, (2, 0, 1), (by,)), Layout((num, height, width), strides, dtype))
 
     return to_tensor

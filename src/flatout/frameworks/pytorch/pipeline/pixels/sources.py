@@ -43,7 +43,7 @@ class Descriptors:
 
     def give_back(self, pid: int) -> None:
         """One was closed that process `pid` opened."""
-        if self.pid == pid:
+        if self.pid == pid == os.getpid():  # in a forked process nobody may be left to give the lock back
             with self._lock:
                 self.num -= 1
 
