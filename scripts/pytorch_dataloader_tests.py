@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -187,14 +188,22 @@ def say_difference(test: str, plain: Outcomes, other: Outcomes, again: Mapping[s
         print(f"  again, {name}: {', '.join(outcomes)}")
 
 
-def compare(file: Path, names: Mapping[str, Any], num_again: int, kept: Path | None) -> bool:
-    """Run all configurations; whether none differs from plain each time. Outcomes are kept in a file as they come."""
+def run_all(file: Path, names: Mapping[str, Any], num_at_once: int, kept: Path | None) -> dict[str, Outcomes]:
+    """Run all configurations, most of which is waiting. Outcomes are kept in a file as they come."""
     found: dict[str, Outcomes] = {}
-    for name, levers in names.items():
-        found[name] = run(file, levers)
-        if kept is not None:
-            kept.write_text(json.dumps({name: asdict(one) for name, one in found.items()}, indent=1), encoding="utf-8")
-        print(row(name, found[name], None), file=sys.stderr, flush=True)
+    with ThreadPoolExecutor(num_at_once) as threads:
+        under_way = {threads.submit(run, file, levers): name for name, levers in names.items()}
+        for ended in as_completed(under_way):
+            found[under_way[ended]] = ended.result()
+            if kept is not None:
+                told = {name: asdict(one) for name, one in found.items()}
+                kept.write_text(json.dumps(told, indent=1), encoding="utf-8")
+            print(row(under_way[ended], ended.result(), None), file=sys.stderr, flush=True)
+    return {name: found[name] for name in names}
+
+
+def compare(file: Path, names: Mapping[str, Any], found: Mapping[str, Outcomes], num_again: int) -> bool:
+    """Say what configurations came to; whether none differs from plain each time."""
     plain = found["plain"]
     print(HEAD)
     for name, one in found.items():
@@ -220,6 +229,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], help=f"of {', '.join(CONFIGURATIONS)}")
     parser.add_argument("--levers", action="append", default=[], help="a further configuration, in JSON")
     parser.add_argument("--json", type=Path, help="a file for all outcomes")
+    parser.add_argument("--at-once", type=int, default=1, help="configurations that are run at the same time")
     parser.add_argument("--again", type=int, default=2, help="how often a test that differs is run again, alone")
     arguments = parser.parse_args()
     wanted = arguments.only or ([] if arguments.levers else list(CONFIGURATIONS))
@@ -228,7 +238,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "test_dataloader.py"
         copy.write_text(adapted(arguments.file.read_text(encoding="utf-8")), encoding="utf-8")
-        sys.exit(0 if compare(copy, names, arguments.again, arguments.json) else 1)
+        found = run_all(copy, names, arguments.at_once, arguments.json)
+        sys.exit(0 if compare(copy, names, found, arguments.again) else 1)
 
 
 if __name__ == "__main__":

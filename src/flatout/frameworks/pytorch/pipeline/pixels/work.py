@@ -100,6 +100,9 @@ class Work:
                     picture.settle()
         except Exception as problem:  # noqa: BLE001  the script's own path raises what belongs to be raised
             self.spoil(problem)
+        except BaseException as problem:  # Ctrl-C where one thread does an item of another's
+            self.spoil(problem)
+            raise
         self.pictures = []
 
     def drop(self) -> None:
