@@ -6,13 +6,13 @@ one step each. A promise that a faulty queue breaks has to be found out as well.
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 
 import pytest
 
 pytest.importorskip("torch")
 
-from flatout.frameworks.pytorch.pipeline.pixels.queue import Instead, Queue  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.pixels.queue import Instead, Queue
 
 BEGIN, FINISH, LEAVE = "begin", "finish", "leave"
 """What one who wants batches does: has one's jobs added, waits for them, or wants it no more."""
@@ -295,7 +295,7 @@ def num_interleavings(first, found):
     """Ways from the first state to an end; raises where one has no end: then somebody is busy for ever."""
     under_way = set()
 
-    @lru_cache(maxsize=None)
+    @cache
     def ways(state):
         assert state not in under_way, "something can go on for ever"
         under_way.add(state)
