@@ -110,8 +110,9 @@ def _one_process(file: Path, levers: Mapping[str, Any] | None, choice: Choice, f
         if levers is not None:
             environment["FLATOUT_ENGAGED"] = json.dumps(levers)
         with said.open("wb") as output:
+            command = _command(choice.arguments(file, list(found.tests)))
             process = subprocess.Popen(
-                _command(file, choice.arguments(file, list(found.tests))), cwd=file.parent, env=environment, stdin=subprocess.DEVNULL,
+                command, cwd=file.parent, env=environment, stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
             _wait(process, told)
@@ -125,10 +126,10 @@ def _one_process(file: Path, levers: Mapping[str, Any] | None, choice: Choice, f
         return running is None
 
 
-def _command(file: Path, tests: Sequence[str]) -> list[str]:
+def _command(tests: Sequence[str]) -> list[str]:
     return [
         sys.executable, "-m", "pytest", "-p", "outcomes", "-p", "no:cacheprovider", "-q", "-c", os.devnull,
-        "-o", "python_functions=", "--rootdir", str(file.parent), f"--timeout={LIMIT_S}", "--timeout-method=signal",
+        "-o", "python_functions=", "--rootdir", ".", f"--timeout={LIMIT_S}", "--timeout-method=signal",
         *tests,
     ]  # fmt: skip
 

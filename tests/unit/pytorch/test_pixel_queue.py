@@ -65,7 +65,7 @@ class State:
         queue: Its contents.
         threads: For each number: None, or what it is about to do: `("ask", tired)`, `("do", job)`, `("sleep",)`.
         consumers: For each: its place in its script, and what it is about to do there: `("step", job_number)`,
-            `("start", thread, job_number)`, `("do", job, then)`, `("ask",)`, `("sleep",)`.
+            `("start", thread, then)`, `("do", job, then)`, `("ask",)`, `("sleep",)`.
         bells: For each thread, and each consumer's present wait.
         times_done: Of each job that was done.
         dropped: Jobs that nobody wants.
@@ -164,65 +164,87 @@ def thread_moves(case, state, number, doing):
 
 
 def consumer_moves(case, state, number, doing):
-    script, bell = case.scripts[number], case.most_threads + number
     place = state.consumers[number][0]
-    if place == len(script):
+    if place < len(case.scripts[number]):
+        what, batch = case.scripts[number][place]
+        move = {"do": do, "start": start, "sleep": sleep, "ask": ask}.get(doing[0]) or STEPS[what]
+        yield from move(case, state, number, doing, batch)
+
+
+def to(world, number, *after, step=0):
+    """One who wants batches is about to do something else; `step`: the next of its script."""
+    place = world.consumers[number][0]
+    world.consumers = put(world.consumers, number, (place + step, after))
+    return world.next()
+
+
+def add(case, state, number, doing, batch):
+    world, jobs = World(case, state), jobs_of(case, batch)
+    if doing[1] == len(jobs):
+        yield to(world, number, "step", 0, step=1)
         return
-    what, batch = script[place]
-    kind = doing[0]
+    added = world.queue.add(jobs[doing[1]])
+    if added.first is not None:
+        yield to(world, number, "do", added.first, "step", doing[1])
+        return
+    if added.wake is not None:
+        world.ring(added.wake)
+    following = ("step", doing[1] + 1)
+    yield to(world, number, *(following if added.start is None else ("start", added.start, *following)))
 
-    def to(world, *after, step=0):
-        world.consumers = put(world.consumers, number, (place + step, after))
-        return world.next()
 
-    world = World(case, state)
-    if kind == "step" and what == BEGIN:
-        jobs = jobs_of(case, batch)
-        if doing[1] == len(jobs):
-            yield to(world, "step", 0, step=1)
-            return
-        added = world.queue.add(jobs[doing[1]])
-        if added.first is not None:
-            yield to(world, "do", added.first, "step", doing[1])
-            return
-        if added.wake is not None:
-            world.ring(added.wake)
-        yield to(world, *(("step", doing[1] + 1) if added.start is None else ("start", added.start, doing[1] + 1)))
-    elif kind == "start":
-        for starts in case.may_start:
-            world = World(case, state)
-            if starts:
-                assert world.threads[doing[1]] is None, "two threads have one number"
-                world.bells = put(world.bells, doing[1], world.bells[doing[1]])
-                world.threads = put(world.threads, doing[1], ("ask", False))
-            else:
-                world.queue.not_started(doing[1])
-            yield to(world, "step", doing[2])
-    elif kind == "do":
-        world.did(doing[1])
-        yield to(world, *doing[2:])
-    elif what == LEAVE:
-        world.dropped |= frozenset(jobs_of(case, batch))
-        world.queue.leave(bell)
-        yield to(world, "step", 0, step=1)
-    elif kind == "step":
-        assert world.queue.wait(bell, [job for job in jobs_of(case, batch) if not world.times_done[job]])
-        world.bells = put(world.bells, bell, 0)
-        yield to(world, "ask")
-    elif kind == "ask":
-        job = world.queue.ask(bell)
-        if job is Instead.GO:
-            assert all(world.times_done[job] for job in jobs_of(case, batch)), "a batch is given before it is done"
-            world.queue.leave(bell)
-            yield to(world, "step", 0, step=1)
+def start(case, state, number, doing, batch):
+    for starts in case.may_start:
+        world = World(case, state)
+        if starts:
+            assert world.threads[doing[1]] is None, "two threads have one number"
+            world.threads = put(world.threads, doing[1], ("ask", False))
         else:
-            yield to(world, *(("sleep",) if job is Instead.SLEEP else ("do", job, "ask")))
+            world.queue.not_started(doing[1])
+        yield to(world, number, *doing[2:])
+
+
+def do(case, state, number, doing, batch):
+    world = World(case, state)
+    world.did(doing[1])
+    yield to(world, number, *doing[2:])
+
+
+def wait(case, state, number, doing, batch):
+    world, bell = World(case, state), case.most_threads + number
+    assert world.queue.wait(bell, [job for job in jobs_of(case, batch) if not world.times_done[job]])
+    world.bells = put(world.bells, bell, 0)
+    yield to(world, number, "ask")
+
+
+def ask(case, state, number, doing, batch):
+    world, bell = World(case, state), case.most_threads + number
+    job = world.queue.ask(bell)
+    if job is Instead.GO:
+        assert all(world.times_done[job] for job in jobs_of(case, batch)), "a batch is given before it is done"
+        world.queue.leave(bell)
+        yield to(world, number, "step", 0, step=1)
     else:
-        if state.bells[bell]:
-            world.rung(bell)
-            yield to(world, "ask")
-        if case.impatient:
-            yield to(World(case, state), "ask")
+        yield to(world, number, *(("sleep",) if job is Instead.SLEEP else ("do", job, "ask")))
+
+
+def sleep(case, state, number, doing, batch):
+    bell = case.most_threads + number
+    if state.bells[bell]:
+        world = World(case, state)
+        world.rung(bell)
+        yield to(world, number, "ask")
+    if case.impatient:
+        yield to(World(case, state), number, "ask")
+
+
+def leave(case, state, number, doing, batch):
+    world = World(case, state)
+    world.dropped |= frozenset(jobs_of(case, batch))
+    yield to(world, number, "step", 0, step=1)
+
+
+STEPS = {BEGIN: add, FINISH: wait, LEAVE: leave}
 
 
 def holds(case, state):

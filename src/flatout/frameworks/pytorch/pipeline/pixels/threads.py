@@ -7,6 +7,7 @@ Out: the jobs done.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -147,10 +148,8 @@ def _work(number: int, queue: Queue[Job], lock: threading.Lock, bell: Bell) -> N
         if not isinstance(job, Job):
             tired = not _rung(bell, IDLE_S)
             continue
-        try:
+        with contextlib.suppress(BaseException):  # the batch has it from the job, and the thread has others to do
             job.run()
-        except BaseException:  # noqa: BLE001  the batch has it from the job, and the thread has others to do
-            pass
         with lock:
             woken = _done(queue, job)
         del job  # which holds an item while the thread sleeps
