@@ -12,7 +12,7 @@ from typing import Any
 from engaged import CONFIGURATIONS
 from planted_faults import FAULTS
 
-OWN = {"raises", "index_error", "unpicklable", "interrupted"}
+OWN = {"raises", "index_error", "unpicklable", "interrupted", "corrupt", "vanishes"}
 """Faults that are the script's own: it has to see them, whoever fetches."""
 
 MARK = "loader-faults-output"

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -151,13 +152,15 @@ def main() -> None:
     parser.add_argument("faults", nargs="*", default=list(FAULTS))
     parser.add_argument("--only", action="append", default=[], help=f"of {', '.join(CONFIGURATIONS)}")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--at-once", type=int, default=1, help="scripts that are run at the same time")
     parser.add_argument("--page", action="store_true", help="write the table into the page")
     parser.add_argument("--from-results", type=Path, help="run nothing, take these results")
     arguments = parser.parse_args()
     if arguments.from_results is not None:
         rows = json.loads(arguments.from_results.read_text(encoding="utf-8"))["rows"]
     else:
-        rows = measured(arguments.faults, ["plain", *(arguments.only or list(CONFIGURATIONS)[1:])], arguments.rounds)
+        names = ["plain", *(arguments.only or list(CONFIGURATIONS)[1:])]
+        rows = measured(arguments.faults, names, arguments.rounds, arguments.at_once)
         if arguments.faults == list(FAULTS) and not arguments.only:
             write("loader_faults", {"limit_s": LIMIT_S, "left_after_s": LEFT_AFTER_S, "rows": rows})
     if arguments.page:
@@ -172,22 +175,32 @@ def several(fault: str, num_workers: int, configuration: str, rounds: int) -> li
     return found
 
 
-def measured(faults: list[str], names: list[str], rounds: int) -> list[dict[str, Any]]:
+def measured(faults: list[str], names: list[str], rounds: int, num_at_once: int) -> list[dict[str, Any]]:
     """A row for each fault, number of workers and configuration."""
-    rows = []
-    for fault in faults:
-        if why := why_skipped(fault):
-            rows.append({"fault": fault, "skipped": why})
-            print(fault, "skipped:", why, flush=True)
-            continue
-        for num_workers in FAULTS[fault][1]:
-            results = {}
-            for name in names:
-                results[name] = several(fault, num_workers, name, rounds)
-                said = fault_table.cell(fault, results["plain"], results[name])
-                print(f"{fault}, {num_workers} workers, {name}: {said}", flush=True)
-            rows.append({"fault": fault, "num_workers": num_workers, "results": results})
+    rows: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(num_at_once) as threads:
+        for fault in faults:
+            if why := why_skipped(fault):
+                rows.append({"fault": fault, "skipped": why})
+                print(fault, "skipped:", why, flush=True)
+                continue
+            for num in FAULTS[fault][1]:
+                under_way = {name: threads.submit(several, fault, num, name, rounds) for name in names}
+                rows.append({"fault": fault, "num_workers": num, "results": under_way})
+        for row in rows:
+            if "results" in row:
+                row["results"] = _told(row)
     return rows
+
+
+def _told(row: dict[str, Any]) -> dict[str, Any]:
+    """The results of a row, once they are there."""
+    results: dict[str, Any] = {}
+    for name, under_way in row["results"].items():
+        results[name] = under_way.result()
+        said = fault_table.cell(row["fault"], results["plain"], results[name])
+        print(f"{row['fault']}, {row['num_workers']} workers, {name}: {said}", flush=True)
+    return results
 
 
 if __name__ == "__main__":

@@ -16,13 +16,16 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from flatout.frameworks.pytorch.batches import digest
@@ -188,6 +191,57 @@ def unpicklable(tell: Told, num_workers: int) -> None:
 def shared_memory(tell: Told, num_workers: int) -> None:
     """Batches of 4 MB, and `/dev/shm` of 16."""
     loop(tell, loader_of(Rows(width=2**18), num_workers))
+
+
+# -- images --------------------------------------------------------------------------------------------------------
+
+
+class Photos(Dataset):
+    """Images in files. Nothing is random, for which added workers would have random numbers of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        random = np.random.default_rng(0)
+        self.paths = []
+        for number in range(NUM_ITEMS):
+            path = folder / f"{number}.jpg"
+            pixels = random.integers(0, 256, (6, 6, 3), dtype=np.uint8)
+            Image.fromarray(pixels).resize((64, 64)).save(path)
+            os.utime(path, (1e9, 1e9))  # what was written a moment ago is not kept
+            self.paths.append(str(path))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        image = Image.open(self.paths[index]).convert("RGB")
+        return torch.from_numpy(np.array(image.crop((8, 8, 40, 40)))).permute(2, 0, 1) / 255, index
+
+
+def photos(tell: Told, num_workers: int, plant: Callable[[Path], Any], *, at_once: bool = False) -> None:
+    """Two epochs over images; in the second one something is done to the file of the last item."""
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = Photos(Path(folder))
+        act = lambda: plant(Path(dataset.paths[-1]))  # noqa: E731
+        if at_once:
+            act()
+        loader = loader_of(dataset, num_workers, shuffle=False)
+        for epoch in range(2):
+            loop(tell, loader, act if epoch and not at_once else None)
+
+
+def corrupt(tell: Told, num_workers: int) -> None:
+    """The file of an image breaks off in the middle."""
+    photos(tell, num_workers, lambda path: path.write_bytes(path.read_bytes()[:500]), at_once=True)
+
+
+def vanishes(tell: Told, num_workers: int) -> None:
+    """The file of an image is removed during the second epoch."""
+    photos(tell, num_workers, lambda path: path.unlink())
+
+
+def rewritten(tell: Told, num_workers: int) -> None:
+    """The file of an image is rewritten during the second epoch."""
+    photos(tell, num_workers, lambda path: path.write_bytes(path.with_name("0.jpg").read_bytes()))
 
 
 # -- fork ----------------------------------------------------------------------------------------------------------
@@ -362,6 +416,9 @@ FAULTS: dict[str, tuple[Callable[[Told, int], None], tuple[int, ...]]] = {
     "index_error": (index_error, (2, 0)),
     "unpicklable": (unpicklable, (2, 0)),
     "shared_memory": (shared_memory, (2, 0)),
+    "corrupt": (corrupt, (2, 0)),
+    "vanishes": (vanishes, (2, 0)),
+    "rewritten": (rewritten, (2, 0)),
     "lock": (lock, (2, 0)),
     "openmp": (openmp, (2, 0)),
     "interrupted": (interrupted, (2, 0)),

@@ -20,7 +20,8 @@ CONFIGURATIONS: dict[str, dict[str, dict[str, Any]] | None] = {
     "watched": {},
     "fused_fetch": {"fused_fetch": {}},
     "virtual_workers": {"fused_fetch": {}, "virtual_workers": {}},
-    "sample_store": {"sample_store": {}},
+    "sample_store": {"sample_store": {}, "virtual_workers": {}},
+    "pixel_threads": {"pixel_threads": {}},
     "prefetch": {"prefetch": {}, "decoded_store": {}},
     "workers 2": {"workers": {"num": 2}},
     "workers 0": {"workers": {"num": 0}},
@@ -57,9 +58,11 @@ class Engaged:
 
     def evidence(self) -> dict[str, Any]:
         """What took effect so far."""
+        pipeline = self.loaders.pipeline
+        parts = (pipeline.fused, pipeline.stored, pipeline.pixels)
         return {
             "changed_passes": self.loaders.num_changed,
-            "computed_batches": self.loaders.pipeline.fused.num_batches,
+            "computed_batches": sum(part.num_batches for part in parts),
             "problems": list(self.problems),
         }
 

@@ -21,6 +21,11 @@ def pytest_runtest_logreport(report: Any) -> None:
         _tell(report.nodeid, report.outcome, _message(report), report.duration)
 
 
+def pytest_sessionfinish() -> None:
+    """All tests were run; a process that some of them left behind may keep this one from ending."""
+    _tell("", "over", "", 0.0)
+
+
 def _message(report: Any) -> str:
     if report.skipped and isinstance(report.longrepr, tuple):
         return str(report.longrepr[2]).removeprefix("Skipped: ")

@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ from engaged import CONFIGURATIONS
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 240
 """For one test; the longest of PyTorch's ends processes in some thirty ways and takes two minutes and more."""
+
+MOST_ENDING_S = 30.0
+"""How long a process may take to end once all tests were run: some leave processes behind, for which it waits."""
 
 MOST_STARTS = 12
 """Processes for one configuration; each but the last was ended by a test."""
@@ -64,18 +68,35 @@ def adapted(text: str) -> str:
     return text
 
 
-def run(file: Path, levers: Mapping[str, Any] | None, only: Sequence[str] = ()) -> Outcomes:
-    """All tests of a file, or some, under some levers."""
+@dataclass(frozen=True)
+class Choice:
+    """Which tests are run: `only` these, or all `without` those."""
+
+    only: Sequence[str] = ()
+    without: Sequence[str] = ()
+
+    def arguments(self, file: Path, done: Sequence[str]) -> list[str]:
+        """Of pytest; `done`: what was run already."""
+        left_out = [f"--deselect={_node(file, test)}" for test in (*done, *self.without)]
+        return [*([_node(file, test) for test in self.only] or [file.name]), *left_out]
+
+
+def _node(file: Path, test: str) -> str:
+    return f"{file.name}::{test.replace('.', '::', 1)}"
+
+
+def run(file: Path, levers: Mapping[str, Any] | None, choice: Choice) -> Outcomes:
+    """Tests of a file under some levers."""
     found = Outcomes()
     begun_s = time.monotonic()
     for _ in range(MOST_STARTS):
-        if _one_process(file, levers, only, found):
+        if _one_process(file, levers, choice, found):
             break
     found.wall_s = time.monotonic() - begun_s
     return found
 
 
-def _one_process(file: Path, levers: Mapping[str, Any] | None, only: Sequence[str], found: Outcomes) -> bool:
+def _one_process(file: Path, levers: Mapping[str, Any] | None, choice: Choice, found: Outcomes) -> bool:
     """Run what is not known yet; whether all of it was run."""
     with tempfile.TemporaryDirectory() as folder:
         told, evidence, said = (Path(folder) / name for name in ("outcomes", "evidence", "said"))
@@ -89,28 +110,28 @@ def _one_process(file: Path, levers: Mapping[str, Any] | None, only: Sequence[st
         if levers is not None:
             environment["FLATOUT_ENGAGED"] = json.dumps(levers)
         with said.open("wb") as output:
+            command = _command(choice.arguments(file, list(found.tests)))
             process = subprocess.Popen(
-                _command(file, only, list(found.tests)), cwd=file.parent, env=environment, stdin=subprocess.DEVNULL,
+                command, cwd=file.parent, env=environment, stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
             _wait(process, told)
-        running = _read(told, found)
+        running, is_over = _read(told, found)
         if evidence.exists():
             found.evidence += [json.loads(line) for line in evidence.read_text(encoding="utf-8").splitlines()]
         if running is not None:
             found.tests[running] = ("ended the process", f"exit status {process.returncode}")
-        elif process.returncode not in (0, 1):
+        elif not is_over:
             raise SystemExit(said.read_text(encoding="utf-8", errors="replace")[-4000:])
         return running is None
 
 
-def _command(file: Path, only: Sequence[str], done: Sequence[str]) -> list[str]:
-    command = [
+def _command(tests: Sequence[str]) -> list[str]:
+    return [
         sys.executable, "-m", "pytest", "-p", "outcomes", "-p", "no:cacheprovider", "-q", "-c", os.devnull,
-        "-o", "python_functions=", "--rootdir", str(file.parent), f"--timeout={LIMIT_S}", "--timeout-method=signal",
+        "-o", "python_functions=", "--rootdir", ".", f"--timeout={LIMIT_S}", "--timeout-method=signal",
+        *tests,
     ]  # fmt: skip
-    command += [f"{file.name}::{test.replace('.', '::', 1)}" for test in only] or [file.name]
-    return command + [f"--deselect={file.name}::{test.replace('.', '::', 1)}" for test in done]
 
 
 def _wait(process: subprocess.Popen[bytes], told: Path) -> None:
@@ -118,26 +139,33 @@ def _wait(process: subprocess.Popen[bytes], told: Path) -> None:
     while process.poll() is None:
         time.sleep(0.5)
         last_s = told.stat().st_mtime if told.exists() else time.time()
-        if time.time() - last_s > LIMIT_S + 60:
+        if time.time() - last_s > (MOST_ENDING_S if _is_over(told) else LIMIT_S + 60):
             break
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def _read(told: Path, found: Outcomes) -> str | None:
-    """Take up what was told; the test that was running when the process ended, if one was."""
-    running = None
+def _is_over(told: Path) -> bool:
+    return told.exists() and '"over"' in told.read_text(encoding="utf-8").rpartition("\n{")[2]
+
+
+def _read(told: Path, found: Outcomes) -> tuple[str | None, bool]:
+    """Take up what was told: the test that was running when the process ended, if one was; whether all were run."""
+    running, is_over = None, False
     for line in told.read_text(encoding="utf-8").splitlines() if told.exists() else []:
         one = json.loads(line)
         test, outcome = one["test"], one["outcome"]
+        if outcome == "over":
+            is_over = True
+            continue
         if outcome == "begun":
             running = test
             continue
         running = None
         if found.tests.get(test, ("",))[0] != "failed":
             found.tests[test] = (outcome, one["message"])
-    return running
+    return running, is_over
 
 
 # -- what is said --------------------------------------------------------------------------------------------------
@@ -187,14 +215,24 @@ def say_difference(test: str, plain: Outcomes, other: Outcomes, again: Mapping[s
         print(f"  again, {name}: {', '.join(outcomes)}")
 
 
-def compare(file: Path, names: Mapping[str, Any], num_again: int, kept: Path | None) -> bool:
-    """Run all configurations; whether none differs from plain each time. Outcomes are kept in a file as they come."""
+def run_all(
+    file: Path, names: Mapping[str, Any], choice: Choice, num_at_once: int, kept: Path | None
+) -> dict[str, Outcomes]:
+    """Run all configurations, most of which is waiting. Outcomes are kept in a file as they come."""
     found: dict[str, Outcomes] = {}
-    for name, levers in names.items():
-        found[name] = run(file, levers)
-        if kept is not None:
-            kept.write_text(json.dumps({name: asdict(one) for name, one in found.items()}, indent=1), encoding="utf-8")
-        print(row(name, found[name], None), file=sys.stderr, flush=True)
+    with ThreadPoolExecutor(num_at_once) as threads:
+        under_way = {threads.submit(run, file, levers, choice): name for name, levers in names.items()}
+        for ended in as_completed(under_way):
+            found[under_way[ended]] = ended.result()
+            if kept is not None:
+                told = {name: asdict(one) for name, one in found.items()}
+                kept.write_text(json.dumps(told, indent=1), encoding="utf-8")
+            print(row(under_way[ended], ended.result(), None), file=sys.stderr, flush=True)
+    return {name: found[name] for name in names}
+
+
+def compare(file: Path, names: Mapping[str, Any], found: Mapping[str, Outcomes], num_again: int) -> bool:
+    """Say what configurations came to; whether none differs from plain each time."""
     plain = found["plain"]
     print(HEAD)
     for name, one in found.items():
@@ -205,7 +243,9 @@ def compare(file: Path, names: Mapping[str, Any], num_again: int, kept: Path | N
         for test in differing(plain, one):
             print(f"\n{name}: {test}", flush=True)
             again = {
-                side: [run(file, names[side], [test]).tests.get(test, ("not run",))[0] for _ in range(num_again)]
+                side: [
+                    run(file, names[side], Choice([test])).tests.get(test, ("not run",))[0] for _ in range(num_again)
+                ]
                 for side in ("plain", name)
             }
             say_difference(test, plain, one, again)
@@ -220,6 +260,8 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], help=f"of {', '.join(CONFIGURATIONS)}")
     parser.add_argument("--levers", action="append", default=[], help="a further configuration, in JSON")
     parser.add_argument("--json", type=Path, help="a file for all outcomes")
+    parser.add_argument("--without", action="append", default=[], help="a test that is left out, `Class.test_name`")
+    parser.add_argument("--at-once", type=int, default=1, help="configurations that are run at the same time")
     parser.add_argument("--again", type=int, default=2, help="how often a test that differs is run again, alone")
     arguments = parser.parse_args()
     wanted = arguments.only or ([] if arguments.levers else list(CONFIGURATIONS))
@@ -228,7 +270,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "test_dataloader.py"
         copy.write_text(adapted(arguments.file.read_text(encoding="utf-8")), encoding="utf-8")
-        sys.exit(0 if compare(copy, names, arguments.again, arguments.json) else 1)
+        found = run_all(copy, names, Choice(without=arguments.without), arguments.at_once, arguments.json)
+        sys.exit(0 if compare(copy, names, found, arguments.again) else 1)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,7 @@ LOADED_IN_THE_USERS_PROCESS = {
                 "module_state",
                 "numerics",
                 "observer",
+                "of_loader",
             ),
             *(
                 "optimizers",

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import (  # noqa: E402
     DataLoader,
+    Dataset,
     RandomSampler,
     Sampler,
     TensorDataset,
@@ -102,15 +103,47 @@ def test_a_sampler_is_asked_when_workers_would_have_asked_it():
     assert len(asked[0]) > 4 * 6, "workers are ahead"
 
 
-def test_an_exception_is_the_workers_own():
+def test_an_exception_is_the_workers_own_with_no_word_of_ours():
     said = []
     for on in (False, True):
         with pytest.raises(IndexError) as caught:
             passes(on, sampler=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 99, 1], epochs=1)
-        said.append(str(caught.value).splitlines()[0])
+        said.append(str(caught.value))
+        assert caught.value.__context__ is None and caught.value.__cause__ is None
     assert said[0] == said[1] and "worker process" in said[0]
     del caught
     gc.collect()  # the traceback and its frames hold the workers' iterator and each other
+
+
+def test_an_exception_of_workers_that_begin_where_an_endless_pass_ended_tells_of_no_end():
+    class WrongLater(Dataset):
+        def __init__(self):
+            self.num_passes = 0
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            if self.num_passes:
+                raise KeyError("wrong")
+            return torch.zeros(1)
+
+    loaders = Loaders()
+    loaders.install()
+    try:
+        loaders.endless = True
+        loader = DataLoader(WrongLater(), batch_size=4, num_workers=1)
+        batches = iter(loader)
+        with pytest.raises(KeyError) as caught:
+            for _ in range(5):
+                next(batches)
+                batches.trains = True
+                loader.dataset.num_passes = 1
+        assert "During handling" not in str(caught.value) and caught.value.__context__ is None
+        del caught, batches
+        gc.collect()
+    finally:
+        loaders.remove()
 
 
 def test_where_items_are_not_what_was_read_workers_go_on(monkeypatch):

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from flatout.frameworks.pytorch.of_loader import OfLoader
+
 MAX_OBJECTS = 2000
 """Objects looked at; a dataset has a handful, beside its items."""
 
@@ -137,4 +139,6 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, _OPAQUE):
         return []
     attributes = getattr(value, "__dict__", None)
-    return list(attributes.values()) if isinstance(attributes, dict) else []
+    if not isinstance(attributes, dict):
+        return []
+    return [part for part in attributes.values() if type(part) is not OfLoader]  # which is no part of the script's

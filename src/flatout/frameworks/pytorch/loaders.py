@@ -342,12 +342,14 @@ class Loaders:
         """Begin a pass at its first fetch, when plain's sampler would draw; as plain where that fails."""
         loader = opened.loader
         opened.before, opened.drawn = RandomStates(generators_of(loader)), True
+        started: Opened | None = None
         try:
             with drawing_elsewhere(loader, 0):
                 started = self._start(loader, settings, opened.before)
         except Exception as problem:  # noqa: BLE001  a process that cannot be started must not end the training
             opened.before.restore()
             self.refuse(loader, "engage", problem)
+        if started is None:
             opened.before = None
             return self.open_plain(loader, drawn=True).iterator
         opened.fingerprint, opened.shuffle = started.fingerprint, started.shuffle

@@ -198,13 +198,17 @@ class Pass:
                 batch = self._opened.following(self._owner.following)
                 break
             except StopIteration:
-                if not self._start_over():
-                    raise
+                is_over = True
             except Exception as problem:
                 if not self._opened.changed:
                     raise
+                is_over = False
                 self._owner.refuse(self._loader, "step", problem)
+            # not while that is handled: workers that are forked then would tell of it with whatever they raise
+            if not is_over:
                 self._go_on_plain()
+            elif not self._start_over():
+                raise StopIteration
         if not self._num_drawn:
             self._owner.note_batch(self._loader, batch)
         self._num_drawn += 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import warnings
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader, Subset, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from flatout.frameworks.pytorch.of_loader import known
 from flatout.frameworks.pytorch.pipeline.draws import skip
 from flatout.frameworks.pytorch.pipeline.hugging_face import is_table
 from flatout.frameworks.pytorch.pipeline.program import Program
@@ -43,7 +43,6 @@ class FusedFetch:
         self.num_batches = 0
         """Computed at once since it was engaged."""
         self._wanted_by: set[str] = set()
-        self._datasets: weakref.WeakKeyDictionary[DataLoader[Any], Reading] = weakref.WeakKeyDictionary()
 
     @property
     def engaged(self) -> bool:
@@ -78,10 +77,8 @@ class FusedFetch:
 
     def reading(self, loader: DataLoader[Any]) -> Reading:
         """What is known about a loader's dataset."""
-        found = self._datasets.get(loader)
-        if found is None or found.dataset is not loader.dataset:
-            found = self._datasets[loader] = Reading(loader.dataset)
-        return found
+        dataset = loader.dataset
+        return known(loader, self, lambda found: found.dataset is dataset, lambda: Reading(dataset))
 
 
 class Reading:

@@ -10,7 +10,6 @@ import functools
 import statistics
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from flatout.frameworks.pytorch.of_loader import known
 from flatout.frameworks.pytorch.pipeline.columns import Column, Places, Unkept
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, Reading, Some, computed
 from flatout.frameworks.pytorch.pipeline.rows import OneThread, Unvectorised
@@ -72,7 +72,6 @@ class StoredItems:
         """Told of the tensors of batches that consist of kept rows, and of which."""
         self.keeping = keeping or Keeping()
         self._fused = fused
-        self._keepers: weakref.WeakKeyDictionary[DataLoader[Any], Keeper] = weakref.WeakKeyDictionary()
 
     def engage(self, on: bool, *, fill: Iterable[DataLoader[Any]] = ()) -> None:
         """From the next fetch on, or no longer; `fill`: loaders whose items are all kept now, in a trial."""
@@ -94,11 +93,8 @@ class StoredItems:
 
     def keeper(self, loader: DataLoader[Any]) -> Keeper:
         """What is kept of a loader's dataset."""
-        found = self._keepers.get(loader)
         reading = self._fused.reading(loader)
-        if found is None or found.reading is not reading:
-            found = self._keepers[loader] = Keeper(reading, self.keeping)
-        return found
+        return known(loader, self, lambda found: found.reading is reading, lambda: Keeper(reading, self.keeping))
 
     def why_not(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
         """Why the items of a loader cannot be kept, in a few words; None where they can."""

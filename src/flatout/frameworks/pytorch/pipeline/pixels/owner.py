@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset, Subset
@@ -15,6 +14,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from flatout.control_groups import cores_quota
+from flatout.frameworks.pytorch.of_loader import known
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher
 from flatout.frameworks.pytorch.pipeline.harmless.resolving import Refused
 from flatout.frameworks.pytorch.pipeline.harmless.walking import Harmless, look_at
@@ -48,7 +48,6 @@ class PixelThreads:
         self._wanted_by: set[str] = set()
         self._fused = fused
         self._engine: Engine | None = None
-        self._standings: weakref.WeakKeyDictionary[DataLoader[Any], Standing] = weakref.WeakKeyDictionary()
 
     @property
     def engaged(self) -> bool:
@@ -101,10 +100,8 @@ class PixelThreads:
 
     def standing(self, loader: DataLoader[Any]) -> Standing:
         """What is known about a loader's dataset."""
-        found = self._standings.get(loader)
-        if found is None or found.dataset is not loader.dataset:
-            found = self._standings[loader] = Standing(loader.dataset)
-        return found
+        dataset = loader.dataset
+        return known(loader, self, lambda found: found.dataset is dataset, lambda: Standing(dataset))
 
 
 class Standing:

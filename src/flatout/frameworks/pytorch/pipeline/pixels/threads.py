@@ -1,16 +1,22 @@
 """Which threads do pixel work? A few that wait for jobs, and the one that asks for a batch, once it has nothing else.
 
 The threads run no code of the script's and draw no random numbers; who has nothing to do for a while ends. A process
-that was forked has none of them: it starts its own. In: jobs. Out: the jobs done.
+that was forked has none of them: it starts its own. Who does what is decided in `queue.py`; here it is done. In: jobs.
+Out: the jobs done.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from queue import Empty, SimpleQueue
+from typing import TypeAlias
+
+from flatout.frameworks.pytorch.pipeline.pixels.queue import Instead, Queue
 
 MOST_WAITING = 256
 """Jobs that wait; who would add one more does one first."""
@@ -22,27 +28,26 @@ PATIENCE_S = 300.0
 """How long one waits for a job that another thread does."""
 
 ROUND_S = 1.0
-"""How long one waits before looking again whether the other thread is still there."""
+"""How long one waits before it asks again: an interruption may have come where somebody was to be woken."""
+
+Bell: TypeAlias = "SimpleQueue[None]"
+"""What one who sleeps waits for; rung before it sleeps, it does not sleep."""
 
 
 class Job:
-    """Something to be done once, by whoever comes first; it catches what it raises itself."""
+    """Something to be done once, by whoever comes first; it keeps what goes wrong itself."""
 
-    __slots__ = ("_do", "done", "pid")
+    __slots__ = ("_do", "done")
 
     def __init__(self, do: Callable[[], None]) -> None:
         self._do: Callable[[], None] | None = do
         self.done = False
-        self.pid = os.getpid()
 
     def run(self) -> None:
         """Do it, unless it was dropped."""
         do, self._do = self._do, None
-        try:
-            if do is not None:
-                do()
-        finally:
-            self.done = True
+        if do is not None:
+            do()
 
     def drop(self) -> None:
         """Nobody wants it any more."""
@@ -55,90 +60,118 @@ class Threads:
     def __init__(self, num: int) -> None:
         self.num = num
         self._begin()
+        own = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _begin_again(own()))
 
     def _begin(self) -> None:
         """Without threads and jobs, as in a new process."""
-        self._pid = os.getpid()
-        self._waiting: deque[Job] = deque()
+        self._queue: Queue[Job] = Queue(MOST_WAITING, self.num)
         self._lock = threading.Lock()
-        self._added = threading.Condition(self._lock)
-        self._finished = threading.Condition(self._lock)
-        self._running: dict[int, threading.Thread] = {}
-        self._num_idle = 0
+        self._bells: list[Bell] = [SimpleQueue() for _ in range(self.num)]
+
+    @property
+    def num_running(self) -> int:
+        """Threads that there are at present."""
+        return len(self._queue.threads)
 
     def add(self, job: Job) -> None:
         """Have a job done."""
-        if self._pid != os.getpid():
-            self._begin()
-        while len(self._waiting) >= MOST_WAITING and self.help():
-            pass
-        with self._lock:
-            self._waiting.append(job)
-            self._added.notify()
-            wanting = len(self._waiting) > self._num_idle and len(self._running) < self.num
-            if wanting:
-                self._start()
+        while True:
+            with self._lock:
+                added = self._queue.add(job)
+            if added.first is None:
+                break
+            self._do(added.first)
+        if added.wake is not None:
+            self._bells[added.wake].put(None)
+        if added.start is not None:
+            self._start(added.start)
 
-    def _start(self) -> None:
-        """One more thread; under the lock."""
-        number = next(number for number in range(self.num) if number not in self._running)
-        thread = threading.Thread(target=self._work, args=(number,), name=f"flatout-pixels-{number}", daemon=True)
+    def _start(self, number: int) -> None:
+        own = self._queue, self._lock, self._bells[number]
+        thread = threading.Thread(target=_work, args=(number, *own), name=f"flatout-pixels-{number}", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # no more threads, or the process is ending: who asks for the batch does it all
-            return
-        self._running[number] = thread
+            with self._lock:
+                self._queue.not_started(number)
 
-    def _work(self, number: int) -> None:
-        """What a thread does."""
+    def _do(self, job: Job) -> None:
+        """Do a job in this thread."""
         try:
-            while (job := self._next()) is not None:
-                job.run()
-                del job
-                self._tell()
+            job.run()
         finally:
             with self._lock:
-                self._running.pop(number, None)
-                self._finished.notify_all()
-
-    def _next(self) -> Job | None:
-        """The job that has waited longest; None where none comes for a while."""
-        with self._lock:
-            self._num_idle += 1
-            try:
-                if not self._waiting:
-                    self._added.wait_for(lambda: self._waiting, IDLE_S)
-            finally:
-                self._num_idle -= 1
-            return self._waiting.popleft() if self._waiting else None
-
-    def help(self) -> bool:
-        """Do the job that has waited longest, in this thread; whether there was one."""
-        with self._lock:
-            job = self._waiting.popleft() if self._waiting else None
-        if job is not None:
-            job.run()
-            self._tell()
-        return job is not None
-
-    def _tell(self) -> None:
-        """Who waits for a job looks whether it is done."""
-        with self._lock:
-            self._finished.notify_all()
+                woken = _done(self._queue, job)
+            _ring(woken)
 
     def finish(self, jobs: Sequence[Job]) -> bool:
         """Help until all of these are done; whether they are."""
-        until_s = time.monotonic() + PATIENCE_S
-        while not all(job.done for job in jobs):
-            if any(job.pid != os.getpid() for job in jobs):  # the threads that do them are not in this process
+        bell: Bell = SimpleQueue()
+        with self._lock:
+            if not self._queue.wait(bell, [job for job in jobs if not job.done]):
                 return False
-            if self.help():
-                continue
+        try:
+            return self._helped(bell)
+        finally:
             with self._lock:
-                if self._waiting or all(job.done for job in jobs):
-                    continue
-                self._finished.wait(ROUND_S)
-                nobody = not any(thread.is_alive() for thread in self._running.values())
-            if nobody or time.monotonic() > until_s:
-                return all(job.done for job in jobs)
-        return True
+                self._queue.leave(bell)
+
+    def _helped(self, bell: Bell) -> bool:
+        until_s = time.monotonic() + PATIENCE_S
+        while True:
+            with self._lock:
+                job = self._queue.ask(bell)
+            if job is Instead.GO:
+                return True
+            if isinstance(job, Job):
+                self._do(job)
+            elif not _rung(bell, ROUND_S) and time.monotonic() > until_s:
+                return False
+
+
+def _begin_again(threads: Threads | None) -> None:
+    """In a process that was forked, before anything else runs there."""
+    if threads is not None:
+        threads._begin()
+
+
+def _work(number: int, queue: Queue[Job], lock: threading.Lock, bell: Bell) -> None:
+    """What a thread does."""
+    tired = False
+    while True:
+        with lock:
+            job = queue.next(number, tired=tired)
+        if job is Instead.END:
+            return
+        tired = False
+        if not isinstance(job, Job):
+            tired = not _rung(bell, IDLE_S)
+            continue
+        with contextlib.suppress(BaseException):  # the batch has it from the job, and the thread has others to do
+            job.run()
+        with lock:
+            woken = _done(queue, job)
+        del job  # which holds an item while the thread sleeps
+        _ring(woken)
+
+
+def _done(queue: Queue[Job], job: Job) -> list[Hashable]:
+    """A job is done: who is to be woken; under the lock."""
+    job.done = True
+    return queue.done(job)
+
+
+def _ring(woken: Iterable[Hashable]) -> None:
+    for bell in woken:
+        assert isinstance(bell, SimpleQueue)
+        bell.put(None)
+
+
+def _rung(bell: Bell, limit_s: float) -> bool:
+    """Sleep; whether one was woken."""
+    try:
+        bell.get(timeout=limit_s)
+    except Empty:
+        return False
+    return True
