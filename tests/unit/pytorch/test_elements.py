@@ -11,7 +11,7 @@ Image = pytest.importorskip("PIL.Image")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from flatout.frameworks.pytorch.pipeline.pixels import elements, geometry, memory  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.pixels import calls, elements, geometry, memory  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.pixels.calls import Layout, known, noted  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.pixels.elements import CHANNELS, Elements  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.pixels.memory import array_of, pixels_of  # noqa: E402
@@ -180,3 +180,18 @@ def test_constants_are_copied_and_nothing_else_is_one():
     matrix[1].append(9)
     assert found == [1.0, [2, (3, None)]]
     assert geometry.constants((object(),)) is None and geometry.constants(([object()],)) is None
+
+
+# -- how results lie in memory --------------------------------------------------------------------------------------
+
+
+@given(st.permutations(range(3)), st.lists(st.integers(1, 3), min_size=3, max_size=3), st.data())
+def test_results_of_arithmetic_lie_in_memory_as_pytorch_has_them(order, sizes, data):
+    whole = torch.zeros(sizes).permute(order)
+    narrow = whole[:, : data.draw(st.integers(1, whole.shape[1]))]
+    operand = torch.ones([data.draw(st.sampled_from([1, size])) for size in narrow.shape])
+    layout = calls.Layout(tuple(narrow.shape), narrow.stride(), narrow.dtype)
+    for operation in (torch.add, torch.sub, torch.mul, torch.div):
+        found = calls._calculated(layout, tuple(operand.shape))
+        assert (found.shape, found.strides) == (tuple(narrow.shape), operation(narrow, operand).stride())
+        assert calls._calculated(layout, ()).strides == operation(narrow, 2.0).stride()

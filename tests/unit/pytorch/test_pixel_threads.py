@@ -34,6 +34,7 @@ from flatout.frameworks.pytorch.pipeline.fused import FusedFetch  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.pixels import elements, images, owner, sources, tensors, work  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.pixels.comparison import item_difference  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.pixels.threads import Threads  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.shadow import EVERY, difference  # noqa: E402
 from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
 from flatout.frameworks.pytorch.session import Session  # noqa: E402
@@ -862,7 +863,7 @@ def test_an_interruption_in_the_pixel_work_of_another_batch_leaves_that_one_to_t
     dataset = Photos(paths, TRANSFORMS["crop"])
     iterator, _ = forced(dataset, batch_size=4)
     fetcher = iterator._dataset_fetcher
-    monkeypatch.setattr(fetcher._engine.threads, "num", 0)
+    monkeypatch.setattr(fetcher._engine, "threads", Threads(0))
     seed(0)
     pending = fetcher.begin([0, 1, 2, 3])
     fill = tensors.DeferredTensor.flatout_fill
@@ -872,7 +873,7 @@ def test_an_interruption_in_the_pixel_work_of_another_batch_leaves_that_one_to_t
 
     monkeypatch.setattr(tensors.DeferredTensor, "flatout_fill", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        fetcher._engine.threads.help()
+        fetcher._engine.threads.finish(pending.jobs)
     monkeypatch.setattr(tensors.DeferredTensor, "flatout_fill", fill)
     batch = fetcher.finish(pending)
     seed(0)
@@ -882,10 +883,9 @@ def test_an_interruption_in_the_pixel_work_of_another_batch_leaves_that_one_to_t
 def test_pils_setting_at_the_time_of_the_item_counts(paths, monkeypatch):
     iterator, _ = forced(Photos(paths, TRANSFORMS["crop"]), batch_size=4)
     fetcher = iterator._dataset_fetcher
-    monkeypatch.setattr(fetcher._engine.threads, "num", 0)
+    monkeypatch.setattr(fetcher._engine, "threads", Threads(0))
     pending = fetcher.begin([0, 1, 2, 3])
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    while fetcher._engine.threads.help():
-        pass
+    assert fetcher._engine.threads.finish(pending.jobs)
     assert all("settings have changed" in str(one.problem) for one in pending.works)
     pending.drop()

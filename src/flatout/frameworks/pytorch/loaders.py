@@ -11,13 +11,13 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from flatout.frameworks.pytorch.dataset_state import Copies, fingerprint, held_open, keeps_workers
-from flatout.frameworks.pytorch.passes import Later, Opened, Pass
+from flatout.frameworks.pytorch.passes import FetchObserver, Later, Opened, Pass
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.shuffles import draw_seed, drawing_elsewhere, generators_of, runs_ahead
@@ -36,16 +36,6 @@ MOST_KEPT = 4
 
 Part: TypeAlias = Literal["fused", "stored", "pixels", "ahead", "decoded", "files"]
 """A part of the input pipeline."""
-
-
-class FetchObserver(Protocol):
-    """Who wants to know of fetches."""
-
-    def before_fetch(self) -> None:
-        """A batch is asked for."""
-
-    def after_fetch(self) -> None:
-        """The batch is there, or the pass is over."""
 
 
 class Loaders:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
@@ -20,6 +20,16 @@ from flatout.tracebacks import hide_ours
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.loaders import Loaders
     from flatout.frameworks.pytorch.shuffles import Shuffle
+
+
+class FetchObserver(Protocol):
+    """Who wants to know of fetches."""
+
+    def before_fetch(self) -> None:
+        """A batch is asked for."""
+
+    def after_fetch(self) -> None:
+        """The batch is there, or the pass is over."""
 
 
 class Opened:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
+from flatout.frameworks.pytorch.pipeline.first_touch import FirstTouch
 from flatout.store_state import Part
 
 if TYPE_CHECKING:
@@ -27,8 +28,10 @@ class Column:
     """One tensor of a batch, for all items that are kept."""
 
     def __init__(self, first: torch.Tensor, num_rows: int, room: np.ndarray | None = None) -> None:
+        self._row_bytes, self._first_touch = first[:1].nbytes, None
         if room is None:
-            room = np.empty(num_rows * first[:1].nbytes, np.uint8)  # NumPy asks for large pages
+            room = np.empty(num_rows * self._row_bytes, np.uint8)  # NumPy asks for large pages
+            self._first_touch = FirstTouch(room)
         self.rows = torch.from_numpy(room.reshape(-1)).view(first.dtype).view(num_rows, *first.shape[1:])
         self.mirror: Mirror | None = None
         """The same rows on a device."""
@@ -44,6 +47,8 @@ class Column:
         rows = batch if len(which) == len(batch) else batch.index_select(0, torch.from_numpy(which))
         if isinstance(places, slice):
             self.rows[places] = rows
+            if self._first_touch is not None:
+                self._first_touch.reached(places.stop * self._row_bytes)
         else:
             self.rows.index_copy_(0, torch.from_numpy(places), rows)
         self.num_writes += 1

@@ -43,10 +43,12 @@ class Look:
     Attributes:
         mark: What they share. Equal marks, and equal rows, give equal items.
         rows: What is taken for each, as arrays or lists with a row for each index.
+        numbers: The indices, where they are known as `Rows`.
     """
 
     mark: tuple[Any, ...]
     rows: tuple[Any, ...]
+    numbers: Rows | None = None
 
 
 class Sources:
@@ -82,7 +84,9 @@ class Sources:
         mark = [_count(one) if on else _kind(one) for one, on in zip(containers, counted, strict=True)]
         taken = self._take(dataset, index)
         rows = tuple([_data(one) for one in taken])
-        return Look((torch.get_default_dtype(), *mark, *map(_form, taken, rows), *map(state_of, parameters)), rows)
+        return Look(
+            (torch.get_default_dtype(), *mark, *map(_form, taken, rows), *map(state_of, parameters)), rows, index
+        )
 
     def identity(self, dataset: Any, num_items: int) -> Identity:
         """What all items follow from, for the disk; from now on is compared what it leaves out.

@@ -19,6 +19,7 @@ import numpy as np
 
 from flatout.control_groups import free_memory_bytes
 from flatout.frameworks.pytorch.pipeline.columns import Column, Columns, Places, like, num_bytes, rows_of
+from flatout.frameworks.pytorch.pipeline.integers import whole
 from flatout.frameworks.pytorch.pipeline.kept import Kept
 from flatout.frameworks.pytorch.pipeline.sources import Look
 from flatout.store_state import Part, State
@@ -101,9 +102,11 @@ class Store:
         """Where the items lie, -1 for those that are not there, or are not made of the same any more; None: nowhere."""
         if look.mark != self._mark:
             self._forget(look)
-        if self._columns is None or min(indices) < 0 or max(indices) >= self.num_items:
+        numbers = look.numbers if look.numbers is not None else whole(indices)
+        known = type(numbers.data) is np.ndarray and numbers.least >= 0 and numbers.most < self.num_items
+        if self._columns is None or not known:
             return None
-        places = self._places_of(indices)
+        places = self._places_of(numbers.data)
         if self._kept is not None and not self._kept.sound(places):
             self._kept.lose("its rows were torn")
             self._empty()

@@ -190,10 +190,10 @@ def arithmetic(
         return None
     if type(operand) in (float, int):
         values = number(operand, str(dtype).removeprefix("torch."))
-        result = _result(replace(layout, dtype=dtype), getattr(torch, name), ())
+        result = _calculated(replace(layout, dtype=dtype), ())
     elif _is_simple(operand, layout):
         values = elements.by_pixel(operand.clone().numpy())
-        result = _result(layout, getattr(torch, name), tuple(operand.shape))
+        result = _calculated(layout, tuple(operand.shape))
     else:
         return None
     found = elements.then(Arithmetic(name, values))
@@ -240,10 +240,32 @@ def _arithmetic(name: str, *, in_place: bool = False) -> Callable[..., Noted | N
 
 
 @lru_cache(maxsize=512)
+def _calculated(layout: Layout, operand: tuple[int, ...]) -> Layout:
+    """How the result of arithmetic lies in memory; `operand`: the shape of the other, which is no larger.
+
+    Without memory (`meta`) PyTorch would ask its compiler, at a second for loading it: so it is done with zeros, but
+    for the usual case, in which the result lies as the operand does.
+    """
+    if not (_is_dense(layout) and min(layout.shape, default=0) > 1):
+        zeros = torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device="cpu").zero_()
+        made = torch.mul(zeros, torch.zeros(operand, dtype=layout.dtype, device="cpu"))
+        return Layout(tuple(made.shape), made.stride(), made.dtype)
+    return Layout(layout.shape, layout.strides, layout.dtype)
+
+
+def _is_dense(layout: Layout) -> bool:
+    """Whether it fills its memory, each place once."""
+    expected = 1
+    for stride, size in sorted(zip(layout.strides, layout.shape, strict=True)):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+@lru_cache(maxsize=512)
 def _result(layout: Layout, call: Callable[..., Any], operand: Any = None) -> Layout:
-    """How the result of a call lies in memory; `operand`: the shape of a tensor, or another operand as it is."""
-    if type(operand) is tuple:
-        operand = torch.empty(operand, device="meta", dtype=layout.dtype)
+    """How the result of a call lies in memory; `operand`: another one as it is."""
     made = call(layout.bare()) if operand is None else call(layout.bare(), operand)
     return Layout(tuple(made.shape), made.stride(), made.dtype)
 

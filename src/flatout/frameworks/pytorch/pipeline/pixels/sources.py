@@ -10,6 +10,7 @@ import io
 import os
 import stat
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from flatout.frameworks.pytorch.pipeline.pixels.decoded import Identity, identity_of
@@ -41,9 +42,9 @@ class Descriptors:
             self.num += free
         return free
 
-    def give_back(self, pid: int) -> None:
+    def give_back(self, pid: int, *, getpid: Callable[[], int] = os.getpid) -> None:
         """One was closed that process `pid` opened."""
-        if self.pid == pid == os.getpid():  # in a forked process nobody may be left to give the lock back
+        if self.pid == pid == getpid():  # in a forked process nobody may be left to give the lock back
             with self._lock:
                 self.num -= 1
 
@@ -92,11 +93,11 @@ class Source:
             raise OSError("the bytes of the image were given back")
         return os.pread(self._descriptor, num, 0)
 
-    def close(self) -> None:
-        """Close the descriptor, where one is open."""
+    def close(self, *, close: Callable[[int], None] = os.close) -> None:
+        """Close the descriptor, where one is open; also where an interpreter ends, and `os` is gone."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            os.close(descriptor)
+            close(descriptor)
             self._descriptors.give_back(self._pid)
 
     def __del__(self) -> None:
