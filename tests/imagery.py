@@ -475,3 +475,24 @@ class Count:
     def __call__(self, x):
         self.num += 1
         return x
+
+
+class DrawingEverywhere(Photos):
+    """Items draw from Python's, NumPy's and PyTorch's random numbers."""
+
+    def __getitem__(self, index):
+        image = Image.open(self.paths[index]).convert("RGB")
+        left, top = random.randint(0, 9), int(np.random.randint(0, 9))
+        image = image.crop((left, top, left + 24, top + 24))
+        if torch.rand(1).item() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return T.functional.to_tensor(image), index
+
+
+class AskingWhoIt(Photos):
+    """Items tell in which worker they are built."""
+
+    def __getitem__(self, index):
+        info = torch.utils.data.get_worker_info()
+        image = Image.open(self.paths[index]).convert("RGB").resize((20, 20))
+        return T.functional.to_tensor(image), -1 if info is None else info.id

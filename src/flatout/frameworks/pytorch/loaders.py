@@ -34,7 +34,7 @@ MOST_KEPT = 4
 """Loaders whose workers wait for a next pass: each holds processes and some ten descriptors."""
 
 
-Part: TypeAlias = Literal["fused", "stored", "pixels", "ahead", "decoded", "files"]
+Part: TypeAlias = Literal["workers", "fused", "stored", "pixels", "ahead", "decoded", "files"]
 """A part of the input pipeline."""
 
 
@@ -275,7 +275,7 @@ class Loaders:
         settings = usable(self.settings)
         if not settings or not self._may_open(loader):
             return {}
-        if settings.get(IN_PROCESS) and self.pipeline.fused.why_not(loader, for_workers=True) is None:
+        if settings.get(IN_PROCESS) and self.pipeline.workers.why_not(loader) is None:
             return settings
         if not self._feeds_training(loader) and not (loader in self._kept and keeps_workers(loader)):
             return {}
@@ -380,9 +380,9 @@ class Loaders:
         if not loader.num_workers:
             return loader._get_iterator()
         loader.check_worker_number_rationality()  # plain warns where there are more workers than cores
-        fused = bool(settings.get(IN_PROCESS))
-        if fused or settings.get("num_workers") == 0:
-            return self.pipeline.in_process(loader, fused=fused)
+        fast = bool(settings.get(IN_PROCESS))
+        if fast or settings.get("num_workers") == 0:
+            return self.pipeline.workers.begin(loader, fast=fast)
         from flatout.frameworks.pytorch.worker_processes import OurWorkers
 
         return OurWorkers(loader, ahead)

@@ -5,6 +5,7 @@ In: loaders' iterators. Out: the same iterators, which ask the engaged parts for
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,6 +32,7 @@ class InputPipeline:
         self.pixels = PixelThreads(self.fused)
         self.ahead = Ahead(self.pixels)
         self.files = ReadAhead()
+        self.workers = InPlaceOfWorkers(self.fused, self.stored, self.pixels)
 
     def engage(self, part: str, on: bool, *, fill: Iterable[DataLoader[Any]] = ()) -> None:
         """Have a part fetch from now on, or no longer; `fill`: loaders whose items are all kept at once, in a trial."""
@@ -54,9 +56,30 @@ class InputPipeline:
         """The next batch of an iterator."""
         return following(iterator) if self.fused.engaged or self.stored.engaged else next(iterator)
 
-    def in_process(self, loader: DataLoader[Any], *, fused: bool) -> InProcess:
-        """A pass over a loader without its workers; `fused`: its batches computed at once, or item by item."""
-        return InProcess(loader, self.fused if fused else None, self.stored)
+
+class InPlaceOfWorkers:
+    """Passes over loaders with workers, without them."""
+
+    def __init__(self, fused: FusedFetch, stored: StoredItems, pixels: PixelThreads) -> None:
+        self._fused = fused
+        self._stored = stored
+        self._pixels = pixels
+
+    def why_not(self, loader: DataLoader[Any], *, for_workers: bool = True) -> str | None:
+        """Why a loader's batches cannot be built here faster than item by item, in a few words; None where they can."""
+        fused = self._fused.why_not(loader, for_workers=for_workers)
+        if fused is None:
+            return None
+        pixels = self._pixels.why_not(loader, for_workers=for_workers)
+        return pixels if pixels is None or "PIL.Image" in sys.modules else fused
+
+    def begin(self, loader: DataLoader[Any], *, fast: bool) -> InProcess:
+        """A new pass; `fast`: where it can be faster than item by item."""
+        if fast and self._fused.why_not(loader, for_workers=True) is not None:
+            from flatout.frameworks.pytorch.pipeline.pixels.as_workers import PixelsInProcess
+
+            return PixelsInProcess(loader, self._pixels)
+        return InProcess(loader, self._fused if fast else None, self._stored)
 
 
 __all__ = ["InputPipeline", "Keeping"]

@@ -57,6 +57,10 @@ class Guards:
         found = {id(value): value for value in values if isinstance(value, _CHANGING)}
         return list(found.values())
 
+    def modules(self) -> set[str]:
+        """Where the functions stand whose code was looked at."""
+        return {function.__module__ for function, *_ in self._codes.values() if function.__module__}
+
     def hold(self) -> bool:
         """Whether all is as it was."""
         try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate
 
+from flatout.frameworks.pytorch.pipeline.fused import SetAsideError
 from flatout.frameworks.pytorch.pipeline.pixels import collation
 from flatout.frameworks.pytorch.pipeline.pixels.collation import Collation
 from flatout.frameworks.pytorch.pipeline.pixels.comparison import item_difference
@@ -93,13 +94,14 @@ class PixelFetcher:
     """What an iterator asks for the batch of some indices."""
 
     def __init__(
-        self, owner: PixelThreads, engine: Engine, original: Any, standing: Standing, *, always: bool = False
+        self, owner: PixelThreads, engine: Engine, original: Any, standing: Standing, *, in_process: bool = False
     ) -> None:
         self._owner = owner
         self._engine = engine
         self._original = original
-        self._always = always
-        """Whether it does so though the lever for loaders without workers is not engaged."""
+        self._in_process = in_process
+        """Whether it stands for workers: then it fetches though the lever for loaders without them is not engaged, and
+        what it cannot fetch is not fetched by the script's own path here, but by them."""
         self.standing = standing
 
     def __getattr__(self, name: str) -> Any:
@@ -118,9 +120,11 @@ class PixelFetcher:
         `states`: whether the random states are wanted afterwards.
         """
         standing = self.standing
-        if not (self._owner.engaged or self._always) or type(indices) is not list or not indices:
+        if not (self._owner.engaged or self._in_process) or type(indices) is not list or not indices:
             return None
         if not standing.holds() or any(type(index) is not int for index in indices):
+            return None
+        if self._in_process and standing.why_not_for_workers:
             return None
         plain = self._original.collate_fn is default_collate and collation.is_plain()
         pending = Pending(indices, RandomStates(), Collation(len(indices)) if plain else None, settings_now())
@@ -196,11 +200,17 @@ class PixelFetcher:
             pending.problem = problem  # plain raises what belongs to be raised
 
     def _plain(self, pending: Pending) -> Any:
-        """The batch, or the error that belongs here, by the script's own path."""
+        """The batch, or the error that belongs here, by the script's own path.
+
+        Raises:
+            SetAsideError: That is the path of its workers.
+        """
         problem, indices = pending.problem, pending.indices
         pending.drop()
         if problem is not None:
             self.standing.failed(problem)
+        if self._in_process:
+            raise SetAsideError(self.standing.why_not or f"{type(problem).__name__} in an item")
         pending.problem = problem = None  # which holds frames of the script's
         pending.before.restore()
         return self._original.fetch(indices)

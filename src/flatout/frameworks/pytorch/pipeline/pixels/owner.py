@@ -6,6 +6,7 @@ In: loaders and their iterators. Out: fetchers in them, or why not.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,11 @@ MOST_THREADS = 32
 
 MOST_IDLE_ITEMS = 200
 """Items one after another of which none has left any pixel work."""
+
+ABOUT_PROCESSES = re.compile(
+    r"(torch[.])?(multiprocessing|threading|os)([.]|$)|torch[.](random$|utils[.]data[.]_utils[.])"
+)
+"""Modules whose functions tell something else in a worker."""
 
 MOST_LOOKS = 200
 """How often a dataset whose code or attributes have changed is looked at again."""
@@ -67,13 +73,13 @@ class PixelThreads:
         if type(fetcher) in (_MapDatasetFetcher, FusedFetcher) and self.why_not(loader) is None:
             iterator._dataset_fetcher = self.fetcher(loader, fetcher)
 
-    def fetcher(self, loader: DataLoader[Any], original: Any, *, always: bool = False) -> PixelFetcher:
+    def fetcher(self, loader: DataLoader[Any], original: Any, *, in_process: bool = False) -> PixelFetcher:
         """A fetcher of ours for a loader, of which `why_not` says None; what it cannot do, `original` does."""
         from flatout.frameworks.pytorch.pipeline.pixels.fetching import Engine, PixelFetcher
 
         if self._engine is None:
             self._engine = Engine(min(max(_num_cores() - 1, 1), MOST_THREADS), self.decoded)
-        return PixelFetcher(self, self._engine, original, self.standing(loader), always=always)
+        return PixelFetcher(self, self._engine, original, self.standing(loader), in_process=in_process)
 
     def fetches(self, iterator: Any) -> bool:
         """Whether an iterator asks a fetcher of ours."""
@@ -95,7 +101,7 @@ class PixelThreads:
         if why is None:
             standing = self.standing(loader)
             standing.holds()
-            why = standing.why_not
+            why = standing.why_not or (standing.why_not_for_workers if for_workers else None)
         return why
 
     def standing(self, loader: DataLoader[Any]) -> Standing:
@@ -116,6 +122,12 @@ class Standing:
         self._num_idle_items = 0
         self._num_failures = 0
         self._num_fetched = 0
+
+    @property
+    def why_not_for_workers(self) -> str | None:
+        """Why its items may not be what they are in a worker; None where they are."""
+        modules = self.harmless.guards.modules() if self.harmless is not None else set()
+        return "its items ask in which process they are" if any(map(ABOUT_PROCESSES.match, modules)) else None
 
     def holds(self) -> bool:
         """Whether its code is known to do no harm when it is run once more; looked at again where it has changed."""
@@ -175,6 +187,10 @@ def _unsuited(loader: DataLoader[Any], *, for_workers: bool) -> str | None:
     """Why a loader does not come into question, whatever its dataset computes."""
     if for_workers != bool(loader.num_workers):
         return "the script has no workers" if for_workers else "the script's workers fetch"
+    if for_workers and (loader.worker_init_fn is not None or not getattr(loader, "in_order", True)):
+        return "the workers begin with a function of the script's, or give batches out of order"
+    if for_workers and loader.persistent_workers:
+        return "its workers are kept between passes, and their random streams with them"
     if isinstance(loader.dataset, IterableDataset) or not loader._auto_collation:
         return "the script puts its batches together itself"
     if "PIL.Image" not in sys.modules:

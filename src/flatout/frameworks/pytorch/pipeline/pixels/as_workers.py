@@ -1,0 +1,54 @@
+"""Batches of images that the script's workers would build, with their pixel work on threads of this process.
+
+Each worker's random numbers are its own, and nobody else draws from them. So the next batch is begun as soon as one is
+given, and no guess is needed. In: a loader with workers. Out: an iterator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from flatout.frameworks.pytorch.pipeline.fused import SetAsideError
+from flatout.frameworks.pytorch.pipeline.in_process import InProcess
+from flatout.frameworks.pytorch.pipeline.pixels.fetching import Pending
+from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads
+from flatout.frameworks.pytorch.pipeline.rows import OneThread
+from flatout.frameworks.pytorch.pipeline.worker_streams import WorkerStreams, aside
+
+
+class PixelsInProcess(InProcess):
+    """One pass over a loader with workers, without them."""
+
+    def __init__(self, loader: DataLoader[Any], pixels: PixelThreads) -> None:
+        super().__init__(loader, None)
+        self._pixels = pixels.fetcher(loader, self._fetcher, in_process=True)
+        self._worker_streams = WorkerStreams(int(self._base_seed), self._num_workers)
+        self._begun: Pending | None = None
+
+    def _next_data(self) -> Any:
+        if not self._ahead:
+            raise StopIteration
+        begun, self._begun = self._begun, None
+        pending = begun or self._begin(self._num_yielded, self._ahead[0])
+        self._ahead.popleft()
+        with aside(), OneThread():  # what is computed both ways draws its numbers again
+            batch = self._pixels.finish(pending)
+        self._draw()
+        if self._ahead:
+            self._begun = self._begin(self._num_yielded + 1, self._ahead[0])
+        return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
+
+    def _begin(self, number: int, indices: Any) -> Pending:
+        """Draw the numbers of a batch of the pass, and have the rest begun.
+
+        Raises:
+            SetAsideError: It is left to the script's workers.
+        """
+        with self._worker_streams.of(number % self._num_workers), OneThread():
+            pending = self._pixels.begin(indices)
+        if pending is None:
+            raise SetAsideError(self._pixels.standing.why_not or "the batch is of another kind")
+        return pending
