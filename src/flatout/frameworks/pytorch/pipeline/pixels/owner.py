@@ -38,8 +38,6 @@ MOST_IDLE_ITEMS = 200
 ABOUT_PROCESSES = re.compile(
     r"(torch[.])?(multiprocessing|threading|os)([.]|$)|torch[.](random$|utils[.]data[.]_utils[.])"
 )
-    r"(torch[.])?(multiprocessing|threading|os)([.]|$)|torch[.](random$|utils[.]data[.]_utils[.])"
-)
 """Modules whose functions tell something else in a worker."""
 
 MOST_LOOKS = 200
