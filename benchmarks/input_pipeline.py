@@ -31,7 +31,7 @@ from flatout.frameworks.pytorch.levers import registry
 from flatout.frameworks.pytorch.pipeline.shadow import difference
 from flatout.run.machine import read_machine
 from flatout.running import parse_levers
-from input_workloads import IMAGES, SMALL, jpegs
+from input_workloads import IMAGES, SMALL, jpegs, left_alone, tensors
 from measuring import ROOT, SHARED, quiet, ratio, write
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -42,6 +42,7 @@ NUM_COPIES = 5
 
 NUM_PASSES = 2
 STEP_S = 0.060
+NUM_STEPS = 80
 Levers = Mapping[str, Mapping[str, Any]]
 Make = Callable[[int], DataLoader[Any]]
 
@@ -193,6 +194,12 @@ def measure_small(name: str, rounds: int) -> None:
     write(f"input_{name}", result | account(found, len(make(0).dataset), pairs))
 
 
+SIDES_OF_IMAGES = {
+    "plain": (0, None), "two_workers": (2, None), "input": (0, named("input")),
+    "input_in_place_of_two": (2, named("input")),
+}  # fmt: skip
+
+
 def measure_images(name: str, rounds: int, folder: Path) -> None:
     """All of `input` without workers against PyTorch with none and with two, and decoding alone."""
 
@@ -201,33 +208,65 @@ def measure_images(name: str, rounds: int, folder: Path) -> None:
 
     agree(make, 0, named("input"))
     quiet()
-    sides = Sides(make, {"plain": (0, None), "two_workers": (2, None), "input": (0, named("input"))})
+    sides = Sides(make, SIDES_OF_IMAGES)
     sides.alone["decoding_alone"] = decoding_s(folder)
     print(name, flush=True)
     pairs = {
         "first": ("plain", 0, "input"), "first_to_two_workers": ("two_workers", 0, "input"),
         "first_of_decoding_alone": ("decoding_alone", 0, "input"),
         "second": ("plain", 1, "input"), "second_to_two_workers": ("two_workers", 1, "input"),
+        "first_in_place_of_two_workers": ("two_workers", 0, "input_in_place_of_two"),
     }  # fmt: skip
     write(f"input_{name}", account(sides.measured(rounds), len(make(0).dataset), pairs))
 
-    sides = Sides(
-        make, {"plain": (0, None), "one_worker": (1, None), "two_workers": (2, None), "input": (0, named("input"))}
-    )
+    sides = Sides(make, SIDES_OF_IMAGES | {"one_worker": (1, None)})
     sides.step, sides.num_passes = working_step(), 1
     print(f"{name} beside a step of {1000 * STEP_S:.0f} ms", flush=True)
     pairs = {
         "first": ("plain", 0, "input"), "to_one_worker": ("one_worker", 0, "input"),
         "to_two_workers": ("two_workers", 0, "input"),
+        "in_place_of_two_workers": ("two_workers", 0, "input_in_place_of_two"),
     }  # fmt: skip
     write(
         f"input_{name}_beside_a_step", {"step_s": STEP_S} | account(sides.measured(rounds), len(make(0).dataset), pairs)
     )
 
 
+def measure_cost(rounds: int) -> None:
+    """What a script pays that computes for `STEP_S` in each step: left alone by all levers, and computed at once."""
+    for name, make in (("left_alone", left_alone), ("tensors", tensors)):
+        quiet()
+        step, sides = working_step(), {"plain": None, "input": named("input")}
+        found: dict[str, list[list[float]]] = {side: [] for side in sides}
+        fetches: dict[str, list[float]] = {side: [] for side in sides}
+        for number in range(rounds):
+            for side in list(sides) if number % 2 == 0 else list(sides)[::-1]:
+                with engaged(sides[side]):
+                    begun_s = time.perf_counter()
+                    fetches[side] += fetches_s(make(0), step, NUM_STEPS)
+                    found[side].append([time.perf_counter() - begun_s])
+        each = {side: stats.summarize(times).median for side, times in fetches.items()}
+        share = (each["input"] - each["plain"]) / STEP_S
+        print(f"cost, {name}: {1e6 * (each['input'] - each['plain']):.1f} us a step, {100 * share:.3f} %", flush=True)
+        result = {"step_s": STEP_S, "fetch_s": each, "share_of_a_step": share}
+        passes = {side: [list(times) for times in zip(*rows, strict=True)] for side, rows in found.items()}
+        write(f"input_cost_{name}", result | account(passes, NUM_STEPS, {"end_to_end": ("plain", 0, "input")}))
+
+
+def fetches_s(loader: DataLoader[Any], step: Callable[[], None], num: int) -> list[float]:
+    """Seconds of each of so many fetches beside a step."""
+    found, batches = [], iter(loader)
+    for _ in range(num):
+        begun_s = time.perf_counter()
+        next(batches)
+        found.append(time.perf_counter() - begun_s)
+        step()
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("cases", nargs="*", default=[*SMALL, *IMAGES])
+    parser.add_argument("cases", nargs="*", default=[*SMALL, *IMAGES, "cost"])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--photographs", type=Path, default=SHARED / "imagenet-sample", help="a folder of JPEGs")
     arguments = parser.parse_args()
@@ -237,7 +276,9 @@ def main() -> None:
             for number in range(NUM_COPIES):
                 shutil.copy(path, Path(folder) / f"{path.stem}_{number}{path.suffix}")
         for name in arguments.cases:
-            if name in IMAGES:
+            if name == "cost":
+                measure_cost(arguments.rounds)
+            elif name in IMAGES:
                 measure_images(name, arguments.rounds, Path(folder))
             else:
                 measure_small(name, arguments.rounds)

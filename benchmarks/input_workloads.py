@@ -115,6 +115,26 @@ def tokens(num_workers: int) -> DataLoader[Any]:
     return DataLoader(Windows(data, 256), batch_size=32, shuffle=True, num_workers=num_workers)
 
 
+class Counting(Dataset):
+    """Counts its items, which no lever can take over."""
+
+    def __init__(self) -> None:
+        self.numbers = torch.randn(32_000, 20)
+        self.calls = 0
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.calls += 1
+        return self.numbers[index]
+
+
+def left_alone(num_workers: int) -> DataLoader[Any]:
+    """A loader that all levers leave as it is, batch 64."""
+    return DataLoader(Counting(), batch_size=64, shuffle=True, num_workers=num_workers)
+
+
 def photographs(num_workers: int, folder: Path) -> DataLoader[Any]:
     """RandomResizedCrop, flip, ToTensor, Normalize of torchvision, batch 32."""
     return DataLoader(Photographs(folder), batch_size=32, shuffle=True, num_workers=num_workers)
