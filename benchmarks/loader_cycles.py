@@ -83,7 +83,7 @@ def all_of(num: int, names: list[str]) -> bool:
             if done.returncode:
                 raise SystemExit(done.stderr)
             more = json.loads(done.stdout)
-            clean &= not any(more[kind] > 0 for kind in COUNTED)
+            clean &= not any(more[kind] > (kind == "descriptors") for kind in COUNTED)  # one may be opened once for all
             clean &= more["maps"] <= SLACK_MAPS and more["mb"] <= SLACK_MB
             kind = "images" if images else "rows"
             print(json.dumps({"configuration": name, "workers": num_workers, "items": kind, **more}), flush=True)

@@ -51,6 +51,9 @@ class Begun:
             self.problem = problem
         self.after = RandomStates()
 
+    def holds(self):
+        return True
+
     def drop(self):
         self.dropped = True
 
