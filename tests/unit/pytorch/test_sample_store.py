@@ -596,3 +596,30 @@ def test_where_nothing_is_worth_keeping_batches_are_computed_at_once(loaders):
     assert loaders.pipeline.fused.num_batches > 5
     loaders.engage("stored", False)
     assert not loaders.pipeline.fused.engaged
+
+
+# -- whether it is worth it -----------------------------------------------------------------------------------------
+
+
+def seconds(monkeypatch, kept_s, computed_s):
+    """Gathering takes so long, and computing so long."""
+    answers = iter([kept_s, computed_s])
+    monkeypatch.setattr(stored_module, "_soonest_s", lambda work, num=5: (work() and None) or next(answers))
+
+
+@pytest.mark.parametrize(("kept_s", "why"), [(2.0, stored_module.NOT_WORTH), (0.5, None)])
+def test_of_a_large_dataset_it_is_found_out_first_whether_keeping_is_worth_it(made, monkeypatch, kept_s, why):
+    monkeypatch.setattr(stored_module, "LEAST_ESTIMATED", 50)
+    monkeypatch.setattr(stored_module, "NUM_ESTIMATED", 10)
+    seconds(monkeypatch, kept_s, 1.0)
+    images = torch.arange(600, dtype=torch.uint8).view(50, 12).numpy()
+    loader = DataLoader(made(WORKS, images=images, labels=list(range(50)), n=2), batch_size=5)
+    stored = Loaders().pipeline.stored
+    assert stored.why_not(loader) == why
+
+
+def test_of_a_small_dataset_it_is_not(made, monkeypatch):
+    monkeypatch.setattr(stored_module, "_soonest_s", lambda *_: pytest.fail("it was measured"))
+    images = torch.arange(600, dtype=torch.uint8).view(50, 12).numpy()
+    loader = DataLoader(made(WORKS, images=images, labels=list(range(50)), n=2), batch_size=5)
+    assert Loaders().pipeline.stored.why_not(loader) is None

@@ -30,7 +30,7 @@ from flatout.frameworks.pytorch.pipeline.identity import Identity
 from flatout.frameworks.pytorch.pipeline.kept import Kept
 from flatout.frameworks.pytorch.pipeline.row_files import RowFiles
 from flatout.store_folder import paths
-from flatout.store_state import LOCK, WRITER, BusyError, Lock, Part, State, TornError, read
+from flatout.store_state import LOCK, PATIENCE_S, TRIES, WRITER, BusyError, Lock, Part, State, TornError, read
 
 MOST_PLACES = 8
 """Stores of one description that may be in use at the same time, as those of several folds are."""
@@ -167,8 +167,12 @@ class Shelf:
         try:
             self.folders[0].mkdir(parents=True, exist_ok=True)
             for path in kept.about.places(self.folders[0]):
-                with contextlib.suppress(BusyError):
+                try:
                     return self._made_at(path, kept, form, parts, capacity, num_items)
+                except BusyError:
+                    if _is_being_made(path, kept):
+                        kept.note("another run is making it, and this one keeps its own in memory")
+                        return None
             kept.note("other runs use its place on the disk")
         except OSError as problem:
             kept.note(f"the disk refuses it: {problem.strerror or problem}")
@@ -274,6 +278,16 @@ def _try_to_write(path: Path) -> None:
 def _release(lock: Lock | None) -> None:
     if lock is not None:
         lock.release()
+
+
+def _is_being_made(path: Path, kept: Kept) -> bool:
+    """Whether who writes there makes a store of the same items; it says so soon after it has begun."""
+    for _ in range(TRIES):
+        try:
+            return read(path).marks == kept.identity.marks
+        except (TornError, OSError):
+            time.sleep(PATIENCE_S)
+    return False
 
 
 def _why_anew(path: Path, kept: Kept) -> str | None:

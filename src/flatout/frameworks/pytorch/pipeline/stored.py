@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from flatout.frameworks.pytorch.of_loader import known
-from flatout.frameworks.pytorch.pipeline.columns import Column, Places, Unkept
+from flatout.frameworks.pytorch.pipeline.columns import Column, Places, Unkept, leaves_of
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, Reading, Some, computed
+from flatout.frameworks.pytorch.pipeline.program import Program
 from flatout.frameworks.pytorch.pipeline.rows import OneThread, Unvectorised
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow
 from flatout.frameworks.pytorch.pipeline.shelf import Shelf
@@ -37,6 +38,14 @@ MOST_FILLING_S = 15.0
 
 NUM_TIMED = 32
 """Batches of kept items whose median time is held against that of computed ones."""
+
+LEAST_ESTIMATED = 2000
+"""Items of a dataset for which it is found out first whether to keep them is worth it; fewer are soon kept."""
+
+NUM_ESTIMATED = 64
+"""Items by which that is found out."""
+
+NOT_WORTH = "to put kept items together takes longer than to compute them"
 
 NO_MEMORY = "`--store-memory 0` keeps nothing"
 
@@ -144,6 +153,9 @@ class Keeper:
             try:
                 sources = Sources(program)
                 sources.look(self.reading.dataset, [0])
+                if len(self.reading.dataset) >= LEAST_ESTIMATED and not _worth_keeping(program, sources, self.reading):
+                    self.why_not = NOT_WORTH
+                    return
                 self.store = Store(len(self.reading.dataset), self.keeping.room)
                 self.sources = sources
             except Unvectorised as problem:
@@ -214,7 +226,7 @@ class Keeper:
         self._kept_s.append(kept_s / num)
         if len(self._kept_s) == NUM_TIMED and len(self._computed_s) >= NUM_TIMED // 4:
             if statistics.median(self._kept_s) > statistics.median(self._computed_s):
-                self.set_aside("to put kept items together takes longer than to compute them")
+                self.set_aside(NOT_WORTH)
             self._kept_s.clear()
 
     def set_aside(self, why: str) -> None:
@@ -331,6 +343,29 @@ class StoredFetcher:
             return self._inner.plain(indices)
         self._owner.num_batches += 1
         return batch
+
+
+def _worth_keeping(program: Program, sources: Sources, reading: Reading) -> bool:
+    """Whether a batch of kept items would be there sooner than one that is computed."""
+    indices = list(range(NUM_ESTIMATED))
+    places, batch = torch.arange(NUM_ESTIMATED), computed(program, reading.dataset, indices)
+
+    def gather() -> None:
+        sources.look(reading.dataset, indices)
+        with OneThread():
+            for leaf in leaves_of(batch):
+                _ = leaf.index_select(0, places) if isinstance(leaf, torch.Tensor) else list(leaf)
+
+    return _soonest_s(gather) < _soonest_s(lambda: computed(program, reading.dataset, indices))
+
+
+def _soonest_s(work: Callable[[], object], num: int = 5) -> float:
+    found = []
+    for _ in range(num):
+        begun_s = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - begun_s)
+    return min(found)
 
 
 def _taken(store: Store, places: Places, missing: Any = None) -> Any:
