@@ -19,7 +19,7 @@ from flatout.frameworks.pytorch.pipeline import images, indexing  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, computed  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.reading import Unread, read  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.rows import Unvectorised  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.shadow import AT_ONCE, EVERY, difference  # noqa: E402
+from flatout.frameworks.pytorch.pipeline.shadow import AT_ONCE, EVERY, Shadow, difference  # noqa: E402
 from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (50, 6, 5), dtype=np.uint8)
@@ -399,6 +399,15 @@ def test_a_difference_that_comes_later_is_found_and_ends_it(monkeypatch):
     right = [value == 50 * number for number, value in enumerate(found, 5)]
     assert right.index(True) <= AT_ONCE * EVERY // 50 + 1 and all(right[right.index(True) :]), "set aside for good"
     assert "item" in fused.why_not(loader)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, AT_ONCE, 100, 7 * EVERY])
+def test_one_item_in_a_thousand_is_due_however_small_or_large_the_batches(batch_size):
+    shadow, num = Shadow(), 30 * AT_ONCE * EVERY
+    for _ in range(num // batch_size):
+        batch = torch.zeros(batch_size)
+        assert shadow.of_items(batch, list(range(batch_size)), lambda places: torch.zeros(len(places))) is None
+    assert num // EVERY - AT_ONCE - batch_size // EVERY <= shadow.num_items <= num // EVERY
 
 
 def test_the_share_of_items_computed_both_ways_is_one_in_a_thousand_however_large_the_batches():

@@ -58,7 +58,7 @@ class Shadow:
         if self._since < EVERY * AT_ONCE:
             return None
         num = min(self._since // EVERY, len(indices))
-        self._since %= EVERY
+        self._since -= num * EVERY  # of a small batch the rest is due in the next ones
         before = RandomStates() if self.num_items < NUM_WATCHED and not draws else None  # it costs more than most items
         first = self.num_items * 7919  # every place in its turn, drawn from no generator
         self.num_items += num
