@@ -66,6 +66,7 @@ LOADED_IN_THE_USERS_PROCESS = {
                 "differences",
                 "facts",
                 "hand_over",
+                "lever_reasons",
                 "levers",
                 "loaders",
                 "memory",

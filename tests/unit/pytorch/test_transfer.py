@@ -18,6 +18,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset  # noqa: E402
 
 from flatout.ceilings import Accelerator  # noqa: E402
+from flatout.frameworks.pytorch import budget  # noqa: E402
 from flatout.frameworks.pytorch.calls import Calls  # noqa: E402
 from flatout.frameworks.pytorch.levers import registry  # noqa: E402
 from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
@@ -635,7 +636,7 @@ def __getitem__(self, i):
 def stored(loaders, tmp_path, monkeypatch):
     """A loader of kept items, whose columns go to the device at their first batch."""
     monkeypatch.setattr(rows_module, "NUM_BEFORE", 0)
-    monkeypatch.setattr(rows_module, "LEAST_FREE_BYTES", 0)
+    monkeypatch.setattr(budget, "LEAST_FREE_BYTES", 0)
     loaders.engage("fused", True)
     loaders.engage("stored", True)
     loaders.transfer.engage("prefetch", False)

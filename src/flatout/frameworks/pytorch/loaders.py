@@ -34,7 +34,7 @@ MOST_KEPT = 4
 """Loaders whose workers wait for a next pass: each holds processes and some ten descriptors."""
 
 
-Part: TypeAlias = Literal["workers", "fused", "stored", "pixels", "ahead", "decoded", "files"]
+Part: TypeAlias = Literal["fused", "stored", "pixels", "ahead", "decoded", "files"]
 """A part of the input pipeline."""
 
 
@@ -241,7 +241,7 @@ class Loaders:
         fetch = next if self._pipeline is None else self._pipeline.following
         return fetch(iterator) if self._transfer is None else self._transfer.following(iterator, fetch)
 
-    def why_not(self, part: Part, loader: DataLoader[Any], *, for_workers: bool) -> str | None:
+    def why_not(self, part: Part | Literal["workers"], loader: DataLoader[Any], *, for_workers: bool) -> str | None:
         """Why a part of the input pipeline cannot compute a loader's batches; None where it can."""
         if not (self.reopen or self._pipeline is not None or IN_PROCESS in self.settings):
             return NOT_LOOKED_AT  # reading a dataset takes a while

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
+from flatout.frameworks.pytorch.lever_reasons import why_none
 from flatout.plan import Lever
 from flatout.trace import Facts, Setting
 
@@ -32,10 +33,7 @@ class DecodedStore(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A loader whose pixel work can be done by threads."""
-        if not facts.loaders:
-            return "no DataLoader feeds the training"
-        why = [loader.why_not_pixel_threads for loader in facts.loaders]
-        return None if None in why else why[0]
+        return why_none([loader.why_not_pixel_threads for loader in facts.loaders])
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next image on."""

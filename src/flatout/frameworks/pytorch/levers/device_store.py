@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
+from flatout.frameworks.pytorch.lever_reasons import why_none
 from flatout.frameworks.pytorch.levers.device_prefetch import NO_DEVICE
 from flatout.plan import Lever
 from flatout.trace import Facts, Setting
@@ -32,10 +33,7 @@ class DeviceStore(Lever):
         """A script that computes on a GPU, from items that can be kept."""
         if facts.device != "cuda":
             return "no CUDA device is used"
-        if not facts.loaders:
-            return "no DataLoader feeds the training"
-        why = [loader.why_not_kept for loader in facts.loaders]
-        return None if None in why else why[0]
+        return why_none([loader.why_not_kept for loader in facts.loaders])
 
     def lacks(self, machine: Machine) -> str | None:
         """A GPU."""

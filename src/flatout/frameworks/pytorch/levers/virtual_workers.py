@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
+from flatout.frameworks.pytorch.lever_reasons import why_none
 from flatout.plan import Lever
 from flatout.trace import Facts, Setting
 
@@ -33,10 +34,7 @@ class VirtualWorkers(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A loader with workers whose dataset could be read, or opens images and does no harm."""
-        if not facts.loaders:
-            return "no DataLoader feeds the training"
-        why = [loader.why_not_in_process for loader in facts.loaders]
-        return None if None in why else why[0]
+        return why_none([loader.why_not_in_process for loader in facts.loaders])
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next pass on (in a trial from the next fetch on)."""

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch._C._autograd import _profiler_enabled
-from torch.utils.data import DataLoader, Subset, default_collate
+from torch.utils.data import DataLoader, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from flatout.frameworks.pytorch.of_loader import known
 from flatout.frameworks.pytorch.pipeline.draws import skip
-from flatout.frameworks.pytorch.pipeline.hugging_face import is_table
 from flatout.frameworks.pytorch.pipeline.program import Program
 from flatout.frameworks.pytorch.pipeline.reading import Unread, read
 from flatout.frameworks.pytorch.pipeline.rows import OneThread, Rows, Unvectorised, collated
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow, joined
+from flatout.frameworks.pytorch.pipeline.suited import why_unsuited
 from flatout.frameworks.pytorch.random_states import RandomStates
 
 MOST_FAILURES = 8
@@ -145,20 +145,9 @@ def _unsuited_or_odd(loader: DataLoader[Any], *, for_workers: bool = False) -> s
 
 def _unsuited(loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
     """Why a loader does not come into question, whatever its dataset computes."""
-    if for_workers and not loader.num_workers:
-        return "the script has no workers"
-    if for_workers and (loader.worker_init_fn is not None or not getattr(loader, "in_order", True)):
-        return "the workers begin with a function of the script's, or give batches out of order"
-    if loader.num_workers and not for_workers:
-        return "the script's workers fetch"
     if loader.collate_fn is not default_collate:
         return "the batches are put together by a function of the script's"
-    dataset = loader.dataset
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    if getattr(dataset, "__getitems__", None) and not is_table(dataset):
-        return "the dataset gives several items at once"
-    return None
+    return why_unsuited(loader, for_workers=for_workers, tables=True)
 
 
 class FusedFetcher:

@@ -18,17 +18,12 @@ from typing import Any
 import numpy as np
 
 from flatout.control_groups import free_memory_bytes
+from flatout.frameworks.pytorch.budget import LEAST_FREE_BYTES, may_take_bytes
 from flatout.frameworks.pytorch.pipeline.columns import Column, Columns, Places, like, num_bytes, rows_of
 from flatout.frameworks.pytorch.pipeline.integers import whole
 from flatout.frameworks.pytorch.pipeline.kept import Kept
 from flatout.frameworks.pytorch.pipeline.sources import Look
 from flatout.store_state import Part, State
-
-LEAST_FREE_BYTES = 2**30
-"""Memory that is left to everybody else."""
-
-FREE_SHARE = 0.5
-"""How much of the memory beyond that a store may take."""
 
 LOOK_EVERY_BYTES = 2**26
 """How often it is seen while the store grows whether memory is still free."""
@@ -53,8 +48,7 @@ class Room:
         self._stores.add(store)
         if self.most_bytes is not None:
             return max(0, self.most_bytes - sum(one.taken_bytes for one in self._stores if one is not store))
-        free_bytes = free_memory_bytes()
-        return 0 if free_bytes is None else max(0, int((free_bytes - LEAST_FREE_BYTES) * FREE_SHARE))
+        return may_take_bytes(free_memory_bytes())
 
 
 class Store:

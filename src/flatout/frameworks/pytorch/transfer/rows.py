@@ -11,15 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from flatout.frameworks.pytorch.budget import may_take_bytes
+
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.pipeline.columns import Column, Places
     from flatout.frameworks.pytorch.transfer.device import Device
-
-LEAST_FREE_BYTES = 2**30
-"""Memory of the device that is left to the script, beyond what its steps have taken so far."""
-
-FREE_SHARE = 0.5
-"""How much of the memory beyond that a mirror may take."""
 
 NUM_BEFORE = 20
 """Batches after which the script's steps are believed to have taken the memory that they take."""
@@ -73,7 +69,7 @@ class Rows:
 
 
 def _made(rows: torch.Tensor, device: Device) -> Mirror | None:
-    if rows.nbytes > (device.free_bytes() - LEAST_FREE_BYTES) * FREE_SHARE:
+    if rows.nbytes > may_take_bytes(device.free_bytes()):
         return None
     try:
         with device.beside():

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from flatout.frameworks.pytorch.pipeline.fused import SetAsideError
 from flatout.frameworks.pytorch.pipeline.in_process import InProcess
@@ -29,25 +28,24 @@ class PixelsInProcess(InProcess):
         self._begun: Pending | None = None
 
     def _next_data(self) -> Any:
-        if not self._ahead:
-            raise StopIteration
-        begun, self._begun = self._begun, None
-        pending = begun or self._begin(self._num_yielded, self._ahead[0])
-        self._ahead.popleft()
-        with aside(), OneThread():  # what is computed both ways draws its numbers again
-            batch = self._pixels.finish(pending)
-        self._draw()
+        batch = super()._next_data()
         if self._ahead:
-            self._begun = self._begin(self._num_yielded + 1, self._ahead[0])
-        return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
+            self._begun = self._begin((self._num_yielded + 1) % self._num_workers, self._ahead[0])
+        return batch
+
+    def _as_worker(self, number: int, indices: Any) -> Any:
+        begun, self._begun = self._begun, None
+        pending = begun or self._begin(number, indices)
+        with aside(), OneThread():  # what is computed both ways draws its numbers again
+            return self._pixels.finish(pending)
 
     def _begin(self, number: int, indices: Any) -> Pending:
-        """Draw the numbers of a batch of the pass, and have the rest begun.
+        """Draw the numbers of a worker's next batch, and have the rest begun.
 
         Raises:
             SetAsideError: It is left to the script's workers.
         """
-        with self._worker_streams.of(number % self._num_workers), OneThread():
+        with self._worker_streams.of(number), OneThread():
             pending = self._pixels.begin(indices)
         if pending is None:
             raise SetAsideError(self._pixels.standing.why_not or "the batch is of another kind")

@@ -14,14 +14,9 @@ import time
 from typing import Any, TypeAlias
 
 from flatout.control_groups import free_memory_bytes
+from flatout.frameworks.pytorch.budget import LEAST_FREE_BYTES, may_take_bytes
 
 Identity: TypeAlias = tuple[Any, ...]
-
-LEAST_FREE_BYTES = 2**30
-"""Memory that is left to everybody else."""
-
-FREE_SHARE = 0.5
-"""How much of the memory beyond that may be taken."""
 
 LOOK_EVERY_BYTES = 2**26
 """How often it is seen while the images grow more whether memory is still free."""
@@ -69,8 +64,7 @@ class DecodedImages:
         num_bytes = image.width * image.height * (1 if image.mode in ("1", "L", "P") else 4)
         with self._lock:
             if self._most_bytes is None:
-                free_bytes = free_memory_bytes() or 0
-                self._most_bytes = max(0, int((free_bytes - LEAST_FREE_BYTES) * FREE_SHARE))
+                self._most_bytes = may_take_bytes(free_memory_bytes())
             if self.full or self.num_bytes + num_bytes > self._most_bytes:
                 self.full = True
                 return False

@@ -10,7 +10,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
@@ -21,6 +21,7 @@ from flatout.frameworks.pytorch.pipeline.harmless.resolving import Refused
 from flatout.frameworks.pytorch.pipeline.harmless.walking import Harmless, look_at
 from flatout.frameworks.pytorch.pipeline.pixels.decoded import DecodedImages
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow
+from flatout.frameworks.pytorch.pipeline.suited import why_unsuited
 from flatout.frameworks.pytorch.random_states import RandomStates
 
 if TYPE_CHECKING:
@@ -185,10 +186,6 @@ def _num_cores() -> int:
 
 def _unsuited(loader: DataLoader[Any], *, for_workers: bool) -> str | None:
     """Why a loader does not come into question, whatever its dataset computes."""
-    if for_workers != bool(loader.num_workers):
-        return "the script has no workers" if for_workers else "the script's workers fetch"
-    if for_workers and (loader.worker_init_fn is not None or not getattr(loader, "in_order", True)):
-        return "the workers begin with a function of the script's, or give batches out of order"
     if for_workers and loader.persistent_workers:
         return "its workers are kept between passes, and their random streams with them"
     if isinstance(loader.dataset, IterableDataset) or not loader._auto_collation:
@@ -197,9 +194,4 @@ def _unsuited(loader: DataLoader[Any], *, for_workers: bool) -> str | None:
         return "PIL is not used"
     if not isinstance(vars(sys.modules["PIL.Image"].Image).get("im"), property):
         return "Pillow is older than version 11"
-    dataset = loader.dataset
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    if getattr(dataset, "__getitems__", None):
-        return "the dataset gives several items at once"
-    return None
+    return why_unsuited(loader, for_workers=for_workers)

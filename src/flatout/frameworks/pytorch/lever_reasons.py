@@ -1,0 +1,19 @@
+"""Why does a lever of the input not apply? Because no loader feeds the training, or none of them can have it.
+
+In: for each loader why it cannot. Out: one sentence, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def why_none(reasons: Sequence[str | None]) -> str | None:
+    """The first loader's reason; None where some loader has none.
+
+    >>> why_none(["too small", None]), why_none(["too small", "too large"])
+    (None, 'too small')
+    """
+    if not reasons:
+        return "no DataLoader feeds the training"
+    return None if None in reasons else reasons[0]
