@@ -8,7 +8,6 @@ that was there. In: indices. Out: the same batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +55,10 @@ class Pending:
         works: The pixel work of each.
         jobs: The same as jobs for threads.
         collation: Where tensors have their places in the batch; None where a function of the script's collates.
-        due: The place of the item that is to be computed both ways, and the random states before it.
+        whole: Whether all of it is to be computed both ways.
+        due: The place of the one item that is to be, and the random states before it.
+        own: What the script's own path gives for that: a batch, its items, or one.
+        own_after: The random states after that.
         settings: Of PIL, PyTorch and the process, at the time.
         around: What it was begun with, where it is begun early.
         problem: Why it has to be fetched by the script's own path.
@@ -66,7 +68,10 @@ class Pending:
     before: RandomStates
     collation: Collation | None
     settings: tuple[Any, ...]
+    whole: bool = False
     due: tuple[int, RandomStates] | None = None
+    own: Any = None
+    own_after: RandomStates | None = None
     after: RandomStates | None = None
     around: Surroundings | None = None
     items: list[Any] = field(default_factory=list)
@@ -128,11 +133,12 @@ class PixelFetcher:
             return None
         plain = self._original.collate_fn is default_collate and collation.is_plain()
         pending = Pending(indices, RandomStates(), Collation(len(indices)) if plain else None, settings_now())
-        place = None if standing.shadow.first else standing.shadow.due(len(indices))
+        pending.whole = standing.shadow.first
+        place = None if pending.whole else standing.shadow.due(len(indices))
         try:
             files: list[File] | None = [] if states else None
             self._run(pending, place, files)
-            if states or standing.shadow.first:
+            if states or pending.whole:
                 pending.after = RandomStates()
             if files is not None and standing.harmless is not None:
                 pending.around = Surroundings(standing.harmless.guards, self._original.dataset, indices, files)
@@ -168,6 +174,7 @@ class PixelFetcher:
     def finish(self, pending: Pending) -> Any:
         """The batch; random states are as plain leaves them where they were so since `begin`."""
         try:
+            self._compute_own(pending)
             done = self._done(pending)
             if done and pending.collation is None:
                 return self._collated_by_script(pending)
@@ -175,6 +182,33 @@ class PixelFetcher:
             return self._plain(pending) if batch is None else batch[0]
         finally:
             pending.drop()
+
+    def _compute_own(self, pending: Pending) -> None:
+        """By the script's own path, here, what is to be computed both ways; threads do the pixel work meanwhile."""
+        if pending.problem is not None:
+            return
+        alone = pending.collation is None  # a function of the script's collates, and is called once
+        try:
+            if pending.whole:
+                pending.before.restore()
+                pending.own = (
+                    [self._original.dataset[index] for index in pending.indices]
+                    if alone
+                    else self._original.fetch(pending.indices)
+                )
+                pending.own_after = RandomStates()
+            elif pending.due is not None:
+                now, (place, states) = RandomStates(), pending.due
+                index = pending.indices[place]
+                states.restore()
+                try:
+                    pending.own = self._original.dataset[index] if alone else self._original.fetch([index])
+                finally:
+                    now.restore()
+        except Exception as problem:
+            if is_interruption(problem):
+                raise
+            pending.problem = problem  # raised where it belongs
 
     def _done(self, pending: Pending) -> bool:
         """Whether the pixel work has been done, and well; then only the tensors of a batch are no plain ones yet."""
@@ -231,47 +265,30 @@ class PixelFetcher:
         standing = self.standing
         if pending.problem is not None:
             return None
-        if standing.shadow.first:
-            pending.before.restore()
-            own = self._original.fetch(pending.indices)
-            standing.compared(pending.after, standing.shadow.of_batch(batch, own))
-            return (own,)
+        if pending.whole:
+            standing.compared(pending.after, pending.own_after, standing.shadow.of_batch(batch, pending.own))
+            return (pending.own,)
         if pending.due is not None:
             place = pending.due[0]
-            single = self._recomputed(pending, lambda index: self._original.fetch([index]))
-            if why := difference(row(batch, place), single):
+            if why := difference(row(batch, place), pending.own):
                 standing.set_aside(f"its batches differ: item {pending.indices[place]}: {why}")
                 return None
         self._owner.num_batches += 1
         standing.succeeded()
         return (batch,)
 
-    def _recomputed(self, pending: Pending, compute: Callable[[Any], Any]) -> Any:
-        """What plain computes for the item that is due, with the random states that it had."""
-        assert pending.due is not None
-        place, states = pending.due
-        now = RandomStates()
-        states.restore()
-        try:
-            return compute(pending.indices[place])
-        finally:
-            now.restore()
-
     # -- put together by the script ------------------------------------------------------------------------------
 
     def _collated_by_script(self, pending: Pending) -> Any:
         """The same where a function of the script's collates: it is called once, whatever happens before."""
         standing, collate, items = self.standing, self._original.collate_fn, pending.items
-        if standing.shadow.first:
-            pending.before.restore()
-            own = [self._original.dataset[index] for index in pending.indices]
+        if pending.whole:
             standing.shadow.num_batches += 1
-            standing.compared(pending.after, item_difference(items, own))
-            return collate(own)
+            standing.compared(pending.after, pending.own_after, item_difference(items, pending.own))
+            return collate(pending.own)
         if pending.due is not None:
             place = pending.due[0]
-            single = self._recomputed(pending, lambda index: self._original.dataset[index])
-            if why := item_difference(items[place], single):
+            if why := item_difference(items[place], pending.own):
                 standing.set_aside(f"its items differ: item {pending.indices[place]}: {why}")
                 return self._plain(pending)
         self._owner.num_batches += 1

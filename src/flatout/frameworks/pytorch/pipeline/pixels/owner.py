@@ -159,9 +159,9 @@ class Standing:
         """A batch was fetched."""
         self._num_fetched += 1
 
-    def compared(self, after: RandomStates | None, why: str | None) -> None:
-        """A batch was computed both ways; the random states are those that plain leaves."""
-        if after is None or not after.equals(RandomStates()):
+    def compared(self, after: RandomStates | None, own_after: RandomStates | None, why: str | None) -> None:
+        """A batch was computed both ways; the random states after ours and after the script's own, and what differs."""
+        if after is None or own_after is None or not after.equals(own_after):
             self.set_aside("its batches draw other random numbers")
         elif why is not None:
             self.set_aside(f"its batches differ: {why}")
