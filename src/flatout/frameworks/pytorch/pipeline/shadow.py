@@ -102,7 +102,9 @@ def difference(one: Any, other: Any) -> str | None:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    flat = tensor.detach().contiguous().view(-1)
+    aligned = flat.nbytes % 8 == 0 and flat.storage_offset() * flat.element_size() % 8 == 0
+    return flat.view(torch.int64 if aligned else torch.uint8)  # eight bytes at a time, where they are
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -5,12 +5,11 @@ In: what the item's code notes while it runs. Out: a job that any thread can do,
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flatout.frameworks.pytorch.pipeline.pixels.decoded import DecodedImages
@@ -39,6 +38,21 @@ def num_references(things: Sequence[Any]) -> list[int]:
 _ALONE = num_references([object()])[0]
 
 
+class Held:
+    """One item's work, taken as long as one is inside; a class, for it is entered a dozen times for each item."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def __enter__(self) -> None:
+        self._work.take()
+
+    def __exit__(self, *_: object) -> None:
+        self._work.give_back()
+
+
 class Work:
     """The pixel work of one item."""
 
@@ -64,9 +78,12 @@ class Work:
         """Whether the item's code is still running, in this thread."""
         return self._thread == threading.get_ident()
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Nobody else computes anything of this item meanwhile.
+    def held(self) -> Held:
+        """Inside, nobody else computes anything of this item."""
+        return Held(self)
+
+    def take(self) -> None:
+        """Wait until nobody else holds it.
 
         Raises:
             TooLateError: Somebody else does not come to an end.
@@ -75,10 +92,10 @@ class Work:
             self._pid, self._lock = os.getpid(), threading.RLock()
         if not self._lock.acquire(timeout=PATIENCE_S):
             raise TooLateError("the pixel work of an item does not come to an end")
-        try:
-            yield
-        finally:
-            self._lock.release()
+
+    def give_back(self) -> None:
+        """It was taken once less."""
+        self._lock.release()
 
     def spoil(self, problem: BaseException) -> None:
         """Something went wrong; the script may see it or not."""
