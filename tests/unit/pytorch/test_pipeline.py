@@ -15,7 +15,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, default_collate  # noqa: E402
 
 from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
-from flatout.frameworks.pytorch.pipeline import images, indexing  # noqa: E402
+from flatout.frameworks.pytorch.pipeline import indexing  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, computed  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.reading import Unread, read  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.rows import Unvectorised  # noqa: E402
@@ -374,7 +374,6 @@ def test_attributes_that_change_while_a_pass_is_under_way_count_at_once():
 
 def test_batches_that_differ_are_never_handed_out(monkeypatch, made):
     body = "def __getitem__(self, i):\n    return torch.from_numpy(np.array(Image.fromarray(self.images[i])))"
-    monkeypatch.setitem(images.TRANSFORMS, "nothing", None)
     dataset = made(body)
     from flatout.frameworks.pytorch.pipeline import tensors
 

@@ -11,64 +11,18 @@ from torch.utils.data import ConcatDataset, DataLoader  # noqa: E402
 
 from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.pipeline import draws as draws_module  # noqa: E402
-from flatout.frameworks.pytorch.pipeline import randomness  # noqa: E402
+from flatout.frameworks.pytorch.pipeline import randomness, vision  # noqa: E402
 from flatout.frameworks.pytorch.pipeline import shadow as shadow_module  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.draws import MOST_BELOW, UNIFORM, drawn, skip  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.rows import Unvectorised  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.shadow import difference  # noqa: E402
 from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
+from pictures import check, cifar, mnist  # noqa: E402
 from vision import torchvision  # noqa: E402
 
-torchvision = torchvision()
-T = torchvision.transforms
-
-COLOURS = np.random.default_rng(1).integers(0, 256, (60, 32, 32, 3), dtype=np.uint8)
-GREY = torch.from_numpy(np.random.default_rng(2).integers(0, 256, (60, 28, 28), dtype=np.uint8))
+T = torchvision().transforms
 TAIL = [T.ToTensor(), T.Normalize((0.49, 0.48, 0.44), (0.2, 0.19, 0.2))]
 GREY_TAIL = [T.ToTensor(), T.Normalize((0.1307,), (0.3081,))]
-
-
-def cifar(*transforms):
-    """CIFAR-10 with images of ours."""
-    dataset = torchvision.datasets.CIFAR10.__new__(torchvision.datasets.CIFAR10)
-    dataset.data, dataset.targets = COLOURS, [i % 10 for i in range(60)]
-    dataset.transform, dataset.target_transform = T.Compose([*transforms]), None
-    return dataset
-
-
-def mnist(*transforms):
-    """MNIST with images of ours."""
-    dataset = torchvision.datasets.MNIST.__new__(torchvision.datasets.MNIST)
-    dataset.data, dataset.targets = GREY, torch.arange(60) % 10
-    dataset.transform, dataset.target_transform = T.Compose([*transforms]), None
-    return dataset
-
-
-def check(make, num=3, between=lambda dataset, number: None, keep=False, **options):
-    """Passes under the lever are those of plain, random streams included; why it is not used, else None."""
-    options = {"batch_size": 7, "shuffle": True, **options}
-    found = []
-    for on in (False, True):
-        dataset, owner = make(), Loaders()
-        if on:
-            owner.install()
-            owner.engage("fused", True)
-            owner.engage("stored", keep)
-        try:
-            torch.manual_seed(0)
-            loader, batches, states = DataLoader(dataset, **options), [], []
-            for number in range(num):
-                between(dataset, number)
-                batches.append(list(loader))
-                states.append(RandomStates())
-            found.append((batches, states))
-            why = owner.pipeline.fused.why_not(loader)
-        finally:
-            owner.remove()
-    assert difference(found[1][0], found[0][0]) is None
-    assert all(a.equals(b) for a, b in zip(found[0][1], found[1][1], strict=True))
-    assert why is not None or keep or owner.pipeline.fused.num_batches > 0
-    return why
 
 
 # -- numbers --------------------------------------------------------------------------------------------------------
@@ -183,7 +137,7 @@ def test_a_difference_found_later_leaves_batches_and_streams_as_they_are(monkeyp
         return cropped(*given) + (num > 12)
 
     crop = randomness.RandomTransform(randomness._crop_kinds, wrong_later)
-    monkeypatch.setitem(randomness.RANDOM, "RandomCrop", crop)
+    monkeypatch.setitem(randomness.RANDOM[vision.OLD], "RandomCrop", crop)
     monkeypatch.setattr(shadow_module, "AT_ONCE", 1)
     assert "its batches differ: item" in check(CHAINS["as CIFAR is trained on"])
 
@@ -219,7 +173,7 @@ def test_transforms_that_change_are_followed_or_left_to_the_script():
 
 
 def test_a_patched_function_of_torchvisions_is_seen(monkeypatch):
-    functional = torchvision.transforms.functional
+    functional = T.functional
     own = functional.hflip
 
     def patch(dataset, number):

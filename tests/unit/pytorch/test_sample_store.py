@@ -607,7 +607,7 @@ def seconds(monkeypatch, kept_s, computed_s):
     monkeypatch.setattr(stored_module, "_soonest_s", lambda work, num=5: (work() and None) or next(answers))
 
 
-@pytest.mark.parametrize(("kept_s", "why"), [(2.0, stored_module.NOT_WORTH), (0.5, None)])
+@pytest.mark.parametrize(("kept_s", "why"), [(0.3, stored_module.NOT_WORTH), (0.2, None)])
 def test_of_a_large_dataset_it_is_found_out_first_whether_keeping_is_worth_it(made, monkeypatch, kept_s, why):
     monkeypatch.setattr(stored_module, "LEAST_ESTIMATED", 50)
     monkeypatch.setattr(stored_module, "NUM_ESTIMATED", 10)

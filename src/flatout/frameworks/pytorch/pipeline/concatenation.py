@@ -90,6 +90,8 @@ def _joined(leaves: list[Any], order: np.ndarray) -> Rows:
         return Rows(kind, [together[place] for place in order.tolist()])
     if any((one.dtype, one.shape[1:]) != (data[0].dtype, data[0].shape[1:]) for one in data):
         raise Unvectorised("parts with items of different types or shapes")
-    if kind == "tensor":
+    if kind in ("tensor", "image_tensor"):
+        if not all(one.is_contiguous() for one in data):
+            raise Unvectorised("parts whose items do not lie row by row")
         return Rows(kind, torch.cat(data)[torch.from_numpy(order)])
     return Rows(kind, np.concatenate(data)[order])

@@ -5,9 +5,8 @@ An image in memory is its pixels; nothing is decoded or resampled here. In: `Row
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache, partial
+import sys
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -63,22 +62,56 @@ def to_tensor(transform: Any, value: Any) -> Rows:
             raise Unvectorised("`ToTensor` of something else than bytes")
     else:
         data = of(value)
-    return Rows("tensor", _channels_first(data).to(torch.get_default_dtype()).div_(255))
+    return Rows("tensor", _channels_first(data).contiguous().to(torch.get_default_dtype()).div_(255))
 
 
 def pil_to_tensor(transform: Any, value: Any) -> Rows:
-    """What torchvision's `PILToTensor` does: channels first, as bytes."""
+    """What torchvision's `PILToTensor` does: channels first, as bytes, which lie as in the image."""
     return Rows("tensor", _channels_first(of(value)))
 
 
 def _channels_first(data: np.ndarray) -> torch.Tensor:
     pixels = torch.from_numpy(data if data.flags.writeable else data.copy())
-    return pixels.unsqueeze(1) if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2).contiguous()
+    return pixels.unsqueeze(1) if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2)
+
+
+def to_image(transform: Any, value: Any) -> Rows:
+    """What torchvision's `ToImage` does with an image: channels first, as bytes, which lie as in the image."""
+    return Rows("image_tensor", _channels_first(of(value)))
+
+
+def to_dtype(transform: Any, value: Any) -> Rows:
+    """What torchvision's `ToDtype` does with bytes and floats; `scale`: from the range of one type to the other's."""
+    if type(value) is not Rows or value.kind not in ("tensor", "image_tensor"):
+        raise Unvectorised("`ToDtype` of something else than an image")
+    data, dtype = value.data, transform.dtype
+    floats = type(dtype) is torch.dtype and dtype.is_floating_point
+    if not floats or type(transform.scale) is not bool or not (data.dtype is torch.uint8 or data.is_floating_point()):
+        raise Unvectorised("`ToDtype` from or to other types than bytes and floats")
+    return Rows(value.kind, _new("to_dtype_image")(data, dtype=dtype, scale=transform.scale))
+
+
+def image_tensor() -> type | None:
+    """Torchvision's class of tensors that are images."""
+    return getattr(sys.modules.get("torchvision.tv_tensors"), "Image", None)
+
+
+def to_pure_tensor(transform: Any, value: Any) -> Rows:
+    """What torchvision's `ToPureTensor` does with an image."""
+    if type(value) is not Rows or value.kind not in ("tensor", "image_tensor"):
+        raise Unvectorised("`ToPureTensor` of something else than an image")
+    return Rows("tensor", value.data)
+
+
+def _new(name: str) -> Any:
+    """A function of version 2."""
+    return vars(sys.modules["torchvision.transforms.v2.functional"])[name]
 
 
 def normalize(transform: Any, value: Any, *, in_place: bool = False) -> Rows:
     """What torchvision's `Normalize` does; `in_place`: where the images lie."""
-    if type(value) is not Rows or value.kind != "tensor" or value.data.dim() < 4 or transform.inplace:
+    tensors = ("tensor", "image_tensor")
+    if type(value) is not Rows or value.kind not in tensors or value.data.dim() < 4 or transform.inplace:
         raise Unvectorised("`Normalize` of something else than an image, or in place")
     data, given = value.data, (transform.mean, transform.std)
     if not data.is_floating_point() or any(type(one) not in (tuple, list) for one in given):
@@ -86,7 +119,7 @@ def normalize(transform: Any, value: Any, *, in_place: bool = False) -> Rows:
     if any(len(one) not in (1, data.shape[1]) or not {*map(type, one)} <= {int, float} for one in given):
         raise Unvectorised("`Normalize` with other means than one a channel")
     mean, std = _by_channel(tuple(transform.mean), tuple(transform.std), data.dtype)
-    return Rows("tensor", (data.sub_(mean) if in_place else data.sub(mean)).div_(std))
+    return Rows(value.kind, (data.sub_(mean) if in_place else data.sub(mean)).div_(std))
 
 
 @lru_cache(maxsize=16)
@@ -96,30 +129,3 @@ def _by_channel(mean: tuple[Any, ...], std: tuple[Any, ...], dtype: torch.dtype)
     if each[0].dim() != 1 or each[1].dim() != 1 or bool((each[1] == 0).any()):
         raise Unvectorised("`Normalize` with other means than one a channel")
     return each[0].view(-1, 1, 1), each[1].view(-1, 1, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Transform:
-    """How one of torchvision's transforms is done for many images.
-
-    Attributes:
-        rows: What is called with the transform and the images.
-        fresh: Whether the result is always in memory of its own.
-        spending: The same in the memory of the images.
-        attributes: What its result depends on beside the images.
-    """
-
-    rows: Callable[..., Rows]
-    fresh: bool = False
-    spending: Callable[..., Rows] | None = None
-    attributes: tuple[str, ...] = ()
-
-
-TRANSFORMS: dict[str, Transform] = {
-    "ToTensor": Transform(to_tensor, fresh=True),
-    "PILToTensor": Transform(pil_to_tensor),
-    "Normalize": Transform(
-        normalize, fresh=True, spending=partial(normalize, in_place=True), attributes=("mean", "std", "inplace")
-    ),
-}
-"""torchvision's transforms, by the name of the class in `torchvision.transforms.transforms`."""

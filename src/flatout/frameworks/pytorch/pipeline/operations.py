@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.modules import module as _modules
 
-from flatout.frameworks.pytorch.pipeline import arrays, images, indexing, integers, tensors
+from flatout.frameworks.pytorch.pipeline import arrays, images, indexing, integers, tensors, vision
 from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised, each
 
 
@@ -78,17 +77,14 @@ def of_attribute(kind: type, name: str) -> Operation | None:
 
 def of_transform(transform: Any) -> Operation | None:
     """One of torchvision's transforms, its code as torchvision has it, and nothing hooked to it."""
-    kind = type(transform)
-    known = images.TRANSFORMS.get(kind.__name__)
-    if known is None or getattr(sys.modules.get("torchvision.transforms.transforms"), kind.__name__, None) is not kind:
+    known, kind = vision.known(transform), type(transform)
+    if known is None or vision.is_touched(transform):
         return None
-    if is_touched(transform):
-        return None
-    code = code_of(kind)
+    holds = vision.holds(kind)
 
     def looked_at(rows: Callable[..., Any]) -> Callable[[Any, Any], Rows]:
         def looked_at_first(self: Any, value: Any) -> Rows:
-            if code_of(kind) != code or is_touched(self):
+            if not holds(self):
                 raise Unvectorised("a transform that was changed since it was read")
             return rows(self, value)
 
@@ -98,21 +94,6 @@ def of_transform(transform: Any) -> Operation | None:
         f"torchvision.{kind.__name__}", lambda self, value: self(value), looked_at(known.rows),
         fresh=known.fresh, spending=looked_at(known.spending) if known.spending else None, spends=1,
     )  # fmt: skip
-
-
-def code_of(kind: type) -> tuple[Any, ...]:
-    """What a transform of torchvision's runs."""
-    own, names = kind.__dict__.get, vars(sys.modules["torchvision.transforms.functional"]).get
-    return own("__call__"), own("forward"), names("to_tensor"), names("pil_to_tensor"), names("normalize")
-
-
-def is_touched(transform: Any) -> bool:
-    """Whether somebody has hooked something to a transform, or to all modules."""
-    if not isinstance(transform, torch.nn.Module):
-        return "__call__" in vars(transform)
-    hooks = (transform._forward_hooks, transform._forward_pre_hooks, _modules._global_forward_hooks,
-             _modules._global_forward_pre_hooks)  # fmt: skip
-    return "forward" in vars(transform) or any(hooks)
 
 
 def of_operator(kind: type) -> Operation | None:

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from flatout.frameworks.pytorch.pipeline import images
+from flatout.frameworks.pytorch.pipeline import images, vision
 from flatout.frameworks.pytorch.pipeline.draws import MOST_BELOW, UNIFORM
-from flatout.frameworks.pytorch.pipeline.operations import is_touched
 from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
 
 
@@ -33,12 +32,10 @@ class RandomTransform:
 
 def of_transform(transform: Any) -> RandomTransform | None:
     """A random transform of torchvision's, its code as torchvision has it, and nothing hooked to it."""
-    kind = type(transform)
-    known = RANDOM.get(kind.__name__)
-    library = sys.modules.get("torchvision.transforms.transforms")
-    if known is None or getattr(library, kind.__name__, None) is not kind or is_touched(transform):
+    home = vision.home_of(type(transform))
+    if home is None or vision.is_touched(transform):
         return None
-    return known
+    return RANDOM[home].get(type(transform).__name__)
 
 
 def kinds_of(known: RandomTransform, transform: Any, value: Any) -> tuple[int, ...]:
@@ -58,25 +55,42 @@ def kinds_of(known: RandomTransform, transform: Any, value: Any) -> tuple[int, .
 
 def code_of(transform: Any) -> tuple[Any, ...]:
     """What a random transform runs."""
-    library = vars(sys.modules["torchvision.transforms.functional"])
-    own = type(transform).__dict__
-    return (*(own.get(name) for name in ("forward", "get_params")), *(library.get(name) for name in _USED))
+    library, kind = vars(sys.modules["torchvision.transforms.functional"]), type(transform)
+    own = [getattr(kind, name, None) for name in ("forward", "get_params")]
+    if vision.home_of(kind) == vision.NEW:
+        own += [vision.code_of(kind), *vision.kernels_for_pil()]
+    return (*own, *(library.get(name) for name in _USED))
 
 
 _USED = ("pad", "crop", "hflip", "vflip", "get_dimensions")
 
 
 def _crop_kinds(transform: Any, height: int, width: int) -> tuple[int, ...]:
+    down, across = _choices(transform, height, width)
+    return () if (down, across) == (1, 1) else (down, across)
+
+
+def _new_crop_kinds(transform: Any, height: int, width: int) -> tuple[int, ...]:
+    """Version 2 draws no number where there is no choice."""
+    return tuple(num for num in _choices(transform, height, width) if num > 1)
+
+
+def _choices(transform: Any, height: int, width: int) -> tuple[int, int]:
+    """From how many rows, and from how many columns, an image may be cropped."""
     left, top, right, bottom = _padding(transform)
     high, wide = height + top + bottom, width + left + right
     wanted = transform.size
-    if transform.pad_if_needed or transform.padding_mode != "constant" or transform.fill != 0:
+    if transform.pad_if_needed or transform.padding_mode != "constant" or _fills_otherwise(transform):
         raise Unvectorised("`RandomCrop` with padding of another kind")
     if high < wanted[0] or wide < wanted[1] or max(high, wide) >= MOST_BELOW:
         raise Unvectorised("`RandomCrop` of images that are too small")
-    if (high, wide) == tuple(wanted):
-        return ()
     return high - wanted[0] + 1, wide - wanted[1] + 1
+
+
+def _fills_otherwise(transform: Any) -> bool:
+    """Whether there is something else than 0 beside the image; version 2 has it twice, and reads the second."""
+    fills = [transform.fill, *getattr(transform, "_fill", {}).values()]
+    return any(type(fill) not in (int, float) or fill != 0 for fill in fills)
 
 
 def _padding(transform: Any) -> tuple[int, int, int, int]:
@@ -87,6 +101,10 @@ def _padding(transform: Any) -> tuple[int, int, int, int]:
     parts = (padding,) if type(padding) is int else tuple(padding)
     if any(type(one) is not int or one < 0 for one in parts) or len(parts) not in (1, 2, 4):
         raise Unvectorised("`RandomCrop` with padding of another kind")
+    if vision.home_of(type(transform)) == vision.NEW:
+        if len(parts) != 4:
+            raise Unvectorised("`RandomCrop` with padding of another kind")
+        return parts[0], parts[2], parts[1], parts[3]
     left, top, right, bottom = {1: parts * 4, 2: parts * 2, 4: parts}[len(parts)]
     return left, top, right, bottom
 
@@ -95,8 +113,11 @@ def _cropped(transform: Any, pixels: np.ndarray, numbers: list[np.ndarray]) -> n
     left, top, _, _ = _padding(transform)
     high, wide = transform.size
     found = np.zeros((len(pixels), high, wide, *pixels.shape[3:]), np.uint8)
-    places = zip(*(one.tolist() for one in numbers), strict=True) if numbers else [(0, 0)] * len(pixels)
-    for image, out, (row, column) in zip(pixels, found, places, strict=True):
+    drawn, never = iter(numbers), np.zeros(len(pixels), np.int64)
+    kinds = _choices(transform, *pixels.shape[1:3])
+    both = len(numbers) == 2
+    rows, columns = [next(drawn) if both or (numbers and num > 1) else never for num in kinds]
+    for image, out, row, column in zip(pixels, found, rows.tolist(), columns.tolist(), strict=True):
         part = image[max(row - top, 0) : max(row - top + high, 0), max(column - left, 0) : max(column - left + wide, 0)]
         down, across = max(top - row, 0), max(left - column, 0)
         out[down : down + part.shape[0], across : across + part.shape[1]] = part
@@ -115,9 +136,13 @@ def _flipped(axis: int) -> Callable[[Any, np.ndarray, list[np.ndarray]], np.ndar
     return rows
 
 
-RANDOM: dict[str, RandomTransform] = {
-    "RandomCrop": RandomTransform(_crop_kinds, _cropped),
+_FLIPS = {
     "RandomHorizontalFlip": RandomTransform(lambda *_: (UNIFORM,), _flipped(2)),
     "RandomVerticalFlip": RandomTransform(lambda *_: (UNIFORM,), _flipped(1)),
 }
-"""By the name of the class in `torchvision.transforms.transforms`."""
+
+RANDOM: dict[str, dict[str, RandomTransform]] = {
+    vision.OLD: {"RandomCrop": RandomTransform(_crop_kinds, _cropped), **_FLIPS},
+    vision.NEW: {"RandomCrop": RandomTransform(_new_crop_kinds, _cropped), **_FLIPS},
+}
+"""By the module that they are imported from, and the name of the class."""

@@ -20,7 +20,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset
 
-from flatout.frameworks.pytorch.pipeline import operations, randomness
+from flatout.frameworks.pytorch.pipeline import operations, randomness, vision
 from flatout.frameworks.pytorch.pipeline.concatenation import concatenated
 from flatout.frameworks.pytorch.pipeline.hugging_face import is_table, row_of_table
 from flatout.frameworks.pytorch.pipeline.lookup import Lookup
@@ -361,6 +361,12 @@ class Reader:
         if operation is not None:
             recording.of_type(callee, type(value))
             return recording.apply(operation, [callee, *given], named)
+        chain = vision.as_read(value)
+        if chain is not None:
+            recording.of_type(callee, type(value))
+            holds = vision.holds(type(value))
+            recording.truth(recording.apply(operations.Operation("unchanged", holds, holds), [callee]))
+            return self._run(chain, [callee, *given], named)
         random = randomness.of_transform(value)
         if random is not None and len(given) == 1 and not named:
             return recording.draw(callee, given[0], random)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from torch.utils._pytree import tree_leaves
 
-from flatout.frameworks.pytorch.pipeline import images
-from flatout.frameworks.pytorch.pipeline.operations import SUBSCRIPT, Operation, is_touched
+from flatout.frameworks.pytorch.pipeline import images, vision
+from flatout.frameworks.pytorch.pipeline.operations import SUBSCRIPT, Operation
 from flatout.frameworks.pytorch.pipeline.program import (
     DATASET,
     DRAWN,
@@ -201,9 +201,10 @@ class Recording:
         self._draws += kinds
 
         def rows(now: Any, value: Any, numbers: list[Any]) -> Rows:
-            if is_touched(now) or code_of(now) != code or kinds_of(known, now, value) != kinds:
+            if vision.is_touched(now) or code_of(now) != code or kinds_of(known, now, value) != kinds:
                 raise Unvectorised("a random transform that was changed since it was read")
-            return Rows("image", known.rows(now, images.of(value), numbers[first : first + len(kinds)]))
+            own = numbers[first : first + len(kinds)] if kinds else []
+            return Rows("image", known.rows(now, images.of(value), own))
 
         name = f"torchvision.{type(transform.value).__name__}"
         operation = Operation(name, lambda own, value, _: own(value), rows, fresh=True)

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-Kind: TypeAlias = Literal["tensor", "array", "scalar", "image", "int", "float", "str", "truth"]
+Kind: TypeAlias = Literal["tensor", "image_tensor", "array", "scalar", "image", "int", "float", "str", "truth"]
 
 
 class Unvectorised(Exception):
@@ -26,10 +26,11 @@ class Rows:
     """One value per item.
 
     Attributes:
-        kind: What each of them is: a tensor, an array, a NumPy scalar, an image (`uint8`, grey or RGB), an `int` ...
-        data: For `tensor` a tensor, for `array`, `scalar` and `image` an array, each with the items as its first
-            dimension; for Python's own values a list of them, so that arithmetic is Python's; for `int` and `truth` it
-            may be an array as well, see `integers`.
+        kind: What each of them is: a tensor, one of torchvision's images that are tensors, an array, a NumPy scalar, an
+            image (`uint8`, grey or RGB), an `int` ...
+        data: For `tensor` and `image_tensor` a tensor, for `array`, `scalar` and `image` an array, each with the items
+            as its first dimension; for Python's own values a list of them, so that arithmetic is Python's; for `int`
+            and `truth` it may be an array as well, see `integers`.
         least: Of such an array of `int`: no number is smaller.
         most: Likewise, no number is larger.
     """
@@ -77,9 +78,9 @@ def kind_of(value: Any) -> Kind:
     kind = type(value)
     if kind in _PLAIN and not isinstance(value, np.ndarray):
         return _PLAIN[kind]
-    if kind is torch.Tensor:
+    if kind is torch.Tensor or kind is getattr(sys.modules.get("torchvision.tv_tensors"), "Image", None):
         if is_plain(value):
-            return "tensor"
+            return "tensor" if kind is torch.Tensor else "image_tensor"
         raise Unvectorised("a tensor that is not a plain one on the CPU")
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
         return "scalar"
@@ -133,8 +134,8 @@ def each(value: Any, num: int, types: tuple[type, ...]) -> list[Any]:
 
 def collated(rows: Rows) -> Any:
     """What PyTorch's `default_collate` makes of the single values, in memory of its own."""
-    if rows.kind == "tensor":
-        return _owned(rows.data.contiguous())
+    if rows.kind in ("tensor", "image_tensor"):
+        return _stacked(rows.data)
     if rows.kind == "str":
         return rows.data
     if rows.kind == "int":
@@ -148,12 +149,35 @@ def collated(rows: Rows) -> Any:
     raise Unvectorised(f"a batch of `{rows.kind}`")
 
 
-def _owned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in memory that is PyTorch's and only its own, as stacking gives it: no view, in the usual strides."""
+def _stacked(data: torch.Tensor) -> torch.Tensor:
+    """What `torch.stack` makes of the tensors: row by row, or with their channels last where they lie so."""
+    if data.is_contiguous() or stacks_densely(data.shape[1:], data.stride()[1:], data.dtype):
+        return _owned(data.contiguous())
+    if data.dim() != 4 or not data[:1].is_contiguous(memory_format=torch.channels_last):
+        raise Unvectorised("tensors that do not lie row by row, nor with their channels last")
+    channels_last = data.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
+    return _owned(channels_last, (0, 3, 1, 2))
+
+
+@lru_cache(maxsize=256)
+def stacks_densely(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Whether stacked tensors of this layout lie one after another, each row by row."""
+    one = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+    return torch.stack([one, one]).is_contiguous()
+
+
+def _owned(tensor: torch.Tensor, order: tuple[int, ...] | None = None) -> torch.Tensor:
+    """A dense tensor in memory that is PyTorch's and only its own, as stacking gives it: no view, in the usual strides.
+
+    `order`: of its dimensions, in the result.
+    """
     storage = tensor.untyped_storage()
     if not storage.resizable() or storage.nbytes() != tensor.numel() * tensor.element_size():
-        tensor = tensor.clone()
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
     wanted = _usual_strides(tensor.shape)
+    if order is not None:
+        shape, strides = [tensor.shape[dim] for dim in order], [wanted[dim] for dim in order]
+        return torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage(), 0, shape, strides)
     if tensor._is_view() or tensor.stride() != wanted:
         return torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage(), 0, tensor.shape, wanted)
     return tensor

@@ -88,7 +88,9 @@ def difference(one: Any, other: Any) -> str | None:
     kind = type(one)
     if kind is not type(other):
         return f"a `{kind.__name__}` where plain has a `{type(other).__name__}`"
-    if kind is torch.Tensor:
+    if issubclass(kind, torch.Tensor):
+        if kind is not torch.Tensor:
+            one, other = one.as_subclass(torch.Tensor), other.as_subclass(torch.Tensor)
         if _form(one) != _form(other):
             return f"a tensor {_described(one)} where plain has {_described(other)}"
         return None if torch.equal(_bits(one), _bits(other)) else "other values"

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from flatout.frameworks.pytorch.pipeline import vision
 from flatout.frameworks.pytorch.pipeline.identity import Identity, identify
-from flatout.frameworks.pytorch.pipeline.images import TRANSFORMS
 from flatout.frameworks.pytorch.pipeline.integers import whole
-from flatout.frameworks.pytorch.pipeline.operations import code_of, is_touched
 from flatout.frameworks.pytorch.pipeline.program import Instruction, Program, Slot, slots_of, straight_line
 from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
 
@@ -195,9 +194,9 @@ def state_of(value: Any) -> Any:
         return kind, value.dtype, value.shape, copied.view(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(value, np.ndarray | np.generic) and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
         return kind, value.dtype, value.shape, value.tobytes()
-    known = TRANSFORMS.get(kind.__name__)
-    if known is not None and kind.__module__ == "torchvision.transforms.transforms":
-        if is_touched(value):
+    known = vision.known(value)
+    if known is not None:
+        if vision.is_touched(value):
             raise Unvectorised("a transform that was changed since it was read")
-        return kind, code_of(kind), tuple([state_of(getattr(value, name)) for name in known.attributes])
+        return kind, vision.code_of(kind), tuple([state_of(getattr(value, name)) for name in known.attributes])
     raise Unvectorised(f"items depend on a `{kind.__name__}`, which may change and not be seen to")

@@ -45,7 +45,11 @@ LEAST_ESTIMATED = 2000
 NUM_ESTIMATED = 64
 """Items by which that is found out."""
 
-NOT_WORTH = "to put kept items together takes longer than to compute them"
+LEAST_GAIN = 4
+"""How many times as soon kept items have to be there then: so few lie in the processor's cache, all of them do not, and
+to keep them costs as much as several passes that compute them."""
+
+NOT_WORTH = "its items are computed nearly as soon as kept ones are put together"
 
 NO_MEMORY = "`--store-memory 0` keeps nothing"
 
@@ -346,7 +350,7 @@ class StoredFetcher:
 
 
 def _worth_keeping(program: Program, sources: Sources, reading: Reading) -> bool:
-    """Whether a batch of kept items would be there sooner than one that is computed."""
+    """Whether a batch of kept items would be there so much sooner than one that is computed that it pays soon."""
     indices = list(range(NUM_ESTIMATED))
     places, batch = torch.arange(NUM_ESTIMATED), computed(program, reading.dataset, indices)
 
@@ -356,7 +360,7 @@ def _worth_keeping(program: Program, sources: Sources, reading: Reading) -> bool
             for leaf in leaves_of(batch):
                 _ = leaf.index_select(0, places) if isinstance(leaf, torch.Tensor) else list(leaf)
 
-    return _soonest_s(gather) < _soonest_s(lambda: computed(program, reading.dataset, indices))
+    return LEAST_GAIN * _soonest_s(gather) < _soonest_s(lambda: computed(program, reading.dataset, indices))
 
 
 def _soonest_s(work: Callable[[], object], num: int = 5) -> float:

@@ -6,13 +6,13 @@ known beforehand. In: items, one after another. Out: the batch that `default_col
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
 from flatout.frameworks.pytorch.pipeline.pixels.tensors import DeferredTensor
+from flatout.frameworks.pytorch.pipeline.rows import stacks_densely
 
 
 class Collation:
@@ -29,11 +29,7 @@ class Collation:
         """Give the tensors of an item their places."""
         for part, tensor in enumerate(tensors):
             layout = tensor.flatout_layout
-            if (
-                number == 0
-                and part == len(self._wholes)
-                and _stacks_densely(layout.shape, layout.strides, layout.dtype)
-            ):
+            if number == 0 and part == len(self._wholes) and stacks_densely(layout.shape, layout.strides, layout.dtype):
                 self._wholes.append(torch.empty((self._num, *layout.shape), dtype=layout.dtype, device="cpu"))
             if part >= len(self._wholes):
                 return
@@ -70,10 +66,3 @@ class Collation:
 def is_plain() -> bool:
     """Whether `default_collate` treats tensors as PyTorch has it, and not by a function of the script's."""
     return default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn
-
-
-@lru_cache(maxsize=256)
-def _stacks_densely(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Whether stacked tensors of this layout lie one after another, each row by row."""
-    one = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
-    return torch.stack([one, one]).is_contiguous()
