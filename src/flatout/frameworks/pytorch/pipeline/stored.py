@@ -230,7 +230,7 @@ class Keeper:
         self._kept_s.append(kept_s / num)
         if len(self._kept_s) == NUM_TIMED and len(self._computed_s) >= NUM_TIMED // 4:
             if statistics.median(self._kept_s) > statistics.median(self._computed_s):
-                self.set_aside(NOT_WORTH)
+                self.set_aside("to put kept items together takes longer than to compute them")
             self._kept_s.clear()
 
     def set_aside(self, why: str) -> None:
