@@ -213,15 +213,16 @@ class FusedFetcher:
                 reading.set_aside("its items draw other random numbers")
             self.known = not why
             return own
-        some = Some(single_path, indices, before, len(reading.program.draws) if reading.program else 0)
-        unwatched = before is not None or not _in_main_thread()  # where others draw meanwhile
-        if why := reading.shadow.of_items(batch, indices, some, draws=unwatched):
-            reading.differs(why)
-            if before is not None:
-                torch.set_rng_state(before)
-            return self.plain(indices)
-        if after is not None and some.asked:
-            torch.set_rng_state(after)
+        if reading.shadow.any_due(len(indices)):
+            some = Some(single_path, indices, before, len(reading.program.draws) if reading.program else 0)
+            unwatched = before is not None or not _in_main_thread()  # where others draw meanwhile
+            if why := reading.shadow.of_items(batch, indices, some, draws=unwatched):
+                reading.differs(why)
+                if before is not None:
+                    torch.set_rng_state(before)
+                return self.plain(indices)
+            if after is not None:
+                torch.set_rng_state(after)
         self._owner.num_batches += 1
         self.known = True
         return batch
@@ -255,11 +256,9 @@ class Some:
         self._indices = indices
         self._before = before
         self._num_words = num_words
-        self.asked = False
 
     def __call__(self, places: list[int]) -> Any:
         """For the items at these places of the batch."""
-        self.asked = True
         if self._before is None:
             return self._plain([self._indices[place] for place in places])
         found = []

@@ -113,18 +113,20 @@ def normalize(transform: Any, value: Any, *, in_place: bool = False) -> Rows:
     tensors = ("tensor", "image_tensor")
     if type(value) is not Rows or value.kind not in tensors or value.data.dim() < 4 or transform.inplace:
         raise Unvectorised("`Normalize` of something else than an image, or in place")
-    data, given = value.data, (transform.mean, transform.std)
-    if not data.is_floating_point() or any(type(one) not in (tuple, list) for one in given):
+    data, mean, std = value.data, transform.mean, transform.std
+    if not data.is_floating_point() or type(mean) not in (tuple, list) or type(std) not in (tuple, list):
         raise Unvectorised("`Normalize` of something else than floats, or by something else than a list")
-    if any(len(one) not in (1, data.shape[1]) or not {*map(type, one)} <= {int, float} for one in given):
-        raise Unvectorised("`Normalize` with other means than one a channel")
-    mean, std = _by_channel(tuple(transform.mean), tuple(transform.std), data.dtype)
+    mean, std = _by_channel(tuple(mean), tuple(std), data.shape[1], data.dtype)
     return Rows(value.kind, (data.sub_(mean) if in_place else data.sub(mean)).div_(std))
 
 
 @lru_cache(maxsize=16)
-def _by_channel(mean: tuple[Any, ...], std: tuple[Any, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _by_channel(
+    mean: tuple[Any, ...], std: tuple[Any, ...], num_channels: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     """One number a channel, as they stand beside images."""
+    if any(len(one) not in (1, num_channels) or not {*map(type, one)} <= {int, float} for one in (mean, std)):
+        raise Unvectorised("`Normalize` with other means than one a channel")
     each = torch.as_tensor(mean, dtype=dtype), torch.as_tensor(std, dtype=dtype)
     if each[0].dim() != 1 or each[1].dim() != 1 or bool((each[1] == 0).any()):
         raise Unvectorised("`Normalize` with other means than one a channel")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,12 @@ def of_array(data: np.ndarray) -> Rows:
     """The same numbers as Python's."""
     if data.dtype == np.uint64:
         return Rows("int", data.tolist())
-    limits = np.iinfo(data.dtype)
-    return Rows("int", data.astype(np.int64), int(limits.min), int(limits.max))
+    return Rows("int", data.astype(np.int64), *_limits(data.dtype))
+
+
+@cache
+def _limits(dtype: np.dtype[Any]) -> Bounds:
+    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
 
 
 def calculated(operation: Callable[[Any, Any], Any], one: Any, other: Any) -> Rows | None:

@@ -43,10 +43,15 @@ class Shadow:
         self.num_batches += 1
         return difference(batch, plain)
 
+    def any_due(self, num: int) -> bool:
+        """Whether items of the next batch, which has so many, are to be computed both ways."""
+        self._since += num
+        return self._since >= EVERY * AT_ONCE
+
     def of_items(
         self, batch: Any, indices: list[int], plain: Callable[[list[int]], Any], *, draws: bool = False
     ) -> str | None:
-        """The items that are due in this batch.
+        """The items that are due in this batch, of which `any_due` says that there are some.
 
         Args:
             batch: What was computed.
@@ -54,9 +59,6 @@ class Shadow:
             plain: Gives the batch of the items at some places, by the script's own path.
             draws: Whether it is known that items draw random numbers, or others draw meanwhile.
         """
-        self._since += len(indices)
-        if self._since < EVERY * AT_ONCE:
-            return None
         num = min(self._since // EVERY, len(indices))
         self._since -= num * EVERY  # of a small batch the rest is due in the next ones
         before = RandomStates() if self.num_items < NUM_WATCHED and not draws else None  # it costs more than most items

@@ -341,10 +341,11 @@ class StoredFetcher:
             if why := shadow.of_batch(batch, own):
                 keeper.differs(why)
             return own
-        unwatched = threading.current_thread() is not threading.main_thread()  # where others draw meanwhile
-        if why := shadow.of_items(batch, indices, Some(plain, indices), draws=unwatched):
-            keeper.differs(why)
-            return self._inner.plain(indices)
+        if shadow.any_due(len(indices)):
+            unwatched = threading.current_thread() is not threading.main_thread()  # where others draw meanwhile
+            if why := shadow.of_items(batch, indices, Some(plain, indices), draws=unwatched):
+                keeper.differs(why)
+                return self._inner.plain(indices)
         self._owner.num_batches += 1
         return batch
 
