@@ -889,3 +889,17 @@ def test_pils_setting_at_the_time_of_the_item_counts(paths, monkeypatch):
     assert fetcher._engine.threads.finish(pending.jobs)
     assert all("settings have changed" in str(one.problem) for one in pending.works)
     pending.drop()
+
+
+class NeverEqual:
+    def __eq__(self, other):
+        raise ValueError("not to be compared")
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize(
+    "thing", [torch.eye(3).to_sparse(), torch.ones(3, dtype=torch.complex64).conj(), NeverEqual()], ids=type
+)
+def test_items_that_cannot_be_compared_are_no_error(thing):
+    assert item_difference((thing, 1), (thing, 1)) is not None
