@@ -118,14 +118,16 @@ def normalize(transform: Any, value: Any, *, in_place: bool = False) -> Rows:
         raise Unvectorised("`Normalize` of something else than floats, or by something else than a list")
     if any(len(one) not in (1, data.shape[1]) or not {*map(type, one)} <= {int, float} for one in given):
         raise Unvectorised("`Normalize` with other means than one a channel")
-    mean, std = _by_channel(tuple(transform.mean), tuple(transform.std), data.dtype)
+    mean, std = _by_channel(tuple(transform.mean), tuple(transform.std), data.dtype, repr(given))
     return Rows(value.kind, (data.sub_(mean) if in_place else data.sub(mean)).div_(std))
 
 
 @lru_cache(maxsize=16)
-def _by_channel(mean: tuple[Any, ...], std: tuple[Any, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """One number a channel, as they stand beside images."""
-    each = torch.as_tensor(mean, dtype=dtype), torch.as_tensor(std, dtype=dtype)
+def _by_channel(
+    mean: tuple[Any, ...], std: tuple[Any, ...], dtype: torch.dtype, spelled: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One number a channel, as they stand beside images; `spelled`: tells -0.0 from 0.0, which are equal."""
+    each = torch.as_tensor(mean, dtype=dtype, device="cpu"), torch.as_tensor(std, dtype=dtype, device="cpu")
     if each[0].dim() != 1 or each[1].dim() != 1 or bool((each[1] == 0).any()):
         raise Unvectorised("`Normalize` with other means than one a channel")
     return each[0].view(-1, 1, 1), each[1].view(-1, 1, 1)
