@@ -903,3 +903,14 @@ class NeverEqual:
 )
 def test_items_that_cannot_be_compared_are_no_error(thing):
     assert item_difference((thing, 1), (thing, 1)) is not None
+
+
+def test_a_quantised_tensor_in_an_item_does_not_end_the_process():
+    code = """
+        import torch
+        from flatout.frameworks.pytorch.pipeline.shadow import difference
+        quantised = torch.quantize_per_tensor(torch.arange(8.0), 0.1, 0, torch.qint8)
+        print(difference(quantised, quantised))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "quantised" in done.stdout
