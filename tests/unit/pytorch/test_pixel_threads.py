@@ -889,3 +889,28 @@ def test_pils_setting_at_the_time_of_the_item_counts(paths, monkeypatch):
     assert fetcher._engine.threads.finish(pending.jobs)
     assert all("settings have changed" in str(one.problem) for one in pending.works)
     pending.drop()
+
+
+class NeverEqual:
+    def __eq__(self, other):
+        raise ValueError("not to be compared")
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize(
+    "thing", [torch.eye(3).to_sparse(), torch.ones(3, dtype=torch.complex64).conj(), NeverEqual()], ids=type
+)
+def test_items_that_cannot_be_compared_are_no_error(thing):
+    assert item_difference((thing, 1), (thing, 1)) is not None
+
+
+def test_a_quantised_tensor_in_an_item_does_not_end_the_process():
+    code = """
+        import torch
+        from flatout.frameworks.pytorch.pipeline.shadow import difference
+        quantised = torch.quantize_per_tensor(torch.arange(8.0), 0.1, 0, torch.qint8)
+        print(difference(quantised, quantised))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "quantised" in done.stdout

@@ -144,6 +144,8 @@ CHANGES = {
     "order": lambda chain: setattr(chain, "transforms", [*chain.transforms, v2.Normalize((0.5,), (0.5,))]),
     "method": lambda chain: setattr(chain.transforms[1], "transform", lambda image, params: image.float() * 2),
     "all hooked": hook_all,
+    "compiled": lambda chain: setattr(chain.transforms[1], "_compiled_call_impl", lambda image: image.float() * 2),
+    "compiled chain": lambda chain: setattr(chain, "_compiled_call_impl", lambda image: torch.zeros(2)),
     "fewer": lambda chain: setattr(chain, "transforms", [v2.ToImage(), v2.ToDtype(torch.float32)]),
 }
 
@@ -233,3 +235,42 @@ def test_workers_that_are_asked_for_have_the_same_streams():
         )
         is None
     )
+
+
+def test_a_transform_that_is_told_to_pass_its_images_on_does_so():
+    def between(dataset, number):
+        if number == 2:
+            dataset.transform.transforms[1]._transformed_types = (int,)
+
+    check(lambda: grey(*floats()), 4, between)
+
+
+def test_a_chance_that_is_no_number_flips_as_the_script_does():
+    def between(dataset, number):
+        if number == 2:
+            dataset.transform.transforms[0].p = float("nan")
+
+    check(lambda: coloured(v2.RandomHorizontalFlip(), *floats()), 4, between)
+
+
+def test_a_mean_of_minus_nought_is_not_one_of_nought():
+    def between(dataset, number):
+        dataset.transform.transforms[3].mean = [-0.0 if number == 2 else 0.0]
+
+    check(lambda: grey(*floats(), v2.Normalize([0.0], [-1.0]), v2.Normalize([0.0], [1.0])), 4, between)
+
+
+def test_a_collation_that_is_registered_later_is_followed():
+    collations = torch.utils.data._utils.collate.default_collate_fn_map
+    own = collations[torch.Tensor]
+
+    def between(dataset, number):
+        collations[torch.Tensor] = changed if number == 2 else own
+
+    def changed(batch, *, collate_fn_map=None):
+        return torch.stack(batch) + 1
+
+    try:
+        check(CHAINS["as MNIST is trained on"], 4, between)
+    finally:
+        collations[torch.Tensor] = own

@@ -5,6 +5,7 @@ An image in memory is its pixels; nothing is decoded or resampled here. In: `Row
 
 from __future__ import annotations
 
+import marshal
 import sys
 from functools import lru_cache
 from typing import Any
@@ -113,21 +114,24 @@ def normalize(transform: Any, value: Any, *, in_place: bool = False) -> Rows:
     tensors = ("tensor", "image_tensor")
     if type(value) is not Rows or value.kind not in tensors or value.data.dim() < 4 or transform.inplace:
         raise Unvectorised("`Normalize` of something else than an image, or in place")
-    data, mean, std = value.data, transform.mean, transform.std
-    if not data.is_floating_point() or type(mean) not in (tuple, list) or type(std) not in (tuple, list):
+    data, given = value.data, (transform.mean, transform.std)
+    if not data.is_floating_point() or type(given[0]) not in (tuple, list) or type(given[1]) not in (tuple, list):
         raise Unvectorised("`Normalize` of something else than floats, or by something else than a list")
-    mean, std = _by_channel(tuple(mean), tuple(std), data.shape[1], data.dtype)
+    try:
+        spelled = marshal.dumps(given, 2)
+    except ValueError:
+        raise Unvectorised("`Normalize` with other means than one a channel") from None
+    mean, std = _by_channel(spelled, data.shape[1], data.dtype)
     return Rows(value.kind, (data.sub_(mean) if in_place else data.sub(mean)).div_(std))
 
 
 @lru_cache(maxsize=16)
-def _by_channel(
-    mean: tuple[Any, ...], std: tuple[Any, ...], num_channels: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One number a channel, as they stand beside images."""
-    if any(len(one) not in (1, num_channels) or not {*map(type, one)} <= {int, float} for one in (mean, std)):
+def _by_channel(spelled: bytes, num_channels: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """One number a channel, as they stand beside images; `spelled`: bit by bit, for -0.0 equals 0.0."""
+    given = marshal.loads(spelled)
+    if any(len(one) not in (1, num_channels) or not {*map(type, one)} <= {int, float} for one in given):
         raise Unvectorised("`Normalize` with other means than one a channel")
-    each = torch.as_tensor(mean, dtype=dtype), torch.as_tensor(std, dtype=dtype)
+    each = [torch.as_tensor(one, dtype=dtype, device="cpu") for one in given]
     if each[0].dim() != 1 or each[1].dim() != 1 or bool((each[1] == 0).any()):
         raise Unvectorised("`Normalize` with other means than one a channel")
     return each[0].view(-1, 1, 1), each[1].view(-1, 1, 1)

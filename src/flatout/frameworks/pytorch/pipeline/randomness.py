@@ -126,7 +126,7 @@ def _cropped(transform: Any, pixels: np.ndarray, numbers: list[np.ndarray]) -> n
 
 def _flipped(axis: int) -> Callable[[Any, np.ndarray, list[np.ndarray]], np.ndarray]:
     def rows(transform: Any, pixels: np.ndarray, numbers: list[np.ndarray]) -> np.ndarray:
-        if type(transform.p) not in (int, float):
+        if type(transform.p) not in (int, float) or not 0 <= transform.p <= 1:  # the versions differ in what NaN does
             raise Unvectorised("a chance that is no number")
         found = pixels.copy()
         which = np.flatnonzero(numbers[0] < np.float32(transform.p))

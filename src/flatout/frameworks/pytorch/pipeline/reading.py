@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from flatout.frameworks.pytorch.pipeline import operations, randomness, vision
 from flatout.frameworks.pytorch.pipeline.concatenation import concatenated
@@ -44,6 +45,8 @@ def read(dataset: Any, index: int) -> tuple[Any, Program]:
         Unread: Says what is not known, and where it stands.
     """
     recording = Recording(dataset, index)
+    collations = dict(default_collate_fn_map)
+    recording.guard(default_collate_fn_map, "collations", lambda: default_collate_fn_map == collations)
     item = Reader(recording).item(recording.dataset, recording.index)
     kept_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(item.value))
     if recording.taken_bytes > max(MUCH_BYTES, MOST_TAKEN * kept_bytes):

@@ -22,8 +22,8 @@ from flatout.frameworks.pytorch.pipeline.rows import Rows
 OLD, NEW = "torchvision.transforms.transforms", "torchvision.transforms.v2"
 
 _OWN = frozenset(("__call__", "forward", "transform", "make_params", "check_inputs", "_call_kernel",
-                  "_needs_transform_list"))  # fmt: skip
-"""Methods that somebody may have replaced in a single transform."""
+                  "_needs_transform_list", "_transformed_types"))  # fmt: skip
+"""What somebody may have replaced in a single transform."""
 
 _METHODS = ("forward", "__call__", "transform", "make_params", "check_inputs", "_call_kernel", "_needs_transform_list",
             "_transformed_types")  # fmt: skip
@@ -118,12 +118,12 @@ def kernels_for_pil() -> list[Any]:
 
 
 def is_touched(transform: Any) -> bool:
-    """Whether somebody has hooked something to a transform, or to all modules."""
+    """Whether somebody has hooked something to a transform, or to all modules, or has compiled it."""
     if not isinstance(transform, torch.nn.Module):
         return "__call__" in vars(transform)
     hooks = (transform._forward_hooks, transform._forward_pre_hooks, _modules._global_forward_hooks,
              _modules._global_forward_pre_hooks)  # fmt: skip
-    return not _OWN.isdisjoint(vars(transform)) or any(hooks)
+    return not _OWN.isdisjoint(vars(transform)) or any(hooks) or transform._compiled_call_impl is not None
 
 
 def holds(kind: type) -> Callable[[Any], bool]:

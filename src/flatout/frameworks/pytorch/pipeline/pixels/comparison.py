@@ -20,6 +20,13 @@ def item_difference(one: Any, other: Any) -> str | None:
     >>> item_difference((np.zeros(2), "cat"), (np.zeros(2), "dog"))
     'other values'
     """
+    try:
+        return _difference(one, other)
+    except Exception as problem:  # noqa: BLE001  items of any kind, whose `__eq__` may be the script's
+        return f"{type(problem).__name__} when they were compared"
+
+
+def _difference(one: Any, other: Any) -> str | None:
     kind = type(one)
     if kind is not type(other):
         return f"a `{kind.__name__}` where plain has a `{type(other).__name__}`"
@@ -36,11 +43,11 @@ def item_difference(one: Any, other: Any) -> str | None:
     if isinstance(one, dict):
         if list(one) != list(other):
             return "other keys"
-        return next((why for key in one if (why := item_difference(one[key], other[key]))), None)
+        return next((why for key in one if (why := _difference(one[key], other[key]))), None)
     if isinstance(one, list | tuple):
         if len(one) != len(other):
             return f"{len(one)} parts where plain has {len(other)}"
-        return next((why for a, b in zip(one, other, strict=True) if (why := item_difference(a, b))), None)
+        return next((why for a, b in zip(one, other, strict=True) if (why := _difference(a, b))), None)
     if not any("__eq__" in vars(one) for one in kind.__mro__[:-1]):
-        return item_difference(getattr(one, "__dict__", {}), getattr(other, "__dict__", {}))
+        return _difference(getattr(one, "__dict__", {}), getattr(other, "__dict__", {}))
     return None if one == other or one != one else "other values"
