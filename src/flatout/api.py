@@ -13,7 +13,7 @@ import contextlib
 import functools
 import importlib
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,6 +151,7 @@ class Ran:
 
     Attributes:
         inapplicable: Engaged levers that have nothing to work on in this script, and why.
+        in_part: What some of them do nevertheless.
         fixed: Whether no lever was to be toggled.
     """
 
@@ -159,6 +160,7 @@ class Ran:
     registry: dict[str, Lever]
     run: str
     inapplicable: dict[str, str] = field(default_factory=dict)
+    in_part: dict[str, str] = field(default_factory=dict)
     fixed: bool = False
 
 
@@ -206,7 +208,10 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
         )
     place = str(run_folder or "") if problem is None else ""
     idle = _inapplicable(chosen.levers, outcome.facts, here)
-    return Ran(engagement=chosen, outcome=outcome, registry=registry, run=place, inapplicable=idle, fixed=request.fixed)
+    return Ran(
+        engagement=chosen, outcome=outcome, registry=registry, run=place, inapplicable=idle,
+        in_part=_in_part(idle, outcome.facts, here), fixed=request.fixed,
+    )  # fmt: skip
 
 
 def _inapplicable(levers: Levers, facts: Facts | None, here: Here) -> dict[str, str]:
@@ -214,6 +219,13 @@ def _inapplicable(levers: Levers, facts: Facts | None, here: Here) -> dict[str, 
         return {}
     reasons = {name: here.registry[name].applies(facts, here.machine()) for name in levers}
     return {name: reason for name, reason in reasons.items() if reason not in (None, NOT_LOOKED_AT)}
+
+
+def _in_part(names: Iterable[str], facts: Facts | None, here: Here) -> dict[str, str]:
+    if facts is None:
+        return {}
+    found = {name: here.registry[name].in_part(facts) for name in names}
+    return {name: done for name, done in found.items() if done is not None}
 
 
 def _store_folders(request: RunRequest, chosen: Engagement, say: Callable[[str], None]) -> tuple[str, ...]:

@@ -60,6 +60,8 @@ class Lever(ABC):
     """The phases that it can make shorter."""
     toggles: ClassVar[Literal["step", "epoch", "process"]] = "step"
     check: ClassVar[Literal["gradients", "updates", "batches", "none"]]
+    checks_itself: ClassVar[bool] = False
+    """Whether what it gives is held against the script's own as long as the script runs."""
     compiles: ClassVar[bool] = False
     """Whether engaging it for the first time takes seconds to minutes."""
     parameter: ClassVar[str | None] = None
@@ -76,6 +78,10 @@ class Lever(ABC):
     @abstractmethod
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """None where the lever can be tried here, else why not, in a few words."""
+
+    def in_part(self, facts: Facts) -> str | None:
+        """What it does nevertheless where it does not apply, in a few words; None where nothing."""
+        return None
 
     def lacks(self, machine: Machine) -> str | None:
         """What this machine lacks, so that it cannot be engaged whatever the script does; None where nothing."""

@@ -114,16 +114,21 @@ def _as_named(levers: Levers, wish: Wish, here: Here) -> Engagement:
                 cause=missing,
                 hint="install it, or leave the lever out",
             )
-    unchecked = [name for name in levers if here.registry[name].check == "batches"]
+    unchecked = [name for name in levers if _compares_batches(here.registry[name])]
     if unchecked and wish.accept == "exact":
         raise UsageError(
             f"whether the lever `{unchecked[0]}` is exact here was not checked",
             cause="items that draw random numbers may become others: `tune` compares batches, `--levers` does not",
             hint=f"`flatout tune --accept exact --levers {unchecked[0]} {here.script}`, then run under its plan",
         )
-    compared = any(here.registry[name].check != "none" for name in levers)
+    compared = any(one.check != "none" and not one.checks_itself for one in map(here.registry.__getitem__, levers))
     beside = "; numbers were not compared" if compared else ""
     return Engagement(levers=levers, line=f"levers {label(levers)}, as you said{beside}")
+
+
+def _compares_batches(lever: Lever) -> bool:
+    """Whether its batches have to be compared before it may be called exact."""
+    return lever.check == "batches" and not lever.checks_itself
 
 
 def _fitting(plan: Plan, path: Path, wish: Wish, here: Here) -> Engagement:
@@ -247,7 +252,7 @@ def parse_levers(words: tuple[str, ...], registry: Mapping[str, Lever], machine:
         if name not in registry:
             raise UsageError(
                 f"no such lever: `{name}`",
-                cause="levers are " + ", ".join(registry),
+                cause="levers are " + ", ".join((*registry, "input")),
                 hint="`flatout levers` says what each does",
             )
         if name in found:

@@ -219,6 +219,29 @@ def test_the_closing_line_says_which_levers_were_compared(levers, released, line
     assert closing_line(ran) == f"20 steps in 1 s{line}"
 
 
+def test_which_levers_are_at_work_is_said_and_why_the_others_are_not():
+    levers = {"bf16": {}, "workers": {"num": 1}, "threads": {"num": 1}}
+    ran = Ran(
+        engagement=Engagement(levers=levers),
+        outcome=foreground.Outcome(num_steps=2, ended=True, engaged=True),
+        registry=REGISTRY,
+        run="",
+        inapplicable={"bf16": "no such type", "workers": "no loader", "threads": "no loader"},
+        in_part={"workers": "computes batches at once"},
+    )
+    assert closing_line(ran).splitlines()[1:] == [
+        "  at work: workers (computes batches at once)",
+        "  not at work, or not as a whole: no such type: bf16; no loader: workers, threads",
+    ]
+
+
+def test_a_loader_that_is_left_to_its_workers_is_no_failure():
+    found = Failure(stage="step", error="SetAsideError", message="OSError in an item")
+    outcome = foreground.Outcome(num_steps=2, ended=True, failures=[found])
+    ran = Ran(engagement=Engagement(levers={"bf16": {}}), outcome=outcome, registry=REGISTRY, run="")
+    assert closing_line(ran).endswith("a loader was left to the script's own workers: OSError in an item")
+
+
 def test_a_plan_that_is_slower_but_not_surely_is_kept_and_that_is_said():
     plain_s = [0.0086, 0.0092, 0.0079, 0.0094, 0.0099, 0.0083]
     outcome = foreground.Outcome(

@@ -245,6 +245,12 @@ def test_a_lever_whose_batches_nobody_compared_is_not_taken_for_exact():
     assert chosen.line == "levers workers=1, as you said; numbers were not compared"
 
 
+def test_a_lever_that_compares_its_batches_itself_is_exact_as_it_is(monkeypatch):
+    monkeypatch.setattr(type(LEVERS["workers"]), "checks_itself", True)
+    chosen = engagement(Wish(levers={"workers": {"num": 1}}, accept="exact"), here())
+    assert chosen.line == "levers workers=1, as you said"
+
+
 def test_a_plan_with_such_a_lever_was_checked_when_it_was_made():
     found(levers={"workers": {"num": 1}}, class_="exact")
     assert engagement(Wish(accept="exact"), here()).levers == {"workers": {"num": 1}}

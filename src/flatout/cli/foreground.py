@@ -59,11 +59,11 @@ def misplaced(script: Script | None, exit_code: int) -> str:
     return f"; {found}" if found else ""
 
 
-def talk(line: str) -> None:
-    """One line on stderr, where there is one that can be written."""
+def talk(text: str) -> None:
+    """A line or some on stderr, where there is one that can be written."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
-            print(f"flatout: {line}", file=sys.stderr, flush=True)
+            print("\n".join(f"flatout: {line}" for line in text.splitlines()), file=sys.stderr, flush=True)
 
 
 def write_summary(path: Path, ran: api.Ran) -> None:
@@ -75,7 +75,7 @@ def write_summary(path: Path, ran: api.Ran) -> None:
 
 
 def closing_line(ran: api.Ran) -> str:
-    """What was measured, in one line."""
+    """What was measured, in one line, and which levers were at work, where some were not."""
     outcome = ran.outcome
     if not outcome.recorded:
         return "nothing was recorded"
@@ -89,8 +89,20 @@ def closing_line(ran: api.Ran) -> str:
     steps = f"{who}{least}{outcome.num_steps:,} step{'s' * (outcome.num_steps != 1)}"
     if outcome.steps_s:
         steps += f" in {outcome.steps_s:.3g} s" if outcome.steps_s < 100 else f" in {outcome.steps_s:,.0f} s"
-    idle = "".join(f"; {name} has nothing to do here: {why}" for name, why in ran.inapplicable.items())
-    return f"{steps}{_measured(ran)}{idle}{_failed(outcome)}"
+    return f"{steps}{_measured(ran)}{_at_work(ran)}{_failed(outcome)}"
+
+
+def _at_work(ran: api.Ran) -> str:
+    """Which levers work here, where some do not, and why those do not."""
+    if not ran.inapplicable:
+        return ""
+    working = [name for name in ran.engagement.levers if name not in ran.inapplicable]
+    working += [f"{name} ({done})" for name, done in ran.in_part.items()]
+    by_reason: dict[str, list[str]] = {}
+    for name, why in ran.inapplicable.items():
+        by_reason.setdefault(why, []).append(name)
+    idle = "; ".join(f"{why}: {', '.join(names)}" for why, names in by_reason.items())
+    return f"\n  at work: {', '.join(working) or 'none'}\n  not at work, or not as a whole: {idle}"
 
 
 def _measured(ran: api.Ran) -> str:
@@ -124,6 +136,8 @@ def _failed(outcome: Outcome) -> str:
     if not outcome.failures:
         return ""
     first = outcome.failures[0]
+    if first.error == "SetAsideError":
+        return f"\n  a loader was left to the script's own workers: {first.message}"
     return f"; {first.stage} failed, running on without: {first.error}: {(first.message.splitlines() or [''])[0][:100]}"
 
 

@@ -1048,8 +1048,8 @@ from torch.utils.data import DataLoader, Dataset
 
 class Digits(Dataset):
     def __init__(self):
-        self.data = torch.arange(4000 * 16, dtype=torch.int64).remainder_(251).to(torch.uint8).view(4000, 4, 4)
-        self.targets = [i % 10 for i in range(4000)]
+        self.data = torch.arange(1900 * 16, dtype=torch.int64).remainder_(251).to(torch.uint8).view(1900, 4, 4)
+        self.targets = [i % 10 for i in range(1900)]
     def __len__(self):
         return len(self.data)
     def __getitem__(self, i):
@@ -1086,9 +1086,9 @@ def test_a_script_prints_the_same_in_every_run(tmp_path):
     for _ in range(2):
         out, said = runs(*keep)
         assert out == plain
-        assert said[-1].startswith("flatout: store `train-digits-") and "4,000 of 4,000 items on the disk" in said[-1]
+        assert said[-1].startswith("flatout: store `train-digits-") and "1,900 of 1,900 items on the disk" in said[-1]
     (one,) = json.loads(runs(*flatout, "store", "ls", "--json")[0]).values()
-    assert (one["num_kept"], one["num_items"], one["state"], one["in_use"]) == (4000, 4000, "whole", False)
+    assert (one["num_kept"], one["num_items"], one["state"], one["in_use"]) == (1900, 1900, "whole", False)
     assert one["dataset"] == "Digits" and one["script"] == str(tmp_path / "train.py")
     out, said = runs(*flatout, "run", "--fixed", "--store-memory", "0", "--levers", "sample_store", "train.py")
     assert out == plain and said[-1] == "flatout: sample_store: `--store-memory 0` keeps nothing"

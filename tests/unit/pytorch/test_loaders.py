@@ -952,6 +952,15 @@ def test_a_function_for_workers_that_plain_never_starts_is_not_called(loaders, t
     assert loader.worker_init_fn is not None
 
 
+@pytest.mark.parametrize("meant", [{"worker_init_fn": lambda number: np.random.seed(3)}, {"timeout": 5}])
+def test_workers_that_the_script_means_are_not_done_without(meant, loaders):
+    loaders.change({"num_workers": 0})
+    list(DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=1, **meant))
+    assert loaders.num_changed == 0
+    list(DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=1))
+    assert loaders.num_changed == 1
+
+
 class Marked(Squares):
     def __init__(self, kind):
         super().__init__()

@@ -22,7 +22,7 @@ from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.shuffles import draw_seed, drawing_elsewhere, generators_of, runs_ahead
 from flatout.frameworks.pytorch.trees import tensors_of
-from flatout.frameworks.pytorch.worker_settings import IN_PROCESS, WORKER_ATTRIBUTES, usable, wanted
+from flatout.frameworks.pytorch.worker_settings import IN_PROCESS, WORKER_ATTRIBUTES, needs_workers, usable, wanted
 from flatout.trace import NOT_LOOKED_AT
 from flatout.tracebacks import hide_ours
 
@@ -279,7 +279,7 @@ class Loaders:
             return settings
         if not self._feeds_training(loader) and not (loader in self._kept and keeps_workers(loader)):
             return {}
-        if self.may_change(loader):
+        if self.may_change(loader) and not (settings.get("num_workers") == 0 and needs_workers(loader)):
             return {name: value for name, value in settings.items() if name != IN_PROCESS}
         # how batches are handed over may still be chosen
         return {name: value for name, value in settings.items() if name == "pin_memory"}

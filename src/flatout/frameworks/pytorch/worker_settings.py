@@ -26,6 +26,11 @@ def usable(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name != "pin_memory" or torch.cuda.is_initialized()}
 
 
+def needs_workers(loader: Any) -> bool:
+    """Whether something of a loader means its workers: a function that begins them, or how long one waits for them."""
+    return bool(loader.num_workers) and (loader.worker_init_fn is not None or loader.timeout > 0)
+
+
 def wanted(former: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The script's own worker attributes with `settings` in their place, as far as they go together."""
     wanted = {**former, **{name: value for name, value in settings.items() if name != IN_PROCESS}}

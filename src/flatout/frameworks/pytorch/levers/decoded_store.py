@@ -27,6 +27,7 @@ class DecodedStore(Lever):
     shortens: ClassVar = ("data",)
     toggles = "step"
     check = "batches"
+    checks_itself = True
     conflicts: ClassVar = ("workers", "pixel_threads")
     contains: ClassVar = ("pixel_threads",)
     partners: ClassVar = ("prefetch",)

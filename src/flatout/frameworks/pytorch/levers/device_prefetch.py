@@ -27,6 +27,7 @@ class DevicePrefetch(Lever):
     class_ = "exact"
     shortens: ClassVar = ("copy",)
     check = "batches"
+    checks_itself = True
     partners: ClassVar = ("pinned_memory",)
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:

@@ -27,6 +27,7 @@ class DeviceStore(Lever):
     class_ = "exact"
     shortens: ClassVar = ("copy",)
     check = "batches"
+    checks_itself = True
     partners: ClassVar = ("sample_store", "device_prefetch")
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:

@@ -27,6 +27,7 @@ class FusedFetch(Lever):
     shortens: ClassVar = ("data",)
     toggles = "step"
     check = "batches"
+    checks_itself = True
     conflicts: ClassVar = ("workers",)
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:

@@ -23,6 +23,7 @@ class PinnedMemory(Lever):
     shortens: ClassVar = ("copy",)
     toggles = "epoch"
     check = "batches"
+    checks_itself = True
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """Loaders that feed a GPU and do not pin yet."""

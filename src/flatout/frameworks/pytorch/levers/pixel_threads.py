@@ -28,6 +28,7 @@ class PixelThreads(Lever):
     shortens: ClassVar = ("data",)
     toggles = "step"
     check = "batches"
+    checks_itself = True
     conflicts: ClassVar = ("workers",)
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:

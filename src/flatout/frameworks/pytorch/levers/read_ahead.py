@@ -28,6 +28,7 @@ class ReadAhead(Lever):
     shortens: ClassVar = ("data",)
     toggles = "step"
     check = "batches"
+    checks_itself = True
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A loader whose dataset has a list of file names, some of which take a while to read."""

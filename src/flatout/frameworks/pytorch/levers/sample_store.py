@@ -29,6 +29,7 @@ class SampleStore(Lever):
     shortens: ClassVar = ("data",)
     toggles = "step"
     check = "batches"
+    checks_itself = True
     conflicts: ClassVar = ("workers", "fused_fetch")
     contains: ClassVar = ("fused_fetch",)
     partners: ClassVar = ("virtual_workers",)
@@ -36,6 +37,10 @@ class SampleStore(Lever):
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A loader whose dataset could be read, and computes something."""
         return why_none([loader.why_not_kept for loader in facts.loaders])
+
+    def in_part(self, facts: Facts) -> str | None:
+        """What is not kept is computed at once, where that can be."""
+        return "computes batches at once" if any(one.why_not_fused is None for one in facts.loaders) else None
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next fetch on; items that are kept already stay."""

@@ -30,6 +30,7 @@ class VirtualWorkers(Lever):
     shortens: ClassVar = ("data",)
     toggles = "epoch"
     check = "batches"
+    checks_itself = True
     conflicts: ClassVar = ("workers",)
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:

@@ -142,6 +142,11 @@ class Keeper:
         if self._begun:
             return
         self._begun = True
+        self._find_out()
+        if self.why_not not in (None, NO_MEMORY) and self.keeping.shelf.folders:
+            self.keeping.shelf.say(f"nothing of a `{type(self.reading.dataset).__name__}` is kept", [self.why_not])
+
+    def _find_out(self) -> None:
         self.reading.begin()
         program = self.reading.program
         if program is None:
