@@ -2,6 +2,8 @@
 
 import functools
 import random
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -384,6 +386,41 @@ def test_batches_that_differ_are_never_handed_out(monkeypatch, made):
     fused, iterator = engaged(loader)
     assert difference(list(iterator), list(loader)) is None
     assert "differ" in fused.why_not(loader) and fused.num_batches == 0
+
+
+WARNS = """
+import warnings, torch, numpy as np
+from torch.utils.data import DataLoader, Dataset
+from flatout.frameworks.pytorch.loaders import Loaders
+
+class ReadOnly(Dataset):
+    def __init__(self):
+        self.data = np.zeros((20, 3), np.float32)
+        self.data.setflags(write=False)
+    def __len__(self):
+        return 20
+    def __getitem__(self, i):
+        return torch.from_numpy(self.data[i])
+
+if LEVER:
+    owner = Loaders()
+    owner.install()
+    owner.engage("fused", True)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        list(DataLoader(ReadOnly(), batch_size=4))
+print([str(one.message)[:31] for one in said])
+"""
+
+
+def test_what_pytorch_warns_of_once_is_said_to_the_script(tmp_path):
+    said = []
+    for lever in ("False", "True"):
+        (tmp_path / "train.py").write_text(WARNS.replace("LEVER", lever))
+        run = [sys.executable, str(tmp_path / "train.py")]
+        said.append(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
+    assert said[0] == said[1] and "The given NumPy array" in said[0]
 
 
 def test_a_difference_that_comes_later_is_found_and_ends_it(monkeypatch):

@@ -7,9 +7,10 @@ Out: the same batches.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -104,8 +105,7 @@ class Reading:
         self._begun = True
         states = RandomStates()
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with _unheard():
                 _, program = read(self.dataset, 0)
                 computed(program, self.dataset, [0])
             self.program = program
@@ -134,6 +134,19 @@ class Reading:
         """What the program gives is not what the script does."""
         self.wrong = True
         self.set_aside(f"its batches differ: {why}")
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """What is warned of inside, the script hears of where it happens again; also what PyTorch warns of only once."""
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # else it would count as said
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_warn_always(always)
 
 
 def _unsuited_or_odd(loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
