@@ -89,7 +89,7 @@ def waiting(result: dict[str, Any]) -> str:
     found = result.get("input_trial")
     if bound is None or found is None or not found.get("ratio") or not bound.get("ratio") or bound["ratio"] <= 1:
         return ""
-    won = max(0.0, (1 - 1 / found["ratio"]) / (1 - 1 / bound["ratio"]))
+    won = min(1.0, max(0.0, (1 - 1 / found["ratio"]) / (1 - 1 / bound["ratio"])))  # more than all of it is noise
     return f"{bound['ratio']:.2f}x; {'+'.join(found['levers'])} {found['ratio']:.2f}x; {won:.0%}"
 
 

@@ -105,7 +105,8 @@ def input_reached(result: Result) -> str:
     found = result.input_trial
     if bound is None or found is None or not known(found.ratio) or not known(bound.ratio) or bound.ratio <= 1:
         return ""
-    won = percent(max(0.0, (1 - 1 / (found.ratio or 1.0)) / (1 - 1 / bound.ratio)))
+    # more than all of it is the noise of both
+    won = percent(min(1.0, max(0.0, (1 - 1 / (found.ratio or 1.0)) / (1 - 1 / bound.ratio))))
     most = f"{ratio(bound.ratio)}x {interval(bound.low, bound.high)}".rstrip()
     gain = f"{ratio(found.ratio)}x {interval(found.ratio_low, found.ratio_high)}".rstrip()
     return f"free data would bring {most}, `{found.label}` brings {gain}: {won} of the time that waiting for data takes"
