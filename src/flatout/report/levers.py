@@ -70,6 +70,7 @@ def levers(rows: Sequence[LeverRow], typed: str = "SCRIPT") -> Report:
         screen.blank()
         if any(row.parameter for row in rows):
             screen.say("N", "a number that must be given, e.g. `workers=2`; `tune` finds the best itself")
+        screen.say("input", "`--levers input`: all exact ones for data that come late, as far as they go together")
         screen.say("classes", "each includes those above it; `--accept CLASS` says how far levers may go")
         screen.command("next", "flatout tune", typed)
 
