@@ -598,39 +598,6 @@ def test_where_nothing_is_worth_keeping_batches_are_computed_at_once(loaders):
     assert not loaders.pipeline.fused.engaged
 
 
-# -- all at once ----------------------------------------------------------------------------------------------------
-
-BUT_ONE = """
-def __getitem__(self, i):
-    if self.labels[i] == 77:
-        return torch.rand(12), 0
-    return torch.from_numpy(self.images[i]).float() / 7, int(self.labels[i])
-"""
-
-
-@pytest.mark.parametrize("odd", [False, True])
-def test_of_many_items_the_rest_is_computed_after_the_first_batches(made, loaders, monkeypatch, odd):
-    monkeypatch.setattr(stored_module, "LEAST_ESTIMATED", 50)
-    monkeypatch.setattr(stored_module, "_worth_keeping", lambda *_: True)
-    monkeypatch.setattr(stored_module, "CHUNK", 10)
-    images = torch.arange(600, dtype=torch.uint8).view(50, 12).numpy()
-    labels = np.array([77 if odd and i == 31 else i for i in range(50)])
-    loader = DataLoader(made(BUT_ONE, images=images, labels=labels), batch_size=5)
-    keeper = loaders.pipeline.stored.keeper(loader)
-    iterator = iter(loader)
-    numbers = []
-    for _ in range(4):
-        next(iterator)
-        numbers.append(keeper.store.num_kept)
-    assert numbers[:2] == [5, 10] and numbers[2] == (30 if odd else 50)
-    torch.manual_seed(3)
-    ours = list(loader)
-    loaders.engage("stored", False)
-    loaders.engage("fused", False)
-    torch.manual_seed(3)
-    assert difference(ours, list(loader)) is None
-
-
 # -- whether it is worth it -----------------------------------------------------------------------------------------
 
 

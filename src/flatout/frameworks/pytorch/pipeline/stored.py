@@ -6,7 +6,6 @@ iterator. Out: the same batches.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import statistics
 import threading
@@ -36,9 +35,6 @@ MOST_FAILURES = 8
 
 MOST_FILLING_S = 15.0
 """For so long a trial may compute the items of a dataset beforehand."""
-
-MOST_WAITING_S = 0.5
-"""For so long the training may wait while the rest of the items is computed, which takes twice as long by batches."""
 
 NUM_TIMED = 32
 """Batches of kept items whose median time is held against that of computed ones."""
@@ -140,7 +136,6 @@ class Keeper:
         self._computed_s: deque[float] = deque(maxlen=NUM_TIMED)
         self._begun = False
         self._opened = False
-        self._fill_tried = False
 
     def begin(self) -> None:
         """Find out what items are made of, where that was not done."""
@@ -215,15 +210,6 @@ class Keeper:
         except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
             self.set_aside(f"{type(problem).__name__} when its items were computed")
 
-    def fill_soon(self) -> None:
-        """Compute the rest of many items now, where the first batches were right and that takes but a moment."""
-        if self._fill_tried or self.store is None or self.reading.shadow.first:
-            return
-        self._fill_tried = True
-        if self.store.num_items >= LEAST_ESTIMATED:
-            with contextlib.suppress(Exception):  # an item that is not known: who asks for it gets it as before
-                self._filled(MOST_WAITING_S)
-
     def _filled(self, limit_s: float) -> bool:
         """Compute and keep what nobody has asked for yet; whether that does not take longer than the limit."""
         store, program, begun_s = self.store, self.reading.program, time.perf_counter()
@@ -292,7 +278,6 @@ class StoredFetcher:
             return inner.fetch(indices, always=True)
         try:
             keeper.open(inner.dataset)
-            keeper.fill_soon()
             return self._fetched(keeper.store, indices)
         finally:
             keeper.lock.release()
