@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from flatout.report.tried import share_won
 from measuring import FLATOUT, ROOT, SHARED, quiet, timed, write
 
 OWN = "flatout's examples"
@@ -89,7 +90,7 @@ def waiting(result: dict[str, Any]) -> str:
     found = result.get("input_trial")
     if bound is None or found is None or not found.get("ratio") or not bound.get("ratio") or bound["ratio"] <= 1:
         return ""
-    won = min(1.0, max(0.0, (1 - 1 / found["ratio"]) / (1 - 1 / bound["ratio"])))  # more than all of it is noise
+    won = share_won(found["ratio"], bound["ratio"])
     return f"{bound['ratio']:.2f}x; {'+'.join(found['levers'])} {found['ratio']:.2f}x; {won:.0%}"
 
 

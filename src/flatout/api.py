@@ -13,7 +13,7 @@ import contextlib
 import functools
 import importlib
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -182,6 +182,8 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
         check(request.script)
     here = _here(request, registry)
     wanted = running.parse_levers(request.levers, registry, here.machine) if request.levers is not None else None
+    if left_out := running.of_input(request.levers or (), registry, here.machine)[1]:
+        say(f"`input` without what the levers beside it rule out: {', '.join(left_out)}")
     wish = Wish(plan=request.plan, levers=wanted, accept=request.accept, recheck=request.recheck)
     chosen = running.engagement(wish, here)
     if chosen.misfits and request.recheck and request.script is not None:
@@ -207,25 +209,21 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
             )
         )
     place = str(run_folder or "") if problem is None else ""
-    idle = _inapplicable(chosen.levers, outcome.facts, here)
+    idle, in_part = _idle(chosen.levers, outcome.facts, here)
     return Ran(
-        engagement=chosen, outcome=outcome, registry=registry, run=place, inapplicable=idle,
-        in_part=_in_part(idle, outcome.facts, here), fixed=request.fixed,
+        engagement=chosen, outcome=outcome, registry=registry, run=place, inapplicable=idle, in_part=in_part,
+        fixed=request.fixed,
     )  # fmt: skip
 
 
-def _inapplicable(levers: Levers, facts: Facts | None, here: Here) -> dict[str, str]:
+def _idle(levers: Levers, facts: Facts | None, here: Here) -> tuple[dict[str, str], dict[str, str]]:
+    """Why levers have nothing to work on in this script, and what some of them do nevertheless."""
     if facts is None:
-        return {}
+        return {}, {}
     reasons = {name: here.registry[name].applies(facts, here.machine()) for name in levers}
-    return {name: reason for name, reason in reasons.items() if reason not in (None, NOT_LOOKED_AT)}
-
-
-def _in_part(names: Iterable[str], facts: Facts | None, here: Here) -> dict[str, str]:
-    if facts is None:
-        return {}
-    found = {name: here.registry[name].in_part(facts) for name in names}
-    return {name: done for name, done in found.items() if done is not None}
+    idle = {name: reason for name, reason in reasons.items() if reason not in (None, NOT_LOOKED_AT)}
+    done = {name: here.registry[name].in_part(facts) for name in idle}
+    return idle, {name: part for name, part in done.items() if part is not None}
 
 
 def _store_folders(request: RunRequest, chosen: Engagement, say: Callable[[str], None]) -> tuple[str, ...]:

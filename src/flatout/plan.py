@@ -61,7 +61,8 @@ class Lever(ABC):
     toggles: ClassVar[Literal["step", "epoch", "process"]] = "step"
     check: ClassVar[Literal["gradients", "updates", "batches", "none"]]
     checks_itself: ClassVar[bool] = False
-    """Whether what it gives is held against the script's own as long as the script runs."""
+    """Whether nothing has to be compared beforehand: it gives the script's own batches, or holds those that it makes
+    against the script's own as long as the script runs."""
     compiles: ClassVar[bool] = False
     """Whether engaging it for the first time takes seconds to minutes."""
     parameter: ClassVar[str | None] = None

@@ -114,21 +114,17 @@ def _as_named(levers: Levers, wish: Wish, here: Here) -> Engagement:
                 cause=missing,
                 hint="install it, or leave the lever out",
             )
-    unchecked = [name for name in levers if _compares_batches(here.registry[name])]
-    if unchecked and wish.accept == "exact":
+    chosen = [here.registry[name] for name in levers]
+    unchecked = [lever for lever in chosen if lever.check != "none" and not lever.checks_itself]  # only `tune` does
+    batches = next((lever.name for lever in unchecked if lever.check == "batches"), None)
+    if batches is not None and wish.accept == "exact":
         raise UsageError(
-            f"whether the lever `{unchecked[0]}` is exact here was not checked",
+            f"whether the lever `{batches}` is exact here was not checked",
             cause="items that draw random numbers may become others: `tune` compares batches, `--levers` does not",
-            hint=f"`flatout tune --accept exact --levers {unchecked[0]} {here.script}`, then run under its plan",
+            hint=f"`flatout tune --accept exact --levers {batches} {here.script}`, then run under its plan",
         )
-    compared = any(one.check != "none" and not one.checks_itself for one in map(here.registry.__getitem__, levers))
-    beside = "; numbers were not compared" if compared else ""
+    beside = "; numbers were not compared" if unchecked else ""
     return Engagement(levers=levers, line=f"levers {label(levers)}, as you said{beside}")
-
-
-def _compares_batches(lever: Lever) -> bool:
-    """Whether its batches have to be compared before it may be called exact."""
-    return lever.check == "batches" and not lever.checks_itself
 
 
 def _fitting(plan: Plan, path: Path, wish: Wish, here: Here) -> Engagement:
@@ -223,21 +219,20 @@ def _check_class(plan: Plan, wish: Wish, here: Here, path: Path) -> None:
         )
 
 
-def grouped(words: tuple[str, ...], registry: Mapping[str, Lever], machine: Callable[[], Machine]) -> list[str]:
-    """The words with the levers that `input` stands for on this machine in its place.
+def of_input(
+    words: tuple[str, ...], registry: Mapping[str, Lever], machine: Callable[[], Machine]
+) -> tuple[list[str], list[str]]:
+    """The levers that `input` stands for on this machine, and those that a lever named beside it rules out.
 
-    Those that are named beside it are left out. The machine is asked for only where it matters.
+    Both are empty where `input` is not among the words; the machine is asked for only where it is.
     """
     if "input" not in words:
-        return [*words]
+        return [], []
     beside = {word.partition("=")[0] for word in words}
     rivals = {other for name in beside & {*registry} for other in registry[name].conflicts}
-    those = [
-        name
-        for name in input_levers(registry, together=machine())
-        if name not in beside | rivals and not beside.intersection(registry[name].conflicts)
-    ]
-    return [name for word in words for name in (those if word == "input" else [word])]
+    those = [name for name in input_levers(registry, together=machine()) if name not in beside]
+    left_out = [name for name in those if name in rivals or beside.intersection(registry[name].conflicts)]
+    return [name for name in those if name not in left_out], left_out
 
 
 def parse_levers(words: tuple[str, ...], registry: Mapping[str, Lever], machine: Callable[[], Machine]) -> Levers:
@@ -247,7 +242,9 @@ def parse_levers(words: tuple[str, ...], registry: Mapping[str, Lever], machine:
         UsageError: No such lever, its number is missing or wrong, it is named twice, or two cannot be combined.
     """
     found: dict[str, dict[str, Setting]] = {}
-    for word in grouped(words, registry, machine):
+    of_group, _ = of_input(words, registry, machine)
+    spelled_out = [name for word in words for name in (of_group if word == "input" else [word])]
+    for word in spelled_out:
         name, _, value = word.partition("=")
         if name not in registry:
             raise UsageError(

@@ -550,6 +550,17 @@ def test_an_exception_whose_text_breaks_is_recorded_by_its_name():
     assert problems.failure("script", Nasty()).error == "Nasty"
 
 
+def test_an_exception_without_words_is_told_by_its_place():
+    def check():
+        raise AssertionError
+
+    with pytest.raises(AssertionError) as raised:
+        check()
+    line = check.__code__.co_firstlineno + 1
+    assert problems.failure("script", raised.value).message == f"line {line} of `test_child.py`"
+    assert problems.failure("script", AssertionError()).message == ""
+
+
 # -- a record that cannot be kept ----------------------------------------------------------------------------------
 
 

@@ -102,7 +102,7 @@ def test_whoever_waits_is_told(launched):
             "ValueError: a",
             False,
         ),
-        ('say(kind="failure", stage="script", error="ValueError", message="")\nsys.exit(1)', "ValueError: ", False),
+        ('say(kind="failure", stage="script", error="ValueError", message="")\nsys.exit(1)', "ValueError", False),
     ],
 )
 def test_a_child_that_ends_by_itself_says_how(launched, code, sentence, finished):

@@ -11,7 +11,7 @@ from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
 from flatout.frameworks.pytorch import levers as pytorch_levers
 from flatout.plan import input_levers
 from flatout.run.script import Script
-from flatout.running import Engagement, Here, Wish, check_settings, engagement, parse_levers
+from flatout.running import Engagement, Here, Wish, check_settings, engagement, of_input, parse_levers
 from handmade import MACHINE, lever, plan, registry
 
 
@@ -351,6 +351,9 @@ def test_input_stands_for_the_exact_levers_of_the_input_that_go_together():
     assert "fused_fetch" in beside and "sample_store" not in beside, "what is named goes before what is meant"
     assert {"sample_store", "fused_fetch"}.isdisjoint(parse_levers(("workers=2", "input"), levers, lambda: MACHINE))
     assert {"fused_fetch", "sample_store", "workers"} <= {*input_levers(levers)}
+    assert of_input(("input",), levers, lambda: MACHINE)[1] == []
+    kept, left_out = of_input(("workers=2", "input"), levers, lambda: MACHINE)
+    assert kept == ["read_ahead"] and "sample_store" in left_out, "and that is said"
 
 
 def test_input_stands_for_what_this_machine_can_have_and_the_machine_is_asked_for_it_alone():

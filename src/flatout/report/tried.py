@@ -105,11 +105,19 @@ def input_reached(result: Result) -> str:
     found = result.input_trial
     if bound is None or found is None or not known(found.ratio) or not known(bound.ratio) or bound.ratio <= 1:
         return ""
-    # more than all of it is the noise of both
-    won = percent(min(1.0, max(0.0, (1 - 1 / (found.ratio or 1.0)) / (1 - 1 / bound.ratio))))
+    won = percent(share_won(found.ratio or 1.0, bound.ratio))
     most = f"{ratio(bound.ratio)}x {interval(bound.low, bound.high)}".rstrip()
     gain = f"{ratio(found.ratio)}x {interval(found.ratio_low, found.ratio_high)}".rstrip()
     return f"free data would bring {most}, `{found.label}` brings {gain}: {won} of the time that waiting for data takes"
+
+
+def share_won(found: float, bound: float) -> float:
+    """How much of the time that a bound takes away a ratio has taken; more than all of it is the noise of both.
+
+    >>> share_won(1.5, 2.0)
+    0.6666666666666667
+    """
+    return min(1.0, max(0.0, (1 - 1 / found) / (1 - 1 / bound)))
 
 
 def nothing_tried(result: Result) -> str:

@@ -65,7 +65,7 @@ class Ended(Exception):
         if self.hung:
             return "hung: no answer within its time limit"
         if self.failure is not None:
-            return f"{self.failure.error}: {self.failure.message.splitlines()[0] if self.failure.message else ''}"
+            return ": ".join([self.failure.error, *self.failure.message.splitlines()[:1]])
         if self.exit_code is not None and self.exit_code < 0:
             return f"killed by {signal_name(-self.exit_code)}"
         return f"ended with exit code {self.exit_code}"

@@ -110,7 +110,7 @@ class Reading:
                 computed(program, self.dataset, [0])
             self.program = program
         except (Unread, Unvectorised) as problem:
-            self.why_not = str(problem)
+            self.why_not = f"its items cannot be computed at once: {problem}"
         except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and plain is always there
             self.why_not = f"{type(problem).__name__} while it was read"
         finally:

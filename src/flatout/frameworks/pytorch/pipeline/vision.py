@@ -21,17 +21,18 @@ from flatout.frameworks.pytorch.pipeline.rows import Rows
 
 OLD, NEW = "torchvision.transforms.transforms", "torchvision.transforms.v2"
 
-_OWN = frozenset(("__call__", "forward", "transform", "make_params", "check_inputs", "_call_kernel",
-                  "_needs_transform_list", "_transformed_types"))  # fmt: skip
-"""What somebody may have replaced in a single transform."""
+_METHODS = frozenset(("forward", "__call__", "transform", "make_params", "check_inputs", "_call_kernel",
+                      "_needs_transform_list", "_transformed_types"))  # fmt: skip
+"""What a transform of version 2 runs of its class, unless somebody has replaced it in the transform itself."""
 
-_METHODS = ("forward", "__call__", "transform", "make_params", "check_inputs", "_call_kernel", "_needs_transform_list",
-            "_transformed_types")  # fmt: skip
-"""What a transform of version 2 runs of its class."""
+_FOR_TENSORS = ("to_dtype", "normalize")
+"""Functions that it calls, and that choose a kernel by the type of what they are given: tensors here."""
 
-_FUNCTIONS = ("to_image", "to_dtype", "normalize", "pil_to_tensor", "to_dtype_image", "normalize_image",
-              "horizontal_flip", "vertical_flip", "pad", "crop", "query_size")  # fmt: skip
-"""What it runs beyond that."""
+_FOR_PIL = ("horizontal_flip", "vertical_flip", "pad", "crop", "query_size")
+"""The same for PIL's images."""
+
+_FUNCTIONS = ("to_image", "pil_to_tensor", "to_dtype_image", "normalize_image", *_FOR_TENSORS, *_FOR_PIL)
+"""All functions that it calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def code_of(kind: type) -> tuple[Any, ...]:
         return own("__call__"), own("forward"), names("to_tensor"), names("pil_to_tensor"), names("normalize")
     names, old = vars(sys.modules[f"{NEW}.functional"]).get, vars(sys.modules["torchvision.transforms.functional"]).get
     functions = [names(name) for name in _FUNCTIONS]
-    kernels = [_kernels(function) for function in functions[1:3]]
+    kernels = [_kernels(names(name)) for name in _FOR_TENSORS]
     returned = sys.modules["torchvision.tv_tensors._torch_function_helpers"]._TORCHFUNCTION_SUBCLASS
     return (
         *[getattr(kind, name, None) for name in _METHODS], *functions, *kernels,
@@ -114,7 +115,7 @@ def kernels_for_pil() -> list[Any]:
     """What functions of version 2 call for PIL's images."""
     functions, image = vars(sys.modules[f"{NEW}.functional"]), sys.modules["PIL.Image"].Image
     kernels = sys.modules[f"{NEW}.functional._utils"]._KERNEL_REGISTRY
-    return [kernels.get(functions.get(name), {}).get(image) for name in _FUNCTIONS[6:]]
+    return [kernels.get(functions.get(name), {}).get(image) for name in _FOR_PIL]
 
 
 def is_touched(transform: Any) -> bool:
@@ -123,7 +124,7 @@ def is_touched(transform: Any) -> bool:
         return "__call__" in vars(transform)
     hooks = (transform._forward_hooks, transform._forward_pre_hooks, _modules._global_forward_hooks,
              _modules._global_forward_pre_hooks)  # fmt: skip
-    return not _OWN.isdisjoint(vars(transform)) or any(hooks) or transform._compiled_call_impl is not None
+    return not _METHODS.isdisjoint(vars(transform)) or any(hooks) or transform._compiled_call_impl is not None
 
 
 def holds(kind: type) -> Callable[[Any], bool]:

@@ -57,7 +57,7 @@ class Pending:
         collation: Where tensors have their places in the batch; None where a function of the script's collates.
         whole: Whether all of it is to be computed both ways.
         due: The place of the one item that is to be, and the random states before it.
-        own: What the script's own path gives for that: a batch, its items, or one.
+        own: What the script's own path gives for that: a batch, or items where a function of the script's collates.
         own_after: The random states after that.
         settings: Of PIL, PyTorch and the process, at the time.
         around: What it was begun with, where it is begun early.
@@ -187,28 +187,28 @@ class PixelFetcher:
         """By the script's own path, here, what is to be computed both ways; threads do the pixel work meanwhile."""
         if pending.problem is not None:
             return
-        alone = pending.collation is None  # a function of the script's collates, and is called once
         try:
             if pending.whole:
                 pending.before.restore()
-                pending.own = (
-                    [self._original.dataset[index] for index in pending.indices]
-                    if alone
-                    else self._original.fetch(pending.indices)
-                )
+                pending.own = self._by_script(pending, pending.indices)
                 pending.own_after = RandomStates()
             elif pending.due is not None:
                 now, (place, states) = RandomStates(), pending.due
-                index = pending.indices[place]
                 states.restore()
                 try:
-                    pending.own = self._original.dataset[index] if alone else self._original.fetch([index])
+                    pending.own = self._by_script(pending, [pending.indices[place]])
                 finally:
                     now.restore()
         except Exception as problem:
             if is_interruption(problem):
                 raise
             pending.problem = problem  # raised where it belongs
+
+    def _by_script(self, pending: Pending, indices: list[int]) -> Any:
+        """By the script's own path a batch; where a function of the script's collates, which is called once, items."""
+        if pending.collation is None:
+            return [self._original.dataset[index] for index in indices]
+        return self._original.fetch(indices)
 
     def _done(self, pending: Pending) -> bool:
         """Whether the pixel work has been done, and well; then only the tensors of a batch are no plain ones yet."""
@@ -288,7 +288,7 @@ class PixelFetcher:
             return collate(pending.own)
         if pending.due is not None:
             place = pending.due[0]
-            if why := item_difference(items[place], pending.own):
+            if why := item_difference(items[place], pending.own[0]):
                 standing.set_aside(f"its items differ: item {pending.indices[place]}: {why}")
                 return self._plain(pending)
         self._owner.num_batches += 1
