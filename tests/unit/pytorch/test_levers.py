@@ -199,6 +199,24 @@ def test_workers_need_room_for_the_batches_that_wait(shm_mb, batch_mb, nums):
         assert [s["num"] for s in lever.settings(facts, machine)] == nums
 
 
+@pytest.mark.parametrize(
+    ("own", "shm_mb", "nums"),
+    [((2, 2), 2048, [4, 8]), ((2, 5), 2048, [8]), ((2, 2), 160, [4]), ((2, 2), 64, None), ((2, 9), None, None),
+     ((0, None), 2048, None)],
+)  # fmt: skip
+def test_more_batches_are_kept_ready_where_there_are_workers_and_room(own, shm_mb, nums):
+    lever = registry()["prefetch_factor"]
+    loader = replace(LOADER, num_workers=own[0], prefetch_factor=own[1], batch_bytes=5 * 2**20)
+    facts, machine = replace(FACTS, loaders=(loader,)), replace(MACHINE, shm_bytes=shm_mb and shm_mb * 2**20)
+    if nums is None:
+        assert lever.applies(facts, machine) in (
+            "the script has no workers", "as many are kept ready already, or /dev/shm has no room for more"
+        )  # fmt: skip
+    else:
+        assert lever.applies(facts, machine) is None
+        assert [s["num"] for s in lever.settings(facts, machine)] == nums
+
+
 def test_binding_threads_changes_no_bit_of_a_run():
     lever = registry()["cpu_affinity"]
     environment = lever.environment({})

@@ -33,7 +33,7 @@ from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
 from flatout.frameworks.pytorch.worker_processes import OurWorkers  # noqa: E402
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-WORKERS = {"num_workers": 2, "prefetch_factor": 2, "persistent_workers": True}
+WORKERS = {"num_workers": 2, "persistent_workers": True}
 
 
 class Squares(Dataset):
@@ -182,17 +182,37 @@ def test_workers_of_ours_give_the_same_batches_and_random_streams_over_several_e
     assert bool(loaders.num_changed) == (name not in ("iterable", "of a kind of its own"))
 
 
+@pytest.mark.parametrize("name", LOADERS)
+def test_more_batches_kept_ready_give_the_same_where_the_script_has_workers(name, loaders):
+    plain = epochs(LOADERS[name])
+    loaders.change({"prefetch_factor": 6})
+    changed = epochs(LOADERS[name], loaders, num=3)
+    agree(plain, changed)
+    has_some = name in ("with workers of its own", "with persistent workers of its own", "with a timeout")
+    assert loaders.num_changed == 3 * has_some
+
+
+def test_random_items_are_the_same_however_many_are_kept_ready(loaders):
+    def make():
+        return DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=2)
+
+    plain = epochs(make)
+    loaders.change({"prefetch_factor": 5})
+    agree(plain, epochs(make, loaders))
+    assert loaders.num_changed == 3
+
+
 @pytest.mark.parametrize("name", ["shuffled", "with persistent workers of its own", "with a timeout"])
 def test_no_workers_at_all_give_the_same_as_the_scripts_own_workers(name, loaders):
     plain = epochs(LOADERS[name])
-    loaders.change({"num_workers": 0, "prefetch_factor": None, "persistent_workers": False})
+    loaders.change({"num_workers": 0, "persistent_workers": False})
     agree(plain, epochs(LOADERS[name], loaders))
 
 
 @pytest.mark.parametrize("name", ["shuffled", "with persistent workers of its own", "with a generator"])
 def test_workers_that_come_and_go_between_epochs_leave_the_random_streams_as_they_are(name, loaders):
     """Plain draws a seed for each pass, but for workers that the script keeps only once."""
-    for settings in (WORKERS, {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}):
+    for settings in (WORKERS, {"num_workers": 0, "persistent_workers": False}):
         loaders.change({})
         plain = epochs(LOADERS[name], num=4)
         torch.manual_seed(7)
@@ -250,10 +270,10 @@ def test_a_generator_of_the_scripts_own_moves_as_its_own_workers_move_it(num, pr
     loaders.remove()
     plain = epochs(make, stop_after=stop_after)
     loaders.install()
-    for settings in ({**WORKERS, "num_workers": 3}, {"num_workers": 0}):
+    for settings in ({**WORKERS, "num_workers": 3}, {"num_workers": 0}, {"prefetch_factor": 5}):
         loaders.change(settings)
         agree(plain, epochs(make, loaders, stop_after=stop_after))
-    assert loaders.num_changed == 6
+    assert loaders.num_changed == 9
 
 
 def test_an_iterator_of_ours_is_no_deeper_after_many_epochs(loaders):

@@ -730,10 +730,10 @@ def test_without_cuda_in_use_no_loader_pins_and_nobody_is_warned(watch, recwarn)
 
 def test_where_the_script_uses_cuda_its_loaders_are_opened_pinned(watch, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    settings = {"num_workers": 1, "pin_memory": True}
-    assert usable(settings) == settings
+    settings, loader = {"num_workers": 1, "pin_memory": True}, DataLoader([1])
+    assert usable(settings, loader) == settings
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    assert usable(settings) == {"num_workers": 1}
+    assert usable(settings, loader) == {"num_workers": 1}
 
 
 # -- on a GPU -------------------------------------------------------------------------------------------------------

@@ -272,7 +272,7 @@ class Loaders:
 
     def _settings_for(self, loader: DataLoader[Any]) -> Mapping[str, Any]:
         """What may be changed about this loader; empty where nothing."""
-        settings = usable(self.settings)
+        settings = usable(self.settings, loader)
         if not settings or not self._may_open(loader):
             return {}
         if settings.get(IN_PROCESS) and self.pipeline.workers.why_not(loader) is None:

@@ -18,12 +18,18 @@ IN_PROCESS = "in_process"
 """The setting that has the batches of the script's workers computed in this process; no attribute of a loader."""
 
 
-def usable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without page-locked memory where the script does not use CUDA by now.
+def usable(settings: Mapping[str, Any], loader: Any) -> dict[str, Any]:
+    """The settings without those that mean nothing to a loader.
 
-    PyTorch would warn of it where there is no device, and begin CUDA for it where there is one.
+    Page-locked memory where the script does not use CUDA by now: PyTorch would warn of it where there is no device, and
+    begin CUDA for it where there is one. Batches kept ready by workers where there are none.
     """
-    return {name: value for name, value in settings.items() if name != "pin_memory" or torch.cuda.is_initialized()}
+    found = dict(settings)
+    if not torch.cuda.is_initialized():
+        found.pop("pin_memory", None)
+    if not found.get("num_workers", loader.num_workers):
+        found.pop("prefetch_factor", None)
+    return found
 
 
 def needs_workers(loader: Any) -> bool:
@@ -34,12 +40,12 @@ def needs_workers(loader: Any) -> bool:
 def wanted(former: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The script's own worker attributes with `settings` in their place, as far as they go together."""
     wanted = {**former, **{name: value for name, value in settings.items() if name != IN_PROCESS}}
-    if former["prefetch_factor"] is not None:
-        wanted["prefetch_factor"] = former["prefetch_factor"]  # the script has chosen
     if former["num_workers"] and not wanted["num_workers"]:  # drawing as its workers would
         return {**former, "pin_memory": wanted["pin_memory"]}
     if not former["num_workers"]:
         wanted["worker_init_fn"] = None  # plain never calls it
     if not wanted["num_workers"]:
         wanted.update(prefetch_factor=None, persistent_workers=False, timeout=0)
+    elif wanted["prefetch_factor"] is None:
+        wanted["prefetch_factor"] = 2  # as PyTorch has it where nothing is said
     return wanted

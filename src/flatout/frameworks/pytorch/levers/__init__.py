@@ -20,6 +20,7 @@ from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
 from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
 from flatout.frameworks.pytorch.levers.pixel_threads import PixelThreads
 from flatout.frameworks.pytorch.levers.prefetch import Prefetch
+from flatout.frameworks.pytorch.levers.prefetch_factor import PrefetchFactor
 from flatout.frameworks.pytorch.levers.read_ahead import ReadAhead
 from flatout.frameworks.pytorch.levers.sample_store import SampleStore
 from flatout.frameworks.pytorch.levers.tf32 import Tf32
@@ -32,6 +33,7 @@ LEVERS: tuple[type[Lever], ...] = (
     CpuAffinity,
     Threads,
     Workers,
+    PrefetchFactor,
     FusedFetch,
     SampleStore,
     VirtualWorkers,

@@ -19,27 +19,28 @@ from flatout.trace import Facts, Setting
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
 
-PREFETCH = 2
-"""Batches that each worker keeps ready, which is PyTorch's own default."""
+DEFAULT_PREFETCH_FACTOR = 2
+"""Batches that each worker keeps ready where nothing is said, as PyTorch has it."""
 
 BLIND_BATCH_BYTES = 32 * 2**20
 """What a batch that cannot be looked into is taken to need."""
 
 
-def shm_needed(facts: Facts, num_workers: int) -> int:
+def shm_needed(facts: Facts, num_workers: int, prefetch_factor: int | None = None) -> int:
     """Shared memory that so many workers need, in bytes: batches wait in it, and too little kills them.
 
-    Each worker holds its prefetched batches and the one it is building, and the script two; doubled, for batches
-    differ in size. Docker's default of 64 MB has broken many a run.
+    Each worker holds its prefetched batches (as many as the script says without `prefetch_factor`) and the one it is
+    building, and the script two; doubled, for batches differ in size. Docker's default of 64 MB has broken many a run.
     """
+    ready = [prefetch_factor or loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR for loader in facts.loaders]
     return sum(
-        2 * (num_workers * ((loader.prefetch_factor or PREFETCH) + 1) + 2) * (loader.batch_bytes or BLIND_BATCH_BYTES)
-        for loader in facts.loaders
+        2 * (num_workers * (num_ready + 1) + 2) * (loader.batch_bytes or BLIND_BATCH_BYTES)
+        for num_ready, loader in zip(ready, facts.loaders, strict=True)
     )
 
 
 class Workers(Lever):
-    """`num_workers`, `prefetch_factor` and persistence of training loaders."""
+    """`num_workers` and persistence of training loaders."""
 
     name = "workers"
     parameter = "num"
@@ -82,15 +83,11 @@ class Workers(Lever):
         """From the next pass on (in a trial from the next fetch on)."""
         num = int(settings["num"])
         session.loaders.num_changed = 0
-        session.loaders.set(
-            num_workers=num,
-            prefetch_factor=int(settings.get("prefetch", PREFETCH)) if num else None,
-            persistent_workers=bool(num),
-        )
+        session.loaders.set(num_workers=num, persistent_workers=bool(num))
 
     def release(self, session: Session) -> None:
         """Back to the script's."""
-        session.loaders.unset("num_workers", "prefetch_factor", "persistent_workers")
+        session.loaders.unset("num_workers", "persistent_workers")
 
     def evidence(self, session: Session) -> str | None:
         """Passes that were opened so, and the workers they have."""
