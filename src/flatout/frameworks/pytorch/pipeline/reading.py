@@ -376,7 +376,7 @@ class Reader:
         if value is len and len(given) == 1 and not given[0].varies:
             return self._run(self._lookup.special(given[0], "__len__"), given, {})
         if isinstance(value, type | types.BuiltinFunctionType | types.MethodType):
-            raise recording.unread(f"`{value.__qualname__}`")
+            raise recording.unread(f"`{value.__qualname__.replace('_VariableFunctionsClass', 'torch')}`")
         return self._run(self._lookup.special(callee, "__call__"), [callee, *given], named)
 
 
