@@ -10,10 +10,12 @@ This module is imported in the user's process: it needs the standard library onl
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -118,6 +120,15 @@ class State:
         return [self.file(folder, part) for part in self.parts]
 
 
+def _content(path: Path) -> bytes:
+    """What a file holds; of what is no file nothing is waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise TornError("its state is no file")
+        return file.read()
+
+
 def read(folder: Path) -> State:
     """The state of the store in a folder.
 
@@ -125,7 +136,7 @@ def read(folder: Path) -> State:
         TornError: It is cut off, changed, or of another version.
         OSError: It cannot be read; `FileNotFoundError` where there is none.
     """
-    raw = (folder / FILE).read_bytes()
+    raw = _content(folder / FILE)
     try:
         found = json.loads(raw)
         state, checksum = found["state"], found["checksum"]
@@ -196,7 +207,9 @@ class Lock:
         """Whether the descriptor is still ours: a script may close all that it finds open."""
         try:
             seen = os.fstat(self._descriptor)
-        except OSError:
+        except OSError as problem:
+            if problem.errno != errno.EBADF:  # what a handler of a signal raises, perhaps
+                raise
             return False
         return (seen.st_dev, seen.st_ino) == self._file
 
@@ -210,8 +223,8 @@ class Lock:
 def _opened(path: Path, *, touch: bool = True) -> int:
     if touch:
         with contextlib.suppress(OSError):
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # whatever lies there, nobody waits for it
 
 
 def is_held(path: Path) -> bool:

@@ -111,6 +111,8 @@ class LoaderFacts:
     """Why they cannot be in place of the script's workers; None where they can."""
     why_not_kept: str | None = "not looked at"
     """Why its items cannot be computed once and kept; None where they can."""
+    why_not_sooner: str | None = "not looked at"
+    """Why the script's workers cannot build batches sooner than they do; None where they can."""
     why_not_ahead: str | None = "not looked at"
     """Why its next batch cannot be begun while the training computes; None where it can."""
     why_not_pixel_threads: str | None = "not looked at"

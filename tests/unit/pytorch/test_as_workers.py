@@ -17,6 +17,7 @@ from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.pixels.as_workers import PixelsInProcess  # noqa: E402
 from flatout.frameworks.pytorch.pipeline.shadow import difference  # noqa: E402
 from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
+from flatout.frameworks.pytorch.worker_settings import IN_PROCESS  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,6 @@ OPTIONS = {
     "in order": {"shuffle": False},
     "a generator of the script's": {"own": True},
     "an epoch that breaks off": {"stop": (1, 2)},
-    "a function that collates": {"collate_fn": list},
 }
 
 
@@ -107,6 +107,45 @@ def test_a_transform_that_is_replaced_between_epochs_counts_from_the_next_on(pat
     assert num_ours >= num - 6
 
 
+def another_size(dataset):
+    dataset.transform.transforms[0].size = (20, 20)
+
+
+def another_type(dataset):
+    torch.set_default_dtype(torch.float64)
+
+
+def fewer(dataset):
+    dataset.paths[:] = dataset.paths[:1] * len(dataset.paths)
+
+
+@pytest.mark.parametrize("change", [another_size, another_type, fewer])
+def test_what_changes_in_the_middle_of_a_pass_counts_from_the_next_on(paths, change, monkeypatch):
+    """Workers were forked when the pass began."""
+
+    def looked(ours):
+        torch.manual_seed(0)
+        dataset = imagery.Photos(list(paths), imagery.T.Compose([imagery.T.RandomCrop(16), imagery.T.ToTensor()]))
+        loaders = Loaders()
+        loaders.install()
+        if ours:
+            loaders.change({IN_PROCESS: True})
+        try:
+            loader, found = DataLoader(dataset, batch_size=4, num_workers=2), []
+            for epoch in range(2):
+                for number, batch in enumerate(loader):
+                    found.append(batch)
+                    if (epoch, number) == (0, 3):
+                        change(dataset)
+            return found, loaders.pipeline.pixels.num_batches
+        finally:
+            torch.set_default_dtype(torch.float32)
+            loaders.remove()
+
+    plain, (ours, num) = looked(False)[0], looked(True)
+    assert difference(ours, plain) is None and num > 8
+
+
 def test_what_asks_for_its_worker_is_left_to_workers(paths):
     num_ours, _, problems = agree(lambda: imagery.AskingWhoIt(paths))
     assert num_ours == 0 and problems == []
@@ -114,7 +153,15 @@ def test_what_asks_for_its_worker_is_left_to_workers(paths):
 
 @pytest.mark.parametrize(
     "options",
-    [{"persistent_workers": True}, {"worker_init_fn": print}, {"in_order": False}, {"num_workers": 0}],
+    [
+        {"persistent_workers": True},
+        {"worker_init_fn": print},
+        {"in_order": False},
+        {"num_workers": 0},
+        {"collate_fn": list},
+        {"timeout": 60},
+        {"multiprocessing_context": "spawn"},
+    ],
     ids=lambda options: next(iter(options)),
 )
 def test_other_kinds_of_workers_are_left_as_they_are(paths, options):

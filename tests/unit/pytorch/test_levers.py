@@ -206,7 +206,10 @@ def test_workers_need_room_for_the_batches_that_wait(shm_mb, batch_mb, nums):
 )  # fmt: skip
 def test_more_batches_are_kept_ready_where_there_are_workers_and_room(own, shm_mb, nums):
     lever = registry()["prefetch_factor"]
-    loader = replace(LOADER, num_workers=own[0], prefetch_factor=own[1], batch_bytes=5 * 2**20)
+    why = None if own[0] else "the script has no workers"
+    loader = replace(
+        LOADER, num_workers=own[0], prefetch_factor=own[1], batch_bytes=5 * 2**20, why_not_sooner=why
+    )  # fmt: skip
     facts, machine = replace(FACTS, loaders=(loader,)), replace(MACHINE, shm_bytes=shm_mb and shm_mb * 2**20)
     if nums is None:
         assert lever.applies(facts, machine) in (

@@ -55,6 +55,12 @@ class Squares(Dataset):
         }
 
 
+class Slow(Squares):
+    def __getitem__(self, k):
+        time.sleep(0.2)
+        return super().__getitem__(k)
+
+
 class Noisy(Squares):
     def __getitem__(self, k):
         return torch.rand(3) + k, np.random.rand(), random.random()
@@ -188,8 +194,76 @@ def test_more_batches_kept_ready_give_the_same_where_the_script_has_workers(name
     loaders.change({"prefetch_factor": 6})
     changed = epochs(LOADERS[name], loaders, num=3)
     agree(plain, changed)
-    has_some = name in ("with workers of its own", "with persistent workers of its own", "with a timeout")
-    assert loaders.num_changed == 3 * has_some
+    assert loaders.num_changed == 3 * (name in ("with workers of its own", "with a timeout"))
+
+
+class Lazy(Sampler):
+    """Draws each index when it is asked for."""
+
+    def __init__(self, num):
+        super().__init__()
+        self.num = num
+
+    def __iter__(self):
+        return (int(torch.randint(self.num, ())) for _ in range(self.num))
+
+    def __len__(self):
+        return self.num
+
+
+@pytest.mark.parametrize("stop_after", [None, 3])
+def test_batches_are_not_kept_ready_where_somebody_could_tell(stop_after, loaders):
+    def bit_by_bit():
+        own = torch.Generator().manual_seed(1)
+        sampler = RandomSampler(Squares(), replacement=True, num_samples=40, generator=own)
+        return DataLoader(Squares(), batch_size=4, sampler=sampler, num_workers=1)
+
+    def kept():
+        return DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True)
+
+    def lazy():
+        return DataLoader(Squares(), batch_size=4, sampler=Lazy(23), num_workers=2)
+
+    for make in (bit_by_bit, kept, lazy):
+        loaders.change({})
+        plain = epochs(make, stop_after=stop_after)
+        loaders.change({"prefetch_factor": 6})
+        agree(plain, epochs(make, loaders, stop_after=stop_after))
+    assert loaders.num_changed == 0
+
+
+def test_a_loader_that_equals_others_is_left_to_itself(loaders):
+    class Alike(DataLoader):
+        def __eq__(self, other):
+            return isinstance(other, Alike)
+
+    loaders.change(WORKERS)
+    assert [batch["label"].tolist() for batch in Alike(Squares(4), batch_size=4)] == [[0, 1, 2, 3]]
+    assert not loaders.passes
+
+
+def test_what_a_handler_of_a_signal_raises_while_workers_are_waited_for_reaches_the_script(loaders):
+    class Alarm(TimeoutError):
+        pass
+
+    def alarmed(*_):
+        raise Alarm
+
+    def rest():
+        batches = iter(DataLoader(Slow(12), batch_size=4))
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Alarm):
+            next(batches)
+        return [batch["label"].tolist() for batch in batches]
+
+    former = signal.signal(signal.SIGALRM, alarmed)
+    try:
+        plain = rest()
+        loaders.change(WORKERS)
+        assert rest() == plain and loaders.num_changed == 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
 
 
 def test_random_items_are_the_same_however_many_are_kept_ready(loaders):

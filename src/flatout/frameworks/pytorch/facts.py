@@ -17,6 +17,7 @@ from flatout.frameworks.pytorch.calls import OuterCall
 from flatout.frameworks.pytorch.hand_over import start_method
 from flatout.frameworks.pytorch.optimizers import can_fuse
 from flatout.frameworks.pytorch.session import Session
+from flatout.frameworks.pytorch.worker_settings import why_not_sooner
 from flatout.trace import EndedBy, Facts, LoaderFacts, ModelFacts, OptimizerFacts
 
 CONVOLUTIONS = {
@@ -98,6 +99,7 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
         why_not_fused=session.loaders.why_not("fused", loader, for_workers=False),
         why_not_in_process=session.loaders.why_not("workers", loader, for_workers=True),
         why_not_kept=session.loaders.why_not("stored", loader, for_workers=loader.num_workers > 0),
+        why_not_sooner=why_not_sooner(loader),
         why_not_ahead=session.loaders.why_not("ahead", loader, for_workers=False),
         why_not_pixel_threads=session.loaders.why_not("pixels", loader, for_workers=False),
         why_not_read_ahead=session.loaders.why_not("files", loader, for_workers=False),

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch._utils import ExceptionWrapper
 from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
+from torch.utils.data import DataLoader
 
 PIPE_BYTES = 2**20
 """The pipe that is asked for: what Linux grants to anyone (`/proc/sys/fs/pipe-max-size`)."""
@@ -41,8 +42,13 @@ def context_for(settings: Mapping[str, Any]) -> Any:
     return _Context(num_under_way=settings["num_workers"] * (settings["prefetch_factor"] or 2))
 
 
-def start_method() -> str:
-    """How worker processes are started; get_context() would fix it, and the script may still want to set it."""
+def start_method(loader: DataLoader[Any] | None = None) -> str:
+    """How worker processes are started, those of a loader or any others.
+
+    get_context() would fix it, and the script may still want to set it.
+    """
+    if loader is not None and loader.multiprocessing_context is not None:
+        return str(loader.multiprocessing_context.get_start_method())
     return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 

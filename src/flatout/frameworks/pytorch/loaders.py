@@ -17,8 +17,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from flatout.frameworks.pytorch.dataset_state import Copies, fingerprint, held_open, keeps_workers
+from flatout.frameworks.pytorch.interruptions import let_through
+from flatout.frameworks.pytorch.of_loader import is_itself_alone
 from flatout.frameworks.pytorch.passes import FetchObserver, Later, Opened, Pass
 from flatout.frameworks.pytorch.patches import Patch
+from flatout.frameworks.pytorch.plain_lines import caller_in
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.shuffles import draw_seed, drawing_elsewhere, generators_of, runs_ahead
 from flatout.frameworks.pytorch.trees import tensors_of
@@ -84,7 +87,7 @@ class Loaders:
     def _observed(self, original: Any, patch: Patch) -> Any:
         def __iter__(loader: DataLoader[Any]) -> Iterator[Any]:
             in_worker = torch.utils.data.get_worker_info() is not None
-            if not patch.active or in_worker or torch.compiler.is_compiling():
+            if not patch.active or in_worker or torch.compiler.is_compiling() or not is_itself_alone(loader):
                 return original(loader)
             observer = self.observer
             if observer is not None:
@@ -194,7 +197,7 @@ class Loaders:
             and getattr(loader, "in_order", True)  # otherwise nobody knows which batches were given when one breaks
             and not isinstance(loader.dataset, IterableDataset)
             and held_open(loader.dataset) is None
-            and (loader.num_workers > 0 or not runs_ahead(loader))
+            and not runs_ahead(loader)
         )
 
     def _may_open(self, loader: DataLoader[Any]) -> bool:
@@ -268,6 +271,7 @@ class Loaders:
         except Exception as problem:  # noqa: BLE001  a process that cannot be started must not end the training
             before.restore()
             self.refuse(loader, "engage", problem)
+            let_through(problem)
         return self.open_plain(loader)
 
     def _settings_for(self, loader: DataLoader[Any]) -> Mapping[str, Any]:
@@ -339,6 +343,7 @@ class Loaders:
         except Exception as problem:  # noqa: BLE001  a process that cannot be started must not end the training
             opened.before.restore()
             self.refuse(loader, "engage", problem)
+            let_through(problem)
         if started is None:
             opened.before = None
             return self.open_plain(loader, drawn=True).iterator
@@ -379,7 +384,8 @@ class Loaders:
     def _begun(self, loader: DataLoader[Any], settings: Mapping[str, Any], ahead: int) -> Any:
         if not loader.num_workers:
             return loader._get_iterator()
-        loader.check_worker_number_rationality()  # plain warns where there are more workers than cores
+        warned = caller_in(DataLoader._get_iterator, "self.check_worker_number_rationality()")
+        warned(loader.check_worker_number_rationality)  # plain warns where there are more workers than cores
         fast = bool(settings.get(IN_PROCESS))
         if fast or settings.get("num_workers") == 0:
             return self.pipeline.workers.begin(loader, fast=fast)

@@ -46,3 +46,8 @@ def known(loader: DataLoader[Any], owner: Any, holds: Callable[[Known], bool], f
     if value is None or not holds(value):
         value = there.by_owner[owner] = find()
     return value
+
+
+def is_itself_alone(loader: DataLoader[Any]) -> bool:
+    """Whether no other loader equals it, as what is known of loaders is found by them."""
+    return type(loader).__hash__ is object.__hash__ and type(loader).__eq__ is object.__eq__

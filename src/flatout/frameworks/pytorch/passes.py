@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
+from flatout.frameworks.pytorch.interruptions import is_interruption
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.tracebacks import hide_ours
 
@@ -210,7 +211,7 @@ class Pass:
             except StopIteration:
                 is_over = True
             except Exception as problem:
-                if not self._opened.changed:
+                if not self._opened.changed or is_interruption(problem):
                     raise
                 is_over = False
                 self._owner.refuse(self._loader, "step", problem)

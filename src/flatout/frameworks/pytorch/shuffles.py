@@ -13,7 +13,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+KNOWN = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+"""Samplers that draw all their numbers at the first batch, from the script's generators or from one of their own."""
 
 
 class Shuffle:
@@ -81,6 +92,22 @@ def runs_ahead(loader: DataLoader[Any]) -> bool:
     if type(sampler) is not RandomSampler or (batches is not None and type(batches) is not BatchSampler):
         return True
     return sampler.replacement or sampler.num_samples != len(sampler.data_source)  # type: ignore[arg-type]
+
+
+def why_not_ahead(loader: DataLoader[Any]) -> str | None:
+    """Why a loader's sampler cannot be asked early, in a few words; None where it can."""
+    sampler, batches = loader.sampler, loader.batch_sampler
+    if type(batches) is not BatchSampler:
+        return "the batches are made up by a sampler of the script's"
+    if type(sampler) in (list, tuple, range):
+        return None
+    if type(sampler) not in KNOWN:
+        return "the order comes from a sampler of the script's"
+    if type(sampler) is not RandomSampler or sampler.generator is None:
+        return None
+    if sampler.replacement or sampler.num_samples != len(sampler.data_source):  # type: ignore[arg-type]
+        return "the order is drawn bit by bit from a generator of the script's"
+    return None
 
 
 def generators_of(loader: DataLoader[Any]) -> list[torch.Generator]:

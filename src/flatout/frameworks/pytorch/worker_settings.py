@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from flatout.frameworks.pytorch.shuffles import why_not_ahead
+
 WORKER_ATTRIBUTES = (
     "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout", "worker_init_fn"
 )  # fmt: skip
@@ -19,17 +21,26 @@ IN_PROCESS = "in_process"
 
 
 def usable(settings: Mapping[str, Any], loader: Any) -> dict[str, Any]:
-    """The settings without those that mean nothing to a loader.
+    """The settings without those that a loader cannot have.
 
     Page-locked memory where the script does not use CUDA by now: PyTorch would warn of it where there is no device, and
-    begin CUDA for it where there is one. Batches kept ready by workers where there are none.
+    begin CUDA for it where there is one. More batches kept ready: see `why_not_sooner`.
     """
     found = dict(settings)
     if not torch.cuda.is_initialized():
         found.pop("pin_memory", None)
-    if not found.get("num_workers", loader.num_workers):
-        found.pop("prefetch_factor", None)
+    if "prefetch_factor" in found and why_not_sooner(loader) is not None:
+        del found["prefetch_factor"]
     return found
+
+
+def why_not_sooner(loader: Any) -> str | None:
+    """Why the workers of a loader cannot build batches sooner than they do, in a few words; None where they can."""
+    if not loader.num_workers:
+        return "the script has no workers"
+    if loader.persistent_workers:  # a pass that is left early would leave them elsewhere
+        return "its workers are kept between passes, and their random streams with them"
+    return why_not_ahead(loader)
 
 
 def needs_workers(loader: Any) -> bool:

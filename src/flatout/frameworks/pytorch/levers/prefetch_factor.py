@@ -1,8 +1,8 @@
 """prefetch_factor: have each of the script's workers keep more batches ready, against batches that take unequally long.
 
-The same workers build the same batches with the same random numbers, only sooner. Indices are drawn from the sampler
-sooner as well, and handed to the script's generator as if they were not. What the training writes into memory that it
-shares with workers while a pass is under way reaches them later, which the check does not see.
+The same workers build the same batches with the same random numbers, only sooner. Indices are taken from the sampler
+sooner as well, which is done for PyTorch's own samplers only. What the training writes into memory that it shares with
+workers, or into a list that is the sampler, reaches a pass under way later, which the check does not see.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
+from flatout.frameworks.pytorch.lever_reasons import why_none
 from flatout.frameworks.pytorch.levers.workers import shm_needed
 from flatout.plan import Lever
 from flatout.trace import Facts, LoaderFacts, Setting
@@ -38,10 +39,9 @@ class PrefetchFactor(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A DataLoader of the usual kind with workers, and room for more of its batches."""
-        if not facts.loaders:
-            return "no DataLoader feeds the training"
-        if not any(loader.num_workers for loader in facts.loaders):
-            return "the script has no workers"
+        why = why_none([loader.why_not_sooner for loader in facts.loaders])
+        if why is not None:
+            return why
         if not any(_may_have(loader) for loader in facts.loaders):
             return "the loader is of a kind of its own, or decides itself how workers share it"
         if not self.settings(facts, machine):
@@ -72,4 +72,4 @@ class PrefetchFactor(Lever):
 
 
 def _may_have(loader: LoaderFacts) -> bool:
-    return loader.num_workers > 0 and loader.changeable and not loader.iterable
+    return loader.why_not_sooner is None and loader.changeable and not loader.iterable

@@ -12,25 +12,15 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
-from torch.utils.data.distributed import DistributedSampler
 
 from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads
 from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.frameworks.pytorch.shuffles import why_not_ahead
 
 MOST_MISSES = 3
 """Wrong guesses one after another, after which a pass guesses no more: the training draws in every step."""
-
-KNOWN = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
-"""Samplers that draw all their numbers at the first batch, from the script's generators or from one of their own."""
 
 
 class Begun(Protocol):
@@ -56,22 +46,6 @@ class Beginner(Protocol):
 
     def finish(self, pending: Any) -> Any:
         """The batch."""
-
-
-def why_not_ahead(loader: DataLoader[Any]) -> str | None:
-    """Why a loader's sampler cannot be asked early, in a few words; None where it can."""
-    sampler, batches = loader.sampler, loader.batch_sampler
-    if type(batches) is not BatchSampler:
-        return "the batches are made up by a sampler of the script's"
-    if type(sampler) in (list, tuple, range):
-        return None
-    if type(sampler) not in KNOWN:
-        return "the order comes from a sampler of the script's"
-    if type(sampler) is not RandomSampler or sampler.generator is None:
-        return None
-    if sampler.replacement or sampler.num_samples != len(sampler.data_source):  # type: ignore[arg-type]
-        return "the order is drawn bit by bit from a generator of the script's"
-    return None
 
 
 class Peeked:

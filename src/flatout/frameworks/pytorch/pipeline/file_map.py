@@ -39,7 +39,7 @@ class FileMap:
     def __init__(self, path: os.PathLike[str], num_bytes: int) -> None:
         self._room = mmap.mmap(-1, num_bytes, flags=_OURS, prot=_READ_WRITE)
         self._num_bytes = num_bytes
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe has no bytes yet
         try:
             if os.fstat(descriptor).st_size < num_bytes:
                 raise EOFError(str(path))

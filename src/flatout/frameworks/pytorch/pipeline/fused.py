@@ -7,10 +7,8 @@ Out: the same batches.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,8 +16,9 @@ import torch
 from torch._C._autograd import _profiler_enabled
 from torch.utils.data import DataLoader, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
+from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.of_loader import known
 from flatout.frameworks.pytorch.pipeline.draws import skip
 from flatout.frameworks.pytorch.pipeline.program import Program
@@ -27,6 +26,8 @@ from flatout.frameworks.pytorch.pipeline.reading import Unread, read
 from flatout.frameworks.pytorch.pipeline.rows import OneThread, Rows, Unvectorised, collated
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow, joined
 from flatout.frameworks.pytorch.pipeline.suited import why_unsuited
+from flatout.frameworks.pytorch.pipeline.unheard import unheard
+from flatout.frameworks.pytorch.plain_lines import caller_in
 from flatout.frameworks.pytorch.random_states import RandomStates
 
 MOST_FAILURES = 8
@@ -105,7 +106,7 @@ class Reading:
         self._begun = True
         states = RandomStates()
         try:
-            with _unheard():
+            with unheard():
                 _, program = read(self.dataset, 0)
                 computed(program, self.dataset, [0])
             self.program = program
@@ -113,6 +114,7 @@ class Reading:
             self.why_not = f"its items cannot be computed at once: {problem}"
         except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and plain is always there
             self.why_not = f"{type(problem).__name__} while it was read"
+            let_through(problem)
         finally:
             states.restore()
 
@@ -136,23 +138,11 @@ class Reading:
         self.set_aside(f"its batches differ: {why}")
 
 
-@contextlib.contextmanager
-def _unheard() -> Iterator[None]:
-    """What is warned of inside, the script hears of where it happens again; also what PyTorch warns of only once."""
-    always = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)  # else it would count as said
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_warn_always(always)
-
-
 def _unsuited_or_odd(loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
     try:
         return _unsuited(loader, for_workers=for_workers)
     except Exception as problem:  # noqa: BLE001  a loader or dataset of any kind may be asked
+        let_through(problem)
         return f"{type(problem).__name__} when it was looked at"
 
 
@@ -249,6 +239,7 @@ class FusedFetcher:
         try:
             batch = computed(program, self.original.dataset, indices)
         except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
+            let_through(problem)
             self.reading.failed(problem)
             return None
         self.reading.succeeded()
@@ -288,7 +279,7 @@ def following(iterator: Any) -> Any:
         return next(iterator)
     if type(iterator._dataset_fetcher) is _MapDatasetFetcher or iterator._sampler_iter is None:
         return next(iterator)
-    batch = iterator._next_data()
+    batch = caller_in(_BaseDataLoaderIter.__next__, "self._next_data()")(iterator._next_data)
     iterator._num_yielded += 1
     return batch
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 import flatout
+from flatout.frameworks.pytorch.pipeline.flushing import flushes_to_zero
 from flatout.frameworks.pytorch.pipeline.program import Program, Slot
 from flatout.frameworks.pytorch.pipeline.rows import Unvectorised
 
@@ -34,8 +35,6 @@ MOST_ELEMENTS = 2**23
 
 PIECE_BYTES = 2**24
 """Hashed together, so that what does not lie densely is copied piece by piece."""
-
-_DENORMAL = 1e-310
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def identify(program: Program, dataset: Any, containers: Sequence[Any], state: A
     """
     compared = frozenset(_too_large(containers))
     data = [_data(one, number in compared) for number, one in enumerate(containers)]
-    shared = (_class_of(dataset), num_items, _structure(program), state, torch.get_default_dtype(), _flushes())
+    shared = (_class_of(dataset), num_items, _structure(program), state, torch.get_default_dtype(), flushes_to_zero())
     return Identity(
         marks={
             "versions": digest(versions(program)),
@@ -222,11 +221,6 @@ def _structure(program: Program) -> list[Any]:
 
 def _class_of(dataset: Any) -> str:
     return _name_of(type(dataset))
-
-
-def _flushes() -> bool:
-    """Whether numbers that are nearly zero count as zero here, which a script may ask for."""
-    return bool((torch.tensor([_DENORMAL], dtype=torch.float64) + 0.0).item() == 0.0)
 
 
 def versions(program: Program) -> list[tuple[str, str]]:

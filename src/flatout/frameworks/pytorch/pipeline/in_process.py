@@ -8,33 +8,35 @@ random stream of its own: so here. In: a loader with workers. Out: an iterator.
 
 from __future__ import annotations
 
-import copy
+import contextlib
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from flatout.frameworks.pytorch.hand_back import Recorded
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, SetAsideError
+from flatout.frameworks.pytorch.pipeline.snapshot import copied
 from flatout.frameworks.pytorch.pipeline.stored import StoredItems
+from flatout.frameworks.pytorch.plain_lines import caller_in
 
 
 class InProcess(Recorded, _BaseDataLoaderIter):
     """One pass over a loader with workers, without them.
 
     `fused` computes the batches at once; without it they are put together item by item. From a copy of the dataset,
-    such as each worker has: what the script writes into the dataset meanwhile is not seen, and what items write into
-    it, a file that they open for example, stays there.
+    such as each worker has: see `snapshot`.
     """
 
     has_copy = True
 
     def __init__(self, loader: DataLoader[Any], fused: FusedFetch | None, stored: StoredItems | None = None) -> None:
-        super().__init__(loader)
+        caller_in(_MultiProcessingDataLoaderIter.__init__, "super().__init__(loader)")(super().__init__, loader)
         self._dataset = copied(self._dataset)
         self._fetcher: Any = _MapDatasetFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
         self._reading = fused.reading(loader) if fused is not None else None
@@ -52,6 +54,8 @@ class InProcess(Recorded, _BaseDataLoaderIter):
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self.begin_record()
+        self._dtype = torch.get_default_dtype()
+        """As workers have it, which are forked when a pass begins."""
         self._ahead.clear()
         for _ in range(self._num_ahead):
             self._draw()
@@ -65,10 +69,12 @@ class InProcess(Recorded, _BaseDataLoaderIter):
     def _next_data(self) -> Any:  # type: ignore[override]
         if not self._ahead:
             raise StopIteration
-        batch = self._as_worker(self._num_yielded % self._num_workers, self._ahead.popleft())
+        with default_dtype(self._dtype):
+            batch = self._as_worker(self._num_yielded % self._num_workers, self._ahead[0])
         reading = self._reading
         if reading is not None and reading.program is None:  # whatever was not seen, workers see it as plain's do
             raise SetAsideError(reading.why_not)
+        self._ahead.popleft()
         self._draw()
         return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
 
@@ -80,16 +86,22 @@ class InProcess(Recorded, _BaseDataLoaderIter):
         own = torch.get_rng_state()
         torch.set_rng_state(self._streams[number])
         try:
-            return self._fetcher.fetch(indices)
+            batch = self._fetcher.fetch(indices)
+            self._streams[number] = torch.get_rng_state()  # not where it was interrupted, and is asked for again
         finally:
-            self._streams[number] = torch.get_rng_state()
             torch.set_rng_state(own)
+        return batch
 
 
-def copied(dataset: Any) -> Any:
-    """A dataset that shares its data with another, and no attribute that is written; also where they are nested."""
-    twin = copy.copy(dataset)
-    for name, value in getattr(twin, "__dict__", {}).items():
-        if isinstance(value, Dataset):
-            twin.__dict__[name] = copied(value)
-    return twin
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Inside, PyTorch's default type is this one."""
+    own = torch.get_default_dtype()
+    if own is dtype:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(own)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.pipeline.columns import Places, Unkept, described, parts_of
 from flatout.frameworks.pytorch.pipeline.file_map import Bytes
 from flatout.frameworks.pytorch.pipeline.identity import Identity
@@ -74,6 +75,7 @@ class Kept:
             form = described(batch)
             on_disk = self._disk_rows(sum(part.row_bytes for part in parts))
         except (Unkept, OSError) as problem:
+            let_through(problem)
             self.note(str(problem))
             return 0
         capacity = min(capacity, on_disk)
@@ -132,6 +134,7 @@ class Kept:
             if self._files.due:
                 self.count()
         except OSError as problem:
+            let_through(problem)
             self.leave(f"from there on in memory: {problem.strerror or problem}")
             return False
         return True
@@ -168,7 +171,8 @@ class Kept:
         self._files.stop_writing()
         try:
             self._files.go_on_in_memory()
-        except OSError:
+        except OSError as problem:
+            let_through(problem)
             return False
         self.in_memory = True
         return True

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.pipeline.draws import drawn
 from flatout.frameworks.pytorch.pipeline.integers import whole
 from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised
@@ -97,7 +98,8 @@ class Program:
         """Whether the code that was read is still the code that would run."""
         try:
             return all([guard() for guard in self.guards])  # a generator takes twice as long
-        except Exception:  # noqa: BLE001  what can no longer be looked at does not hold
+        except Exception as problem:  # noqa: BLE001  what can no longer be looked at does not hold
+            let_through(problem)
             return False
 
     def compute(self, dataset: Any, indices: Sequence[int]) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch.utils._pytree import tree_leaves
 
+from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.pipeline import images, vision
 from flatout.frameworks.pytorch.pipeline.operations import SUBSCRIPT, Operation
 from flatout.frameworks.pytorch.pipeline.program import (
@@ -168,6 +169,7 @@ class Recording:
         try:
             value = operation.plain(*[o.value for o in operands], **{k: o.value for k, o in keywords.items()})
         except Exception as problem:
+            let_through(problem)
             raise self.unread(f"`{operation.name}` raises {type(problem).__name__}") from problem
         varies = any(o.varies for o in (*operands, *keywords.values()))
         target = self._add(

@@ -256,7 +256,7 @@ def grown(files_of: Path, state: State, capacity: int) -> State:
 
 
 def _write_at(path: Path, raw: memoryview, offset: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         while raw:
             written = os.pwrite(descriptor, raw, offset)

@@ -25,6 +25,7 @@ import torch
 from torch.utils.data import Subset
 
 import flatout
+from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.pipeline import row_files
 from flatout.frameworks.pytorch.pipeline.identity import Identity
 from flatout.frameworks.pytorch.pipeline.kept import Kept
@@ -116,6 +117,7 @@ class Shelf:
         except BusyError:
             kept.note("it is being removed")
         except OSError as problem:
+            let_through(problem)
             kept.note(f"it cannot be read: {problem.strerror or problem}")
         return None
 
@@ -130,6 +132,7 @@ class Shelf:
             except OSError as problem:
                 _release(writer)
                 writer = None
+                let_through(problem)
                 kept.note(f"only read: {problem.strerror or problem}")
         try:
             state = read(path)  # under the lock; it may be another one by now
@@ -175,6 +178,7 @@ class Shelf:
                         return None
             kept.note("other runs use its place on the disk")
         except OSError as problem:
+            let_through(problem)
             kept.note(f"the disk refuses it: {problem.strerror or problem}")
         return None
 

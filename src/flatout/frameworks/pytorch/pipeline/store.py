@@ -19,6 +19,7 @@ import numpy as np
 
 from flatout.control_groups import free_memory_bytes
 from flatout.frameworks.pytorch.budget import LEAST_FREE_BYTES, may_take_bytes
+from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.pipeline.columns import Column, Columns, Places, like, num_bytes, rows_of
 from flatout.frameworks.pytorch.pipeline.integers import whole
 from flatout.frameworks.pytorch.pipeline.kept import Kept
@@ -151,6 +152,14 @@ class Store:
             with contextlib.suppress(OSError):  # said when it comes to an end
                 self._kept.count()
 
+    def abandon(self, why: str) -> None:
+        """Give none of it, and keep no more; what counts on the disk by now stays there."""
+        self.capacity, self.why_stopped = 0, why
+        self._empty()
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.leave(why)
+
     def disown(self) -> None:
         """What is kept is not what the script gives."""
         self._empty()
@@ -234,6 +243,7 @@ class Store:
             if state is not None:
                 self._lie_on(kept, state, look)
         except Exception as problem:  # noqa: BLE001  whatever lies there, memory is always there
+            let_through(problem)
             kept.lose(f"{type(problem).__name__} when it was opened")
             self._empty()
 

@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from flatout.frameworks.pytorch.interruptions import is_interruption, let_through
 from flatout.frameworks.pytorch.of_loader import known
 from flatout.frameworks.pytorch.pipeline.columns import Column, Places, Unkept, leaves_of
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, Reading, Some, computed
@@ -171,6 +172,7 @@ class Keeper:
                 self.why_not = str(problem)
             except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and plain is always there
                 self.why_not = f"{type(problem).__name__} when it was looked at"
+                let_through(problem)
 
     def open(self, dataset: Any) -> None:
         """Before the first item is looked for: go to the disk, where items are to be kept there.
@@ -186,6 +188,7 @@ class Keeper:
         try:
             identity = self.sources.identity(dataset, num_items)
         except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and memory is always there
+            let_through(problem)
             why = str(problem) if isinstance(problem, Unvectorised) else f"{type(problem).__name__} when it was hashed"
             self.keeping.shelf.say(f"the items of `{type(dataset).__name__}` are kept in memory only", [why])
             return
@@ -242,6 +245,12 @@ class Keeper:
         """Never again."""
         self.store, self.why_not = None, why
 
+    def interrupted(self) -> None:
+        """Something from outside came in between; who knows which rows were written, and whether they were counted."""
+        if self.store is not None:
+            self.store.abandon("a signal came while items were being kept")
+        self.set_aside("a signal came while its items were being kept")
+
     def differs(self, why: str) -> None:
         """What was kept is not what the script gives: neither this run nor a later one may use it."""
         if self.store is not None:
@@ -279,6 +288,10 @@ class StoredFetcher:
         try:
             keeper.open(inner.dataset)
             return self._fetched(keeper.store, indices)
+        except BaseException as problem:
+            if is_interruption(problem):
+                keeper.interrupted()
+            raise
         finally:
             keeper.lock.release()
 
@@ -320,6 +333,7 @@ class StoredFetcher:
             look = self._keeper.look(self._inner.dataset, indices)
             return look, store.places(indices, look)
         except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
+            let_through(problem)
             self._keeper.failed(problem)
             return None
 
@@ -336,6 +350,7 @@ class StoredFetcher:
         try:
             store.put(indices, look or self._keeper.look(self._inner.dataset, indices), batch)
         except Exception as problem:  # noqa: BLE001  the batch is there, whatever becomes of the others
+            let_through(problem)
             self._keeper.set_aside(f"a batch could not be kept: {problem}")
 
     def _shadowed(self, batch: Any, indices: list[int]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Subset
 
+from flatout.frameworks.pytorch.hand_over import start_method
 from flatout.frameworks.pytorch.pipeline.hugging_face import is_table
 
 
@@ -24,6 +25,10 @@ def why_unsuited(loader: DataLoader[Any], *, for_workers: bool, tables: bool = F
         return "the script has no workers" if for_workers else "the script's workers fetch"
     if for_workers and (loader.worker_init_fn is not None or not getattr(loader, "in_order", True)):
         return "the workers begin with a function of the script's, or give batches out of order"
+    if for_workers and loader.timeout > 0:
+        return "the script says how long a worker may take"
+    if for_workers and start_method(loader) != "fork":
+        return "the workers are not forked, and have other values than this process"
     dataset = loader.dataset
     while type(dataset) is Subset:
         dataset = dataset.dataset

@@ -35,6 +35,10 @@ class WorkerStreams:
             finally:
                 self._states[number] = RandomStates()
 
+    def put_back(self, number: int, states: RandomStates) -> None:
+        """What was drawn since then counts as not drawn."""
+        self._states[number] = states
+
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:

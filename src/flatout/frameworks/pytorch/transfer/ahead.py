@@ -12,8 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from flatout.frameworks.pytorch.pipeline.ahead import why_not_ahead
-from flatout.frameworks.pytorch.shuffles import generators_of
+from flatout.frameworks.pytorch.shuffles import generators_of, why_not_ahead
 from flatout.frameworks.pytorch.transfer.known import Habit, Leaf
 
 NUM_AHEAD = 1

@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flatout.control_groups import free_memory_bytes
+from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.pipeline.shadow import EVERY, NUM_FIRST, difference
 from flatout.frameworks.pytorch.transfer.ahead import Fetch, Line
 from flatout.frameworks.pytorch.transfer.device import CudaDevices, Device
@@ -139,6 +140,7 @@ class Transfer:
                 if device is not None and not device.capturing():
                     leaf.copy = self._staging(device).begin(tensor, early=True)
         except Exception as problem:  # noqa: BLE001  a batch of any kind may come, and plain is always there
+            let_through(problem)
             self._failed(problem)
         return leaves
 
@@ -175,6 +177,7 @@ class Transfer:
             found = self._staging(device).hand_over(copy, waits=not goes_on)
             self.num[way] += 1
         except Exception as problem:  # noqa: BLE001  no memory on the device, for example: plain is there
+            let_through(problem)
             self._failed(problem)
             return None
         return self._watched(way, found, plain)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.patches import original_of
 
 _ABSENT = object()
@@ -65,7 +66,8 @@ class Guards:
         """Whether all is as it was."""
         try:
             return self._hold()
-        except Exception:  # noqa: BLE001  what can no longer be looked at does not hold
+        except Exception as problem:  # noqa: BLE001  what can no longer be looked at does not hold
+            let_through(problem)
             return False
 
     def _hold(self) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from flatout.frameworks.pytorch.interruptions import is_interruption
 from flatout.frameworks.pytorch.pipeline.fused import SetAsideError
-from flatout.frameworks.pytorch.pipeline.in_process import InProcess
+from flatout.frameworks.pytorch.pipeline.in_process import InProcess, default_dtype
 from flatout.frameworks.pytorch.pipeline.pixels.fetching import Pending
 from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads
 from flatout.frameworks.pytorch.pipeline.rows import OneThread
@@ -30,14 +31,20 @@ class PixelsInProcess(InProcess):
     def _next_data(self) -> Any:
         batch = super()._next_data()
         if self._ahead:
-            self._begun = self._begin((self._num_yielded + 1) % self._num_workers, self._ahead[0])
+            with default_dtype(self._dtype):
+                self._begun = self._begin((self._num_yielded + 1) % self._num_workers, self._ahead[0])
         return batch
 
     def _as_worker(self, number: int, indices: Any) -> Any:
         begun, self._begun = self._begun, None
         pending = begun or self._begin(number, indices)
-        with aside(), OneThread():  # what is computed both ways draws its numbers again
-            return self._pixels.finish(pending)
+        try:
+            with aside(), OneThread():  # what is computed both ways draws its numbers again
+                return self._pixels.finish(pending)
+        except BaseException as problem:
+            if is_interruption(problem):  # the batch is asked for again
+                self._worker_streams.put_back(number, pending.before)
+            raise
 
     def _begin(self, number: int, indices: Any) -> Pending:
         """Draw the numbers of a worker's next batch, and have the rest begun.

@@ -13,19 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate
 
+from flatout.frameworks.pytorch.interruptions import is_interruption
+from flatout.frameworks.pytorch.pipeline.flushing import flushes_to_zero
 from flatout.frameworks.pytorch.pipeline.fused import SetAsideError
 from flatout.frameworks.pytorch.pipeline.pixels import collation
 from flatout.frameworks.pytorch.pipeline.pixels.collation import Collation
 from flatout.frameworks.pytorch.pipeline.pixels.comparison import item_difference
 from flatout.frameworks.pytorch.pipeline.pixels.decoded import DecodedImages
 from flatout.frameworks.pytorch.pipeline.pixels.decoding import Rows
-from flatout.frameworks.pytorch.pipeline.pixels.interruptions import is_interruption
 from flatout.frameworks.pytorch.pipeline.pixels.seams import Seams
 from flatout.frameworks.pytorch.pipeline.pixels.sources import Descriptors
 from flatout.frameworks.pytorch.pipeline.pixels.surroundings import File, Surroundings, settings_now
 from flatout.frameworks.pytorch.pipeline.pixels.threads import Job, Threads
 from flatout.frameworks.pytorch.pipeline.pixels.work import TooLateError, Work
 from flatout.frameworks.pytorch.pipeline.shadow import difference, row
+from flatout.frameworks.pytorch.pipeline.unheard import unheard
 from flatout.frameworks.pytorch.random_states import RandomStates
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class Engine:
         self.seams = Seams()
         self.rows = Rows()
         self.descriptors = Descriptors()
+        self.flushes = flushes_to_zero()
+        """As its threads do, which have it from the one that began them."""
 
 
 @dataclass
@@ -131,6 +135,8 @@ class PixelFetcher:
             return None
         if self._in_process and standing.why_not_for_workers:
             return None
+        if self._engine.flushes != flushes_to_zero():
+            return None
         plain = self._original.collate_fn is default_collate and collation.is_plain()
         pending = Pending(indices, RandomStates(), Collation(len(indices)) if plain else None, settings_now())
         pending.whole = standing.shadow.first
@@ -205,10 +211,14 @@ class PixelFetcher:
             pending.problem = problem  # raised where it belongs
 
     def _by_script(self, pending: Pending, indices: list[int]) -> Any:
-        """By the script's own path a batch; where a function of the script's collates, which is called once, items."""
-        if pending.collation is None:
-            return [self._original.dataset[index] for index in indices]
-        return self._original.fetch(indices)
+        """By the script's own path a batch; where a function of the script's collates, which is called once, items.
+
+        What it warns of was said when the items' code ran for the first time.
+        """
+        with unheard():
+            if pending.collation is None:
+                return [self._original.dataset[index] for index in indices]
+            return self._original.fetch(indices)
 
     def _done(self, pending: Pending) -> bool:
         """Whether the pixel work has been done, and well; then only the tensors of a batch are no plain ones yet."""

@@ -10,11 +10,12 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from flatout.control_groups import cores_quota
+from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.of_loader import known
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher
 from flatout.frameworks.pytorch.pipeline.harmless.resolving import Refused
@@ -96,6 +97,7 @@ class PixelThreads:
         try:
             why = _unsuited(loader, for_workers=for_workers)
         except Exception as problem:  # noqa: BLE001  a loader or dataset of any kind may be asked
+            let_through(problem)
             return f"{type(problem).__name__} when it was looked at"
         if why is None and self._fused.why_not(loader, for_workers=for_workers) is None:
             why = "its batches can be computed at once"
@@ -146,6 +148,7 @@ class Standing:
         except Refused as problem:
             self.set_aside(str(problem))
         except Exception as problem:  # noqa: BLE001  code of any kind may be looked at
+            let_through(problem)
             self.set_aside(f"{type(problem).__name__} while its code was looked at")
 
     def failed(self, problem: BaseException) -> None:
@@ -188,6 +191,8 @@ def _unsuited(loader: DataLoader[Any], *, for_workers: bool) -> str | None:
     """Why a loader does not come into question, whatever its dataset computes."""
     if for_workers and loader.persistent_workers:
         return "its workers are kept between passes, and their random streams with them"
+    if for_workers and loader.collate_fn is not default_collate:
+        return "its workers put the batches together by a function of the script's"
     if isinstance(loader.dataset, IterableDataset) or not loader._auto_collation:
         return "the script puts its batches together itself"
     if "PIL.Image" not in sys.modules:

@@ -7,9 +7,11 @@ In: calls with images that are not computed yet. Out: images and tensors that ar
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from flatout.frameworks.pytorch.pipeline.pixels import geometry
@@ -22,6 +24,7 @@ from flatout.frameworks.pytorch.pipeline.pixels.surroundings import file_of
 from flatout.frameworks.pytorch.pipeline.pixels.tensors import DeferredTensor
 from flatout.frameworks.pytorch.pipeline.pixels.tensors import deferred as deferred_tensor
 from flatout.frameworks.pytorch.pipeline.pixels.work import Work
+from flatout.frameworks.pytorch.plain_lines import caller_like
 
 SAME_SIZE = (
     "adjust_brightness", "adjust_contrast", "adjust_saturation", "adjust_hue", "adjust_gamma", "adjust_sharpness",
@@ -76,6 +79,8 @@ def noting_from_numpy(original: Any) -> Callable[..., Any]:
 
     def from_numpy(work: Work | None, *operands: Any) -> Any:
         if len(operands) != 1 or type(operands[0]) is not DeferredArray:
+            if operands and isinstance(operands[0], np.ndarray) and not operands[0].flags.writeable:
+                return caller_like(sys._getframe(2))(original, *operands)  # where PyTorch warns, it names the line
             return original(*operands)
         picture: Picture = operands[0].picture
         (width, height), num = picture.size, CHANNELS[picture.mode]

@@ -7,7 +7,6 @@ changed.
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import os
 from collections import OrderedDict, deque
@@ -19,6 +18,8 @@ import torch
 from PIL import Image, ImageFile
 from torch.utils.data import ConcatDataset, Subset
 
+from flatout.frameworks.pytorch.interruptions import let_through
+from flatout.frameworks.pytorch.pipeline.flushing import flushes_to_zero
 from flatout.frameworks.pytorch.pipeline.harmless.guards import Guards
 from flatout.frameworks.pytorch.pipeline.pixels.decoded import Identity, identity_of
 
@@ -46,9 +47,11 @@ class Surroundings:
         self._files = list(files)
         self._places: list[int] = []
         self._data: list[tuple[Any, Any]] | None = None
-        with contextlib.suppress(Exception):  # what cannot be looked at does not hold
+        try:
             self._places = sorted({int(place) for index in indices for place in _reached(dataset, index)})
             self._data = [(root, _taken(root, self._places)) for root in guards.data()]
+        except Exception as problem:  # noqa: BLE001  what cannot be looked at does not hold
+            let_through(problem)
 
     def hold(self) -> bool:
         """Whether all of it is as it was."""
@@ -59,7 +62,8 @@ class Surroundings:
                 and all(_taken(root, self._places) == before for root, before in self._data)
                 and all(file.holds() for file in self._files)
             )
-        except Exception:  # noqa: BLE001  what can no longer be looked at does not hold
+        except Exception as problem:  # noqa: BLE001  what can no longer be looked at does not hold
+            let_through(problem)
             return False
 
 
@@ -68,6 +72,7 @@ def settings_now() -> tuple[Any, ...]:
     return (
         *(bool(ImageFile.LOAD_TRUNCATED_IMAGES), Image.MAX_IMAGE_PIXELS, ImageFile.MAXBLOCK),
         *(torch.get_default_dtype(), torch.is_inference_mode_enabled(), torch.is_grad_enabled()),
+        *(torch.get_default_device(), flushes_to_zero(), tuple(np.geterr().items())),
         _working_directory(),
     )
 
@@ -172,9 +177,11 @@ def _of_container(thing: Any, places: list[int], depth: int) -> Iterator[Any]:
 def _of_tensor(tensor: torch.Tensor, places: list[int]) -> Any:
     if tensor.is_inference() or tensor.layout is not torch.strided:
         return _Same(tensor)
-    if tensor.device.type != "cpu" or tensor.requires_grad or tensor.dtype is torch.bfloat16:
+    if tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         return _Same(tensor), tensor._version
-    return _Same(tensor), tensor._version, *_of_array(tensor.numpy(), places)  # somebody may have it as an array, too
+    data = tensor.detach()
+    array = (data.view(torch.int16) if data.dtype is torch.bfloat16 else data).numpy()
+    return _Same(tensor), tensor._version, *_of_array(array, places)  # somebody may have it as an array, too
 
 
 def _of_array(array: np.ndarray, places: list[int]) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._pytree import tree_leaves
 
+from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.pipeline.pixels.calls import Layout, Noted, known, normalized, noted
 from flatout.frameworks.pytorch.pipeline.pixels.elements import Elements
 from flatout.frameworks.pytorch.pipeline.pixels.memory import array_of
@@ -77,7 +78,8 @@ class DeferredTensor(torch.Tensor):
             return None
         try:
             found = noted(call, own["flatout_elements"], own["flatout_layout"], operands, keywords)
-        except Exception:  # noqa: BLE001  PyTorch raises what belongs to be raised
+        except Exception as problem:  # noqa: BLE001  PyTorch raises what belongs to be raised
+            let_through(problem)
             return None
         return None if found is None else self.flatout_then(found)
 
@@ -90,7 +92,8 @@ class DeferredTensor(torch.Tensor):
             found = normalized(
                 own["flatout_elements"], own["flatout_layout"], tuple(mean), tuple(std), in_place=in_place
             )
-        except Exception:  # noqa: BLE001  torchvision raises what belongs to be raised
+        except Exception as problem:  # noqa: BLE001  torchvision raises what belongs to be raised
+            let_through(problem)
             return None
         return None if found is None else self.flatout_then(found)
 

@@ -12,9 +12,9 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from flatout.frameworks.pytorch.interruptions import is_interruption
 from flatout.frameworks.pytorch.pipeline.pixels.decoded import DecodedImages
 from flatout.frameworks.pytorch.pipeline.pixels.decoding import Rows
-from flatout.frameworks.pytorch.pipeline.pixels.interruptions import is_interruption
 from flatout.frameworks.pytorch.pipeline.pixels.sources import Descriptors
 
 if TYPE_CHECKING:

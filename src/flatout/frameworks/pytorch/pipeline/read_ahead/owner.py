@@ -18,6 +18,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.pipeline.ahead import Peeked
 from flatout.frameworks.pytorch.pipeline.read_ahead.names import Column, columns_of
 from flatout.frameworks.pytorch.pipeline.read_ahead.opened import Opened
@@ -130,8 +131,9 @@ class LookedOn:
         if self._owner.engaged and (self._reading is None or not self._reading.over):
             try:
                 self._look(value)
-            except Exception:  # noqa: BLE001  whatever it is, the script is not to hear of it
+            except Exception as problem:  # noqa: BLE001  whatever it is, the script is not to hear of it
                 self._end()
+                let_through(problem)
         return value
 
     def __del__(self) -> None:

@@ -26,6 +26,16 @@ def is_interruption(problem: BaseException) -> bool:
     return False
 
 
+def let_through(problem: BaseException) -> None:
+    """Raise an error again that comes from outside; come back from any other.
+
+    Raises:
+        BaseException: The error itself.
+    """
+    if is_interruption(problem):
+        raise problem
+
+
 def _handlers() -> set[CodeType]:
     """The code of the script's handlers of signals."""
     found = set()
