@@ -94,13 +94,16 @@ def runs_ahead(loader: DataLoader[Any]) -> bool:
     return sampler.replacement or sampler.num_samples != len(sampler.data_source)  # type: ignore[arg-type]
 
 
-def why_not_ahead(loader: DataLoader[Any]) -> str | None:
-    """Why a loader's sampler cannot be asked early, in a few words; None where it can."""
+def why_not_ahead(loader: DataLoader[Any], *, of_list: bool = True) -> str | None:
+    """Why a loader's sampler cannot be asked early, in a few words; None where it can.
+
+    `of_list`: whether an order may be that lies in a list, which the script may write to.
+    """
     sampler, batches = loader.sampler, loader.batch_sampler
     if type(batches) is not BatchSampler:
         return "the batches are made up by a sampler of the script's"
     if type(sampler) in (list, tuple, range):
-        return None
+        return None if of_list or type(sampler) is not list else "the order is a list, which may change on the way"
     if type(sampler) not in KNOWN:
         return "the order comes from a sampler of the script's"
     if type(sampler) is not RandomSampler or sampler.generator is None:

@@ -40,7 +40,7 @@ def why_not_sooner(loader: Any) -> str | None:
         return "the script has no workers"
     if loader.persistent_workers:  # a pass that is left early would leave them elsewhere
         return "its workers are kept between passes, and their random streams with them"
-    return why_not_ahead(loader)
+    return why_not_ahead(loader, of_list=False)
 
 
 def needs_workers(loader: Any) -> bool:

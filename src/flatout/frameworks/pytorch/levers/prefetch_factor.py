@@ -2,7 +2,7 @@
 
 The same workers build the same batches with the same random numbers, only sooner. Indices are taken from the sampler
 sooner as well, which is done for PyTorch's own samplers only. What the training writes into memory that it shares with
-workers, or into a list that is the sampler, reaches a pass under way later, which the check does not see.
+workers reaches a pass under way later, which the check does not see.
 """
 
 from __future__ import annotations
