@@ -21,13 +21,14 @@ from typing import Any
 
 from flatout import __version__
 from flatout.frameworks.contract import Framework
+from flatout.interruptions import raised_by_handler
 from flatout.records import from_json
 from flatout.run import foreign_cpu
 from flatout.run.claim import claim
 from flatout.run.open_window import OpenWindow
 from flatout.run.orders import Order, SessionSpec, decode
 from flatout.run.pipe import OrderPipe
-from flatout.run.problems import failure, raised_by_handler
+from flatout.run.problems import failure
 from flatout.trace import FORMAT, End, Header, Ready, Refused, Remark, Toggle
 from flatout.trace_file import Writer
 from flatout.tracebacks import hide_ours

@@ -1,4 +1,4 @@
-"""What is left of an exception for the trace, and was it the script's own signal handler that raised it?
+"""What is left of an exception for the trace?
 
 In: exceptions. Out: `Failure` records. Imported in the user's process: standard library only.
 """
@@ -6,8 +6,6 @@ In: exceptions. Out: `Failure` records. Imported in the user's process: standard
 from __future__ import annotations
 
 import os
-import signal
-from typing import Any
 
 from flatout.trace import Failure
 
@@ -36,22 +34,3 @@ def _place(problem: BaseException) -> str:
     if traceback is None:
         return ""
     return f"line {traceback.tb_lineno} of `{os.path.basename(traceback.tb_frame.f_code.co_filename)}`"
-
-
-def raised_by_handler(problem: BaseException) -> bool:
-    """Whether an exception came out of a signal handler of the script's (a time limit, an end that was asked for)."""
-    codes = {code for number in signal.valid_signals() if (code := _code(signal.getsignal(number))) is not None}
-    traceback = problem.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code in codes:
-            return True
-        traceback = traceback.tb_next
-    return False
-
-
-def _code(handler: Any) -> Any:
-    """The code that a handler runs: of a function, a method, a partial, or an object that can be called."""
-    handler = getattr(handler, "func", handler)
-    if not callable(handler):  # a default, or none
-        return None
-    return getattr(handler, "__code__", None) or getattr(handler.__call__, "__code__", None)

@@ -17,7 +17,6 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from flatout.frameworks.pytorch.dataset_state import Copies, fingerprint, held_open, keeps_workers
-from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.of_loader import is_itself_alone
 from flatout.frameworks.pytorch.passes import FetchObserver, Later, Opened, Pass
 from flatout.frameworks.pytorch.patches import Patch
@@ -26,6 +25,7 @@ from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.shuffles import draw_seed, drawing_elsewhere, generators_of, runs_ahead
 from flatout.frameworks.pytorch.trees import tensors_of
 from flatout.frameworks.pytorch.worker_settings import IN_PROCESS, WORKER_ATTRIBUTES, needs_workers, usable, wanted
+from flatout.interruptions import let_through
 from flatout.trace import NOT_LOOKED_AT
 from flatout.tracebacks import hide_ours
 

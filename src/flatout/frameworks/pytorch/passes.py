@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-from flatout.frameworks.pytorch.interruptions import is_interruption
 from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.interruptions import is_interruption
 from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.of_loader import known
 from flatout.frameworks.pytorch.pipeline.draws import skip
 from flatout.frameworks.pytorch.pipeline.program import Program
@@ -29,6 +28,7 @@ from flatout.frameworks.pytorch.pipeline.suited import why_unsuited
 from flatout.frameworks.pytorch.pipeline.unheard import unheard
 from flatout.frameworks.pytorch.plain_lines import caller_in
 from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.interruptions import let_through
 
 MOST_FAILURES = 8
 """Batches that could not be computed at once, after which it is no longer tried, unless four times as many could."""

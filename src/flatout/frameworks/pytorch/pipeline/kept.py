@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.pipeline.columns import Places, Unkept, described, parts_of
 from flatout.frameworks.pytorch.pipeline.file_map import Bytes
 from flatout.frameworks.pytorch.pipeline.identity import Identity
 from flatout.frameworks.pytorch.pipeline.row_files import ITEMS, RowFiles, grown
+from flatout.interruptions import let_through
 from flatout.store_state import Part, State, free_bytes
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from torch.utils._pytree import tree_leaves
 
-from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.pipeline import images, vision
 from flatout.frameworks.pytorch.pipeline.operations import SUBSCRIPT, Operation
 from flatout.frameworks.pytorch.pipeline.program import (
@@ -36,6 +35,7 @@ from flatout.frameworks.pytorch.pipeline.program import (
 )
 from flatout.frameworks.pytorch.pipeline.randomness import RandomTransform, code_of, kinds_of
 from flatout.frameworks.pytorch.pipeline.rows import Rows, Unvectorised, kind_of
+from flatout.interruptions import let_through
 
 MAX_INSTRUCTIONS = 300
 

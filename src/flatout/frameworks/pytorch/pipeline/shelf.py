@@ -25,11 +25,11 @@ import torch
 from torch.utils.data import Subset
 
 import flatout
-from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.pipeline import row_files
 from flatout.frameworks.pytorch.pipeline.identity import Identity
 from flatout.frameworks.pytorch.pipeline.kept import Kept
 from flatout.frameworks.pytorch.pipeline.row_files import RowFiles
+from flatout.interruptions import let_through
 from flatout.store_folder import paths
 from flatout.store_state import LOCK, PATIENCE_S, TRIES, WRITER, BusyError, Lock, Part, State, TornError, read
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from flatout.control_groups import free_memory_bytes
 from flatout.frameworks.pytorch.budget import LEAST_FREE_BYTES, may_take_bytes
-from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.pipeline.columns import Column, Columns, Places, like, num_bytes, rows_of
 from flatout.frameworks.pytorch.pipeline.integers import whole
 from flatout.frameworks.pytorch.pipeline.kept import Kept
 from flatout.frameworks.pytorch.pipeline.sources import Look
+from flatout.interruptions import let_through
 from flatout.store_state import Part, State
 
 LOOK_EVERY_BYTES = 2**26

@@ -19,7 +19,6 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from flatout.frameworks.pytorch.interruptions import is_interruption, let_through
 from flatout.frameworks.pytorch.of_loader import known
 from flatout.frameworks.pytorch.pipeline.columns import Column, Places, Unkept, leaves_of
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher, Reading, Some, computed
@@ -29,6 +28,7 @@ from flatout.frameworks.pytorch.pipeline.shadow import Shadow
 from flatout.frameworks.pytorch.pipeline.shelf import Shelf
 from flatout.frameworks.pytorch.pipeline.sources import Look, Sources
 from flatout.frameworks.pytorch.pipeline.store import Room, Store
+from flatout.interruptions import is_interruption, let_through
 
 MOST_FAILURES = 8
 """Batches whose items could not be looked at, after which it is no longer tried."""

@@ -19,7 +19,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from flatout.control_groups import free_memory_bytes
-from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.pipeline.shadow import EVERY, NUM_FIRST, difference
 from flatout.frameworks.pytorch.transfer.ahead import Fetch, Line
 from flatout.frameworks.pytorch.transfer.device import CudaDevices, Device
@@ -28,6 +27,7 @@ from flatout.frameworks.pytorch.transfer.rows import Rows
 from flatout.frameworks.pytorch.transfer.seams import Seams, Target
 from flatout.frameworks.pytorch.transfer.staging import Copy, Staging
 from flatout.frameworks.pytorch.trees import tensors_of
+from flatout.interruptions import let_through
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.pipeline.columns import Column, Places

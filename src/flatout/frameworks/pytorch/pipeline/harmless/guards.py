@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.patches import original_of
+from flatout.interruptions import let_through
 
 _ABSENT = object()
 

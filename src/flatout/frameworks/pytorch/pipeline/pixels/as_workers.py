@@ -10,13 +10,13 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from flatout.frameworks.pytorch.interruptions import is_interruption
 from flatout.frameworks.pytorch.pipeline.fused import SetAsideError
 from flatout.frameworks.pytorch.pipeline.in_process import InProcess, default_dtype
 from flatout.frameworks.pytorch.pipeline.pixels.fetching import Pending
 from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads
 from flatout.frameworks.pytorch.pipeline.rows import OneThread
 from flatout.frameworks.pytorch.pipeline.worker_streams import WorkerStreams, aside
+from flatout.interruptions import is_interruption
 
 
 class PixelsInProcess(InProcess):

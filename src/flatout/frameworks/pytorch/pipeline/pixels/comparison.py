@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.pipeline.shadow import difference
+from flatout.interruptions import let_through
 
 
 def item_difference(one: Any, other: Any) -> str | None:

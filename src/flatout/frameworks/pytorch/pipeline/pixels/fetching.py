@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate
 
-from flatout.frameworks.pytorch.interruptions import is_interruption
 from flatout.frameworks.pytorch.pipeline.flushing import flushes_to_zero
 from flatout.frameworks.pytorch.pipeline.fused import SetAsideError
 from flatout.frameworks.pytorch.pipeline.pixels import collation
@@ -29,6 +28,7 @@ from flatout.frameworks.pytorch.pipeline.pixels.work import TooLateError, Work
 from flatout.frameworks.pytorch.pipeline.shadow import difference, row
 from flatout.frameworks.pytorch.pipeline.unheard import unheard
 from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.interruptions import is_interruption
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads, Standing

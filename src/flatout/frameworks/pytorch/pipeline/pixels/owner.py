@@ -15,7 +15,6 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from flatout.control_groups import cores_quota
-from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.of_loader import known
 from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, FusedFetcher
 from flatout.frameworks.pytorch.pipeline.harmless.resolving import Refused
@@ -24,6 +23,7 @@ from flatout.frameworks.pytorch.pipeline.pixels.decoded import DecodedImages
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow
 from flatout.frameworks.pytorch.pipeline.suited import why_unsuited
 from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.interruptions import let_through
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.pipeline.pixels.fetching import Engine, PixelFetcher

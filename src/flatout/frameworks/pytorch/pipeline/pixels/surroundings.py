@@ -18,10 +18,10 @@ import torch
 from PIL import Image, ImageFile
 from torch.utils.data import ConcatDataset, Subset
 
-from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.pipeline.flushing import flushes_to_zero
 from flatout.frameworks.pytorch.pipeline.harmless.guards import Guards
 from flatout.frameworks.pytorch.pipeline.pixels.decoded import Identity, identity_of
+from flatout.interruptions import let_through
 
 MOST_ALL = 64
 """Elements of a container of which all are looked into."""

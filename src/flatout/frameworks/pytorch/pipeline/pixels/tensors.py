@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._pytree import tree_leaves
 
-from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.pipeline.pixels.calls import Layout, Noted, known, normalized, noted
 from flatout.frameworks.pytorch.pipeline.pixels.elements import Elements
 from flatout.frameworks.pytorch.pipeline.pixels.memory import array_of
 from flatout.frameworks.pytorch.pipeline.pixels.work import TooLateError, Work
+from flatout.interruptions import let_through
 
 
 class DeferredTensor(torch.Tensor):

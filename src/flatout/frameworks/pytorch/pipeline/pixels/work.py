@@ -12,10 +12,10 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flatout.frameworks.pytorch.interruptions import is_interruption
 from flatout.frameworks.pytorch.pipeline.pixels.decoded import DecodedImages
 from flatout.frameworks.pytorch.pipeline.pixels.decoding import Rows
 from flatout.frameworks.pytorch.pipeline.pixels.sources import Descriptors
+from flatout.interruptions import is_interruption
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.pipeline.pixels.pictures import Picture

@@ -18,12 +18,12 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from flatout.frameworks.pytorch.interruptions import let_through
 from flatout.frameworks.pytorch.pipeline.ahead import Peeked
 from flatout.frameworks.pytorch.pipeline.read_ahead.names import Column, columns_of
 from flatout.frameworks.pytorch.pipeline.read_ahead.opened import Opened
 from flatout.frameworks.pytorch.pipeline.read_ahead.order import Order
 from flatout.frameworks.pytorch.pipeline.read_ahead.readers import BUFFER_BYTES, Readers, Reading, Took, read
+from flatout.interruptions import let_through
 
 NUM_WATCHED = 4
 """Items whose files are watched."""

@@ -1,7 +1,7 @@
 """Was an error raised from outside, in the middle of whatever ran? Ctrl-C, and what handlers of signals raise.
 
-Such an error belongs to the script, there and then; fetching the batch once more would swallow it. In: an error. Out:
-whether it is one.
+Such an error belongs to the script, there and then; to go on in another way would swallow it. In: an error. Out:
+whether it is one. Imported in the user's process: standard library only.
 """
 
 from __future__ import annotations
@@ -16,14 +16,7 @@ def is_interruption(problem: BaseException) -> bool:
     >>> is_interruption(KeyboardInterrupt()), is_interruption(OSError())
     (True, False)
     """
-    if isinstance(problem, KeyboardInterrupt):
-        return True
-    codes, traceback = _handlers(), problem.__traceback__
-    while traceback is not None and codes:
-        if traceback.tb_frame.f_code in codes:
-            return True
-        traceback = traceback.tb_next
-    return False
+    return isinstance(problem, KeyboardInterrupt) or raised_by_handler(problem)
 
 
 def let_through(problem: BaseException) -> None:
@@ -34,6 +27,16 @@ def let_through(problem: BaseException) -> None:
     """
     if is_interruption(problem):
         raise problem
+
+
+def raised_by_handler(problem: BaseException) -> bool:
+    """Whether an error came out of a handler of the script's (a time limit, an end that was asked for)."""
+    codes, traceback = _handlers(), problem.__traceback__
+    while traceback is not None and codes:
+        if traceback.tb_frame.f_code in codes:
+            return True
+        traceback = traceback.tb_next
+    return False
 
 
 def _handlers() -> set[CodeType]:
