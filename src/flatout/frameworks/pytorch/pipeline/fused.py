@@ -7,6 +7,7 @@ Out: the same batches.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -279,9 +280,14 @@ def following(iterator: Any) -> Any:
         return next(iterator)
     if type(iterator._dataset_fetcher) is _MapDatasetFetcher or iterator._sampler_iter is None:
         return next(iterator)
-    batch = caller_in(_BaseDataLoaderIter.__next__, "self._next_data()")(iterator._next_data)
+    batch = _in_plains_line()(iterator._next_data)
     iterator._num_yielded += 1
     return batch
+
+
+@functools.cache
+def _in_plains_line() -> Callable[..., Any]:
+    return caller_in(_BaseDataLoaderIter.__next__, "self._next_data()")
 
 
 def computed(program: Program, dataset: Any, indices: list[int]) -> Any:
