@@ -12,17 +12,20 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from flatout import plan_file, result
+from flatout import contrast, plan_file, result
 from flatout.anatomy import Anatomy
-from flatout.api import LeverRow, Ran
+from flatout.api import Ran
 from flatout.ceilings import Machine
 from flatout.cli.foreground import run_summary
 from flatout.diagnosis import Bound, Diagnosis
+from flatout.lever_rows import LeverRow
 from flatout.plan import PLAN_FILE, PLAN_FORMAT, Plan, Trial
 from flatout.records import to_json
+from flatout.reporting import Exported
 from flatout.result import FORMAT, Result
 from flatout.run.foreground import Outcome
 from flatout.running import Engagement
+from flatout.samples import Samples
 from flatout.store_folder import KeptStore, Removed
 from flatout.trace import Facts, Header
 from reference_records import fenced, record_table, table
@@ -44,6 +47,8 @@ TUNE: list[Row] = [
     ("tuned_steps_per_s", "number", "the same under the plan; the baseline's without one"),
     ("tuning_s", "number", "wall seconds that all of it took"),
     ("break_even_steps", "integer or null", "steps after which that is earned back; null where it never is"),
+    ("baseline_joules_per_step", "number or null", "energy of a plain step; null where no counter can tell"),
+    ("tuned_joules_per_step", "number or null", "the same under the plan, measured beside it; null also without one"),
     ("plan", "string or null", "where the plan was written; null where there is none"),
     ("run", "string", "absolute path of the run folder, with `result.json`, `report.html` and every trace"),
 ]
@@ -58,6 +63,7 @@ WHY: list[Row] = [
         "achieved FLOP/s over the ceiling of the script's own arithmetic; null unknown",
     ),
     ("not_observed", "list of strings", "phases that could not be seen; none of them is known to be 0"),
+    ("joules_per_step", "number or null", "energy of a plain step; null where no counter can tell"),
     ("run", "string", "absolute path of the run folder"),
 ]
 RUN: list[Row] = [
@@ -71,9 +77,41 @@ RUN: list[Row] = [
     ("ratio", "number or null", "plain over plan, from this run's own windows; null where it was not checked"),
     ("ratio_low", "number or null", "lower end of its 95 % interval"),
     ("ratio_high", "number or null", "upper end of its 95 % interval"),
+    ("joules", "number or null", "energy of the machine during the run; null where no counter can tell"),
     ("remarks", "list of strings", "what else was said in the end, e.g. what became of kept items"),
     ("processes", "integer", "processes that trained; more than 1 only under a launcher"),
     ("run", "string", "absolute path of the run folder; empty where no record could be kept"),
+]
+CONTRAST: list[Row] = [
+    ("like_with_like", "boolean", "whether nothing decisive differs besides time, as far as is recorded"),
+    ("unlike", "list of objects", "what differs: `what`, `first`, `second`, and whether it is `decisive`"),
+    ("step", "object", "the whole plain step, see below"),
+    ("tuned_step", "object or null", "the step with each run's own plan; null unless both have one"),
+    ("phases", "object", "the same by phase"),
+    ("not_observed", "list of strings", "phases that neither run could see"),
+    ("alike", "boolean", "phases changed, and one factor lies in the interval of each: so looks another machine speed"),
+    ("cautions", "list of strings", "what the reader must know"),
+    ("first", "string", "path of the first run folder"),
+    ("second", "string", "path of the second; ratios say how many times as fast it is"),
+]
+CHANGE: list[Row] = [
+    ("verdict", "string", "`faster`, `slower`, `no difference`, `inconclusive`, `not observed` or `not compared`"),
+    ("first_s", "number or null", "seconds a step in the first run; null where it was not observed"),
+    ("second_s", "number or null", "the same in the second"),
+    ("difference_s", "number or null", "the second less the first"),
+    ("ratio", "number or null", "the first over the second; null where it could not be judged"),
+    ("ratio_low", "number or null", "lower end of its 95 % interval"),
+    ("ratio_high", "number or null", "upper end of its 95 % interval"),
+    ("reason", "string", "why it is inconclusive, or empty"),
+]
+EXPORTED: list[Row] = [
+    ("file", "string", "where it was written"),
+    ("run", "string", "path of the run folder"),
+    ("num_steps", "integer", "steps in it"),
+    ("num_windows", "integer", "windows that they come from"),
+    ("num_children", "integer", "processes that made them"),
+    ("from_traces", "boolean", "whether the traces were there; else the steps are those of `result.json`"),
+    ("remarks", "list of strings", "e.g. windows that were left out"),
 ]
 LEVERS: list[Row] = [
     ("class", "string", "what it may change: `exact`, `rounding`, `precision`, `statistical` or `semantics`"),
@@ -197,7 +235,12 @@ def json_page() -> str:
         parts.append(fenced(json.dumps(value, indent=2), "json"))
     parts += [
         "## report",
-        "`flatout report --json` prints again what the `tune` or `why` of that run printed.",
+        "`flatout report --json` prints again what the `tune` or `why` of that run printed. With two runs it prints:",
+        _explained(CONTRAST, _contrast()),
+        "`step`, `tuned_step` and each of `phases`:",
+        _explained(CHANGE, _contrast()["step"]),
+        "With `--export FILE` it prints:",
+        _explained(EXPORTED, to_json(_EXPORTED)),
         "## levers",
         "One object per lever, by name:",
         _explained(LEVERS, lever),
@@ -215,8 +258,21 @@ def json_page() -> str:
         record_table("ceilings", "Ceiling"),
         "and each of `accelerators`:",
         record_table("ceilings", "Accelerator"),
+        "and `energy`, with `counters` that can be read, and the list `missing` of what cannot and why; each counter:",
+        record_table("energy", "Counter"),
     ]
     return "\n\n".join(parts)
+
+
+def _contrast() -> dict[str, Any]:
+    one = _result("why")
+    return contrast.summary_of(contrast.contrast(one, one, Samples(), Samples()))
+
+
+_EXPORTED = Exported(
+    file="steps.csv", run="/home/you/work/.flatout/train-1", num_steps=1200, num_windows=40, num_children=1,
+    from_traces=True,
+)  # fmt: skip
 
 
 def _explained(rows: list[Row], value: dict[str, Any]) -> str:
@@ -239,6 +295,8 @@ def _is(value: Any, kind: str) -> bool:
         "object of strings": isinstance(value, dict) and all(isinstance(x, str) for x in value.values()),
         "list of strings": isinstance(value, list) and all(isinstance(v, str) for v in value),
         "table": isinstance(value, dict),
+        "object": isinstance(value, dict),
+        "list of objects": isinstance(value, list) and all(isinstance(v, dict) for v in value),
         "object of numbers": isinstance(value, dict) and all(_is(v, "number") for v in value.values()),
     }[kind]
 

@@ -4,17 +4,9 @@ from dataclasses import replace
 
 from flatout.anatomy import Anatomy
 from flatout.ceilings import Machine
+from flatout.difference import Difference
 from flatout.plan import PLAN_FORMAT, Lever, Plan, Trial
-from flatout.trace import (
-    Agreement,
-    Difference,
-    Facts,
-    Header,
-    LoaderFacts,
-    ModelFacts,
-    OptimizerFacts,
-    Window,
-)
+from flatout.trace import Agreement, Facts, Header, LoaderFacts, ModelFacts, OptimizerFacts, Window
 
 HEADER = Header(
     format=1,

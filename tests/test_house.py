@@ -25,6 +25,7 @@ MAX_FUNCTION_LINES = 40
 
 LONG_FILES: dict[str, str] = {
     "run/enter_isolation.py": "a program that runs under `-I`, which finds no module beside it",
+    "frameworks/pytorch/calibration.py": "a program that is run by its path and finds no module beside it",
     "run/child.py": "one conductor: what happens at a step boundary is one state machine and reads as one",
     "trials/conduct.py": "the order of work of `tune` and `why`, which reads from top to bottom",
 }
@@ -48,6 +49,8 @@ LOADED_IN_THE_USERS_PROCESS = {
     "flatout.frameworks.pytorch",
     "flatout.plan",
     "flatout.records",
+    "flatout.stacks",
+    "flatout.difference",
     "flatout.run",
     "flatout.run.child",
     "flatout.run.claim",

@@ -14,37 +14,44 @@ import functools
 import importlib
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout import plan_file, running
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
 from flatout.plan import PLAN_FILE, Lever, label
+from flatout.reporting import Exported, contrast, export, report
 from flatout.run import folder, foreground
 from flatout.run.foreground import Outcome
 from flatout.run.machine import read_machine
-from flatout.run.script import Script, check, check_source
+from flatout.run.script import Script, check
 from flatout.running import Engagement, Here, Wish
 from flatout.store_folder import LEVER, remove_stores, stores, stores_folder
 from flatout.trace import NOT_LOOKED_AT
 
 if TYPE_CHECKING:
     from flatout.ceilings import Ceilings
+    from flatout.lever_rows import LeverRow, describe_levers
+    from flatout.proof import Proof
+    from flatout.prover import ProveRequest
     from flatout.result import Result
     from flatout.search import Choice
     from flatout.trace import Facts, Levers
-    from flatout.trials.bench import Terms
     from flatout.trials.conduct import Goal, Show
+    from flatout.trials.terms import Terms
 
 #: What only measuring needs is loaded when it is asked for: `run` starts a script, and the script is waiting.
 _MEASURING = {
     "Choice": "flatout.search",
+    "LeverRow": "flatout.lever_rows",
     "Conduct": "flatout.trials.conduct",
     "Goal": "flatout.trials.conduct",
+    "ProveRequest": "flatout.prover",
     "Result": "flatout.result",
     "Show": "flatout.trials.conduct",
-    "Terms": "flatout.trials.bench",
+    "Terms": "flatout.trials.terms",
+    "describe_levers": "flatout.lever_rows",
 }
 
 
@@ -90,6 +97,24 @@ def why(
     return measuring.measured("why", _script(script, arguments), goal or Goal(), show or Show(), None)
 
 
+def prove(script: str | Script, arguments: Sequence[str] = (), *, request: Any = None, show: Any = None) -> Proof:
+    """Whole runs over several seeds, plain and under the plan: is the trained model as good, and what time is saved?
+
+    Args:
+        script: Path of the script, or a `Script`.
+        arguments: The script's own arguments.
+        request: A `flatout.prover.ProveRequest`; its defaults without it.
+        show: A `flatout.proving.conduct.Show`: who is told of progress.
+
+    Raises:
+        FlatoutError: See `flatout.errors`.
+    """
+    from flatout import prover
+    from flatout.proving.conduct import Show
+
+    return prover.proved(_script(script, arguments), request or prover.ProveRequest(), show or Show())
+
+
 def machine(*, refresh: bool = False) -> Ceilings:
     """This machine's measured ceilings."""
     from flatout.run import calibrate
@@ -102,14 +127,6 @@ def levers() -> dict[str, Lever]:
     from flatout.frameworks.pytorch.levers import registry
 
     return registry()
-
-
-def report(run: str | None = None) -> Result:
-    """The result of a run folder; the newest without a name."""
-    from flatout import result
-
-    place = folder.find(folder.working_folder(), run)
-    return replace(result.load(place), run=str(place))
 
 
 def _script(script: str | Script, arguments: Sequence[str]) -> Script:
@@ -298,8 +315,8 @@ def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None]
     """Measure the plan's own set of levers here, and engage it only where it wins here too."""
     from flatout import measuring
     from flatout.search import Choice
-    from flatout.trials.bench import Terms
     from flatout.trials.conduct import Goal, Show
+    from flatout.trials.terms import Terms
 
     assert request.script is not None
     say(f"testing {label(chosen.levers)} here first, a minute or two ({', '.join(chosen.misfits)})")
@@ -317,74 +334,22 @@ def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None]
     return Engagement(levers=chosen.levers, plan=plan, line=f"the plan holds here: {ratio:.2g}x expected")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeverRow:
-    """One lever as `flatout levers` shows it; `refusal` is None where it applies, `known` False without a script."""
-
-    name: str
-    class_: str
-    shortens: tuple[str, ...]
-    summary: str
-    toggles: str
-    known: bool
-    refusal: str | None
-    parameter: str | None = None
-
-    def as_json(self) -> dict[str, object]:
-        """For `--json`."""
-        return {
-            "class": self.class_,
-            "shortens": list(self.shortens),
-            "summary": self.summary,
-            "toggles": self.toggles,
-            "parameter": self.parameter,
-            "applies": (self.refusal is None) if self.known else None,
-            "reason": self.refusal,
-        }
-
-
-def describe_levers(script: Script | None = None, terms: Terms | None = None) -> list[LeverRow]:
-    """Every lever; given a script, a few steps of it are run to see which levers apply."""
-    facts = None
-    if script is not None:
-        from flatout import measuring
-        from flatout.trials.bench import Terms, opened
-        from flatout.trials.conduct import Conduct, Goal, Show
-
-        check_source(script)
-        goal = measuring.with_isolation(Goal(terms=terms or Terms()))
-        with folder.claimed(folder.working_folder(), script.stem) as run_folder:
-            conduct = Conduct(script, run_folder, read_machine(), goal, Show())
-            with opened(conduct.bench):
-                conduct.bench.start()
-                facts = conduct.bench.facts
-    here = read_machine()
-    return [
-        LeverRow(
-            name=lever.name,
-            class_=lever.class_,
-            shortens=lever.shortens,
-            summary=lever.summary,
-            toggles=lever.toggles,
-            known=facts is not None,
-            refusal=lever.applies(facts, here) if facts is not None else None,
-            parameter=lever.parameter,
-        )
-        for lever in levers().values()
-    ]
-
-
 __all__ = [
     "Choice",
+    "Exported",
     "Goal",
     "LeverRow",
+    "ProveRequest",
     "Ran",
     "RunRequest",
     "Show",
     "Terms",
+    "contrast",
     "describe_levers",
+    "export",
     "levers",
     "machine",
+    "prove",
     "remove_stores",
     "report",
     "run",

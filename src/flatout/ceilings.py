@@ -167,6 +167,7 @@ class Ceiling:
         spread_fraction: Half the interquartile range of the samples over their median.
         num_samples: Windows that it was judged from.
         source: One sentence: what was measured, on what shape, with how many threads.
+        samples: What each window gave, in `unit`; empty where an older flatout measured it.
     """
 
     name: str
@@ -175,6 +176,7 @@ class Ceiling:
     spread_fraction: float
     num_samples: int
     source: str
+    samples: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.value) and self.value > 0):
@@ -213,6 +215,7 @@ def ceiling_of(name: str, unit: Unit, samples: Sequence[float], *, source: str) 
         spread_fraction=(high - low) / 2 / middle if middle else 0.0,
         num_samples=len(samples),
         source=source,
+        samples=tuple(samples),
     )
 
 
@@ -272,6 +275,11 @@ class Ceilings:
     def peaks(self) -> dict[str, Ceiling]:
         """The `peak` of each type that was measured, the widest first."""
         return {dtype: peak for dtype in ("float32", "tf32", "bfloat16") if (peak := self.peak(dtype)) is not None}
+
+    def bandwidth(self) -> Ceiling | None:
+        """The highest rate at which bytes passed the memory, copied or overwritten in place; None if not measured."""
+        found = [c for c in (self.get("memory_copy"), self.get("memory_in_place")) if c is not None]
+        return max(found, key=lambda c: c.value, default=None)
 
     def age_s(self, now_unix_s: float) -> float:
         """Seconds between the measurement and `now_unix_s`; at least 0, should a clock have been set back."""

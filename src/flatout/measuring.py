@@ -49,7 +49,7 @@ def measured(
     goal = with_isolation(goal)
     with folder.claimed(folder.working_folder(), script.stem) as run_folder, _discarded_if_stopped(run_folder):
         conduct = Conduct(script, run_folder, machine, goal, show, command)
-        with opened(conduct.bench):
+        with opened(conduct.bench), conduct.joules.noted(run_folder):
             conduct.measure_ceilings = lambda: _ceilings(conduct)
             found = conduct.run()
         _keep_stores(found, run_folder / STORES, show)

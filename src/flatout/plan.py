@@ -248,6 +248,12 @@ class Trial:
         baseline_step_s: Step time of each baseline window, the raw samples.
         candidate_step_s: Step time of each candidate window, paired with the former.
         evidence: Lever to the proof that it took effect.
+        candidate_first: For each pair whether the lot had the candidate go first.
+        share: What the look that ended it could spend of the errors (`flatout.looks`).
+        noise: Standard deviation of the log ratio of two plain windows, below which few pairs are not believed.
+        baseline_joules_per_step: Energy of a plain step in these windows; None where not known.
+        candidate_joules_per_step: Energy of a step under the levers beside it; None where not known.
+        why_no_energy: Why not; empty where it is known, or where the machine has no counters.
     """
 
     levers: Levers
@@ -269,6 +275,12 @@ class Trial:
     baseline_step_s: tuple[float, ...] = ()
     candidate_step_s: tuple[float, ...] = ()
     evidence: Mapping[str, str] = field(default_factory=dict)
+    candidate_first: tuple[bool, ...] = ()
+    share: float = 1.0
+    noise: float = 0.0
+    baseline_joules_per_step: float | None = None
+    candidate_joules_per_step: float | None = None
+    why_no_energy: str = ""
 
     @property
     def label(self) -> str:

@@ -113,23 +113,31 @@ def _short(value: Any) -> str:
 
 
 @lru_cache(maxsize=256)
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
+    """Each field's name, type, and whether it must be there."""
+    hints = typing.get_type_hints(kind)
+    return tuple(
+        (f.name, hints[f.name], f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING)
+        for f in dataclasses.fields(kind)
+    )
 
 
 def _record(kind: Any, value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise _Misfit(value, f"a `{kind.__name__}` record")
-    hints = _hints(kind)
     found: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        if field.name in value:
+    for name, hint, required in _fields(kind):
+        if name in value:
+            item = value[name]
+            if type(item) is hint:  # a plain value, as nearly all are: a record may hold a million of them
+                found[name] = item
+                continue
             try:
-                found[field.name] = _convert(hints[field.name], value[field.name])
+                found[name] = _convert(hint, item)
             except _Misfit as problem:
-                raise problem.inside(field.name) from None
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise _Missing(None, kind.__name__).inside(field.name)
+                raise problem.inside(name) from None
+        elif required:
+            raise _Missing(None, kind.__name__).inside(name)
     return kind(**found)
 
 
@@ -159,6 +167,8 @@ def _convert_list(origin: type[list[Any]] | type[tuple[Any, ...]], arguments: tu
     alike = origin is list or (len(arguments) == 2 and arguments[1] is Ellipsis)
     if not alike and len(arguments) != len(value):
         raise _Misfit(value, f"a list of {len(arguments)}")
+    if alike and arguments[0] is float and all(type(item) is float for item in value):
+        return origin(value)
     found = []
     for index, item in enumerate(value):
         try:

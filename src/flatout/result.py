@@ -17,6 +17,7 @@ from typing import Any, Literal
 from flatout.anatomy import Anatomy
 from flatout.ceilings import Ceilings, Machine
 from flatout.diagnosis import Diagnosis
+from flatout.energy import EnergySummary
 from flatout.errors import RecordError, cannot_write
 from flatout.plan import PLAN_FILE, Plan, Trial
 from flatout.records import from_json, to_json
@@ -27,6 +28,12 @@ FORMAT = 1  # 1: first version
 FILE = "result.json"
 
 Verdict = Literal["faster", "no difference", "inconclusive"]
+
+MOST_BYTES = 500 * 10**6
+"""Of a result that is read, some four million steps: it would take ten times as much memory."""
+
+LARGEST = 1e24
+"""No number of a result, in whatever unit, is larger: the fastest computers do 1e18 operations a second."""
 
 NOT_NAMED = "not among `--levers`"
 """Why a lever was not tried that the user did not ask for."""
@@ -89,6 +96,7 @@ class Result:
         isolation: How trials were kept off the user's disk, in a few words.
         warnings: What the reader must know.
         plan_path: Where the plan was written; None without a plan.
+        energy: What the counters of this machine said; None in results of former versions.
     """
 
     format: int
@@ -132,6 +140,7 @@ class Result:
     """Why the search ended before it was done, or empty."""
     short_budget_s: float | None = None
     """The budget, where that is why; None else."""
+    energy: EnergySummary | None = None
 
     @property
     def noise_fraction(self) -> float | None:
@@ -162,6 +171,11 @@ class Result:
     def winner(self) -> Trial | None:
         """The re-measured trial behind the verdict *faster*; None without one."""
         return self.remeasured if self.verdict == "faster" else None
+
+    @property
+    def against_itself(self) -> bool:
+        """Whether plain was measured as if it were a candidate (`tune --levers none`)."""
+        return self.remeasured is not None and not self.remeasured.levers
 
     @property
     def trials_s(self) -> float:
@@ -213,6 +227,8 @@ def load(path: Path) -> Result:
     """
     file = path / FILE if path.is_dir() else path
     try:
+        if (size := file.stat().st_size) > MOST_BYTES:
+            raise _too_large(file, size)
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecordError(
@@ -236,13 +252,49 @@ def load(path: Path) -> Result:
             hint="`pip install --upgrade flatout`",
         )
     result = from_json(Result, value, where=f"`{file}`")
-    if not 0 < result.baseline_steps_per_s < math.inf:
+    fault = _fault(result) or _beyond({name: part for name, part in value.items() if name != "timeline"})
+    if fault:
         raise RecordError(
             f"`{file}` is torn",
-            cause=f"`baseline_steps_per_s` is {result.baseline_steps_per_s}: no measurement gives that",
+            cause=f"{fault}: no measurement gives that",
             hint="measure again, or restore the file",
         )
     return result
+
+
+def _fault(result: Result) -> str:
+    """What is impossible about a result, or empty. What may be missing is NaN, and is not looked at."""
+    apart = [("anatomy", result.anatomy), ("tuned_anatomy", result.tuned_anatomy)]
+    rates = [
+        ("baseline_steps_per_s", result.baseline_steps_per_s),
+        ("tuned_steps_per_s", result.tuned_steps_per_s),
+        *((f"{name}.step_s", one.step_s) for name, one in apart if one is not None),
+    ]
+    spans = [(f"{name}.phases_s.{k}", v) for name, one in apart if one is not None for k, v in one.phases_s.items()]
+    spans += [(f"self_s of {one.name}", one.self_s) for one in (result.census.operations if result.census else ())]
+    found = [(name, value) for name, value in rates if not 0 < value < math.inf]
+    found += [(name, value) for name, value in spans if math.isinf(value)]
+    return f"`{found[0][0]}` is {found[0][1]}" if found else ""
+
+
+def _beyond(value: Any, path: str = "") -> str:
+    """Where in a JSON value a number stands that is larger than anything that can be measured, or empty."""
+    if isinstance(value, dict):
+        parts = ((f"{path}.{name}".lstrip("."), part) for name, part in value.items())
+    elif isinstance(value, list):
+        parts = ((f"{path}[{number}]", part) for number, part in enumerate(value))
+    else:
+        large = isinstance(value, int | float) and abs(value) > LARGEST
+        return f"`{path}` is {str(value)[:24]}" if large else ""
+    return next(filter(None, (_beyond(part, name) for name, part in parts)), "")
+
+
+def _too_large(file: Path, size: int) -> RecordError:
+    return RecordError(
+        f"`{file}` has {size / 1e9:.1f} GB, more than can be shown",
+        cause=f"a result with at most {MOST_BYTES / 1e9:.1f} GB, some four million steps, is read at once",
+        hint=f"`flatout report {shlex.quote(str(file.parent))} --export steps.csv` writes what its traces hold",
+    )
 
 
 def summary_of(result: Result) -> dict[str, Any]:
@@ -263,6 +315,8 @@ def _tune_summary(result: Result) -> dict[str, Any]:
         "tuned_steps_per_s": result.tuned_steps_per_s,
         "tuning_s": result.tuning_s,
         "break_even_steps": result.break_even_steps,
+        "baseline_joules_per_step": result.energy.baseline.joules if result.energy else None,
+        "tuned_joules_per_step": won.candidate_joules_per_step if won else None,
         "plan": result.plan_path,
         "run": result.run,
     }
@@ -276,5 +330,6 @@ def _why_summary(result: Result) -> dict[str, Any]:
         "steps_per_s": result.baseline_steps_per_s,
         "model_flops_utilization": result.diagnosis.model_flops_utilization,
         "not_observed": list(result.anatomy.not_observed),
+        "joules_per_step": result.energy.baseline.joules if result.energy else None,
         "run": result.run,
     }

@@ -129,6 +129,14 @@ def widest_class(levers: Levers, known: Mapping[str, Lever]) -> str:
     return max((known[name].class_ for name in levers), key=CLASSES.index, default="exact")
 
 
+def checks_of(levers: Levers, known: Mapping[str, Lever]) -> tuple[str, ...]:
+    """Every check that some lever names; updates too where the state is moved or fused."""
+    checks = {known[name].check for name in levers} - {"none"}
+    if "channels_last" in levers or "fused_optimizer" in levers:
+        checks |= {"gradients", "updates"}
+    return tuple(c for c in ("batches", "gradients", "updates") if c in checks)
+
+
 def next_candidate(space: Space, trials: Sequence[Trial]) -> Candidate | None:
     """The next set of levers to measure, given what has been measured; None when the search is over.
 

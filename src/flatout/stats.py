@@ -6,6 +6,7 @@ In: step times of paired windows. Out: a `Comparison` with its interval, or the 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ MIN_PAIRS = 4
 
 RANKED_PAIRS = 8
 """From so many pairs on the interval is the signed-rank one, which has a 99 % level from here on."""
+
+ERRORS = (0.05, 0.01)
+"""How often the two intervals of a comparison may miss the truth, over all looks at it together."""
 
 NEGLIGIBLE = 0.02
 """A ratio whose 95 % interval lies within 1 ± this is `no difference`."""
@@ -104,17 +108,24 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
-def compare(baseline_s: Sequence[float], candidate_s: Sequence[float]) -> Comparison:
+def compare(
+    baseline_s: Sequence[float], candidate_s: Sequence[float], *, share: float = 1.0, noise: float = 0.0
+) -> Comparison:
     """Ratio of paired window step times with its interval, on the logarithm.
 
-    Each pair was measured next to each other, in alternating order, so that drift cancels within it; the pairs are
-    the independent units. From `RANKED_PAIRS` pairs on, ratio and interval are those of Wilcoxon's signed-rank test on
-    the log ratios (Hodges and Lehmann): it asks only that a log ratio scatters alike to both sides, and one pair that
-    a neighbour's burst fell into does not move it. Fewer pairs are judged by Student's t on the mean.
+    The two windows of a pair were measured next to each other, in an order drawn by lot. From `RANKED_PAIRS` pairs on,
+    ratio and interval are those of Wilcoxon's signed-rank test on the log ratios (Hodges and Lehmann). It asks only
+    that a log ratio scatters alike to both sides, which the lot sees to whatever the machine does meanwhile; and one
+    pair that a neighbour's burst fell into does not move it. Fewer pairs are judged by Student's t on the mean, which
+    asks for roughly normal noise.
 
     Args:
         baseline_s: Seconds per step of each baseline window.
         candidate_s: Seconds per step of the candidate window beside it.
+        share: The part of the `ERRORS` that this look at the comparison may spend, above 0 to 1; what all looks spend
+            sums to at most 1, see `flatout.looks`.
+        noise: The standard deviation of log ratios between equal sides, as it was seen before: fewer than
+            `RANKED_PAIRS` pairs that scatter less than that are not believed to.
 
     >>> compare([2.0, 2.02, 1.98, 2.01], [1.0, 1.01, 0.98, 1.02]).verdict
     'faster'
@@ -122,13 +133,16 @@ def compare(baseline_s: Sequence[float], candidate_s: Sequence[float]) -> Compar
     '1 of at least 4 pairs of windows that are needed'
 
     Raises:
-        ValueError: The numbers of windows differ.
+        ValueError: The numbers of windows differ, or there is no such share.
 
     Source: paired t interval on log ratios, e.g. Kalibera and Jones, "Rigorous benchmarking in reasonable time" (2013);
-    Hollander, Wolfe, Chicken, "Nonparametric statistical methods" (2014), sections 3.1 to 3.3.
+    Hollander, Wolfe, Chicken, "Nonparametric statistical methods" (2014), sections 3.1 to 3.3; Ernst, "Permutation
+    methods: a basis for exact inference" (2004) for what the lot brings.
     """
     if len(baseline_s) != len(candidate_s):
         raise ValueError(f"{len(baseline_s)} baseline windows but {len(candidate_s)} candidate windows")
+    if not 0 < share <= 1:
+        raise ValueError(f"{share} is no share of the errors that may be spent")
     reason = _unfit(baseline_s, candidate_s)
     if reason:
         return _undecided(len(baseline_s), reason)
@@ -138,11 +152,15 @@ def compare(baseline_s: Sequence[float], candidate_s: Sequence[float]) -> Compar
     mean = math.fsum(logs) / num
     deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in logs) / (num - 1))
     if deviation < RESOLUTION:
-        if abs(mean) >= RESOLUTION:
+        if abs(mean) >= RESOLUTION or max(baseline_s) - min(baseline_s) < RESOLUTION * max(baseline_s):
             return _undecided(num, "all pairs are identical: the clock is too coarse or the samples are not real")
         logs, mean, deviation = [0.0] * num, 0.0, 0.0
-    centre, (low, high), (low99, high99) = _ranked(logs) if num >= RANKED_PAIRS else _normal(mean, deviation, num)
-    low, high, low99, high99 = (_exp(x) for x in (low, high, low99, high99))
+    levels = [1 - share * error for error in ERRORS]
+    if num >= RANKED_PAIRS:
+        centre, *intervals = _ranked(logs, levels)
+    else:
+        centre, *intervals = _normal(mean, max(deviation, noise), num, levels)
+    (low, high), (low99, high99) = [(_exp(bottom), _exp(top)) for bottom, top in intervals]
     verdict = _verdict(low, high, low99, high99)
     return Comparison(
         verdict=verdict,
@@ -156,23 +174,43 @@ def compare(baseline_s: Sequence[float], candidate_s: Sequence[float]) -> Compar
     )
 
 
+def scatter(first_s: Sequence[float], second_s: Sequence[float]) -> float:
+    """Standard deviation of the log ratios of equal sides, from their median size, which a burst does not move.
+
+    >>> round(scatter([1.0, 1.0, 1.0, 1.0], [1.01, 0.99, 1.01, 3.0]), 3)
+    0.015
+
+    Returns 0 where fewer than `MIN_PAIRS` pairs, or none that can be judged, were measured.
+
+    Source: the median of |x| is 0.6745 standard deviations of normal noise around 0.
+    """
+    if _unfit(first_s, second_s):
+        return 0.0
+    sizes = sorted(abs(math.log(a) - math.log(b)) for a, b in zip(first_s, second_s, strict=True))
+    return quantile(sizes, 0.5) / 0.6745
+
+
 _Interval = tuple[float, float]
 
 
-def _normal(mean: float, deviation: float, num: int) -> tuple[float, _Interval, _Interval]:
-    """Mean, 95 % and 99 % interval of samples that are roughly normal."""
+def _normal(mean: float, deviation: float, num: int, levels: Sequence[float]) -> tuple[float, _Interval, _Interval]:
+    """Mean and intervals of samples that are roughly normal."""
     error = deviation / math.sqrt(num)
-    half95, half99 = (error * _student(num - 1, level) for level in (0.95, 0.99))
+    half95, half99 = (error * _student(num - 1, level) for level in levels)
     return mean, (mean - half95, mean + half95), (mean - half99, mean + half99)
 
 
-def _ranked(samples: Sequence[float]) -> tuple[float, _Interval, _Interval]:
-    """The Hodges-Lehmann centre, 95 % and 99 % interval of samples that scatter alike to both sides of it."""
+def _ranked(samples: Sequence[float], levels: Sequence[float]) -> tuple[float, _Interval, _Interval]:
+    """The Hodges-Lehmann centre and intervals of samples that scatter alike to both sides of it."""
     num = len(samples)
     averages = sorted((samples[i] + samples[j]) / 2 for i in range(num) for j in range(i, num))
-    outside = [_rank_quantile(num, (1 - level) / 2) for level in (0.95, 0.99)]
-    (low, high), (low99, high99) = ((averages[k - 1], averages[-k]) for k in outside)
-    return quantile(averages, 0.5), (low, high), (low99, high99)
+    first, second = (_between(averages, _rank_quantile(num, (1 - level) / 2)) for level in levels)
+    return quantile(averages, 0.5), first, second
+
+
+def _between(averages: Sequence[float], outside: int) -> _Interval:
+    """From the average with so many to its left, itself included, to its mirror; everywhere where there is none."""
+    return (averages[outside - 1], averages[-outside]) if outside else (-math.inf, math.inf)
 
 
 @functools.cache
@@ -238,3 +276,98 @@ def _student(degrees: int, level: float) -> float:
     from scipy.special import stdtrit  # a quarter of a second less than scipy.stats
 
     return float(stdtrit(degrees, 0.5 + level / 2))
+
+
+# -- two runs that were not measured in turn -------------------------------------------------------------------------
+
+MOST_CORRELATED = 0.95
+"""A correlation of neighbouring windows above this is taken for this."""
+
+LEAST_EFFECTIVE = 2.0
+"""Windows of one run that count as fewer independent ones than this have no spread that could be known."""
+
+
+def compare_unpaired(first_s: Sequence[float], second_s: Sequence[float], *, among: int = 1) -> Comparison:
+    """Ratio of the window times of two runs that were not measured in turn, with its interval, on the logarithm.
+
+    Nothing cancels drift here, and each run stands for itself alone: the interval says how surely these two
+    measurements differ, not what a third one would bring. The two may scatter differently (Welch). Windows that follow
+    each other resemble each other, so they count as fewer independent ones, by the correlation of neighbours (which
+    few samples underestimate, and which is therefore raised by `2 / number`).
+
+    Args:
+        first_s: Seconds of each window of the first run, in the order of time, for the whole step or a phase of it.
+        second_s: The same of the second run; their numbers may differ.
+        among: How many such comparisons are made at once: the interval holds for all of them together (Bonferroni).
+
+    Returns:
+        How many times as fast the second is as the first; `num_pairs` is the smaller number of windows.
+        *Inconclusive* with its reason and NaN for every number where one side has fewer than `MIN_PAIRS` windows, where
+        they resemble each other so much that they count as fewer than `LEAST_EFFECTIVE`, or where a window's time is
+        NaN, infinite, zero or below.
+
+    >>> compare_unpaired([2.0, 2.02, 1.98, 2.01], [1.0, 1.01, 0.98, 1.02, 0.99]).verdict
+    'faster'
+    >>> compare_unpaired([2.0], [1.0, 1.0, 1.0, 1.0]).reason
+    '1 of at least 4 windows that are needed on each side'
+    >>> compare_unpaired([2.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 0.0]).reason
+    'a window has no time above zero, and so no ratio'
+
+    Source: Welch, "The generalization of Student's problem when several different population variances are involved",
+    Biometrika 34 (1947), with Satterthwaite's degrees of freedom; the number of independent samples is that of a
+    first-order autoregression, `n (1 - rho) / (1 + rho)`: Bayley and Hammersley, "The effective number of independent
+    observations in an autocorrelated time series", Supplement to JRSS 8 (1946).
+    """
+    num = min(len(first_s), len(second_s))
+    reason = _unfit_unpaired(first_s, second_s)
+    if reason:
+        return _undecided(num, reason)
+    (mean, squares, effective), (mean2, squares2, effective2) = _mean_of_logs(first_s), _mean_of_logs(second_s)
+    if min(effective, effective2) < LEAST_EFFECTIVE:
+        return _undecided(num, "too few windows for how much those of one run resemble their neighbours")
+    error2, error2_2 = squares / (effective - 1), squares2 / (effective2 - 1)
+    centre, error = mean - mean2, math.sqrt(error2 + error2_2)
+    if error < RESOLUTION:
+        return _undecided(num, "all windows are identical: the clock is too coarse or the samples are not real")
+    freedom = (error2 + error2_2) ** 2 / (error2**2 / (effective - 1) + error2_2**2 / (effective2 - 1))
+    half95, half99 = (error * _student_unpaired(freedom, 1 - share / among) for share in ERRORS)
+    low, high, low99, high99 = (_exp(centre + x) for x in (-half95, half95, -half99, half99))
+    verdict = _verdict(low, high, low99, high99)
+    return Comparison(
+        verdict=verdict,
+        ratio=_exp(centre),
+        low=low,
+        high=high,
+        low99=low99,
+        high99=high99,
+        num_pairs=num,
+        reason=_reason(verdict, low, high),
+    )
+
+
+def _mean_of_logs(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of the logarithms, their mean square about it, and how many independent ones they count as."""
+    logs = [math.log(x) for x in samples]
+    num = len(logs)
+    mean = math.fsum(logs) / num
+    squares = math.fsum((x - mean) ** 2 for x in logs)
+    neighbours = math.fsum((x - mean) * (y - mean) for x, y in itertools.pairwise(logs))
+    raised = neighbours / squares + 2 / num if squares > 0 else 0.0
+    correlation = min(max(raised, 0.0), MOST_CORRELATED)
+    return mean, squares / num, num * (1 - correlation) / (1 + correlation)
+
+
+def _unfit_unpaired(first_s: Sequence[float], second_s: Sequence[float]) -> str:
+    samples = [*first_s, *second_s]
+    if any(not math.isfinite(x) for x in samples):
+        return "a window has no finite time"
+    if any(x <= 0 for x in samples):
+        return "a window has no time above zero, and so no ratio"
+    num = min(len(first_s), len(second_s))
+    return "" if num >= MIN_PAIRS else f"{num} of at least {MIN_PAIRS} windows that are needed on each side"
+
+
+def _student_unpaired(freedom: float, level: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 0.5 + level / 2))

@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from flatout.difference import Difference
+from flatout.stacks import Stacks
+
 FORMAT = 1  # 1: first version
 
 #: What a part of a step can be. An open list: readers keep names that they do not know.
@@ -56,6 +59,8 @@ class Header:
     affinity: tuple[int, ...] | None = None
     start_s: float | None = None
     """Seconds from the start of the process to its first training step, or None where not observed."""
+    zero_monotonic_s: float | None = None
+    """The zero of the trace's clock on the clock that all processes of a Linux machine share (`time.perf_counter`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +162,8 @@ class Window:
         index: Counts windows of this trace from 0.
         purpose: Why it was measured: `baseline`, `trial`, `anatomy`, `counterfactual`, `run`.
         levers: What was engaged.
-        observe: `ends` times step ends only; `phases` times the parts of each step as well.
+        observe: `ends` times step ends only; `phases` times the parts of each step as well; `stacks` also looks at what
+            the thread does, which costs it some time.
         step_s: Wall seconds of each step, end to end.
         outside_s: Seconds of each step that evaluation and checkpoints took; they lie inside `step_s`.
         phases: Seconds of each step by phase; a phase that cannot be seen is absent, never 0.
@@ -173,7 +179,7 @@ class Window:
     index: int
     purpose: str
     levers: Levers
-    observe: Literal["ends", "phases"]
+    observe: Literal["ends", "phases", "stacks"]
     step_s: tuple[float, ...]
     outside_s: tuple[float, ...]
     start_s: float
@@ -219,7 +225,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Census:
-    """Every operation of one step, counted once, in a step of its own."""
+    """Every operation of one step, counted once, in a step of its own; `flops` are those that the model needs."""
 
     num_operations: int
     num_syncs: int
@@ -231,6 +237,8 @@ class Census:
     """Names of operations that take time and have no FLOP formula."""
     sync_places: tuple[str, ...] = ()
     """`file:line` of host synchronisations, most frequent first."""
+    recomputed_flops: int = 0
+    """Beside `flops`, those that only do the forward again: checkpointing, and the scores in attention's backward."""
     order: int = -1
 
 
@@ -244,41 +252,6 @@ class Scaling:
     full_s: tuple[float, ...]
     half_s: tuple[float, ...]
     order: int = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One quantity under a lever against the same quantity without it, on the same inputs.
-
-    Attributes:
-        check: `gradients`, `updates` or `batches`.
-        error: Norm of the difference over the norm of the baseline.
-        slope: Projection of the lever's quantity on the baseline's, 1 when nothing is scaled (systematic part).
-        cosine: Cosine between both.
-        noise: The baseline's own relative spread between batches, None where not observed.
-        baseline_error: Baseline against baseline: 0 on a CPU.
-        output_error: Relative error of the model's outputs.
-        worst: The parameter with the largest error, and that error.
-        random_states_equal: Whether every random generator stands where it stood under the baseline.
-        finite: Whether no NaN or infinity appeared that the baseline lacks.
-        explained_cosine: Cosine of the replayed gradient with the one that the script itself computed; below 1 where
-            gradients bypass the outputs.
-        detail: A remark for people.
-    """
-
-    check: str
-    error: float
-    slope: float = 1.0
-    cosine: float = 1.0
-    noise: float | None = None
-    baseline_error: float = 0.0
-    output_error: float | None = None
-    worst: str = ""
-    worst_error: float = 0.0
-    random_states_equal: bool = True
-    finite: bool = True
-    explained_cosine: float | None = None
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,7 +332,9 @@ class Ready:
     num_steps: int
 
 
-Record = Header | Facts | Window | Census | Scaling | Agreement | Toggle | Failure | Refused | Remark | End | Ready
+Record = (
+    Header | Facts | Window | Census | Scaling | Stacks | Agreement | Toggle | Failure | Refused | Remark | End | Ready
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

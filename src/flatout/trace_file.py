@@ -9,11 +9,13 @@ This module is imported in the user's process: it needs the standard library onl
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from flatout.errors import RecordError
 from flatout.records import from_json, to_json
+from flatout.stacks import Stacks
 from flatout.trace import (
     FORMAT,
     Agreement,
@@ -38,6 +40,7 @@ KINDS: dict[str, type[Any]] = {
     "window": Window,
     "census": Census,
     "scaling": Scaling,
+    "stacks": Stacks,
     "agreement": Agreement,
     "toggle": Toggle,
     "failure": Failure,
@@ -149,36 +152,64 @@ class Follower:
         self._lines += [line for line in whole if line.strip()]
 
 
+class Reader:
+    """Yields the records of a trace one by one, the header first, so that a trace of any length fits the memory.
+
+    Attributes:
+        torn: Whether the last line was cut and left out; known when all of it was read.
+
+    Raises:
+        RecordError: While it is read: no such file, no header, a newer format, or a broken line before the last.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.torn = False
+
+    def __iter__(self) -> Iterator[Record]:
+        headed = False
+        try:
+            with open(self.path, "rb") as file:
+                for number, line in enumerate(file, 1):
+                    if not line.strip():
+                        continue
+                    if not line.endswith(b"\n"):
+                        self.torn = True
+                        break
+                    text = line.decode("utf-8", "replace")
+                    if not headed:
+                        _check_format(text, self.path)
+                    record = decode(text, where=f"`{self.path}` line {number}")
+                    if record is None:
+                        continue
+                    if not headed and not isinstance(record, Header):
+                        break
+                    headed = True
+                    yield record
+        except OSError as problem:
+            raise RecordError(
+                f"cannot read `{self.path}`",
+                cause=str(problem.strerror or problem),
+                hint="`flatout why SCRIPT` records a trace",
+            ) from None
+        if not headed:
+            raise RecordError(
+                f"`{self.path}` has no header",
+                cause="the run ended before anything was recorded, or this is no trace",
+                hint="`flatout why SCRIPT` records a trace",
+            )
+
+
 def read(path: Path | str) -> Trace:
     """The trace in a file; a torn last line is left out and said (`torn`).
 
     Raises:
         RecordError: No such file, no header, a newer format, or a broken line before the last.
     """
-    path = Path(path)
-    try:
-        *lines, rest = path.read_bytes().split(b"\n")
-    except OSError as problem:
-        raise RecordError(
-            f"cannot read `{path}`", cause=str(problem.strerror or problem), hint="`flatout why SCRIPT` records a trace"
-        ) from None
-    records: list[Record] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        text = line.decode("utf-8", "replace")
-        if not records:
-            _check_format(text, path)
-        record = decode(text, where=f"`{path}` line {number}")
-        if record is not None:
-            records.append(record)
-    if not records or not isinstance(records[0], Header):
-        raise RecordError(
-            f"`{path}` has no header",
-            cause="the run ended before anything was recorded, or this is no trace",
-            hint="`flatout why SCRIPT` records a trace",
-        )
-    return Trace(header=records[0], records=tuple(records[1:]), torn=bool(rest.strip()))
+    reader = Reader(path)
+    header, *records = reader
+    assert isinstance(header, Header)
+    return Trace(header=header, records=tuple(records), torn=reader.torn)
 
 
 def _check_format(line: str, path: Path) -> None:

@@ -13,10 +13,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 
 import report_examples as examples  # noqa: E402
 
-from flatout.report import write_html  # noqa: E402
+from flatout.contrast import contrast  # noqa: E402
+from flatout.report import write_contrast, write_html  # noqa: E402
+from flatout.samples import Samples  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-NAMES = sorted(examples.EXAMPLES)
+NAMES = [*sorted(examples.EXAMPLES), "lenet-nothing", "lenet-huge"]
 PHONE, DESK = {"width": 390, "height": 800}, {"width": 1280, "height": 900}
 
 CONTRAST = """
@@ -74,7 +76,11 @@ def browser():
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    return {name: write_html(make(), folder / f"{name}.html") for name, make in examples.EXAMPLES.items()}
+    pages = {name: write_html(make(), folder / f"{name}.html") for name, make in examples.EXAMPLES.items()}
+    for first, second in (("lenet", "nothing"), ("lenet", "huge")):
+        found = contrast(examples.EXAMPLES[first](), examples.EXAMPLES[second](), Samples(), Samples())
+        pages[f"{first}-{second}"] = write_contrast(found, folder / f"{first}-{second}.html")
+    return pages
 
 
 @contextlib.contextmanager
@@ -148,7 +154,7 @@ def test_text_of_a_figure_stays_inside_it(browser, files, name, size):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
-@pytest.mark.parametrize("name", ["lenet", "busy", "gpu"])
+@pytest.mark.parametrize("name", ["lenet", "busy", "gpu", "lenet-nothing"])
 def test_all_text_stands_out_from_what_is_behind_it(browser, files, name, size, scheme):
     with opened(browser, files[name], size, scheme) as page:
         page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
@@ -172,7 +178,7 @@ def test_the_tab_key_reaches_the_skip_link_first_and_then_every_detail(browser, 
         assert page.locator(".skip").bounding_box()["x"] > 0
         wanted = page.locator("summary").count()
         reached = set()
-        for _ in range(2 * wanted + 10):
+        for _ in range(2 * wanted + page.locator("a").count() + 10):
             page.keyboard.press("Tab")
             number = page.evaluate("[...document.querySelectorAll('summary')].indexOf(document.activeElement)")
             reached.add(number)
@@ -187,6 +193,17 @@ def test_a_detail_opens_with_the_keyboard(browser, files):
         page.keyboard.press("Enter")
         assert page.locator("details").first.get_attribute("open") is not None
         assert page.locator("details table").first.is_visible()
+
+
+@pytest.mark.parametrize("name", ["lenet", "lenet-nothing"])
+def test_a_number_leads_to_its_samples_which_open_without_a_script(browser, files, name):
+    with opened(browser, files[name], PHONE, java_script_enabled=False) as page:
+        link = page.locator(".number a")
+        target = page.locator(f"#{link.get_attribute('href')[1:]}")
+        assert not target.is_visible()
+        link.click()
+        assert target.is_visible() and target.locator(".again code").inner_text().startswith("flatout ")
+        assert target.bounding_box()["y"] < PHONE["height"]
 
 
 def test_the_skip_link_leads_to_the_report(browser, files):

@@ -240,3 +240,14 @@ def test_two_measurements_in_one_folder_do_not_run_at_once(tmp_path: Path) -> No
         first.wait(timeout=60)
     assert second.returncode == 2
     assert "another flatout is measuring" in second.stderr
+
+
+def test_plain_can_be_sent_through_all_of_it_as_if_it_were_a_lever(tmp_path):
+    done = run("tune", "--levers", "none", "--budget", "40s", *HERE, TINY, "--pause", "0.002", folder=tmp_path)
+    assert done.returncode in (0, 5), done.stderr
+    assert "plain against itself" in " ".join(done.stdout.split())
+    assert not (tmp_path / "flatout.toml").exists()
+    found = json.loads(next(tmp_path.glob(".flatout/*/result.json")).read_text())
+    assert found["remeasured"]["levers"] == {} and found["plan"] is None
+    first = found["remeasured"]["candidate_first"]
+    assert len(first) == found["remeasured"]["num_pairs"]  # none where others kept the machine busy

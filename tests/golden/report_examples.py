@@ -54,6 +54,8 @@ CEILINGS = Ceilings(
         ceiling("matmul_bfloat16", 434e9, "FLOP/s", "`torch.mm`, 2048 x 2048 times 2048 x 2048, 2 threads", 0.034),
         ceiling("conv_float32", 141e9, "FLOP/s", "3 x 3 convolution forward, 16 x 256 x 14 x 14, contiguous"),
         ceiling("memory_copy", 36e9, "B/s", "triad over buffers of 128 MiB, reads and writes counted"),
+        ceiling("memory_in_place", 52e9, "B/s", "`relu_` over buffers of 128 MiB, reads and writes counted"),
+        ceiling("memory_cache", 310e9, "B/s", "`mul_` over buffers of 4 MiB, reads and writes counted"),
         ceiling("kernel_launch", 1.9e-6, "s", "`torch.add` of two one-element tensors, called from Python"),
     ),
 )

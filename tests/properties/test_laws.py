@@ -17,8 +17,9 @@ from flatout import plan_file, trace_file
 from flatout.agreement import judge
 from flatout.anatomy import dissect
 from flatout.ceilings import Machine
-from flatout.diagnosis import Findings, diagnose
+from flatout.diagnosis import diagnose
 from flatout.errors import RecordError
+from flatout.findings import Findings
 from flatout.plan import CLASSES, Candidate, Trial, allows
 from flatout.records import from_json, to_json
 from flatout.search import Choice, best_of, next_candidate, space_of
@@ -147,7 +148,8 @@ def test_a_trace_cut_anywhere_is_read_up_to_there_and_says_whether_it_is_torn(or
 
 @given(st.lists(times, min_size=4, max_size=30))
 def test_plain_against_itself_is_never_faster_or_slower(samples):
-    assert compare(samples, samples).verdict == "no difference"
+    same = max(samples) - min(samples) < 1e-9 * max(samples)  # no clock that runs gives such windows
+    assert compare(samples, samples).verdict == ("inconclusive" if same else "no difference")
 
 
 @given(pairs)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from flatout.agreement import POINTS_FOR_SCATTER, judge, needs_more_points
-from flatout.trace import Difference
+from flatout.difference import Difference
 from handmade import gradients, measured
 
 BATCHES = Difference(check="batches", error=0.0)
@@ -208,3 +208,114 @@ def test_the_summary_shows_the_worst_of_several_points():
 
 def test_no_error_at_all_is_written_as_zero():
     assert verdict("exact", gradients(0.0)).detail == "gradient error 0, noise 0.7"
+
+
+# -- beside the error ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("class_", ["exact", "rounding", "precision", "statistical"])
+@pytest.mark.parametrize("check", ["gradients", "updates", "batches"])
+def test_a_fault_disagrees_whatever_the_error(class_, check):
+    found = verdict(class_, Difference(check=check, error=0.0, fault="`SGD.zero_grad` leaves gradients"))
+    assert found.verdict == "disagrees" and "zero_grad" in found.detail
+
+
+def test_a_small_layer_that_is_wrong_disagrees_although_the_whole_hardly_differs():
+    assert verdict("rounding", gradients(1e-6, rounding=3e-7, multiple=13.4)).verdict == "agrees"
+    found = verdict("rounding", gradients(1e-6, rounding=3e-7, multiple=851.0, multiple_of="head.bias"))
+    assert found.verdict == "disagrees" and "`head.bias`" in found.detail and "851 times" in found.detail
+
+
+@pytest.mark.parametrize("multiple", [math.inf, math.nan])
+def test_multiples_that_are_no_numbers_disagree(multiple):
+    assert verdict("rounding", gradients(1e-6, multiple=multiple)).verdict == "disagrees"
+
+
+def test_a_layer_under_precision_is_held_against_what_bfloat16_moves_there():
+    assert verdict("precision", gradients(0.05, rounding=0.1, multiple=0.8)).verdict == "agrees"
+    found = verdict("precision", gradients(0.05, rounding=0.1, multiple=6.0, multiple_of="norm.weight"))
+    assert found.verdict == "disagrees" and "bfloat16" in found.detail
+
+
+def test_nondeterminism_of_plain_does_not_excuse_a_layer():
+    lost = gradients(2e-7, baseline_error=1e-7, multiple=1e5, multiple_of="norm.bias")
+    for class_ in ("exact", "rounding"):
+        assert verdict(class_, lost).verdict == "disagrees"
+    assert verdict("exact", replace(lost, multiple=1.3)).verdict == "agrees"
+
+
+def test_moments_that_end_elsewhere_disagree_under_exact_although_no_parameter_moved_otherwise():
+    found = verdict("exact", replace(UPDATES, error=0.0, multiple=1.0, multiple_of="fc.weight (exp_avg)"))
+    assert found.verdict == "disagrees" and "`fc.weight (exp_avg)`" in found.detail
+
+
+def test_updates_below_the_last_place_of_the_parameters_are_rounding_unless_they_are_scaled():
+    tiny = replace(UPDATES, error=0.01, multiple=1.3)
+    assert verdict("rounding", tiny).verdict == "agrees"
+    assert verdict("rounding", replace(tiny, slope=2.0)).verdict == "inconclusive"
+    assert verdict("rounding", replace(tiny, multiple=74.0)).verdict == "disagrees"
+
+
+def test_a_script_as_coarse_as_bfloat16_is_judged_by_slope_and_noise_under_rounding_too():
+    coarse = gradients(0.02, rounding=0.05, multiple=0.4, noise=0.9)
+    assert verdict("rounding", coarse).verdict == "agrees"
+    assert verdict("rounding", replace(coarse, slope=1.05)).verdict == "disagrees"
+    assert verdict("rounding", gradients(0.02, noise=0.9)).verdict == "disagrees"
+
+
+def test_a_lever_that_is_closer_to_float64_than_plain_is_never_refused_for_its_error():
+    closer = gradients(
+        0.25, slope=0.95, multiple=1e6, truth_error=2e-5, baseline_truth_error=0.25, truth_multiple=0.3, noise=0.9
+    )
+    for class_ in ("rounding", "precision"):
+        found = verdict(class_, closer)
+        assert found.verdict == "agrees" and "closer to float64 than plain" in found.detail
+    assert verdict("exact", closer).verdict == "disagrees", "exact means the script's own bits"
+    assert verdict("rounding", replace(closer, random_states_equal=False)).verdict == "disagrees"
+    assert verdict("rounding", replace(closer, truth_error=0.26)).verdict == "disagrees"
+    assert verdict("rounding", replace(closer, truth_multiple=1e4)).verdict == "disagrees", "one layer is far off"
+
+
+def with_multiples(*multiples):
+    return [measured(gradients(0.03, rounding=0.1, multiple=m, noise=0.9, multiple_of="fc2.weight")) for m in multiples]
+
+
+def test_one_batch_in_which_a_value_changes_sides_asks_for_more_points_and_does_not_decide():
+    words = ("gradients",)
+    points = with_multiples(6.8, 0.8)
+    found = judge(points, "precision", words)
+    assert found.verdict == "disagrees" and needs_more_points(points, found)
+    assert judge(with_multiples(6.8, 0.8, 0.5, 0.7, 1.1, 0.6), "precision", words).verdict == "agrees"
+    points = with_multiples(6.8, 5.9, 7.0, 2.9, 6.1, 8.0)
+    found = judge(points, "precision", words)
+    assert found.verdict == "disagrees" and not needs_more_points(points, found)
+
+
+def test_a_bug_under_rounding_that_both_points_have_needs_no_more_of_them():
+    words = ("gradients",)
+    points = with_multiples(5000.0, 4000.0)
+    found = judge(points, "rounding", words)
+    assert found.verdict == "disagrees" and not needs_more_points(points, found)
+    points = with_multiples(5000.0, 1.0)
+    assert needs_more_points(points, judge(points, "rounding", words))
+
+
+def test_a_counter_that_stands_elsewhere_at_one_point_decides():
+    points = with_multiples(*[0.5] * 5, math.inf)
+    assert judge(points, "precision", ("gradients",)).verdict == "disagrees"
+
+
+def test_one_batch_of_six_in_which_bfloat16_errs_as_much_as_the_noise_does_not_decide_and_three_do():
+    """At a low loss one example makes up the gradient: errors of 0.27 and 0.36 in one batch of a hundred were seen."""
+
+    def errors(*values):
+        return [measured(gradients(e, noise=0.9)) for e in values]
+
+    words = ("gradients",)
+    points = errors(0.36, 0.03)
+    found = judge(points, "precision", words)
+    assert found.verdict == "disagrees" and needs_more_points(points, found)
+    assert judge(errors(0.36, 0.03, 0.02, 0.05, 0.31, 0.04), "precision", words).verdict == "agrees"
+    points = errors(0.36, 0.4, 0.02, 0.05, 0.37, 0.04)
+    found = judge(points, "precision", words)
+    assert found.verdict == "disagrees" and not needs_more_points(points, found)

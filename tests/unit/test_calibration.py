@@ -108,7 +108,7 @@ def test_the_cache_is_under_home_by_default_and_its_name_holds_no_separators(tmp
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     path = calibrate.cache_path(MACHINE, "pytorch-2.13.0+cu126/odd", "cuda:0")
     assert path.parent == tmp_path / ".cache" / "flatout"
-    assert path.name == f"ceilings-{MACHINE.machine_key()}-pytorch-2.13.0+cu126_odd-2-cuda_0.json"
+    assert path.name == f"ceilings-{MACHINE.machine_key()}-pytorch-2.13.0+cu126_odd-2-cuda_0-{calibrate.REVISION}.json"
 
 
 def test_remarks_shorten_the_trust_in_a_cached_measurement():
@@ -431,8 +431,9 @@ def test_this_machine_can_be_measured(calibration, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(foreign_cpu, "fraction", lambda *a, **k: None)  # neighbours would only prolong the test
     found = calibrate.ceilings(device="cpu", limit_s=120.0)
-    names = {"matmul_float32", "matmul_bfloat16", "conv_float32", "conv_bfloat16", "memory_copy", "kernel_launch"}
-    assert {c.name for c in found.values} == names
+    arithmetic = {"matmul_float32", "matmul_bfloat16", "conv_float32", "conv_bfloat16"}
+    memory = {"memory_copy", "memory_cache", "memory_in_place"}
+    assert {c.name for c in found.values} == {*arithmetic, *memory, "kernel_launch"}
     assert found.machine == read_machine()
     assert found.framework_version == calibration.torch.__version__
     assert found.get("kernel_launch").unit == "s"

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from flatout.run.script import Script
+from flatout.search import Choice
 from flatout.trials.conduct import Conduct, Goal, Show
 from handmade import MACHINE, trial
 
@@ -49,3 +50,13 @@ def test_where_neither_holds_both_are_shown_as_they_were_measured_last(conduct):
     prove(conduct, workers=LOST, bf16=LOST)
     assert conduct.final == replace(LUCKY, **LOST)
     assert conduct.trials == [replace(SURE, **LOST), LUCKY]
+
+
+def test_plain_against_itself_is_measured_again_whatever_the_screening_showed(tmp_path):
+    goal = Goal(choice=Choice(only=()))
+    one = Conduct(Script(path="train.py"), tmp_path, MACHINE, goal, Show())
+    assert one.against_itself and not Conduct(Script(path="train.py"), tmp_path, MACHINE, Goal(), Show()).against_itself
+    one.trials = [trial({}, 0.99, "inconclusive")]
+    one._measure_again = lambda found, leave_s=0.0: replace(found, outcome="no difference", remeasured=True)
+    one.prove()
+    assert one.final.levers == {} and one.final.outcome == "no difference"

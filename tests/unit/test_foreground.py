@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,8 +11,10 @@ import pytest
 from flatout import trace_file
 from flatout.api import Ran
 from flatout.cli.foreground import closing_line, run_summary
+from flatout.energy import Counter
 from flatout.errors import UsageError
-from flatout.run import foreground
+from flatout.run import energy_counters, foreground
+from flatout.run.energy_counters import Found, Probe
 from flatout.run.foreground import CHECK_PAIRS, Foreground
 from flatout.run.launch import session_files
 from flatout.run.orders import SessionSpec, decode
@@ -121,11 +124,13 @@ def test_between_pairs_the_plan_runs_on_so_that_a_check_costs_a_short_run_little
     assert levers.count(KEPT) / len(levers) < 0.2
 
 
-def test_a_plan_is_checked_in_alternating_pairs_and_kept_where_it_is_faster(watched):
+def test_a_plan_is_checked_in_pairs_of_windows_and_kept_where_it_is_faster(watched):
     child = watched()
     child.settles()
     sides, last = checked(child, 0.01, 0.0201)
-    assert sides[:4] == [PLAN, KEPT, KEPT, PLAN]
+    pairs = list(zip(sides[::2], sides[1::2], strict=True))
+    assert all(PLAN in pair and KEPT in pair for pair in pairs), "each window has its other side beside it"
+    assert {pair[0] == PLAN for pair in pairs} == {True, False}, "the lot says which of them goes first"
     assert len(sides) == 2 * CHECK_PAIRS
     assert (dict(last.levers), last.purpose) == (PLAN, "run")
     assert (len(child.outcome.plan_s), len(child.outcome.plain_s)) == (CHECK_PAIRS, CHECK_PAIRS)
@@ -355,6 +360,15 @@ def test_a_run_without_a_folder_or_with_a_broken_one_is_a_plain_run(tmp_path):
     for place in (None, tmp_path / "gone"):
         outcome = foreground.run(plain(place, (sys.executable, "-S", "-c", code)))
         assert (outcome.exit_code, outcome.recorded) == (4, False)
+
+
+def test_a_run_knows_what_the_machine_used_meanwhile(tmp_path, monkeypatch):
+    watts = Counter(name="package-0", device="cpu", source="RAPL", resolution_s=1e-3, resolution_joules=1e-6)
+    found = Found(probes=(Probe(counter=watts, read=lambda: 40.0 * time.perf_counter()),))
+    monkeypatch.setattr(energy_counters, "find", lambda: found)
+    begun_s = time.perf_counter()
+    outcome = foreground.run(plain(tmp_path, (sys.executable, "-S", "-c", "import time; time.sleep(0.5)")))
+    assert 40.0 * 0.3 < outcome.energy.joules < 40.0 * (time.perf_counter() - begun_s)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The HTML page and the JSON, as text; what a browser makes of it is in `tests/end_to_end/test_report_browser.py`."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -15,8 +16,12 @@ from hypothesis import strategies as st
 
 import flatout.report.html
 from flatout.plan import Trial
-from flatout.report import figures, html, json_text, roofline, svg, tables, thinned, ticks, write_html
+from flatout.report import evidence, figures, html, json_text, roofline, svg, tables, thinned, ticks, write_html
 from flatout.result import TimelineStep
+from flatout.samples import Samples, gather
+from flatout.trace import Agreement, Scaling
+from flatout.trace_file import encode
+from handmade import HEADER, gradients, window
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 
@@ -129,6 +134,111 @@ def test_a_long_timeline_does_not_make_a_heavy_page():
         for n in range(200_000)
     )
     assert len(html.html_text(replace(RESULTS["lenet"], timeline=steps)).encode()) < 1_000_000
+
+
+def long_timeline(num=100_000, every=2_000):
+    """Steps of 4 ms, of which a few took from 0.2 s on, each a little longer than the one before, some side by side."""
+    return tuple(
+        TimelineStep(
+            start_s=n * 0.004, step_s=0.2 + 1e-6 * n if n % every in (7, 8) else 0.004 + (n % 97) * 1e-6,
+            group="trial", label="x" if n % 2 else "plain",
+        )
+        for n in range(num)
+    )  # fmt: skip
+
+
+def test_a_page_of_a_hundred_thousand_steps_is_small_and_shows_the_slowest_of_them():
+    steps = long_timeline()
+    text = html.html_text(replace(RESULTS["lenet"], timeline=steps))
+    assert len(text.encode()) < 3_000_000
+    slow = sorted((step.step_s for step in steps), reverse=True)[: evidence.MOST_SLOW]
+    assert all(f"{1e3 * step_s:,.4f} ms" in text for step_s in slow)
+
+
+def test_every_outlier_of_a_hundred_thousand_steps_is_drawn():
+    found = thinned.dots(replace(RESULTS["lenet"], timeline=long_timeline()))
+    kept = thinned.thin(found, slices=180)
+    assert len(kept) < 4_000
+    assert {dot for dot in found if dot.step_s > 0.1} <= set(kept)
+
+
+def test_outliers_beside_each_other_stay_where_they_do_not_cover_each_other():
+    durations = [0.004] * 10_000
+    durations[5000:5003] = [0.5, 0.3, 0.1]
+    found = [
+        thinned.Dot(start_s=0.01 * n, step_s=step_s, kind="plain", outside=False) for n, step_s in enumerate(durations)
+    ]
+    kept = [dot.step_s for dot in thinned.thin(found, slices=10)]
+    assert {0.5, 0.3, 0.1} <= set(kept)
+
+
+def test_of_very_many_outliers_the_slowest_stay(monkeypatch):
+    monkeypatch.setattr(thinned, "MOST_OUTLIERS", 50)
+    found = [
+        thinned.Dot(start_s=0.01 * n, step_s=1.03 ** (n / 20) if n % 20 == 0 else 0.004, kind="plain", outside=False)
+        for n in range(20_000)
+    ]
+    kept = thinned.thin(found, slices=10)
+    assert len(kept) <= 50 + 10 * 4
+    assert set(thinned.slowest(found, 50)) <= set(kept)
+
+
+def test_steps_with_impossible_times_are_left_out_and_counted():
+    bad = [TimelineStep(start_s=s, step_s=t, group="baseline") for s, t in ((0.0, -1.0), (math.nan, 0.1), (1.0, 0.0))]
+    good = [TimelineStep(start_s=0.1 * n, step_s=0.1, group="baseline") for n in range(5)]
+    text = Page(html.html_text(replace(RESULTS["lenet"], timeline=(*bad, *good)))).text
+    assert "3 steps of the record have times that no clock gives" in text
+
+
+# -- what stands behind a number -------------------------------------------------------------------------------------
+
+
+def test_every_link_of_a_page_leads_to_something_in_it(page):
+    links = [found["href"] for found in page.named("a")]
+    assert len(links) > 1
+    assert all(link[1:] in page.ids for link in links)
+
+
+def test_every_row_of_every_table_leads_to_samples_and_a_command():
+    result = RESULTS["lenet"]
+    found = evidence.evidence(result, None, thinned.dots(result))
+    anchors = {one.anchor for one in found}
+    shown = [
+        tables.steps(result), tables.bounds(result), tables.trials(result), tables.ceilings(result),
+        tables.numerics(result), tables.operations(result), tables.timeline(thinned.dots(result)),
+    ]  # fmt: skip
+    for one in shown:
+        assert one.rows
+        for number in range(len(one.rows)):
+            leads = {column[number] for column in one.links.values()} - {""}
+            assert leads and leads <= anchors, one.title
+    assert {evidence.headline(result), *(to for _, to in evidence.leads(result))} <= anchors
+    assert all(one.command.startswith("flatout ") and one.how for one in found)
+
+
+def test_samples_that_are_not_at_hand_are_said_to_be_missing():
+    text = Page(PAGES["lenet"]).text
+    assert "No samples: this page was made without the traces of the run folder" in text
+    gone = Samples(remarks=("the traces of this run are not there any more",))
+    assert (
+        "No samples: the traces of this run are not there any more" in Page(html.html_text(RESULTS["why"], gone)).text
+    )
+
+
+def test_the_windows_behind_phases_bounds_and_numerics_come_from_the_traces(tmp_path):
+    apart = window([0.01, 0.012], {"data": 0.004, "forward": 0.002}, index=3)
+    plain = window([0.0123456], observe="ends", purpose="baseline", index=2)
+    free = window([0.0054321], observe="ends", purpose="counterfactual", levers={"free_data": {}}, index=4)
+    point = Agreement(levers=RESULTS["lenet"].remeasured.levers, differences=(gradients(error=1.25e-7),))
+    scaling = Scaling(full_s=(0.0077777,), half_s=(0.0066666,))
+    lines = [encode(one) for one in (HEADER, plain, apart, free, replace(plain, index=5), point, scaling)]
+    (tmp_path / "trace-1.jsonl").write_text("\n".join(lines) + "\n")
+    samples = gather(tmp_path)
+    result = RESULTS["lenet"]
+    bounds = (*result.diagnosis.bounds, replace(result.diagnosis.bounds[0], remedy="free launches"))
+    text = html.html_text(replace(result, diagnosis=replace(result.diagnosis, bounds=bounds)), samples)
+    for shown in ("4.0000 ms", "12.3456 ms", "5.4321 ms", "1.25e-07", "7.7777 ms", "6.6666 ms"):
+        assert shown in text
 
 
 def test_names_of_the_record_are_text_wherever_they_stand():
@@ -330,11 +440,17 @@ def test_cut_text_ends_in_an_ellipsis_and_counts_wide_letters_twice():
 
 def test_operations_above_every_ceiling_are_drawn_all_the_same():
     census = RESULTS["lenet"].census
-    fast = replace(census.operations[0], self_s=1e-9)
-    assert roofline.roofline(replace(RESULTS["lenet"], census=replace(census, operations=(fast,)))) is not None
+    fast = replace(census.operations[0], self_s=2e-6)
+    drawn = roofline.roofline(replace(RESULTS["lenet"], census=replace(census, operations=(fast,))))
+    assert "Above them by more than their spread: convolution" in str(drawn)
+
+
+def test_on_a_gpu_no_operation_is_placed_because_its_time_is_that_of_its_start():
+    ceilings = replace(RESULTS["lenet"].ceilings, device="Some GPU")
+    assert roofline.roofline(replace(RESULTS["lenet"], ceilings=ceilings)) is None
 
 
 def test_a_single_step_or_a_constant_timeline_is_no_problem():
     one = TimelineStep(start_s=0.0, step_s=0.004, group="baseline")
-    assert figures.timeline(replace(RESULTS["lenet"], timeline=(one,))) is None
-    assert figures.timeline(replace(RESULTS["lenet"], timeline=(one, one))) is not None
+    assert figures.timeline(thinned.dots(replace(RESULTS["lenet"], timeline=(one,)))) is None
+    assert figures.timeline(thinned.dots(replace(RESULTS["lenet"], timeline=(one, one)))) is not None

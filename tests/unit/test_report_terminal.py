@@ -344,3 +344,18 @@ def test_what_free_data_would_bring_stands_beside_what_the_input_levers_brought(
     assert "of the time that waiting for data takes" in said
     for without in (replace(result, input_trial=None), replace(result, diagnosis=replace(result.diagnosis, bounds=()))):
         assert "waiting for data" not in shown(without)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ("no difference", "no difference: plain against itself 1.00x [0.99, 1.01] when measured as if"),
+        ("faster", "a false alarm: plain against itself 1.00x [0.99, 1.01], called faster; one such run in a hundred"),
+    ],
+)
+def test_plain_against_itself_is_told_as_what_it_is(outcome, said):
+    again = trial({}, 1.0, outcome, ratio_low=0.99, ratio_high=1.01, remeasured=True)
+    word, rest = tried.against_itself(replace(examples.lenet(), remeasured=again))
+    assert (word + rest).startswith(said)
+    never = replace(again, ratio=None, outcome="inconclusive", reason="others used the CPU")
+    assert "could not be measured: others" in tried.against_itself(replace(examples.lenet(), remeasured=never))[1]

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from flatout import stats
+from flatout.looks import Looks
 from flatout.stats import compare, quantile, summarize
 
 
@@ -90,9 +91,12 @@ def test_constant_samples_that_differ_are_no_measurement_whatever_their_number(n
 
 
 @pytest.mark.parametrize("num", range(4, 12))
-def test_constant_samples_that_are_equal_are_no_difference(num):
-    assert compare([0.3] * num, [0.3] * num).verdict == "no difference"
-    assert compare([0.1 + 0.2] * num, [0.3] * num).verdict == "no difference"
+def test_windows_that_never_vary_are_no_measurement_even_where_both_sides_are_equal(num):
+    for base, other in ((0.3, 0.3), (0.1 + 0.2, 0.3)):
+        found = compare([base] * num, [other] * num)
+        assert found.verdict == "inconclusive" and "clock is too coarse" in found.reason
+    varying = [0.3 + 0.01 * (i % 3) for i in range(num)]
+    assert compare(varying, varying).verdict == "no difference"
 
 
 @pytest.mark.parametrize("num", [0, 1, 2, 3])
@@ -190,3 +194,130 @@ def test_false_alarms_stay_below_one_in_a_hundred_however_heavy_the_tails():
         for _ in range(600)
     ]
     assert sum(alarms) <= 0.018 * len(alarms)  # 1 % and three standard deviations of 1,800 tries
+
+
+def test_a_look_that_may_spend_less_has_wider_intervals():
+    base, candidate = noisy(1.03, 16, seed=1), noisy(1.0, 16, seed=2)
+    whole, half = compare(base, candidate), compare(base, candidate, share=0.5)
+    assert half.ratio == whole.ratio and half.low <= whole.low and half.high >= whole.high
+    assert half.low99 < whole.low99 or half.high99 > whole.high99
+
+
+def test_where_ranks_have_no_such_level_the_interval_is_everything_and_decides_nothing():
+    base = [1.5 + 0.01 * i for i in range(8)]
+    found = compare(base, [1.0] * 8, share=0.5)
+    assert (found.low99, found.high99, found.verdict) == (0.0, math.inf, "inconclusive") and found.low > 1
+    assert compare(base, [1.0] * 8).verdict == "faster"
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.1, math.nan])
+def test_no_look_spends_nothing_or_more_than_all(share):
+    with pytest.raises(ValueError, match="no share"):
+        compare([1.0] * 4, [1.0] * 4, share=share)
+
+
+def test_looks_rise_and_spend_all_of_the_error_and_no_more():
+    assert Looks.alike(28, 16) == Looks.alike(16), "a look after the last is none"
+    for at, shares in (((), ()), ((4, 4), (0.5, 0.5)), ((4, 8), (0.5, 0.6)), ((4, 8), (1.0,)), ((0, 8), (0.5, 0.5))):
+        with pytest.raises(ValueError, match=r"looks|shares"):
+            Looks(at=at, shares=shares)
+
+
+def test_looking_twice_is_wrong_no_more_often_than_looking_once():
+    chance = random.Random(11)
+    looks, wrong, missed = Looks.alike(16, 28), 0, 0
+    for _ in range(1500):
+        base, other = ([math.exp(chance.gauss(0, 0.03)) for _ in range(28)] for _ in range(2))
+        found = compare(base[:16], other[:16], share=looks.share(16))
+        if found.verdict == "inconclusive":
+            found = compare(base, other, share=looks.share(28))
+        wrong += found.verdict in ("faster", "slower")
+        missed += not found.low <= 1.0 <= found.high
+    assert wrong <= 0.018 * 1500 and missed <= 0.065 * 1500  # 1 % and 5 %, and three standard deviations of chance
+
+
+def test_how_much_equal_sides_scatter_is_not_moved_by_a_burst():
+    chance = random.Random(3)
+    first, second = ([math.exp(chance.gauss(0, 0.02)) for _ in range(200)] for _ in range(2))
+    second[7] *= 5
+    assert stats.scatter(first, second) == pytest.approx(0.02 * math.sqrt(2), rel=0.15)
+    assert stats.scatter([1.0, math.nan, 1.0, 1.0], [1.0] * 4) == stats.scatter([1.0], [1.0]) == 0.0
+
+
+# -- two runs that were not measured in turn -------------------------------------------------------------------------
+
+
+def correlated(mean_s, num, chance, *, rho, spread=0.03):
+    logs = [chance.gauss(0, 1)]
+    while len(logs) < num:
+        logs.append(rho * logs[-1] + math.sqrt(1 - rho**2) * chance.gauss(0, 1))
+    return [mean_s * math.exp(spread * x) for x in logs]
+
+
+def test_runs_of_different_lengths_can_be_compared_without_pairs():
+    found = stats.compare_unpaired(noisy(2.0, 12, seed=1), noisy(1.0, 20, seed=2))
+    assert found.verdict == "faster" and found.num_pairs == 12
+    assert found.ratio == pytest.approx(2.0, rel=0.02)
+    assert found.low99 < found.low < found.ratio < found.high < found.high99
+
+
+def test_swapping_two_unpaired_runs_inverts_the_ratio():
+    one, other = noisy(2.0, 9, seed=1), noisy(1.9, 13, seed=2)
+    there, back = stats.compare_unpaired(one, other), stats.compare_unpaired(other, one)
+    assert there.ratio == pytest.approx(1 / back.ratio)
+    assert (there.low, there.high99) == (pytest.approx(1 / back.high), pytest.approx(1 / back.low99))
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("num", [4, 5, 8, 30])
+def test_a_run_beside_itself_is_never_faster(num, seed):
+    same = noisy(1.0, num, spread=0.2, seed=seed)
+    found = stats.compare_unpaired(same, same)
+    assert found.verdict in ("no difference", "inconclusive")
+    assert found.ratio == 1.0 or "resemble" in found.reason
+
+
+def test_windows_that_drift_through_the_whole_run_have_no_interval():
+    drifting = [1.0 + 0.01 * n for n in range(12)]
+    found = stats.compare_unpaired(drifting, noisy(2.0, 12))
+    assert found.verdict == "inconclusive" and "resemble their neighbours" in found.reason and math.isnan(found.low)
+
+
+@pytest.mark.parametrize("sides", [(0, 9), (3, 9), (9, 1)])
+def test_too_few_unpaired_windows_are_inconclusive_and_say_so(sides):
+    found = stats.compare_unpaired(*(noisy(1.0, num) for num in sides))
+    assert found.verdict == "inconclusive" and math.isnan(found.ratio)
+    assert found.reason == f"{min(sides)} of at least 4 windows that are needed on each side"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0])
+@pytest.mark.parametrize("side", [0, 1])
+def test_an_impossible_time_of_an_unpaired_window_decides_nothing(bad, side):
+    sides = [noisy(1.0, 6), noisy(1.0, 6)]
+    sides[side][2] = bad
+    found = stats.compare_unpaired(*sides)
+    assert found.verdict == "inconclusive" and "a window has no" in found.reason and math.isnan(found.high)
+
+
+@pytest.mark.parametrize("other", [1.0, 2.0])
+def test_unpaired_constants_are_no_measurement(other):
+    assert "not real" in stats.compare_unpaired([1.0] * 5, [other] * 7).reason
+
+
+def test_many_comparisons_at_once_have_wider_intervals():
+    one, other = noisy(2.0, 16, seed=1), noisy(1.9, 16, seed=2)
+    alone, among = stats.compare_unpaired(one, other), stats.compare_unpaired(one, other, among=8)
+    assert among.low < alone.low < alone.high < among.high and among.ratio == alone.ratio
+
+
+@pytest.mark.parametrize(("rho", "most"), [(0.0, 0.01), (0.5, 0.02), (0.8, 0.05)])
+@pytest.mark.parametrize("num", [4, 8, 16])
+def test_windows_that_resemble_their_neighbours_raise_few_false_alarms(rho, most, num):
+    chance = random.Random(7)
+    trials = 400
+    alarms = sum(
+        stats.compare_unpaired(*(correlated(1.0, num, chance, rho=rho) for _ in range(2))).verdict
+        in ("faster", "slower")
+        for _ in range(trials)
+    )
+    assert alarms / trials <= most + 2.6 * math.sqrt(most * (1 - most) / trials)

@@ -11,6 +11,7 @@ import pytest
 
 from flatout import trace_file
 from flatout.errors import RecordError
+from flatout.stacks import StackRow, Stacks
 from flatout.trace import Census, End, Facts, Failure, Operation, Ready, Refused, Remark, Scaling, Toggle, Trace, Window
 from flatout.trace_file import KINDS, Follower, Writer, decode, encode, read
 from handmade import FACTS, HEADER, gradients, measured, window
@@ -25,6 +26,8 @@ EACH = (
                               self_s=1e-6, counted=True),),
     ),
     Scaling(full_s=(0.2,), half_s=(0.1,)),
+    Stacks(rows=(StackRow(phase="data", kind="decode", place="a.py:1 in f", wall_s=0.1, waiting_s=0.0, num_samples=3),),
+           num_steps=2, wall_s=0.2, num_samples=3, levers={"workers": {"num": 0}}),
     measured(gradients()),
     Toggle(engaged={"threads": {"num": 1}}, released=("bf16",), took_s=0.1, step=3, evidence={"threads": "1 thread"}),
     Failure(stage="script", error="ValueError", message="no\nsuch \udcff file", filename="x"),

@@ -11,6 +11,7 @@ from flatout.run.launch import Ended
 from flatout.run.script import Script
 from flatout.trace import Failure
 from flatout.trials import bench
+from flatout.trials.terms import Terms
 from flatout.trials.unmeasurable import cannot_measure
 
 
@@ -42,7 +43,7 @@ def test_a_folder_that_a_trial_cannot_rename_is_explained():
 def test_a_disk_that_is_full_is_named_as_what_ended_the_child(tmp_path, monkeypatch):
     monkeypatch.setattr(bench.shutil, "disk_usage", lambda place: SimpleNamespace(free=100))
     with pytest.raises(MachineError) as caught:
-        bench.Bench(Script(path="train.py"), tmp_path, {}, bench.Terms())._no_start(Ended(exit_code=1))
+        bench.Bench(Script(path="train.py"), tmp_path, {}, Terms())._no_start(Ended(exit_code=1))
     assert caught.value.cause == "the disk is full"
 
 

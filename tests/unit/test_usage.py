@@ -1,5 +1,6 @@
 """What is typed wrongly is said in three parts, and a result is shown again as it was."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -192,3 +193,88 @@ def test_a_line_of_progress_says_the_outcome_once_and_why_there_is_no_ratio(tria
     line = trial_line(trial)
     assert line.startswith("  bf16 ") and line.endswith(tail)
     assert line.count(trial.outcome) == 1 and "\n" not in line and len(line) <= 140
+
+
+# -- two runs, and results that nobody measured ----------------------------------------------------------------------
+
+
+def kept(name, **changes):
+    place = Path(".flatout") / name
+    place.mkdir(parents=True)
+    save(replace(examples.lenet(), **{"run": str(place), "timeline": (), **changes}), place)
+    return place
+
+
+def test_two_runs_are_shown_as_text_as_json_and_as_a_page(capsys):
+    kept("a-1"), kept("a-2", flatout="0.2.0")
+    flatout.main(["report", "a-1", "a-2", "--html", "contrast.html"])
+    out = capsys.readouterr().out
+    assert "not like with like" in out and "next       flatout tune lenet.py" in out
+    assert "Not like with like" in Path("contrast.html").read_text()
+    flatout.main(["report", "a-1", "a-2", "--json"])
+    assert json.loads(capsys.readouterr().out)["unlike"][0]["what"] == "flatout"
+
+
+def test_a_run_beside_itself_or_beside_none_is_refused(capsys):
+    kept("a-1")
+    assert complaint(capsys, "report", "a-1", ".flatout/a-1")[0] == "`a-1` and `.flatout/a-1` are the same run"
+    assert complaint(capsys, "report", "a-1", "a-9")[0] == "no such run: `a-9`"
+    kept("a-2")
+    assert complaint(capsys, "report", "a-1", "a-2", "--html", "gone/c.html")[0] == "cannot write `gone/c.html`"
+
+
+def test_a_result_too_large_for_the_memory_is_refused_before_it_is_read(capsys):
+    place = kept("a-1")
+    with open(place / "result.json", "ab") as file:
+        file.truncate(600 * 10**6)
+    error, _, hint = complaint(capsys, "report", "a-1", code=4)
+    assert "has 0.6 GB, more than can be shown" in error and "--export steps.csv" in hint
+
+
+IMPOSSIBLE = [None, -1.0, 0.0, 1e308, "Infinity", "-Infinity"]
+
+
+@pytest.mark.parametrize("bad", IMPOSSIBLE, ids=str)
+@pytest.mark.parametrize(
+    "where",
+    [
+        ("anatomy", "step_s"),
+        ("anatomy", "phases_s", "data"),
+        ("baseline_steps_per_s",),
+        ("baseline_spread_fraction",),
+        ("baseline_window_step_s", 0),
+        ("tuned_steps_per_s",),
+        ("noise", "low"),
+        ("trials", 0, "ratio"),
+        ("ceilings", "values", 0, "value"),
+        ("census", "operations", 0, "self_s"),
+        ("diagnosis", "bounds", 0, "ratio"),
+        ("timeline", 0, "step_s"),
+        ("timeline", 0, "start_s"),
+        ("tuning_s",),
+        ("break_even_steps",),
+    ],
+    ids=lambda where: ".".join(map(str, where)),
+)
+def test_an_impossible_number_in_a_result_is_an_error_in_three_parts_or_shown_as_unknown(capsys, where, bad):
+    place = kept("a-1", timeline=examples.lenet().timeline[::500])
+    kept("a-2")
+    record = json.loads((place / "result.json").read_text())
+    holder = record
+    for step in where[:-1]:
+        holder = holder[step]
+    holder[where[-1]] = bad
+    (place / "result.json").write_text(json.dumps(record))
+    for words in (["report", "a-1"], ["report", "a-2", "a-1"]):
+        code = flatout.main(words)
+        out, err = capsys.readouterr()
+        complained = [line[:6] for line in err.splitlines() if line[:6] in ("error:", "cause:", "hint: ")]
+        assert (code, bool(out)) == (None, True) or (code, complained) == (4, ["error:", "cause:", "hint: "])
+        assert "nan" not in out.lower().replace("channel", "").split()
+
+
+@pytest.mark.parametrize("num", [0, 1, 2])
+def test_results_with_hardly_a_step_are_shown(capsys, num):
+    kept("a-1", timeline=examples.lenet().timeline[:num])
+    flatout.main(["report", "a-1"])
+    assert "3.6x faster" in capsys.readouterr().out

@@ -17,6 +17,7 @@ COMMANDS = {
     "tune": "measure, diagnose, try, choose; writes a plan and a report",
     "run": "run a script under its plan",
     "why": "only measure and diagnose",
+    "prove": "whole runs over several seeds: same final metric, time saved",
     "machine": "this machine and its measured ceilings",
     "levers": "every lever: what it changes, and whether it applies here",
     "report": "a former result again: terminal, HTML, JSON",

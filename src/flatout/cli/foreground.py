@@ -13,7 +13,8 @@ import click
 
 from flatout import api, stats
 from flatout.cli.options import behind_the_script
-from flatout.run.foreground import Outcome, leave_as, untoggled
+from flatout.run.exit_status import leave_as
+from flatout.run.foreground import Outcome, untoggled
 from flatout.run.script import Script
 
 
@@ -89,6 +90,10 @@ def closing_line(ran: api.Ran) -> str:
     steps = f"{who}{least}{outcome.num_steps:,} step{'s' * (outcome.num_steps != 1)}"
     if outcome.steps_s:
         steps += f" in {outcome.steps_s:.3g} s" if outcome.steps_s < 100 else f" in {outcome.steps_s:,.0f} s"
+    if outcome.energy.joules is not None:
+        from flatout.report import words  # the script has ended: before it started, this would have cost it time
+
+        steps += f", {words.joules(outcome.energy.joules)} for all of the run"
     return f"{steps}{_measured(ran)}{_at_work(ran)}{_failed(outcome)}"
 
 
@@ -157,6 +162,7 @@ def run_summary(ran: api.Ran) -> dict[str, object]:
         "ratio": compared.ratio if compared is not None and known else None,
         "ratio_low": compared.low if compared is not None and known else None,
         "ratio_high": compared.high if compared is not None and known else None,
+        "joules": outcome.energy.joules,
         "remarks": list(outcome.remarks),
         "processes": max(outcome.num_processes, 1),
         "run": ran.run,

@@ -189,6 +189,22 @@ def seconds(text: str, option: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
+def positive(value: float | None, option: str) -> float | None:
+    """A number above 0; None where the option was not given.
+
+    >>> positive(0.5, "--margin")
+    0.5
+
+    Raises:
+        UsageError: It is none.
+    """
+    if value is None or 0 < value < float("inf"):
+        return value
+    raise UsageError(
+        f"`{option} {value:g}` is no positive number", cause="it is a distance", hint=f"e.g. `{option} 0.01`"
+    )
+
+
 def days(text: str, option: str) -> float:
     """A number of days.
 

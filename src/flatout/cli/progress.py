@@ -89,8 +89,12 @@ class Progress:
 
     def _trial(self, trial: Trial) -> None:
         self._num_trials += 1
+        self.line(trial_line(trial))
+
+    def line(self, text: str) -> None:
+        """A line that stays, above the one that renews itself."""
         self.clear()
-        print(trial_line(trial), file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
 
     def _remark(self, text: str) -> None:
         self.clear()

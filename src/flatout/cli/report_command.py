@@ -7,20 +7,50 @@ from pathlib import Path
 import click
 
 from flatout.cli import options
+from flatout.errors import UsageError
 
 
 @click.command("report")
 @click.option("--html", "html", type=click.Path(dir_okay=False, path_type=Path), help="Write the page here.")
+@click.option(
+    "--export",
+    "file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write every step: `.csv` is a table, `.json` a trace for Perfetto.",
+)
 @options.as_json
 @click.option("-v", "--verbose", is_flag=True, help="Also list what was not tried, and why.")
 @click.argument("run", required=False)
-def command(run: str | None, html: Path | None, as_json: bool, verbose: bool) -> None:
-    """Show a former result again; RUN is a folder or a name under `.flatout/`, the newest without it.
+@click.argument("other", required=False)
+def command(
+    run: str | None, other: str | None, html: Path | None, file: Path | None, as_json: bool, verbose: bool
+) -> None:
+    """Show a former result again; RUN is a folder or a name under `.flatout/`, the newest without it. With OTHER, what
+    changed from RUN to OTHER, and what did not.
 
     \b
     Example:  flatout report lenet-3 --html lenet.html
-    """  # noqa: D301
+              flatout report lenet-3 lenet-4
+              flatout report lenet-3 --export steps.csv
+    """  # noqa: D301, D205
     from flatout import api
-    from flatout.cli.showing import show
+    from flatout.cli.showing import show, show_contrast, show_exported
+    from flatout.reporting import proof
 
-    show(api.report(run), html=html, as_json=as_json, verbose=verbose)
+    if file is not None:
+        if other is not None or html is not None:
+            raise UsageError(
+                f"`--export` stands beside {'a second run' if other is not None else '`--html`'}",
+                cause="it writes the steps of one run, and nothing else",
+                hint=f"`flatout report {run or ''} --export {file}`".replace("  ", " "),
+            )
+        show_exported(api.export(run, file), as_json=as_json)
+    elif other is not None and run is not None:
+        show_contrast(api.contrast(run, other), html=html, as_json=as_json)
+    elif (proved := proof(run)) is not None:
+        from flatout.cli.proving import show_proof
+
+        show_proof(proved, as_json=as_json)
+    else:
+        show(api.report(run), html=html, as_json=as_json, verbose=verbose)

@@ -1,14 +1,21 @@
-"""How is a result shown? In: a `Result`. Out: its page as a file, and on stdout the terminal report or JSON."""
+"""How is a result shown? In: a `Result`, or two side by side. Out: a page as a file, and on stdout a report or JSON."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flatout.cli import tell
 from flatout.errors import UsageError
-from flatout.report import print_result, write_html
+from flatout.records import to_json
+from flatout.report import print_contrast, print_exported, print_result, write_contrast, write_html
 from flatout.result import Result, summary_of
+from flatout.samples import gather
+
+if TYPE_CHECKING:
+    from flatout.contrast import Contrast
+    from flatout.reporting import Exported
 
 
 def show(result: Result, *, html: Path | None = None, as_json: bool, verbose: bool = False) -> None:
@@ -20,14 +27,45 @@ def show(result: Result, *, html: Path | None = None, as_json: bool, verbose: bo
     """
     page = html or Path(result.run) / "report.html"
     try:
-        write_html(result, page)
+        write_html(result, page, gather(Path(result.run)) if result.run else None)
     except OSError as problem:
         cause = str(problem.strerror or problem)
         if html is not None:
-            hint = "`--html FILE` in a folder of yours"
-            raise UsageError(f"cannot write `{html}`", cause=cause, hint=hint) from None
+            raise _cannot_write(html, problem) from None
         tell(f"flatout: cannot write `{page}`: {cause}")
     if as_json:
         print(json.dumps(summary_of(result)))
     else:
         print_result(result, page=page, verbose=verbose or result.command == "why")
+
+
+def show_contrast(found: Contrast, *, html: Path | None, as_json: bool) -> None:
+    """Print two runs side by side; their page is written where it was asked for.
+
+    Raises:
+        UsageError: It cannot be written there.
+    """
+    from flatout import contrast
+
+    if html is not None:
+        try:
+            write_contrast(found, html)
+        except OSError as problem:
+            raise _cannot_write(html, problem) from None
+    if as_json:
+        print(json.dumps(contrast.summary_of(found)))
+    else:
+        print_contrast(found, page=html)
+
+
+def show_exported(done: Exported, *, as_json: bool) -> None:
+    """Say what was written for other programs."""
+    if as_json:
+        print(json.dumps(to_json(done)))
+    else:
+        print_exported(done)
+
+
+def _cannot_write(html: Path, problem: OSError) -> UsageError:
+    cause = str(problem.strerror or problem)
+    return UsageError(f"cannot write `{html}`", cause=cause, hint="`--html FILE` in a folder of yours")

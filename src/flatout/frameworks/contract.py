@@ -46,6 +46,12 @@ class Framework(Protocol):
     def prepare(self, levers: Levers, *, endless: bool, trial: bool) -> None:
         """Before the script continues: engage levers that do not wait for a step, and let loaders start over."""
 
+    def vary_seeds(self, run: int) -> None:
+        """Before the script continues: have it draw the random numbers of another run, its own in run 0."""
+
+    def keep_losses(self) -> None:
+        """Record losses in windows that observe no phases, too."""
+
     def engage(self, levers: Levers) -> Toggle:
         """Engage exactly these levers; all others are released."""
 

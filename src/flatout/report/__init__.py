@@ -16,7 +16,11 @@ from flatout.ceilings import Ceilings
 from flatout.result import Result, summary_of
 
 if TYPE_CHECKING:
+    from flatout.contrast import Contrast
+    from flatout.energy import Log
+    from flatout.report.contrast_terminal import Exported
     from flatout.report.levers import LeverRow
+    from flatout.samples import Samples
     from flatout.store_folder import KeptStore, Removed
 
 PAGE = "report.html"
@@ -28,19 +32,20 @@ def json_text(result: Result) -> str:
     return json.dumps(_finite(summary_of(result)), allow_nan=False)
 
 
-def write_html(result: Result, path: Path | str) -> Path:
+def write_html(result: Result, path: Path | str, samples: Samples | None = None) -> Path:
     """Write the page whole or not at all; returns its path.
 
     Args:
         result: What to show.
         path: Of the file; its folder must be there.
+        samples: What the traces of its run folder hold, for the numbers of the page to lead to.
 
     Raises:
         OSError: The file cannot be written.
     """
     from flatout.report import html
 
-    return html.write_html(result, path)
+    return html.write_html(result, path, samples)
 
 
 def print_result(
@@ -60,13 +65,41 @@ def print_result(
     screen.show(show(result, verbose=verbose, page=page), file)
 
 
-def print_machine(ceilings: Ceilings, *, now_unix_s: float | None = None, file: IO[str] | None = None) -> None:
-    """Print this machine and its ceilings; `now_unix_s` is the present, for their age."""
+def write_contrast(found: Contrast, path: Path | str) -> Path:
+    """Write the page of two runs side by side, whole or not at all; returns its path.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    from flatout.report import contrast_page
+
+    return contrast_page.write_html(found, path)
+
+
+def print_contrast(found: Contrast, *, page: Path | str | None = None, file: IO[str] | None = None) -> None:
+    """Print two runs side by side; `page` is where their page was written."""
+    from flatout.report import contrast_terminal, screen
+
+    screen.show(contrast_terminal.contrast(found, page=page), file)
+
+
+def print_exported(done: Exported, *, file: IO[str] | None = None) -> None:
+    """Print what was written for other programs."""
+    from flatout.report import contrast_terminal, screen
+
+    screen.show(contrast_terminal.exported(done), file)
+
+
+def print_machine(
+    ceilings: Ceilings, *, now_unix_s: float | None = None, file: IO[str] | None = None, energy: Log | None = None
+) -> None:
+    """Print this machine, its ceilings and its energy counters; `now_unix_s` is the present, for their age."""
     import time
 
     from flatout.report import machine, screen
 
-    screen.show(machine.machine(ceilings, now_unix_s=time.time() if now_unix_s is None else now_unix_s), file)
+    now_s = time.time() if now_unix_s is None else now_unix_s
+    screen.show(machine.machine(ceilings, now_unix_s=now_s, energy=energy), file)
 
 
 def print_levers(rows: Sequence[LeverRow], *, typed: str = "SCRIPT", file: IO[str] | None = None) -> None:

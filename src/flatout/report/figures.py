@@ -15,7 +15,7 @@ from markupsafe import Markup
 from flatout.anatomy import Anatomy
 from flatout.report import ticks, words
 from flatout.report.svg import FONT, LETTER, Canvas, both, colour, cut
-from flatout.report.thinned import Dot, Kind, dots, thin
+from flatout.report.thinned import Dot, Kind, thin
 from flatout.report.tried import Row, rows
 from flatout.result import Result
 from flatout.trace import PHASES
@@ -39,9 +39,14 @@ def step(result: Result) -> Markup | None:
     bars = [("plain", result.anatomy)]
     if result.tuned_anatomy is not None and result.plan is not None:
         bars = [("before", result.anatomy), ("with the plan", result.tuned_anatomy)]
-    if not (words.known(result.anatomy.step_s) and result.anatomy.step_s > 0):
+    return stacked(bars)
+
+
+def stacked(bars: Sequence[tuple[str, Anatomy]]) -> Markup | None:
+    """Steps by name as stacked bars on one scale; None where one of them has no time."""
+    if not all(words.known(anatomy.step_s) and anatomy.step_s > 0 for _, anatomy in bars):
         return None
-    label = ". ".join(f"{name.capitalize()}: {_step_words(anatomy)}" for name, anatomy in bars)
+    label = ". ".join(f"{words.sentence(name)}: {_step_words(anatomy)}" for name, anatomy in bars)
     height = 70 * len(bars) + 40
     return both("step", label, (height, height), lambda canvas: _draw_step(canvas, bars))
 
@@ -82,9 +87,8 @@ def _draw_step(canvas: Canvas, bars: Sequence[tuple[str, Anatomy]]) -> None:
 # -- the steps in time ---------------------------------------------------------------------------------------------
 
 
-def timeline(result: Result) -> Markup | None:
+def timeline(found: Sequence[Dot]) -> Markup | None:
     """Every measured step as a dot; thinned, but with all outliers."""
-    found = dots(result)
     if len(found) < 2:
         return None
     kinds = [kind for kind in ("plain", "try", "plan", "aside") if any(dot.kind == kind for dot in found)]

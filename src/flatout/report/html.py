@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from flatout.plan import label
-from flatout.report import figures, roofline, story, tables, thinned, tried, words
+from flatout.report import evidence, figures, roofline, story, tables, thinned, tried, words
 from flatout.result import Result
+from flatout.samples import Samples
 
 _PACKAGE = "flatout.report"
 _EXPONENT = re.compile(r"(\d[\d.]*e-\d+)")
@@ -25,38 +27,57 @@ _NBSP = "\u00a0"
 _LONG = re.compile(r"[^\s\0]{24}(?=[^\s\0]{4})")
 
 
-def write_html(result: Result, path: Path | str) -> Path:
+def write_html(result: Result, path: Path | str, samples: Samples | None = None) -> Path:
     """Write the page whole or not at all; returns its path.
 
     Raises:
         OSError: The file cannot be written.
     """
+    return write_whole(html_text(result, samples), path)
+
+
+def write_whole(text: str, path: Path | str) -> Path:
+    """Write a file whole or not at all; returns its path.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     path = Path(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(html_text(result), encoding="utf-8")
+        draft.write_text(text, encoding="utf-8")
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
     return path
 
 
-def html_text(result: Result) -> str:
-    """The page as text."""
+def html_text(result: Result, samples: Samples | None = None) -> str:
+    """The page as text; `samples` are those of its run folder, where they are at hand."""
+    return rendered("page.html.j2", _context(result, samples))
+
+
+def rendered(template: str, context: dict[str, Any]) -> str:
+    """One of our templates, with the style sheet."""
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+        loader=FunctionLoader(_resource),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
     )
     environment.filters.update(
         command=_command,
         prose=_prose,
         plural=words.plural,
+        sentence=words.sentence,
         percent=words.percent,
         seconds=words.seconds,
         duration=words.duration,
         memory=words.memory,
     )
-    template = environment.from_string(_resource("page.html.j2"))
-    return template.render(_context(result))
+    return environment.get_template(template).render({"css": Markup(_resource("page.css")), **context})  # our own file
 
 
 def _shown(value: Any) -> Any:
@@ -98,9 +119,16 @@ def _resource(name: str) -> str:
     return resources.files(_PACKAGE).joinpath(name).read_text(encoding="utf-8")
 
 
-def _context(result: Result) -> dict[str, Any]:
+def _context(result: Result, samples: Samples | None) -> dict[str, Any]:
+    dots = thinned.dots(result)
+    found = evidence.evidence(result, samples, dots)
+    anchors = {one.anchor for one in found}
     return {
-        "css": Markup(_resource("page.css")),  # our own file
+        "evidence": found,
+        "anchors": anchors,
+        "story_anchor": evidence.headline(result),
+        "leads": [(name, to) for name, to in evidence.leads(result) if to in anchors],
+        "source_links": evidence.SOURCES,
         "result": result,
         "script": result.script or "a script",
         "created": words.moment(result.created),
@@ -109,14 +137,13 @@ def _context(result: Result) -> dict[str, Any]:
         "warnings": tried.warnings(result),
         "notes": [note for note in result.diagnosis.notes if not note.startswith("not observed: ")],
         "step": _step(result),
-        "timeline": _timeline(result),
+        "timeline": _timeline(dots, len(result.timeline)),
         "tried": _tried(result),
         "nothing_tried": words.sentence(tried.nothing_tried(result)),
         "roofline": _roofline(result),
         "numerics": tables.numerics(result),
         "sources": tables.sources(result),
         "ceilings": tables.ceilings(result),
-        "windows": tables.windows(result),
         "machine": _machine(result),
     }
 
@@ -132,17 +159,17 @@ def _step(result: Result) -> dict[str, Any]:
         "device": [(name, words.seconds(value)) for name, value in result.anatomy.device_s.items()],
         "table": tables.steps(result),
         "bounds": tables.bounds(result),
+        "energy": tables.used(result),
     }
 
 
-def _timeline(result: Result) -> dict[str, Any]:
-    found = thinned.dots(result)
+def _timeline(found: Sequence[thinned.Dot], number: int) -> dict[str, Any]:
     return {
-        "svg": figures.timeline(result),
+        "svg": figures.timeline(found),
         "legend": [(kind, name) for kind, name in thinned.KINDS.items() if any(dot.kind == kind for dot in found)],
         "outside": any(dot.outside for dot in found),
-        "number": len(found),
-        "table": tables.timeline(result),
+        "impossible": number - len(found),
+        "table": tables.timeline(found),
     }
 
 

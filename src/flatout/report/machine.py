@@ -6,16 +6,19 @@ In: `Ceilings`. Out: a `Report`.
 from __future__ import annotations
 
 from flatout.ceilings import Ceilings
+from flatout.energy import Log
 from flatout.report import words
+from flatout.report.energy import counters
 from flatout.report.screen import Report, Screen
 
 
-def machine(ceilings: Ceilings, *, now_unix_s: float | None = None) -> Report:
+def machine(ceilings: Ceilings, *, now_unix_s: float | None = None, energy: Log | None = None) -> Report:
     """This machine and its measured ceilings.
 
     Args:
         ceilings: What was measured.
         now_unix_s: The present, for the age of the measurement; without it no age is shown.
+        energy: The energy counters that can be read, and what is missing for others; not shown without it.
     """
 
     def compose(screen: Screen) -> None:
@@ -34,11 +37,19 @@ def machine(ceilings: Ceilings, *, now_unix_s: float | None = None) -> Report:
         for accelerator in here.accelerators:
             screen.say("gpu", f"{accelerator.name}, {words.memory(accelerator.memory_bytes)}")
         screen.say("compiler", here.cxx_compiler or "none: `torch.compile` needs one on a CPU")
+        if energy is not None:
+            _energy(screen, energy)
         screen.blank()
         _ceilings_table(screen, ceilings, now_unix_s)
         screen.command("next", "flatout why SCRIPT")
 
     return Report(compose)
+
+
+def _energy(screen: Screen, energy: Log) -> None:
+    said = [counters(energy.counters)] if energy.counters else []
+    for number, text in enumerate((*said, *energy.missing)):
+        screen.say("energy" if number == 0 else "", text if number < len(said) else f"not readable: {text}")
 
 
 def _ceilings_table(screen: Screen, ceilings: Ceilings, now_unix_s: float | None) -> None:

@@ -16,6 +16,7 @@ from flatout.ceilings import attainable_flops_per_s
 from flatout.report import ticks, words
 from flatout.report.svg import FONT, Canvas, both, colour, cut
 from flatout.result import Result
+from flatout.roofline import Standing, standing
 from flatout.trace import Operation
 
 if TYPE_CHECKING:
@@ -32,32 +33,39 @@ Box = tuple[float, float, float, float]
 
 
 def roofline(result: Result) -> Markup | None:
-    """The script's heaviest operations under the machine's measured ceilings."""
+    """The script's heaviest operations under the machine's measured ceilings; None where no operation can be placed."""
     found, census = result.ceilings, result.census
-    bandwidth = found.get("memory_copy") if found else None
+    bandwidth = found.bandwidth() if found else None
     peaks = [(dtype, peak.value) for dtype, peak in found.peaks().items()] if found else []
-    placed = [
-        op for op in (census.operations if census else ()) if op.flops > 0 and op.moved_bytes > 0 and op.self_s > 0
-    ]
-    if bandwidth is None or not peaks or not placed:
+    stands = [standing(op, found) for op in (census.operations if census else ())] if found else []
+    placed = [s for s in stands if s is not None and s.operation.flops > 0 and s.operation.moved_bytes > 0]
+    if found is None or bandwidth is None or not peaks or not placed:
         return None
-    top = max(placed, key=lambda op: op.self_s)
+    top = max((s.operation for s in placed), key=lambda op: op.self_s)
+    above = [s.operation.name for s in placed if s.is_above()]
+    cache = found.get("memory_cache")
+    slopes = [("memory", bandwidth.value), *([("cache", cache.value)] if cache else [])]
     label = (
-        f"Ceilings: memory {words.limit(bandwidth.value, 'B/s')}, "
+        "Ceilings: "
+        + ", ".join(f"{name} {words.limit(value, 'B/s')}" for name, value in slopes)
+        + ", "
         + ", ".join(f"{name} {words.limit(value, 'FLOP/s')}" for name, value in peaks)
-        + f". {words.plural(len(placed), 'operation')} below them; the heaviest, {top.name}, does "
+        + f". {words.plural(len(placed) - len(above), 'operation')} below them; the heaviest, {top.name}, does "
         + f"{words.scaled(top.flops / top.self_s, 'FLOP/s')}"
+        + (f". Above them by more than their spread: {', '.join(above)}" if above else "")
     )
-    limits = (bandwidth.value, peaks)
-    return both("roofline", label, (380, 340), lambda canvas: _draw_roofline(canvas, limits, placed))
+    return both("roofline", label, (380, 340), lambda canvas: _draw_roofline(canvas, (slopes, peaks), placed))
 
 
-def _draw_roofline(
-    canvas: Canvas, limits: tuple[float, Sequence[tuple[str, float]]], placed: Sequence[Operation]
-) -> None:
+Slopes = Sequence[tuple[str, float]]
+"""What a line is called, and its limit."""
+
+
+def _draw_roofline(canvas: Canvas, limits: tuple[Slopes, Slopes], placed: Sequence[Standing]) -> None:
     axes = canvas.axes(82, 14, 14, 54)
-    bandwidth, peaks = limits
-    at = [(op.flops / op.moved_bytes, op.flops / op.self_s) for op in placed]
+    slopes, peaks = limits
+    bandwidth = slopes[0][1]
+    at = [(s.operation.flops / s.operation.moved_bytes, s.operation.flops / s.operation.self_s) for s in placed]
     ridge = max(value for _, value in peaks) / bandwidth
     low, high = min(0.5, *(x for x, _ in at)) / 2, max(ridge * 4, *(x * 3 for x, _ in at), 1.0)
     floor, roof = min(y for _, y in at) / 4, max(*(v for _, v in peaks), *(y for _, y in at)) * 2.4
@@ -65,19 +73,15 @@ def _draw_roofline(
     axes.set_yscale("log")
     axes.set_xlim(low, high)
     axes.set_ylim(floor, roof)
-    for name, peak in peaks:
-        xs = [low, peak / bandwidth, high]
-        ys = [attainable_flops_per_s(x, peak_flops_per_s=peak, bandwidth_bytes_per_s=bandwidth) for x in xs]
-        axes.plot(xs, ys, color=colour("soft"), linewidth=1.4)
-        limit = "" if canvas.narrow else f" {words.limit(peak, 'FLOP/s')}"
-        _say(axes, (high, peak), f"{name}{limit}", (-2, 8), ha="right")
-    slope_x = max(low, floor / bandwidth) * 1.25
-    memory = f"memory {words.limit(bandwidth, 'B/s')}"
-    _say(axes, (slope_x, slope_x * bandwidth), memory, (14, 0), ha="left")
+    _lines(axes, limits, (low, high), narrow=canvas.narrow)
     taken = _obstacles(axes, bandwidth, peaks, at)
-    left, middle = axes.transData.transform((slope_x, slope_x * bandwidth))
-    taken.append((left, middle - 8, left + 14 + SMALL_LETTER * len(memory), middle + 8))
-    _operations(axes, placed, at, taken, 4 if canvas.narrow else MOST_NAMED)
+    for name, slope in slopes:
+        x = max(low, floor / slope) * 1.25
+        text = f"{name} {words.limit(slope, 'B/s')}"
+        _say(axes, (x, x * slope), text, (14, 0), ha="left")
+        left, middle = axes.transData.transform((x, x * slope))
+        taken.append((left, middle - 8, left + 14 + SMALL_LETTER * len(text), middle + 8))
+    _operations(axes, [s.operation for s in placed], at, taken, 4 if canvas.narrow else MOST_NAMED)
     count = 4 if canvas.narrow else 7
     ticks.place(axes.xaxis, ticks.decades(low, high, count), lambda x: f"{x:,g}")
     ticks.place(axes.yaxis, ticks.decades(floor, roof, count), lambda y: words.scaled(y, "FLOP/s"))
@@ -91,6 +95,18 @@ def _draw_roofline(
         color=colour("soft"),
         fontsize=FONT - 1,
     )
+
+
+def _lines(axes: Axes, limits: tuple[Slopes, Slopes], ends: tuple[float, float], *, narrow: bool) -> None:
+    """The roofs, and what the flat ones are called."""
+    slopes, peaks = limits
+    for name, peak in peaks:
+        for _, slope in slopes:
+            xs = [ends[0], peak / slope, ends[1]]
+            ys = [attainable_flops_per_s(x, peak_flops_per_s=peak, bandwidth_bytes_per_s=slope) for x in xs]
+            axes.plot(xs, ys, color=colour("soft"), linewidth=1.4)
+        limit = "" if narrow else f" {words.limit(peak, 'FLOP/s')}"
+        _say(axes, (ends[1], peak), f"{name}{limit}", (-2, 8), ha="right")
 
 
 def _obstacles(

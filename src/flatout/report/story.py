@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from flatout.plan import Trial
 from flatout.report import words
-from flatout.report.tried import best, input_reached, nothing_usable, remark
+from flatout.report.tried import against_itself, best, input_reached, nothing_usable, remark
 from flatout.result import Result
 
 
@@ -36,6 +36,8 @@ def tell(result: Result) -> Story:
     """The beginning of the page for any verdict."""
     if result.command == "why":
         return _why(result)
+    if result.against_itself:
+        return _against_itself(result)
     if result.verdict == "faster" and result.winner is not None:
         return _faster(result)
     return _nothing(result) if result.verdict == "no difference" else _inconclusive(result)
@@ -61,6 +63,18 @@ def _faster(result: Result) -> Story:
         + (", and its numbers agree." if won.agreement == "agrees" else "."),
         lead=tuple(line for line in lead if line),
         command=f"{result.run_command} {result.typed}",
+    )
+
+
+def _against_itself(result: Result) -> Story:
+    word, rest = against_itself(result)
+    found = result.remeasured
+    return Story(
+        number=words.ratio(found.ratio) + "x" if found is not None and words.known(found.ratio) else "?",
+        unit="against itself",
+        sentence="was measured as if it were a lever of its own: nothing may come of that.",
+        lead=(words.sentence(f"{word}{rest}."), _cost(result)),
+        command=f"flatout tune {result.typed}",
     )
 
 

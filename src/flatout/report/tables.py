@@ -5,19 +5,27 @@ In: a `Result`. Out: a `Table` of strings each; the template escapes and sets th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from flatout import stats
 from flatout.anatomy import Anatomy
+from flatout.diagnosis import Bound
 from flatout.plan import Trial
-from flatout.report import words
-from flatout.report.thinned import KINDS, dots
+from flatout.report import energy, words
+from flatout.report.thinned import KINDS, Dot
 from flatout.report.tried import remark
 from flatout.result import Result
 
 MOST_ROWS = 400
 """Rows of one table in the page; `result.json` has the rest."""
+
+
+BASELINE, NOISE, ANATOMY, TUNED = "raw-baseline", "raw-noise", "raw-anatomy", "raw-tuned"
+FREE_DATA, THREADS, LAUNCHES, CENSUS = "raw-free-data", "raw-threads", "raw-launches", "raw-census"
+FINAL, STEPS = "raw-final", "raw-steps"
+"""Where the raw samples behind the numbers are in the page, see `flatout.report.evidence`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +38,7 @@ class Table:
         rows: As long as `head` each.
         texts: How many columns from the left are text; the others are numbers.
         left_out: Rows that are not shown.
+        links: By column, for each row, which raw samples stand behind its number: an anchor in the page, or empty.
     """
 
     title: str
@@ -37,9 +46,17 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     texts: int = 1
     left_out: int = 0
+    links: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
-def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int = 1) -> Table:
+def table(
+    title: str,
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    texts: int = 1,
+    links: Mapping[int, Sequence[str]] | None = None,
+) -> Table:
     """A table, cut where it would make the page heavy."""
     found = [tuple(row) for row in rows]
     return Table(
@@ -48,6 +65,7 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, tex
         rows=tuple(found[:MOST_ROWS]),
         texts=texts,
         left_out=max(len(found) - MOST_ROWS, 0),
+        links={column: tuple(anchors) for column, anchors in (links or {}).items()},
     )
 
 
@@ -66,7 +84,8 @@ def steps(result: Result) -> Table:
             *(_phase(tuned, name, spread=False) if tuned else []),
             f"{words.ratio(bound.ratio)} {words.interval(bound.low, bound.high)}".rstrip() if bound else "",
         ])  # fmt: skip
-    return table("Time of a step by phase", head, rows)
+    links = {1: [ANATOMY] * len(rows), **({4: [TUNED] * len(rows)} if tuned else {})}
+    return table("Time of a step by phase", head, rows, links=links)
 
 
 def _phase(anatomy: Anatomy, name: str, *, spread: bool) -> list[str]:
@@ -83,12 +102,27 @@ def bounds(result: Result) -> Table:
         (b.remedy, b.how, ", ".join(b.shortens), words.ratio(b.ratio), words.interval(b.low, b.high))
         for b in result.diagnosis.bounds
     ]
-    return table("What each remedy can bring at most", ("remedy", "how", "shortens", "at most", "95 %"), rows, texts=3)
+    head = ("remedy", "how", "shortens", "at most", "95 %")
+    anchors = [behind_bound(b) for b in result.diagnosis.bounds]
+    return table("What each remedy can bring at most", head, rows, texts=3, links={3: anchors})
 
 
-def timeline(result: Result) -> Table:
+def behind_bound(bound: Bound) -> str:
+    """Where the samples of a bound are."""
+    if bound.how == "its share of the step":
+        return ANATOMY
+    return {"free data": FREE_DATA, "threads that fit": THREADS, "free launches": LAUNCHES}.get(bound.remedy, CENSUS)
+
+
+def behind_trial(result: Result, trial: Trial) -> str:
+    """Where the samples of a trial are."""
+    if trial is result.remeasured:
+        return FINAL
+    return next((f"raw-trial-{number}" for number, one in enumerate(result.trials) if one is trial), "")
+
+
+def timeline(found: Sequence[Dot]) -> Table:
     """Each kind of step in a few numbers."""
-    found = dots(result)
     rows = []
     for kind, name in KINDS.items():
         samples = [dot.step_s for dot in found if dot.kind == kind]
@@ -96,15 +130,27 @@ def timeline(result: Result) -> Table:
             summary = stats.summarize(samples)
             values = (summary.low, summary.median, summary.high, max(samples))
             rows.append([name, words.count(len(samples)), *(words.seconds(value) for value in values)])
-    return table("Steps by what they were measured for", ("steps", "number", "5 %", "median", "95 %", "slowest"), rows)
+    head = ("steps", "number", "5 %", "median", "95 %", "slowest")
+    return table("Steps by what they were measured for", head, rows, links={5: [STEPS] * len(rows)})
 
 
 def trials(result: Result) -> Table:
     """Every trial with what it brought and cost."""
     again = [result.remeasured] if result.remeasured is not None else []
     rows = [_trial(t, t.label) for t in result.trials] + [_trial(t, f"{t.label}, measured again") for t in again]
-    head = ("levers", "verdict", "remark", "ratio", "95 %", "pairs", "discarded", "took", "engaging", "memory", "plain")
-    return table("Every trial", head, rows, texts=3)
+    shown = (*result.trials, *again)
+    anchors = [(behind_trial(result, t), bool(words.ratio(t.ratio))) for t in shown]
+    links = {1: ["" if there else to for to, there in anchors], 3: [to for to, _ in anchors]}
+    head = ["levers", "verdict", "remark", "ratio", "95 %", "pairs", "discarded", "took", "engaging", "memory", "plain"]
+    if any(t.candidate_joules_per_step is not None for t in shown):
+        head += ["energy a step", "plain"]
+        rows = [[*row, *_energy(trial)] for row, trial in zip(rows, shown, strict=True)]
+    return table("Every trial", head, rows, texts=3, links=links)
+
+
+def _energy(trial: Trial) -> list[str]:
+    found = (trial.candidate_joules_per_step, trial.baseline_joules_per_step)
+    return [words.joules(value) if value is not None else "" for value in found]
 
 
 def _trial(trial: Trial, name: str) -> list[str]:
@@ -123,6 +169,12 @@ def _trial(trial: Trial, name: str) -> list[str]:
     ]
 
 
+def used(result: Result) -> Table:
+    """The energy of a step."""
+    head = ("energy of", "joules", "surely between", "windows")
+    return table("Energy", head, energy.rows(result))
+
+
 def operations(result: Result) -> Table:
     """The heaviest operations of one step."""
     rows = []
@@ -136,18 +188,25 @@ def operations(result: Result) -> Table:
             words.scaled(op.moved_bytes / op.self_s, "B/s") if op.moved_bytes and timed else "",
         ])  # fmt: skip
     head = ("operation", "shapes", "type", "calls", "time", "FLOP", "moved", "rate", "traffic")
-    return table("The heaviest operations of one step", head, rows, texts=3)
+    return table("The heaviest operations of one step", head, rows, texts=3, links={4: [CENSUS] * len(rows)})
 
 
 def numerics(result: Result) -> Table:
     """What the comparison of numbers said for every trial whose numbers were compared."""
     again = [result.remeasured] if result.remeasured is not None else []
+    judged = [t for t in (*again, *result.trials) if t.agreement]
     rows = [
         (f"{t.label}{', measured again' if t.remeasured else ''}", t.class_, t.agreement, t.agreement_detail)
-        for t in (*again, *result.trials)
-        if t.agreement
+        for t in judged
     ]
-    return table("Numerics of every trial", ("levers", "class", "verdict", "error and noise"), rows, texts=4)
+    anchors = [behind_numerics(t) for t in judged]
+    head = ("levers", "class", "verdict", "error and noise")
+    return table("Numerics of every trial", head, rows, texts=4, links={2: anchors})
+
+
+def behind_numerics(trial: Trial) -> str:
+    """Where the comparisons behind a trial's numerics are; the same levers have the same."""
+    return f"raw-numerics-{zlib.crc32(trial.label.encode('utf-8', 'replace')):x}"
 
 
 def sources(result: Result) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -193,6 +252,7 @@ def _sources(result: Result) -> list[tuple[str, str, str]]:
         rows.append(("FLOP and bytes", how, why))
     if result.ceilings is not None:
         rows.append(("ceilings", "microbenchmarks, the 90th percentile of their windows", "flatout machine --refresh"))
+    rows += energy.sources(result, tune if result.trials else why)
     rows.append(("this page", "from `result.json` beside it", f"flatout report {result.run}".rstrip()))
     return rows
 
@@ -204,27 +264,5 @@ def ceilings(result: Result) -> Table:
         (words.ceiling(c.name), c.source, words.limit(c.value, c.unit), f"± {words.percent(c.spread_fraction)}")
         for c in values
     ]
-    return table("Measured ceilings", ("limit", "measured on", "value", "spread"), rows, texts=2)
-
-
-def windows(result: Result) -> list[Table]:
-    """The raw samples behind every ratio."""
-    head = ("window", "plain", "candidate")
-    found = [
-        table(
-            "Baseline windows",
-            ("window", "a step"),
-            [(str(number), _raw(value)) for number, value in enumerate(result.baseline_window_step_s, 1)],
-        )
-    ]
-    again = [result.remeasured] if result.remeasured is not None else []
-    for trial in (*again, *result.trials):
-        pairs = zip(trial.baseline_step_s, trial.candidate_step_s, strict=False)
-        rows = [(str(number), _raw(plain), _raw(other)) for number, (plain, other) in enumerate(pairs, 1)]
-        if rows:
-            found.append(table(f"{trial.label}{', measured again' if trial.remeasured else ''}", head, rows))
-    return found
-
-
-def _raw(value_s: float) -> str:
-    return f"{1e3 * value_s:,.4f} ms" if words.known(value_s) else words.MISSING
+    anchors = [f"raw-ceiling-{number}" for number in range(len(rows))]
+    return table("Measured ceilings", ("limit", "measured on", "value", "spread"), rows, texts=2, links={2: anchors})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flatout import stats
 from flatout.plan import label
-from flatout.report import PAGE, tried, words
+from flatout.report import PAGE, energy, tried, words
 from flatout.report.screen import LABEL, Part, Report, Screen
 from flatout.report.trials_table import show_trials
 from flatout.result import Result
@@ -40,6 +40,7 @@ def tune(result: Result, *, verbose: bool = False, page: Path | str | None = Non
         if reached := tried.input_reached(result):
             screen.say("input", reached, most=3)
         _cautions(screen, result, verbose=verbose)
+        energy.show(screen, result, verbose=verbose)
         _cost(screen, result)
         _places(screen, result, page)
 
@@ -54,6 +55,7 @@ def why(result: Result, *, verbose: bool = False, page: Path | str | None = None
         _evidence(screen, result, verbose=verbose)
         screen.blank()
         _cautions(screen, result, verbose=verbose)
+        energy.show(screen, result, verbose=verbose)
         _cost(screen, result)
         _places(screen, result, page)
 
@@ -209,7 +211,10 @@ def _verdict(screen: Screen, result: Result) -> None:
         screen.say("stopped", f"the search ended early: {result.stopped}")
     noise = result.noise_fraction
     equal = f"two equal runs differ by up to {words.percent(noise)} here" if noise is not None else ""
-    if result.verdict == "faster":
+    if result.against_itself:
+        word, rest = tried.against_itself(result)
+        screen.say("result", (word, "bold"), rest)
+    elif result.verdict == "faster":
         _faster(screen, result, equal)
     elif result.verdict == "no difference":
         limit = f"{_limit_words(result)}. {equal[:1].upper()}{equal[1:]}" if equal else _limit_words(result)
@@ -320,6 +325,8 @@ def _next(result: Result) -> tuple[str, ...]:
         return (result.tune_command, result.typed)
     if result.plan is not None:
         return (result.run_command, result.typed)
+    if result.against_itself:
+        return ("flatout tune", result.typed)
     return ("flatout why" if result.verdict == "no difference" else result.retry_command, result.typed)
 
 

@@ -1,12 +1,14 @@
 """Which steps of a long timeline are drawn? So few that the page stays small, so chosen that nothing unusual is lost.
 
 In: steps with their times. Out: some of them. Of each narrow slice of time and each kind the fastest and the slowest
-step stay, and a few between; so every outlier is drawn. Only the drawing is thinned, the numbers beside it are not.
+step stay, and a few between. A step far above its kind's others stays as well, unless a slower one stands in the same
+place of the drawing; of more than `MOST_OUTLIERS` such steps the slowest stay. Only the drawing is thinned, the numbers
+beside it are not.
 """
 
 from __future__ import annotations
 
-import math
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,6 +25,18 @@ KINDS: dict[Kind, str] = {
 }
 """What the steps of a timeline were measured for, as the reader needs to tell them apart."""
 
+MOST_OUTLIERS = 2000
+"""Steps far above the others that are drawn besides those which stay anyway."""
+
+FAR = 3.0
+"""A step so many interquartile ranges above the upper quartile of its kind is far out (Tukey 1977)."""
+
+LONGEST_S = 1e10
+"""No clock that counts from the start of a process comes as far: three centuries."""
+
+SAME_PLACE = 1.02
+"""Two outliers in one slice of time whose durations differ by less than this factor are drawn as one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dot:
@@ -33,26 +47,42 @@ class Dot:
         step_s: How long it took, with what lay inside.
         kind: Why it was measured.
         outside: Whether evaluation or a checkpoint lay inside it.
+        number: Its place among all steps of the timeline, from 1.
+        label: The levers, as people read them.
     """
 
     start_s: float
     step_s: float
     kind: Kind
     outside: bool
+    number: int = 0
+    label: str = ""
 
 
 def dots(result: Result) -> tuple[Dot, ...]:
     """Every step of the timeline that can be drawn."""
     chosen = result.winner.label if result.winner is not None and result.plan is not None else None
     return tuple(
-        Dot(start_s=step.start_s, step_s=step.step_s, kind=_kind(step, chosen), outside=step.outside_s > 0)
-        for step in result.timeline
-        if math.isfinite(step.start_s) and math.isfinite(step.step_s) and step.step_s > 0
+        Dot(
+            start_s=step.start_s,
+            step_s=step.step_s,
+            kind=_kind(step, chosen),
+            outside=step.outside_s > 0,
+            number=number,
+            label=step.label,
+        )
+        for number, step in enumerate(result.timeline, 1)
+        if abs(step.start_s) < LONGEST_S and 0 < step.step_s < LONGEST_S
     )
 
 
+def slowest(found: Sequence[Dot], most: int) -> list[Dot]:
+    """So many of the slowest steps, the slowest first."""
+    return heapq.nlargest(most, found, key=lambda dot: dot.step_s)
+
+
 def thin(found: Sequence[Dot], *, slices: int, each: int = 4) -> tuple[Dot, ...]:
-    """At most about `slices * each` of the dots of each kind.
+    """At most about `slices * each` of the dots of each kind, and at most `MOST_OUTLIERS` besides.
 
     Args:
         found: All dots.
@@ -67,17 +97,44 @@ def thin(found: Sequence[Dot], *, slices: int, each: int = 4) -> tuple[Dot, ...]
     for dot in found:
         number = min(int((dot.start_s - first_s) / whole_s * slices), slices - 1)
         parts.setdefault((number, dot.kind, dot.outside), []).append(dot)
-    kept = [dot for part in parts.values() for dot in _some(part, each)]
-    return tuple(sorted(kept, key=lambda dot: dot.start_s))
+    ordered = [sorted(part, key=lambda dot: dot.step_s) for part in parts.values()]
+    fences = _fences(found)
+    far = [dot for part in ordered for dot in _far(part, fences[part[0].kind])]
+    kept = [dot for part in ordered for dot in _some(part, each)]
+    chosen = {id(dot): dot for dot in (*kept, *slowest(far, MOST_OUTLIERS))}
+    return tuple(sorted(chosen.values(), key=lambda dot: dot.start_s))
 
 
-def _some(part: list[Dot], each: int) -> list[Dot]:
-    if len(part) <= each:
-        return part
-    ordered = sorted(part, key=lambda dot: dot.step_s)
+def _some(ordered: list[Dot], each: int) -> list[Dot]:
+    if len(ordered) <= each:
+        return ordered
     between = ordered[1:-1]
     stride = len(between) / max(each - 2, 1)
     return [ordered[0], *(between[int(number * stride)] for number in range(each - 2)), ordered[-1]]
+
+
+def _fences(found: Sequence[Dot]) -> dict[Kind, float]:
+    """By kind, the duration above which a step is far out."""
+    durations: dict[Kind, list[float]] = {}
+    for dot in found:
+        durations.setdefault(dot.kind, []).append(dot.step_s)
+    fences = {}
+    for kind, values in durations.items():
+        values.sort()
+        low, high = values[len(values) // 4], values[3 * len(values) // 4]
+        fences[kind] = high + FAR * (high - low)
+    return fences
+
+
+def _far(ordered: list[Dot], fence_s: float) -> list[Dot]:
+    """The outliers of one part, but for those that stand where a slower one does."""
+    found: list[Dot] = []
+    for dot in reversed(ordered):
+        if dot.step_s <= fence_s:
+            break
+        if not found or found[-1].step_s > SAME_PLACE * dot.step_s:
+            found.append(dot)
+    return found
 
 
 def _kind(step: TimelineStep, chosen: str | None) -> Kind:

@@ -5,7 +5,7 @@ In: a `Result`. Out: lines on a `Screen`.
 
 from __future__ import annotations
 
-from flatout.report import words
+from flatout.report import energy, words
 from flatout.report.screen import Screen
 from flatout.report.tried import ASCII_MARKS, MARKS, Mark, Row, brief, nothing_tried, reasons, rows
 from flatout.result import NOT_NAMED, Result
@@ -95,6 +95,8 @@ def _details(screen: Screen, row: Row, *, whole: bool) -> None:
         beside = trial.baseline_peak_memory_bytes
         plain = f" (plain {words.memory(beside)})" if beside is not None else ""
         parts.append(f"memory {words.memory(trial.peak_memory_bytes)}{plain}")
+    if used := energy.of_trial(trial):
+        parts.append(used)
     for text in ("" if whole else row.remark, _numerics(row), "; ".join(parts)):
         if text:
             screen.say("", (text, "dim"), indent=6)

@@ -75,6 +75,19 @@ def best(result: Result) -> Trial | None:
     return max(measured, key=lambda t: t.ratio or 0.0, default=None)
 
 
+def against_itself(result: Result) -> tuple[str, str]:
+    """What measuring plain as if it were a candidate came to: the verdict, and the rest of the sentence."""
+    found = result.remeasured
+    assert found is not None
+    if not known(found.ratio):
+        return "inconclusive", f": plain against itself could not be measured: {found.reason or 'nothing was seen'}"
+    measured = f"plain against itself {ratio(found.ratio)}x {interval(found.ratio_low, found.ratio_high)}"
+    if found.outcome in ("faster", "slower"):
+        return "a false alarm", f": {measured}, called {found.outcome}; one such run in a hundred may be"
+    reason = f": {found.reason}" if found.reason else ", as it should be"
+    return found.outcome, f": {measured} when measured as if it were the best candidate{reason}"
+
+
 def warnings(result: Result) -> tuple[str, ...]:
     """What the reader must know, also how noisy it was and that the winner's two measurements exclude each other."""
     said = list(result.warnings)

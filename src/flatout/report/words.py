@@ -136,6 +136,17 @@ def scaled(value: float | None, unit: str) -> str:
     return f"{three(value)} {unit}"
 
 
+def joules(value: float | None) -> str:
+    """An amount of energy.
+
+    >>> joules(1.214), joules(4210.0), joules(0.0421), joules(None)
+    ('1.21 J', '4.21 kJ', '42.1 mJ', 'not measured')
+    """
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return f"{three(1e3 * value)} mJ" if 0 < abs(value) < 0.9995 else scaled(value, "J")
+
+
 def memory(value: float | None) -> str:
     """An amount of memory, in powers of two as it is sold.
 

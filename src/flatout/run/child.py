@@ -57,6 +57,10 @@ def enter(session: str) -> None:
         store_folders=spec.store_folders,
         store_memory_bytes=spec.store_memory_bytes,
     )
+    if spec.seed_run is not None:
+        framework.vary_seeds(spec.seed_run)
+    if spec.keep_losses:
+        framework.keep_losses()
     Conductor(spec, framework).begin()
 
 
@@ -142,6 +146,7 @@ class Conductor:
                 num_threads=self.framework.facts().num_threads,
                 affinity=affinity,
                 start_s=time.time() - self.spec.flatout_started_unix_s,
+                zero_monotonic_s=self._started_s,
             )
         )
         self._pipe.open()
@@ -300,7 +305,7 @@ class Conductor:
             if self.spec.mode == "run" and self.spec.levers:
                 self._toggle(self.spec.levers, "plan")
             if self.spec.mode != "trial":
-                if not self.spec.levers:  # nothing is engaged, nothing will be checked
+                if not self.spec.levers and not self.spec.keep_losses:  # nothing is engaged, nothing will be checked
                     self.framework.coast()
                     self._coasting = True
                 self._open_free_window()
@@ -437,6 +442,11 @@ class Conductor:
             fraction = foreign_cpu.fraction(window.foreign, after, cores=self.spec.cores_quota)
         evidence, missing = self.framework.evidence()
         self._write(window.record(found, fraction))
+        if found.get("stacks") is not None:
+            stacks = dataclasses.replace(
+                found["stacks"], num_steps=len(window.step_s), wall_s=sum(window.step_s), levers=window.order.levers
+            )
+            self._write_numbered(stacks, window.order.number)
         if window.order.purpose == "trial" and (evidence or missing):
             self._write(
                 Toggle(

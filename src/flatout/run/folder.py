@@ -128,8 +128,8 @@ def _try(place: Path) -> None:
 
 
 @contextmanager
-def claimed(folder: Path, stem: str) -> Iterator[Path]:
-    """A fresh run folder, for as long as nobody else measures in this working folder.
+def claimed(folder: Path, stem: str, former: Path | None = None) -> Iterator[Path]:
+    """A fresh run folder, or a former one again, for as long as nobody else measures in this working folder.
 
     Two measurements at once would each see the other as a disturbance.
 
@@ -151,7 +151,7 @@ def claimed(folder: Path, stem: str) -> Iterator[Path]:
             ) from None
         os.ftruncate(lock, 0)
         os.write(lock, str(os.getpid()).encode())
-        run_folder = new(folder, stem)
+        run_folder = former or new(folder, stem)
         _try(run_folder)
         yield run_folder
     finally:
@@ -160,13 +160,18 @@ def claimed(folder: Path, stem: str) -> Iterator[Path]:
 
 def prune(place: Path, stem: str) -> None:
     """Remove the oldest records of runs of a script, so that a script that runs every night does not fill the disk."""
-    folders = [p for p in place.glob(f"{glob.escape(stem)}-*") if _number(p, stem) and not (p / "result.json").exists()]
+    folders = [p for p in place.glob(f"{glob.escape(stem)}-*") if _number(p, stem) and not is_kept(p)]
     for path in sorted(folders, key=lambda p: -_number(p, stem))[KEPT_RUNS:]:
         try:
             if time.time() - max(p.stat().st_mtime for p in (path, *path.iterdir())) > KEPT_S:
                 shutil.rmtree(path, ignore_errors=True)
         except OSError:  # somebody else is removing it
             continue
+
+
+def is_kept(path: Path) -> bool:
+    """Whether a run folder holds what took long to find out, and is kept until its user removes it."""
+    return (path / "result.json").exists() or (path / "runs.jsonl").exists()
 
 
 def _number(path: Path, stem: str) -> int:
@@ -192,7 +197,7 @@ def find(folder: Path, name: str | None) -> Path:
         )
     place = folder / ROOT
     folders = [p for p in place.glob("*-*") if p.is_dir()] if place.is_dir() else []
-    runs = [p for p in folders if (p / "result.json").exists()]
+    runs = [p for p in folders if _finished(p) is not None]
     if not runs:
         raise RecordError(
             f"no result in `{place}`",
@@ -201,4 +206,11 @@ def find(folder: Path, name: str | None) -> Path:
             else "nothing was measured in this folder yet",
             hint="`flatout tune SCRIPT` or `flatout why SCRIPT` first",
         )
-    return max(runs, key=lambda p: (p / "result.json").stat().st_mtime)
+    return max(runs, key=lambda p: _finished(p) or 0.0)
+
+
+def _finished(path: Path) -> float | None:
+    """When a result or a proof was written there; None where neither was."""
+    return next(
+        ((path / name).stat().st_mtime for name in ("result.json", "proof.json") if (path / name).exists()), None
+    )

@@ -8,23 +8,26 @@ released where it is slower. Signals, terminal and exit status are the script's.
 from __future__ import annotations
 
 import os
-import signal
+import random
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flatout.energy import Energy
 from flatout.errors import RecordError, UsageError
 from flatout.plan import Lever
+from flatout.run.energy_counters import RUN_EVERY_S, EnergyMeter
 from flatout.run.launch import POLL_S, Launch, discard_channels, environment_for, session_files, write_session
 from flatout.run.orders import Order, SessionSpec, encode, settling_steps
 from flatout.run.signals import Signals
 from flatout.trace import End, Facts, Failure, Header, Levers, Ready, Record, Remark, Window
 from flatout.trace_file import Follower
 
-CHECK_PAIRS = 6
+CHECK_PAIRS = 8
+"""The fewest that can be judged whatever the noise, see `flatout.stats.RANKED_PAIRS`."""
+
 CHECK_WINDOW_S = 0.3
 CHECK_LIMIT_S = 1.0
 """A window of the check ends here at the latest: plain may be many times slower than the plan."""
@@ -57,6 +60,7 @@ class Outcome:
         evidence: Lever to proof.
         remarks: What the process had to say in the end.
         num_processes: Processes that trained, under a launcher.
+        energy: What the machine used meanwhile, from the start of the process to its end.
     """
 
     num_processes: int = 0
@@ -79,6 +83,7 @@ class Outcome:
     facts: Facts | None = None
     evidence: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    energy: Energy = field(default_factory=Energy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,18 +185,23 @@ class _Watch:
         self._former_steps = 0
         self._former_s = 0.0
         self._kept = untoggled(what.levers, what.registry)
+        self._meter = EnergyMeter()
 
     def watch(self, environment: Mapping[str, str] | None) -> Outcome:
         """Start the process, listen until it ends, and take over its exit status."""
         with Signals() as signals:
             process = self._start(signals, environment)
+            self._meter.open()  # now, not before: the process needs its first second for its imports
             while process.poll() is None:
                 self._listen()
+                self._meter.note(at_most_every_s=RUN_EVERY_S)
                 signals.wait(process, POLL_S if self._sides else LISTEN_EVERY_S)
+            self._meter.note()
             self._listen()
             if self._what.launcher:
                 self._gather()
         self._outcome.exit_code = process.returncode
+        self._outcome.energy = self._meter.joules()
         return self._outcome
 
     def _start(self, signals: Signals, environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
@@ -296,8 +306,9 @@ class _Watch:
         self._outcome.engaged = bool(what.levers) and not any(f.stage == "engage" for f in self._outcome.failures)
         distributed = self._outcome.facts is not None and self._outcome.facts.distributed  # one rank cannot decide
         if what.toggle and self._outcome.engaged and not distributed and set(self._kept) != set(what.levers):
-            for number in range(CHECK_PAIRS):
-                self._sides += [what.levers, self._kept] if number % 2 == 0 else [self._kept, what.levers]
+            lots = random.Random(0)  # unrelated to what the machine does, which is all that is asked of it
+            for _ in range(CHECK_PAIRS):
+                self._sides += [what.levers, self._kept][:: 1 if lots.random() < 0.5 else -1]
             self._order_next()
 
     def _keep(self, side: Levers) -> None:
@@ -374,26 +385,3 @@ def untoggled(levers: Levers, registry: Mapping[str, Lever]) -> Levers:
 
 def _steps_in(seconds: float, step_s: float) -> int:
     return max(int(seconds / step_s), 1)
-
-
-def leave_as(exit_code: int) -> None:
-    """End this process as the script ended: with its exit code, or by the same signal."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except (OSError, ValueError):  # nobody reads it any more
-            continue
-    if exit_code < 0:
-        _die_of(-exit_code)
-    os._exit(exit_code if exit_code >= 0 else 128 - exit_code)
-
-
-def _die_of(number: int) -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # the script left one
-    if number not in (signal.SIGKILL, signal.SIGSTOP):
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-    os.kill(os.getpid(), number)

@@ -271,6 +271,16 @@ def refused(scratch: Path, paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({path for path in paths if ours(path)}))
 
 
+def seen(scratch: Path, path: Path) -> Path:
+    """Where a file or folder lies that the trial wrote to `path`; where it wrote nothing, nothing lies there."""
+    shown = os.path.realpath(path)
+    spec = json.loads((scratch / _SPEC).read_text("utf-8"))
+    for number, layer in enumerate(spec["layers"]):
+        if holds(layer["folder"], shown):
+            return scratch / "layers" / str(number) / "upper" / os.path.relpath(shown, layer["folder"])
+    return path
+
+
 def written(scratch: Path) -> list[Write]:
     """What the trial would have left on the user's disk, sorted by path; of folders, only empty and replaced ones.
 

@@ -192,6 +192,23 @@ class Child:
         """Whether the process still runs."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def exit_code(self) -> int:
+        """Of a child that has ended by itself, as `subprocess` reports it."""
+        assert self._process is not None and self._process.returncode is not None
+        return self._process.returncode
+
+    @property
+    def session_id(self) -> int:
+        """The session that all of its processes belong to."""
+        assert self._process is not None
+        return self._process.pid
+
+    def rest(self) -> list[Record]:
+        """All that it wrote, up to now."""
+        self.records += self._follower.new()
+        return self.records
+
     def end(self) -> None:
         """Kill the child and everything in its session; nothing of the script runs any more, no handler either."""
         process, self._process = self._process, None

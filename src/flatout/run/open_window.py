@@ -39,7 +39,7 @@ class OpenWindow:
         self.step_s.append(now_s - self._last_s)
         self._outside_s.append(outside_s)
         self._last_s = now_s
-        if self.order.observe == "phases":
+        if self.order.observe != "ends":
             number = len(self.step_s) - 1
             for name, seconds in phases.items():
                 if name != "unattributed":

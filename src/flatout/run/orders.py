@@ -27,7 +27,7 @@ class Order:
             replays calls at half the batch; `release` goes back to plain for good; `stop` ends the child.
         purpose: Noted with the window.
         levers: What to engage first; everything else is released.
-        observe: `ends` or `phases`.
+        observe: `ends`, `phases` or `stacks`.
         num_steps: Steps of the window.
         limit_s: The window ends early after this many seconds, at a step's end.
         skip_steps: Steps after a change of levers that are not measured.
@@ -37,7 +37,7 @@ class Order:
     kind: Kind
     purpose: str = ""
     levers: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
-    observe: Literal["ends", "phases"] = "ends"
+    observe: Literal["ends", "phases", "stacks"] = "ends"
     num_steps: int = 1
     limit_s: float = 3600.0
     skip_steps: int = 1
@@ -74,6 +74,8 @@ class SessionSpec:
         store_folders: Where items are kept on the disk: written to the first, read from all; empty: in memory only.
         store_memory_bytes: Memory for kept items; None: what is free allows.
         cores_quota: How many cores the control group grants, which is what others are weighed against; None: all.
+        seed_run: Which random numbers the script draws: its own in run 0, others in each other run; None: untouched.
+        keep_losses: Whether losses are recorded although nothing is engaged.
     """
 
     mode: Literal["trial", "run"]
@@ -92,6 +94,8 @@ class SessionSpec:
     store_memory_bytes: int | None = None
     cores_quota: float | None = None
     flatout_started_unix_s: float = 0.0
+    seed_run: int | None = None
+    keep_losses: bool = False
 
 
 def encode(order: Order) -> str:

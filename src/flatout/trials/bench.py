@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from flatout.run.folder import NEEDED_BYTES
 from flatout.run.launch import QUIET_TRACKERS, Child, Ended, Launch, session_files
 from flatout.run.orders import SessionSpec
 from flatout.run.script import Script
+from flatout.stacks import Stacks
 from flatout.store_folder import stores_folder
 from flatout.trace import (
     Agreement,
@@ -38,6 +40,7 @@ from flatout.trace import (
     Toggle,
     Window,
 )
+from flatout.trials.terms import Terms
 from flatout.trials.unmeasurable import cannot_measure
 from flatout.trials.window_size import MAX_STEPS, WINDOW_S, Size, size_for
 
@@ -64,25 +67,6 @@ class CandidateFailed(Exception):
     """The script broke while a candidate was engaged; says how."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """Under what terms the script may be run.
-
-    Attributes:
-        isolate: Whether trials are kept off the user's disk; False only with `--allow-writes`.
-        start_limit_s: Seconds within which the first steps must come.
-        capture_bytes: Most memory for keeping a step.
-        keep_store: Whether the items of `sample_store` are kept on the disk, for later runs.
-        store_memory_bytes: Memory for kept items; None: half of what is free.
-    """
-
-    isolate: bool = True
-    start_limit_s: float = 90.0
-    capture_bytes: int = 200_000_000
-    keep_store: bool = False
-    store_memory_bytes: int | None = None
-
-
 class Bench:
     """A script under measurement."""
 
@@ -98,6 +82,8 @@ class Bench:
         self.facts: Facts | None = None
         self.windows: list[tuple[str, Window]] = []
         """Every window with the name of the child that measured it."""
+        self.zero_s: dict[str, float | None] = {}
+        """Where the clock of each child begins, on our own."""
         self.refused: dict[str, None] = {}
         self.written: dict[str, None] = {}
         self.warnings: dict[str, None] = {}
@@ -110,11 +96,17 @@ class Bench:
         self._endless = True
         self._scratch: Path | None = None
         self.step_guess_s = 0.5
+        self.lots = random.Random(0)
+        """Draws which side of a pair goes first; the same in every run, and unrelated to what the machine does."""
+        self.noise = 0.0
+        """Standard deviation of the log ratio of two plain windows."""
         self.deadline_s = math.inf
         """`time.perf_counter` up to which a candidate may keep us waiting."""
         self.last_toggle_s = 0.0
         self.last_evidence: dict[str, str] = {}
         self.last_missing: dict[str, str] = {}
+        self.last_stacks: Stacks | None = None
+        """What was sampled in the latest window that looked at stacks."""
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -234,10 +226,13 @@ class Bench:
             if isinstance(record, Header):
                 self.header = record
                 self.start_s = record.start_s
+                self.zero_s[self._name] = record.zero_monotonic_s
             elif isinstance(record, Facts):
                 self.facts = record
             elif isinstance(record, Window):
                 self.windows.append((self._name, record))
+            elif isinstance(record, Stacks):
+                self.last_stacks = record
             elif isinstance(record, Refused):
                 self.refused[record.path] = None
 
@@ -298,9 +293,12 @@ class Bench:
         purpose: str,
         observe: str = "ends",
         skip: int | None = None,
+        num_steps: int | None = None,
         patience_s: float = 0.0,
     ) -> Window:
-        """Measure one window; `patience_s` is how long to wait at least, where nothing is known of the steps yet.
+        """Measure one window, of the usual size without a number of steps.
+
+        `patience_s` is how long to wait at least, where nothing is known of the steps yet.
 
         Raises:
             CandidateFailed: The script broke under the levers.
@@ -312,7 +310,7 @@ class Bench:
             kind="window",
             purpose=purpose,
             observe=observe,
-            num_steps=self.size.num_steps,
+            num_steps=num_steps or self.size.num_steps,
             skip_steps=self.size.skip_steps if skip is None else skip,
         )
         found = next((r for r in reversed(records) if isinstance(r, Window)), None)

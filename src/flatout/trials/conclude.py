@@ -23,9 +23,9 @@ def result_of(conduct: Conduct) -> Result:
     """Everything that was found."""
     bench = conduct.bench
     assert bench.facts is not None and bench.header is not None
-    assert conduct.anatomy is not None and conduct.diagnosis is not None
+    assert conduct.plain.anatomy is not None and conduct.plain.diagnosis is not None
     won = conduct.final if conduct.final is not None and conduct.final.is_won else None
-    baseline = won.baseline_step_s if won else tuple(w.training_step_s for w in conduct.baseline)
+    baseline = won.baseline_step_s if won else tuple(w.training_step_s for w in conduct.plain.baseline)
     summary = stats.summarize(baseline)
     baseline_step_s = summary.median
     tuned_step_s = baseline_step_s / won.ratio if won and won.ratio else baseline_step_s
@@ -41,17 +41,17 @@ def result_of(conduct: Conduct) -> Result:
         header=bench.header,
         machine=conduct.machine,
         facts=bench.facts,
-        anatomy=conduct.anatomy,
-        diagnosis=conduct.diagnosis,
-        noise=conduct.noise,
+        anatomy=conduct.plain.anatomy,
+        diagnosis=conduct.plain.diagnosis,
+        noise=conduct.plain.noise,
         baseline_steps_per_s=1 / baseline_step_s,
         baseline_spread_fraction=summary.spread_fraction if summary.num > 1 else float("nan"),
         baseline_window_step_s=baseline,
         verdict=_verdict(conduct, won),
         tuned_steps_per_s=1 / tuned_step_s,
         tuning_s=conduct.budget.spent_s,
-        ceilings=conduct.ceilings,
-        census=conduct.census,
+        ceilings=conduct.plain.ceilings,
+        census=conduct.plain.census,
         tuned_anatomy=conduct.tuned_anatomy,
         trials=tuple(conduct.trials),
         untried=tuple(conduct.untried),
@@ -68,8 +68,9 @@ def result_of(conduct: Conduct) -> Result:
         run=str(conduct.run_folder),
         stopped=conduct.stopped,
         short_budget_s=conduct.short_budget_s,
+        energy=conduct.joules.summary(conduct),
     )
-    return replace(result, plan=_plan(conduct, result, won)) if won else result
+    return replace(result, plan=_plan(conduct, result, won)) if won and won.levers else result
 
 
 def _verdict(conduct: Conduct, won: Trial | None) -> Literal["faster", "no difference", "inconclusive"]:
@@ -79,7 +80,7 @@ def _verdict(conduct: Conduct, won: Trial | None) -> Literal["faster", "no diffe
         return "no difference" if conduct.final.outcome == "no difference" else "inconclusive"
     # Nothing came near a gain: the trials themselves say whether that is known.
     unclear = [t for t in conduct.trials if _may_gain(t)]
-    quiet = conduct.noise is not None and conduct.noise.verdict == "no difference"
+    quiet = conduct.plain.noise is not None and conduct.plain.noise.verdict == "no difference"
     return "no difference" if quiet and not unclear and not conduct.stopped else "inconclusive"
 
 

@@ -8,56 +8,52 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from flatout import agreement, search, stats
 from flatout.anatomy import Anatomy, dissect
 from flatout.ceilings import Ceilings, Machine
-from flatout.diagnosis import Diagnosis, Findings, diagnose
 from flatout.errors import Inconclusive
+from flatout.looks import Looks
 from flatout.plan import Candidate, Lever, Trial, allows
 from flatout.result import Result, Untried
 from flatout.run.script import Script
-from flatout.stats import Comparison
-from flatout.trace import Agreement, Levers, Window
+from flatout.trace import Agreement, Levers
 from flatout.trials import conclude
 from flatout.trials import pairs as pairing
-from flatout.trials.bench import Bench, CandidateFailed, Terms
+from flatout.trials.bench import Bench, CandidateFailed
 from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget
-from flatout.trials.pairs import Extent, Pairs
+from flatout.trials.joules import Joules
+from flatout.trials.pairs import SCREENING, Extent, Pairs
+from flatout.trials.plain import Plain
+from flatout.trials.terms import Terms
 
-NOISE_PAIRS = 8
-SCREEN_PAIRS = 8
+NOISE_PAIRS = stats.RANKED_PAIRS
+SCREEN_PAIRS = SCREENING.at[-1]
 PROCESS_PAIRS = 4
 FINAL_PAIRS = 16
-MOST_FINAL_PAIRS = 28
-FEWEST_FINAL_PAIRS = 8
+MOST_FINAL_PAIRS = 30
+FEWEST_FINAL_PAIRS = SCREEN_PAIRS
 """Pairs of the best that are measured even when the budget is spent: without them all that was spent is lost."""
 
 SCREEN_SHARE = 1 / 15
 FINAL_SHARE = 1 / 5
 """Of the budget: what screening one candidate, and measuring the best again, may take where steps are slow."""
 
-LEAST_STEPS = {"why": 6, "tune": 38}
-"""Steps that the least of it takes where each window is one step: plain against plain, the anatomy and the replays; for
-`tune` also one candidate, its agreement, and the best measured again."""
+LEAST_STEPS = {"why": 7, "tune": 39}
+"""Steps that the least of it takes where each window is one step: plain against plain, the anatomy, samples and the
+replays; for `tune` also one candidate, its agreement, and the best measured again."""
 
 FIRST_STEPS = 2.0
 """The first steps may take so many times as long as those that come later."""
 
 FREE_DATA_STEPS = 2 * stats.MIN_PAIRS
 
-MOST_WAIT_S = 120.0
-"""How long to wait at most for other processes to leave the machine alone."""
-
 COMPILE_S = 20.0
 """What engaging a lever that compiles is expected to take, seconds."""
-
-ANATOMY_WINDOWS = 4
-COUNTERFACTUAL_PAIRS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +105,6 @@ class Conduct:
         self.bench = Bench(script, run_folder, self.levers, goal.terms)
         self.bench.on_wait = show.tick
         self.bench.cores_quota = machine.cores_quota
-        self.ceilings: Ceilings | None = None
         self.measure_ceilings: Callable[[], Ceilings | None] = lambda: None
         short = command == "why" or goal.exactly is not None
         self.budget = Budget(goal.budget_s, WHY_DEFAULTS_S if short else TUNE_DEFAULTS_S)
@@ -118,13 +113,15 @@ class Conduct:
         self.untried: list[Untried] = []
         self.stopped = ""
         self.short_budget_s: float | None = None
-        self.noise: Comparison | None = None
-        self.baseline: list[Window] = []
-        self.anatomy: Anatomy | None = None
         self.tuned_anatomy: Anatomy | None = None
-        self.diagnosis: Diagnosis | None = None
-        self.census: Any = None
         self.final: Trial | None = None
+        self.joules = Joules(self.bench)
+        self.plain = Plain(self.bench, self.budget, machine, self.joules, run_folder, self._stage)
+
+    @property
+    def against_itself(self) -> bool:
+        """Whether plain is to be measured as if it were a candidate: `--levers none`."""
+        return self.command == "tune" and self.goal.exactly is None and self.goal.choice.only == ()
 
     # -- time ----------------------------------------------------------------------------------------------------
 
@@ -173,31 +170,17 @@ class Conduct:
     # -- the plain script ----------------------------------------------------------------------------------------
 
     def observe(self) -> None:
-        """Baseline, noise, anatomy, census and counterfactuals of the plain script."""
+        """Start the script, see to its budget, and look at it as it is."""
         self._stage("starting the script")
         self.bench.start()  # before the ceilings: a script that fails should not cost ten seconds first
         assert self.bench.facts is not None
         self._fit_budget(self.bench.facts.warm_up_step_s, patience=FIRST_STEPS)
         self._stage("this machine's ceilings")
-        self.ceilings = self.measure_ceilings()
+        self.plain.ceilings = self.measure_ceilings()
         self._stage("warming up")
         self.bench.settle()
         self._fit_budget(self.bench.step_guess_s)
-        self._stage("plain against plain: how noisy is it here?")
-        until_s = min(self.budget.deadline_s(0.2), time.perf_counter() + MOST_WAIT_S)
-        quiet = pairing.wait_for_quiet(self.bench, until_s, lambda text: self._stage(text))
-        if not quiet:
-            self.bench.warnings["other processes kept the machine busy: intervals are wide, windows were discarded"] = (
-                None
-            )
-        self._measure_noise()
-        self._stage("where a step goes")
-        self._take_apart()
-        if self.bench.facts is not None and self.bench.facts.loaders:
-            self._stage("what if data were free?")
-        counterfactuals = self._counterfactuals()
-        self._stage("counting operations")
-        self._diagnose(counterfactuals)
+        self.plain.observe(self._affordable(NOISE_PAIRS, SCREEN_SHARE, {}))
 
     def _fit_budget(self, step_s: float, *, patience: float = 1.0) -> None:
         """The budget that suits steps as long as these; refused where even the least of it would not fit."""
@@ -207,70 +190,21 @@ class Conduct:
         self.bench.deadline_s = self.budget.deadline_s()
         self.budget.require(num_steps, step_s, self.script.name, patience=patience)
 
-    def _measure_noise(self) -> None:
-        num_pairs = self._affordable(NOISE_PAIRS, SCREEN_SHARE, {})
-        extent = Extent(
-            num_pairs=num_pairs, purpose="baseline", deadline_s=self.budget.deadline_s(0.3), stop_early=False
-        )
-        measured = pairing.measure(self.bench, {}, extent)
-        self.noise = measured.compare()
-        self.baseline = [w for _, w in self.bench.windows if w.purpose == "baseline" and calm(w)]
-        if not self.baseline:
-            self.baseline = [w for _, w in self.bench.windows if w.purpose == "baseline"]
-        self.bench.step_guess_s = stats.summarize([w.training_step_s for w in self.baseline]).median
-
-    def _take_apart(self) -> None:
-        for _ in range(ANATOMY_WINDOWS):
-            self.bench.window({}, purpose="anatomy", observe="phases", skip=self.bench.size.skip_steps)
-            if time.perf_counter() > self.budget.deadline_s(0.4):
-                break
-        seen = [w for _, w in self.bench.windows if w.purpose == "anatomy" and w.observe == "phases"]
-        self.anatomy = dissect([w for w in seen if calm(w)] or seen)
-
-    def _counterfactuals(self) -> dict[str, Comparison]:
-        facts = self.bench.facts
-        assert facts is not None
-        found = {}
-        extent = Extent(
-            num_pairs=COUNTERFACTUAL_PAIRS,
-            purpose="counterfactual",
-            deadline_s=self.budget.deadline_s(0.45),
-            min_pairs=stats.MIN_PAIRS,  # without an interval it would be worth nothing
-            stop_early=False,
-        )
-        if facts.loaders:
-            found["free_data"] = pairing.measure(self.bench, {"free_data": {}}, extent).compare()
-        if facts.num_threads > self.machine.num_cores:
-            fitting = {"threads": {"num": self.machine.num_cores}}
-            found["fitting_threads"] = pairing.measure(self.bench, fitting, extent).compare()
-        return {name: c for name, c in found.items() if math.isfinite(c.ratio)}
-
-    def _diagnose(self, counterfactuals: Mapping[str, Comparison]) -> None:
-        assert self.bench.facts is not None and self.anatomy is not None
-        self.census = self.bench.census()
-        scaling = self.bench.scaling()
-        self.diagnosis = diagnose(
-            Findings(
-                anatomy=self.anatomy,
-                facts=self.bench.facts,
-                num_cores=self.machine.num_cores,
-                counterfactuals=counterfactuals,
-                census=self.census,
-                scaling=scaling,
-                ceilings=self.ceilings,
-            )
-        )
-
     # -- trials --------------------------------------------------------------------------------------------------
 
     def try_all(self) -> None:
         """Try candidates until nothing is left, the rest is not worth it, or the budget is spent."""
-        assert self.bench.facts is not None and self.anatomy is not None and self.diagnosis is not None
-        found = (self.anatomy, self.diagnosis)
+        plain = self.plain
+        assert self.bench.facts is not None and plain.anatomy is not None and plain.diagnosis is not None
+        found = (plain.anatomy, plain.diagnosis)
         space = search.space_of(self.levers, self.bench.facts, self.machine, found, self.goal.choice)
         self.untried = list(space.untried)
         if self.goal.exactly is not None:
             self.trials.append(self.try_out(Candidate(levers=self.goal.exactly)))
+            return
+        if self.against_itself:
+            self._stage("trying plain as if it were a candidate")
+            self.trials.append(self.try_out(Candidate(levers={})))
             return
         while (candidate := search.next_candidate(space, self.trials)) is not None:
             if not self._fits(candidate):
@@ -358,42 +292,37 @@ class Conduct:
         return (judgement if whole else None), class_
 
     def _checks(self, levers: Levers) -> tuple[str, ...]:
-        """Every check that some lever names; updates too where the state is moved or fused."""
-        checks = {self.levers[name].check for name in levers} - {"none"}
-        if "channels_last" in levers or "fused_optimizer" in levers:
-            checks |= {"gradients", "updates"}
-        return tuple(c for c in ("batches", "gradients", "updates") if c in checks)
+        return search.checks_of(levers, self.levers)
 
     def _measure(self, candidate: Candidate) -> Pairs:
         if self._apart(candidate.levers):
-            return self._measure_processes(candidate)
+            return self._measure_processes(candidate, PROCESS_PAIRS)
         deadline_s = self.budget.deadline_s() - self._reserve_s()
         num_pairs = self._affordable(SCREEN_PAIRS, SCREEN_SHARE, candidate.levers)
-        extent = Extent(num_pairs=num_pairs, purpose="trial", deadline_s=deadline_s)
+        looks = Looks.alike(SCREENING.at[0], num_pairs)
+        extent = Extent(looks=looks, enough="known", purpose="trial", deadline_s=deadline_s)
         return pairing.measure(self.bench, candidate.levers, extent)
 
-    def _measure_processes(self, candidate: Candidate, *, stop_early: bool = True) -> Pairs:
+    def _measure_processes(self, candidate: Candidate, num_pairs: int) -> Pairs:
         """Alternate processes: each pair is one child with the process levers and one without."""
         apart = self._apart(candidate.levers)
         inside = self._togglable(candidate.levers)
-        found = Pairs()
-        for number in range(2 * PROCESS_PAIRS):
-            if len(found.baseline_s) >= PROCESS_PAIRS or (
-                found.baseline_s and time.perf_counter() > self.budget.deadline_s()
-            ):
+        found = Pairs(noise=self.bench.noise)
+        for _ in range(2 * num_pairs):
+            late = bool(found.baseline_s) and time.perf_counter() > self.budget.deadline_s()
+            if len(found.baseline_s) >= num_pairs or late or pairing.is_hopeless(found):
                 break
             sides: list[tuple[Levers, Levers]] = [({}, {}), (apart, inside)]
+            candidate_first = self.bench.lots.random() < 0.5
             windows = {}
-            for index in (0, 1) if number % 2 == 0 else (1, 0):
+            for index in (1, 0) if candidate_first else (0, 1):
                 process, levers = sides[index]
                 self.bench.start(process)
                 self.bench.window(levers, purpose="warm-up", skip=self.bench.size.loader_skip_steps)
                 windows[index] = self.bench.window(levers, purpose="trial" if index else "baseline")
                 if index:
                     found.evidence.update(self.bench.last_evidence)
-            pairing.note(found, windows[0], windows[1])
-            if stop_early and pairing.known_early(found):
-                break
+            pairing.note(found, windows[0], windows[1], candidate_first=candidate_first)
         self.bench.start()
         return found
 
@@ -424,7 +353,11 @@ class Conduct:
             baseline_peak_memory_bytes=measured.baseline_peak_memory_bytes,
             baseline_step_s=tuple(measured.baseline_s),
             candidate_step_s=tuple(measured.candidate_s),
+            candidate_first=tuple(measured.candidate_first),
+            share=measured.share,
+            noise=measured.noise,
             evidence=measured.evidence,
+            **self.joules.beside(candidate.levers, begun_s),
         )
 
     def _with_agreement(self, trial: Trial, judged: agreement.Judgement | None, begun_s: float) -> Trial:
@@ -475,7 +408,7 @@ class Conduct:
         Where it was, the next best has its turn if the search had shown it to be faster: nobody should lose a gain to a
         luckier rival.
         """
-        best = search.best_of(self.trials)
+        best = self.trials[0] if self.against_itself and self.trials else search.best_of(self.trials)
         if best is None:
             return
         second = search.second_to(best, self.trials)
@@ -494,18 +427,19 @@ class Conduct:
         candidate = Candidate(levers=best.levers)
         try:
             if self._apart(best.levers):
-                measured = self._measure_processes(candidate, stop_early=False)
+                most = self._affordable(stats.RANKED_PAIRS, FINAL_SHARE, best.levers)
+                measured = self._measure_processes(candidate, most)
             else:
                 leave_s += self._pair_s(best.levers)  # its anatomy comes afterwards
                 extent = Extent(
-                    num_pairs=self._num_final_pairs(best.levers),
+                    looks=Looks.alike(self._num_final_pairs(best.levers), MOST_FINAL_PAIRS),
+                    enough="clear",
                     purpose="winner",
                     deadline_s=self.budget.deadline_s() - leave_s,
                     min_pairs=FEWEST_FINAL_PAIRS,
-                    stop_early=False,
-                    until_clear=MOST_FINAL_PAIRS,
                 )
                 measured = pairing.measure(self.bench, best.levers, extent)
+                self.joules.weigh(best.levers)
             trial = replace(self._trial_of(candidate, best.class_, measured, begun_s), remeasured=True)
             trial = self._with_agreement(trial, None, begun_s)
             self._take_apart_winner(best.levers)
@@ -521,11 +455,6 @@ class Conduct:
             for _ in range(2)
         ]
         self.tuned_anatomy = dissect(windows)
-
-
-def calm(window: Window) -> bool:
-    """Whether neither other processes nor a compilation disturbed the window."""
-    return (window.foreign_fraction or 0.0) <= pairing.FOREIGN_LIMIT and not window.recompilations
 
 
 def registry_of(framework: str) -> dict[str, Lever]:

@@ -1,4 +1,4 @@
-"""How fast is a candidate beside the baseline? Paired windows in the order A B B A, disturbed ones discarded.
+"""How fast is a candidate beside the baseline? Paired windows in an order drawn by lot, disturbed ones left out.
 
 In: a bench, levers, how many pairs. Out: `Pairs` with the step times of both sides, ready for `stats.compare`.
 """
@@ -8,17 +8,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from flatout import stats
+from flatout.looks import Looks
 from flatout.stats import Comparison
 from flatout.trace import Levers, Window
 from flatout.trials.bench import Bench
+from flatout.trials.window_size import Size
 
 FOREIGN_LIMIT = 0.10
 """A window in which others used more than this share of the cores is discarded."""
 
+STRETCH = 0.25
+"""Each pair's windows are longer or shorter by up to this share, drawn by lot: no rhythm of the machine stays in step.
+Simulated with a rhythm of two windows: a gain of 5 % is found in 99 of 100 cases instead of 89."""
+
 HOPELESS = 0.93
 """After two pairs that are both below this, a candidate is not measured further."""
+
+SCREENING = Looks.alike(stats.MIN_PAIRS, 9)
+"""After 4 pairs a candidate may be known closely enough; 9 are the fewest that have a 99 % interval by ranks when half
+of the error is spent already."""
 
 CLOSE_ENOUGH = 0.02
 """A candidate whose interval reaches no further than this to either side is known closely enough to be chosen from."""
@@ -39,6 +50,10 @@ class Pairs:
         engage_s: What engaging cost the first time.
         evidence: Lever to proof.
         missing: Lever to why there is no proof.
+        candidate_first: For each pair whether the lot had the candidate go first.
+        share: What the look that ended it may spend of the errors, see `looks.Looks`.
+        noise: Standard deviation of log ratios between equal sides, as seen before.
+        looked_at: After how many pairs it was looked at last.
     """
 
     baseline_s: list[float] = field(default_factory=list)
@@ -51,10 +66,17 @@ class Pairs:
     engage_s: float = 0.0
     evidence: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    candidate_first: list[bool] = field(default_factory=list)
+    share: float = 1.0
+    noise: float = 0.0
+    looked_at: int = 0
 
     def compare(self) -> Comparison:
         """The comparison of the pairs so far."""
-        return stats.compare(self.baseline_s, self.candidate_s)
+        return stats.compare(self.baseline_s, self.candidate_s, share=self.share, noise=self.noise)
+
+
+Enough = Literal["known", "clear", "all"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,23 +84,20 @@ class Extent:
     """How much to measure.
 
     Attributes:
-        num_pairs: Pairs wanted.
+        looks: After how many pairs the comparison is looked at; the last says how many are wanted at most.
+        enough: What ends it at a look. `known`: what the candidate is worth is known well enough to choose from (what
+            is chosen is measured again), and it is given up where two pairs are hopeless. `clear`: the verdict is not
+            inconclusive. `all`: nothing.
         purpose: Noted with the windows.
         deadline_s: `time.perf_counter` after which no further pair is begun.
         min_pairs: Pairs that are measured even so, and at most twice as many that are discarded.
-        stop_early: Whether to stop as soon as it is known what the candidate is worth: hopeless after two pairs,
-            surely slower, or known closely enough. What is chosen so is measured again.
-        until_clear: Go on to this many pairs where the verdict is inconclusive after `num_pairs`. There is no look in
-            between: each look is another chance to be wrong (looking after every pair from 10 to 16 raises false
-            alarms from 1 % to 3.3 %, simulated).
     """
 
-    num_pairs: int
+    looks: Looks
+    enough: Enough
     purpose: str
     deadline_s: float
     min_pairs: int = 1
-    stop_early: bool = True
-    until_clear: int = 0
 
 
 def measure(bench: Bench, levers: Levers, extent: Extent, baseline: Levers | None = None) -> Pairs:
@@ -87,7 +106,7 @@ def measure(bench: Bench, levers: Levers, extent: Extent, baseline: Levers | Non
     Raises:
         CandidateFailed: The script broke under the levers.
     """
-    pairs = Pairs()
+    pairs = Pairs(noise=bench.noise)
     plain: Levers = baseline or {}
     begun_s = time.perf_counter()
     number = 0
@@ -97,52 +116,62 @@ def measure(bench: Bench, levers: Levers, extent: Extent, baseline: Levers | Non
         if enough and time.perf_counter() > extent.deadline_s:
             pairs.given_up = f"the time was over after {num} pair{'s' * (num != 1)}"
             break
-        order = (plain, levers) if number % 2 == 0 else (levers, plain)
-        windows = [
-            _window(bench, pairs, side, other, extent.purpose) for side, other in zip(order, order[::-1], strict=True)
-        ]
-        first, second = windows if number % 2 == 0 else windows[::-1]
+        candidate_first = bench.lots.random() < 0.5
+        plan = [(plain, levers), (levers, plain)]
+        sides = plan[::-1] if candidate_first else plan
+        size = bench.size.stretched(bench.lots.uniform(1 - STRETCH, 1 + STRETCH))
+        windows = [_window(bench, pairs, side, other, extent.purpose, size) for side, other in sides]
+        first, second = windows[::-1] if candidate_first else windows
         if number == 0:
             pairs.engage_s = max(time.perf_counter() - begun_s - sum(sum(w.step_s) for w in windows), 0.0)
-        note(pairs, first, second)
+        note(pairs, first, second, candidate_first=candidate_first)
         bench.resize_after(first)
         number += 1
-        if number >= 3 * max(extent.num_pairs, extent.until_clear):
+        if number >= 3 * extent.looks.at[-1]:
             break
     return pairs
 
 
 def _done(pairs: Pairs, extent: Extent) -> bool:
+    """Look, where a look is due; what it may spend of the errors goes with what has been measured."""
     num = len(pairs.baseline_s)
-    if extent.stop_early and num < extent.num_pairs:
-        return known_early(pairs)
-    if num < extent.num_pairs:
-        return False
-    if num >= extent.until_clear:
-        return True
-    return num == extent.num_pairs and pairs.compare().verdict != "inconclusive"
-
-
-def known_early(pairs: Pairs) -> bool:
-    """Whether it is known already what a candidate is worth that may be measured again."""
-    num = len(pairs.baseline_s)
-    if num == 2 and max(a / b for a, b in zip(pairs.baseline_s, pairs.candidate_s, strict=True)) < HOPELESS:
+    if extent.enough == "known" and is_hopeless(pairs):
         pairs.given_up = f"2 pairs, both below {HOPELESS}: not pursued"
         return True
-    if num < stats.MIN_PAIRS:
+    pairs.share = extent.looks.left(num)
+    if num >= extent.looks.at[-1]:
+        return True
+    if num not in extent.looks.at or num == pairs.looked_at:
         return False
+    pairs.looked_at, pairs.share = num, extent.looks.share(num)
     found = pairs.compare()
+    if extent.enough == "known" and is_known(found):
+        return True
+    if extent.enough == "clear" and found.verdict != "inconclusive":
+        return True
+    pairs.share = extent.looks.left(num)
+    return False
+
+
+def is_hopeless(pairs: Pairs) -> bool:
+    """Whether the first two pairs leave no hope."""
+    ratios = [a / b for a, b in zip(pairs.baseline_s, pairs.candidate_s, strict=True)]
+    return len(ratios) == 2 and max(ratios) < HOPELESS
+
+
+def is_known(found: Comparison) -> bool:
+    """Whether it is known what a candidate is worth that may be measured again: surely slower, or to 2 %."""
     return found.high < 1.0 or (found.high - found.low) / 2 < CLOSE_ENOUGH
 
 
-def _window(bench: Bench, pairs: Pairs, levers: Levers, other: Levers, purpose: str) -> Window:
+def _window(bench: Bench, pairs: Pairs, levers: Levers, other: Levers, purpose: str, size: Size) -> Window:
     changes_loader = any(
         bench.levers[name].toggles == "epoch"
         for name in set(levers) ^ set(other) | {n for n in levers if other.get(n) != levers[n]}
         if name in bench.levers
     )
-    skip = bench.size.loader_skip_steps if changes_loader else bench.size.skip_steps
-    window = bench.window(levers, purpose=purpose if levers else "baseline", skip=skip)
+    skip = size.loader_skip_steps if changes_loader else size.skip_steps
+    window = bench.window(levers, purpose=purpose if levers else "baseline", skip=skip, num_steps=size.num_steps)
     if levers:
         pairs.evidence.update(bench.last_evidence)
         pairs.missing.update(bench.last_missing)
@@ -150,7 +179,7 @@ def _window(bench: Bench, pairs: Pairs, levers: Levers, other: Levers, purpose: 
     return window
 
 
-def note(pairs: Pairs, first: Window, second: Window) -> None:
+def note(pairs: Pairs, first: Window, second: Window, *, candidate_first: bool) -> None:
     """Take a baseline window and the candidate's beside it into account, or discard both where one was disturbed."""
     busy = any((w.foreign_fraction or 0.0) > FOREIGN_LIMIT for w in (first, second))
     if busy or first.recompilations or second.recompilations or unequal_epochs(first, second):
@@ -159,8 +188,14 @@ def note(pairs: Pairs, first: Window, second: Window) -> None:
         return
     pairs.baseline_s.append(first.training_step_s)
     pairs.candidate_s.append(second.training_step_s)
+    pairs.candidate_first.append(candidate_first)
     pairs.baseline_peak_memory_bytes = _highest(pairs.baseline_peak_memory_bytes, first.peak_memory_bytes)
     pairs.peak_memory_bytes = _highest(pairs.peak_memory_bytes, second.peak_memory_bytes)
+
+
+def calm(window: Window) -> bool:
+    """Whether neither other processes nor a compilation disturbed the window."""
+    return (window.foreign_fraction or 0.0) <= FOREIGN_LIMIT and not window.recompilations
 
 
 def unequal_epochs(first: Window, second: Window) -> bool:

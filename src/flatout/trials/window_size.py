@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flatout.run.orders import settling_steps
 
@@ -25,11 +25,21 @@ class Size:
         num_steps: Steps that are measured.
         skip_steps: Steps after a change of levers that are not.
         loader_skip_steps: The same after a change of the loader's workers, whose queue must settle first.
+        whole_epochs: Whether it is so many because epochs are short, and may not be another number.
     """
 
     num_steps: int
     skip_steps: int
     loader_skip_steps: int
+    whole_epochs: bool = False
+
+    def stretched(self, by: float) -> Size:
+        """The same with windows so many times as long, where that is possible.
+
+        >>> size_for(0.004, 938).stretched(1.2).num_steps, size_for(0.004, 24).stretched(1.2).num_steps
+        (76, 72)
+        """
+        return self if self.whole_epochs else replace(self, num_steps=max(round(self.num_steps * by), 1))
 
 
 def size_for(step_s: float, epoch_steps: int | None) -> Size:
@@ -39,7 +49,8 @@ def size_for(step_s: float, epoch_steps: int | None) -> Size:
     (63, 1, 72)
     """
     num = min(max(math.ceil(WINDOW_S / step_s), 1), MAX_STEPS)
-    if epoch_steps and epoch_steps * step_s <= WHOLE_EPOCHS_S:
-        num = math.ceil(num / epoch_steps) * epoch_steps
+    whole = epoch_steps if epoch_steps and epoch_steps * step_s <= WHOLE_EPOCHS_S else 0
+    if whole:
+        num = math.ceil(num / whole) * whole
     settle = min(max(math.ceil(0.3 / step_s), 3), 40)
-    return Size(num_steps=num, skip_steps=settling_steps(step_s), loader_skip_steps=settle)
+    return Size(num_steps=num, skip_steps=settling_steps(step_s), loader_skip_steps=settle, whole_epochs=whole > 0)

@@ -186,6 +186,16 @@ class PyTorch:
         """See `Framework.engaged`."""
         return dict(self.session.engaged)
 
+    def vary_seeds(self, run: int) -> None:
+        """See `Framework.vary_seeds`."""
+        from flatout.frameworks.pytorch import seeds  # `prove` alone asks for it
+
+        seeds.vary(run)
+
+    def keep_losses(self) -> None:
+        """See `Framework.keep_losses`."""
+        self.observer.keeps_losses = True
+
     def observe(self, depth: str) -> None:
         """See `Framework.observe`."""
         self.observer.observe(depth)
@@ -208,6 +218,8 @@ class PyTorch:
         self._memory.reset(self.calls.device)
         self._wait()
         self.observer.start()
+        if self.observer.depth == "stacks":
+            self.observer.sample_stacks()
         return self.observer.clock.last
 
     def end_step(self) -> tuple[dict[str, float], float]:
@@ -220,6 +232,7 @@ class PyTorch:
 
     def end_window(self) -> Mapping[str, Any]:
         """See `Framework.end_window`."""
+        stacks = self.observer.sampled_stacks()
         self._wait()
         device_steps = self.observer.device_clock.read() if self.observer.device_clock is not None else []
         names = sorted({name for step in device_steps for name in step})
@@ -229,6 +242,7 @@ class PyTorch:
             "recompilations": num_compilations() - self._compilations_before,
             "peak_memory_bytes": self._memory.peak_bytes(self.calls.device),
             "new_epochs": self.loaders.num_restarts - self._restarts_before,
+            "stacks": stacks,
         }
 
     def _wait(self) -> None:

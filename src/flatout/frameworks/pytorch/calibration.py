@@ -1,4 +1,4 @@
-"""How fast is this device under PyTorch at matrix products, convolutions, copies, and at starting an operation?
+"""How fast is this device under PyTorch at matrix products, convolutions, moving bytes, and at starting an operation?
 
 In: a command line (`python -m flatout.frameworks.pytorch.calibration OUTPUT.json`, or this file by its path with any
 interpreter that has torch: it needs nothing of flatout). Out: JSON lines, each written when it is known, so that a
@@ -189,29 +189,41 @@ def matmuls(device: torch.device, dtype: torch.dtype, name: str) -> list[Candida
     return [(2.0 * n**3, lambda n=n: make(n)) for n in sizes]  # type: ignore[misc]
 
 
-def convolutions(device: torch.device, dtype: torch.dtype, name: str, layout: torch.memory_format) -> list[Candidate]:
-    """The 3 x 3 convolution of a ResNet's third stage, over growing batches; counted directly, 2 K^2 C^2 per output.
+CONVOLUTIONS = ((256, 14, 3), (64, 28, 5))
+"""Channels, side and kernel: a ResNet's third stage, and weights that stay in the cache nearest to a core."""
+
+
+def convolutions(
+    device: torch.device,
+    dtype: torch.dtype,
+    name: str,
+    layout: torch.memory_format,
+    shape: tuple[int, int, int] = CONVOLUTIONS[0],
+) -> list[Candidate]:
+    """Convolutions of one shape over growing batches; counted directly, 2 K^2 C^2 per output pixel.
 
     Counted like that, an algorithm that saves multiplications (Winograd) may show more than the hardware's peak; a
     model's own convolutions are counted the same way.
     """
-    channels, side = 256, 14
+    channels, side, kernel = shape
 
     def make(batch: int) -> Probe:
         images = torch.randn(batch, channels, side, side, device=device).to(dtype).contiguous(memory_format=layout)
-        weight = torch.randn(channels, channels, 3, 3, device=device).to(dtype).contiguous(memory_format=layout)
+        weight = torch.randn(channels, channels, kernel, kernel, device=device).to(dtype)
+        weight = weight.contiguous(memory_format=layout)
         words = "channels_last" if layout is torch.channels_last else "contiguous"
+        where = f"{batch} x {channels} x {side} x {side}, {words}"
         return Probe(
             name=f"conv_{name}",
             unit="FLOP/s",
             work=work(batch),
-            source=f"3 x 3 convolution forward, {batch} x {channels} x {side} x {side}, {words}",
-            call=lambda: torch.nn.functional.conv2d(images, weight, padding=1),
+            source=f"{kernel} x {kernel} convolution forward, {where}",
+            call=lambda: torch.nn.functional.conv2d(images, weight, padding=kernel // 2),
             tf32=name == "tf32",
         )
 
     def work(batch: int) -> float:
-        return 2.0 * 9 * channels * channels * side * side * batch
+        return 2.0 * kernel**2 * channels**2 * side**2 * batch
 
     batches = (32, 64, 128, 256) if device.type == "cuda" else (4, 8, 16, 32)
     return [(work(batch), lambda batch=batch: make(batch)) for batch in batches]  # type: ignore[misc]
@@ -240,6 +252,32 @@ def memory_copies(device: torch.device, buffer_bytes: int) -> list[list[Candidat
         )
 
     return [[(4.0 * count * n, lambda n=n: make(n))] for n in (2, 3)]  # type: ignore[misc]
+
+
+def in_place(device: torch.device, name: str, sizes: Sequence[int]) -> list[list[Candidate]]:
+    """Overwriting what was read, over growing buffers: with one operand (`relu_`) and with two (`mul_`).
+
+    More of a program's bytes pass than in a copy, because no line is fetched only to be overwritten; so optimizers and
+    activations in place would exceed what a copy reaches.
+    """
+
+    def make(size: int, num_streams: int) -> Probe:
+        target, factor = torch.ones(size // 4, device=device), torch.ones(size // 4, device=device)
+        what = "relu_" if num_streams == 2 else "mul_"
+        return Probe(
+            name=name,
+            unit="B/s",
+            work=float(size * num_streams),
+            source=f"`{what}` over buffers of {size / 2**20:g} MiB, reads and writes counted",
+            call=(lambda: target.relu_()) if num_streams == 2 else (lambda: target.mul_(factor)),
+        )
+
+    return [[(float(size * n), lambda size=size, n=n: make(size, n)) for size in sizes] for n in (2, 3)]  # type: ignore[misc]
+
+
+def cache_sizes() -> list[int]:
+    """Buffers from 256 KiB a thread, less than the caches of a core hold, to 8 MiB a thread, more than most do."""
+    return [torch.get_num_threads() * 2**18 * 2**number for number in range(6)]
 
 
 def transfers(device: torch.device, buffer_bytes: int, *, to_device: bool) -> list[Candidate]:
@@ -290,10 +328,13 @@ def choose_probes(stopwatch: Stopwatch, buffer_bytes: int) -> Iterator[Probe]:
         if torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0):
             dtypes.append(("tf32", torch.float32))
         buffer_bytes = min(2**30, torch.cuda.get_device_properties(device).total_memory // 16)
-    layouts = (torch.contiguous_format, torch.channels_last)
     all_alternatives = [[matmuls(device, dtype, name)] for name, dtype in dtypes]
-    all_alternatives += [[convolutions(device, dtype, name, lay) for lay in layouts] for name, dtype in dtypes]
-    all_alternatives += [memory_copies(device, buffer_bytes), [launches(device)]]
+    ways = ((torch.contiguous_format, CONVOLUTIONS[0]), *((torch.channels_last, shape) for shape in CONVOLUTIONS))
+    all_alternatives += [[convolutions(device, dtype, name, *way) for way in ways] for name, dtype in dtypes]
+    all_alternatives += [memory_copies(device, buffer_bytes), in_place(device, "memory_in_place", [buffer_bytes])]
+    all_alternatives += (
+        [[launches(device)]] if cuda else [in_place(device, "memory_cache", cache_sizes()), [launches(device)]]
+    )
     if cuda:
         pinned_bytes = min(2**28, buffer_bytes)
         all_alternatives += [[transfers(device, pinned_bytes, to_device=direction)] for direction in (True, False)]
@@ -332,7 +373,7 @@ class Calibration:
         self._probes: list[Probe] = []
         on_gpu = stopwatch.device.type == "cuda"
         name = torch.cuda.get_device_name(stopwatch.device) if on_gpu else "cpu"
-        self._where = f"on `{name}`" if on_gpu else f"{num_threads} threads"
+        self._where = f"on `{name}`" if on_gpu else f"{num_threads} thread{'s' if num_threads != 1 else ''}"
         self._write(kind="start", framework_version=torch.__version__, device=name, num_threads=num_threads)
 
     def choose(self) -> None:

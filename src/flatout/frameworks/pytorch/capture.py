@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from flatout.frameworks.pytorch.module_state import ModuleState
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.between import Between, Clearing, Clipping
 
 CAPTURE_BYTES = 200_000_000
 
@@ -39,6 +42,8 @@ class CapturedCall:
         """Parameters whose gradient was set to zero after this call, so that it is no longer part of theirs."""
         self.former_values: dict[torch.Tensor, torch.Tensor] = {}
         """Parameters that were updated within the step after this call, as they were."""
+        self.autocast_off = False
+        """Whether the call is made without the autocast that the script had around it."""
         self._autocasts = [(kind, *_autocast(kind)) for kind in ("cpu", "cuda")]
         self._cached = torch.is_autocast_cache_enabled()
 
@@ -48,10 +53,16 @@ class CapturedCall:
         kept = [*tensors_of((self.args, self.kwargs)), *(g for g in self.gradients if g is not None)]
         return self.state.num_bytes + sum(t.numel() * t.element_size() for t in kept)
 
+    @property
+    def autocast_dtypes(self) -> set[torch.dtype]:
+        """Types that the script's own autocast computes the call in."""
+        return {dtype for _, enabled, dtype in self._autocasts if enabled}
+
     def surroundings(self) -> contextlib.AbstractContextManager[Any]:
         """The autocast that the script had around the call."""
         stack = contextlib.ExitStack()
-        for kind, enabled, dtype in self._autocasts:
+        for kind, was_enabled, dtype in self._autocasts:
+            enabled = was_enabled and not self.autocast_off
             if enabled or torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, dtype, enabled, self._cached))
         return stack
@@ -114,6 +125,17 @@ class Capture:
         self.on_backward: Callable[[], None] | None = None
         """Told after each backward of the second step."""
         self._patches: list[Patch] = []
+        self._between: Between | None = None
+
+    @property
+    def clearings(self) -> Sequence[Clearing]:
+        """The script's own ways of setting gradients to zero, as far as they were seen."""
+        return self._between.clearings if self._between is not None else ()
+
+    @property
+    def clippings(self) -> Sequence[Clipping]:
+        """How the script has clipped its gradients since its latest backward pass."""
+        return self._between.clippings if self._between is not None else ()
 
     def want(self) -> None:
         """Keep the next two steps; the first begins now, at a boundary."""
@@ -121,11 +143,10 @@ class Capture:
         self.active = True
         self._calls.refresh()
         self._calls.capture = self._record
-        for kind, parameters_of in (
-            (torch.optim.Optimizer, lambda o: (p for g in o.param_groups for p in g["params"])),
-            (torch.nn.Module, lambda m: m.parameters()),
-        ):
-            self._patches.append(Patch(kind, "zero_grad", self._noting_zeroing(parameters_of)))
+        from flatout.frameworks.pytorch.between import Between  # in trials only
+
+        self._between = Between(self._note_clearing)
+        self._between.install()
         self._patches.append(Patch(torch.autograd, "backward", self._noting_gradients))
 
     def at_boundary(self) -> None:
@@ -147,6 +168,9 @@ class Capture:
         for patch in reversed(self._patches):
             patch.remove()
         self._patches = []
+        if self._between is not None:
+            self._between.remove()
+        self._between = None
 
     def before_update(self, optimizer: torch.optim.Optimizer, *, last: bool) -> None:
         """An optimizer is about to update; parameters that calls of this step have used are kept as they are."""
@@ -209,24 +233,17 @@ class Capture:
 
     # -- gradients -----------------------------------------------------------------------------------------------
 
-    def _noting_zeroing(self, parameters_of: Callable[[Any], Iterable[Any]]) -> Callable[[Any, Patch], Any]:
-        def make(original: Any, patch: Patch) -> Any:
-            def zero_grad(target: Any, *args: Any, **kwargs: Any) -> Any:
-                if patch.active:
-                    cleared = {id(p) for p in parameters_of(target)}
-                    for captured in self.present:
-                        if any(g is not None for g in captured.gradients):  # not before its gradient has come at all
-                            captured.cleared |= cleared
-                return original(target, *args, **kwargs)
-
-            return zero_grad
-
-        return make
+    def _note_clearing(self, cleared: set[int]) -> None:
+        for captured in self.present:
+            if any(g is not None for g in captured.gradients):  # not before its gradient has come at all
+                captured.cleared |= cleared
 
     def _noting_gradients(self, original: Any, patch: Patch) -> Any:
         def backward(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             own = not self._calls.inside  # a checkpoint calls backward within a replay as well
+            if patch.active and own and self._between is not None:
+                self._between.clippings.clear()
             if patch.active and self.complete and own and not torch.compiler.is_compiling():
                 self._note_gradients()
                 if self.on_backward is not None:

@@ -1,24 +1,25 @@
 """Which operations make up one step, and what does each compute and move?
 
 A dispatch mode sees every operation of forward, backward and optimizer. In: one step under the mode. Out: a `Census`:
-FLOPs from PyTorch's own formulas (matrix products and convolutions, two per multiply-add), bytes of arguments and
-results, values read back to the host with the line that asked for them.
+FLOPs by formula (matrix products and convolutions, two per multiply-add; see `flops`), bytes read and written, values
+read back to the host with the line that asked for them.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from flatout.frameworks.pytorch.flops import flops as flops_of
+from flatout.frameworks.pytorch.flops import recomputed
 from flatout.trace import Census, Operation
 
 MOST_OPERATIONS = 40
@@ -30,37 +31,23 @@ UNCOUNTED_SHARE = 0.02
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")
 """Operations whose result the host needs before it can go on."""
 
+ALLOCATING = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view")
+"""Operations beside the views that neither read nor write: they take memory, or see it in another shape."""
+
+UNREAD = {
+    **dict.fromkeys(("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"), 0),
+    **dict.fromkeys(("zeros_like", "ones_like", "full_like", "rand_like", "randn_like"), 0),
+    **dict.fromkeys(("nll_loss_backward", "max_pool2d_with_indices_backward", "_adaptive_avg_pool2d_backward"), 1),
+    "avg_pool2d_backward": 1,
+}
+"""Which tensor argument is only written, or only asked for its shape."""
+
+LOOKED_UP = ("embedding", "index", "index_select", "gather", "nll_loss_forward")
+"""Operations that read of their first tensor no more than they return."""
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 _INSTALLED = (os.path.dirname(os.path.dirname(torch.__file__)) + os.sep, os.path.dirname(os.__file__) + os.sep)
-
-
-def _flash_for_cpu(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """The forward of `scaled_dot_product_attention` on a CPU, for which PyTorch has no formula of its own."""
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
-
-
-def _flash_for_cpu_backward(grad_out: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_backward_flop_count(grad_out.shape, query.shape, key.shape, value.shape))
-
-
-def _recurrent(input_: Any, *weights: Any, **_: Any) -> int:
-    """One layer of an LSTM or GRU: each step multiplies input and state by their weights. Biases are not counted."""
-    steps = input_.shape[0] * input_.shape[1] if input_.dim() == 3 else input_.shape[0]
-    return int(2 * steps * sum(w.numel() for w in weights[:2] if isinstance(w, torch.Tensor)))
-
-
-def _recurrent_backward(input_: Any, *weights: Any, **_: Any) -> int:
-    return 2 * _recurrent(input_, *weights)
-
-
-FORMULAS: dict[str, Callable[..., int]] = {
-    "_scaled_dot_product_flash_attention_for_cpu": _flash_for_cpu,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _flash_for_cpu_backward,
-    "mkldnn_rnn_layer": _recurrent,
-    "mkldnn_rnn_layer_backward": _recurrent_backward,
-}
-"""Formulas that `torch.utils.flop_counter` lacks."""
 
 
 class OperationCounter(TorchDispatchMode):
@@ -71,6 +58,7 @@ class OperationCounter(TorchDispatchMode):
         self._rows: dict[tuple[str, str, str], list[float]] = {}
         self._uncounted: Counter[str] = Counter()
         self._places: Counter[str] = Counter()
+        self._recomputed_flops = 0
         self._paused = False
 
     def pause(self) -> None:
@@ -90,10 +78,12 @@ class OperationCounter(TorchDispatchMode):
         name = func._overloadpacket.__name__
         tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         results = [t for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)]
-        flops = _flops(func, args, kwargs, out)
+        flops = flops_of(func, args, kwargs, out)
+        if flops:
+            self._recomputed_flops += recomputed(func, args, flops)
         if flops is None and not func.is_view:
             self._uncounted[name] += int(took_s * 1e9)
-        moved = 0 if func.is_view else sum(t.numel() * t.element_size() for t in (*tensors, *results))
+        moved = 0 if func.is_view else _moved_bytes(name, tensors, results)
         shape = " ".join("x".join(map(str, t.shape)) or "scalar" for t in tensors[:3])
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
         row = self._rows.setdefault((name, shape, dtype), [0, 0, 0, 0.0, float(flops is not None)])
@@ -125,7 +115,8 @@ class OperationCounter(TorchDispatchMode):
         return Census(
             num_operations=sum(op.num_calls for op in operations),
             num_syncs=sum(self._places.values()),
-            flops=sum(op.flops for op in operations),
+            flops=sum(op.flops for op in operations) - self._recomputed_flops,
+            recomputed_flops=self._recomputed_flops,
             moved_bytes=sum(op.moved_bytes for op in operations),
             operations=tuple(sorted(operations, key=lambda op: -op.self_s)[:MOST_OPERATIONS]),
             uncounted=tuple(heavy),
@@ -133,17 +124,23 @@ class OperationCounter(TorchDispatchMode):
         )
 
 
-def _flops(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> int | None:
-    """What the operation computes, or None where no formula is known or the formula does not fit."""
-    packet = func._overloadpacket
-    formula: Callable[..., int] | None = flop_registry.get(packet)
-    try:
-        if formula is not None:
-            return int(formula(*args, **kwargs, out_val=out))
-        own = FORMULAS.get(packet.__name__)
-        return own(*args, **kwargs) if own is not None else None
-    except Exception:  # noqa: BLE001  a formula for other arguments than these must not end the script
-        return None
+def _moved_bytes(name: str, tensors: list[torch.Tensor], results: list[torch.Tensor]) -> int:
+    """Bytes that an operation reads and writes, each argument and result once; wherever they come from."""
+    if name in ALLOCATING:
+        return 0
+    read = [_stored_bytes(t) for number, t in enumerate(tensors) if number != UNREAD.get(name)]
+    written = sum(map(_stored_bytes, results))
+    if name in LOOKED_UP and read:
+        read[0] = min(read[0], written)
+    return sum(read) + written
+
+
+def _stored_bytes(tensor: torch.Tensor) -> int:
+    """Of its elements, those that lie in memory one by one: a tensor that was expanded repeats them."""
+    if tensor.layout is not torch.strided:
+        return tensor.numel() * tensor.element_size()
+    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0)
+    return math.prod(sizes) * tensor.element_size() if tensor.numel() else 0
 
 
 def _read_back(name: str, tensors: list[torch.Tensor], results: list[torch.Tensor]) -> str | None:

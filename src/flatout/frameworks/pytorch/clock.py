@@ -34,6 +34,11 @@ class PhaseClock:
         """Whose the time is at present."""
         self._spent: defaultdict[str, float] = defaultdict(float)
 
+    @property
+    def top(self) -> str:
+        """The phase of the moment; `unattributed` outside of every phase."""
+        return self._top
+
     def start(self) -> None:
         """Begin a step here, outside every phase, forgetting what was noted before."""
         self._spent = defaultdict(float)

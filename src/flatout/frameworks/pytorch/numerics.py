@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 
+from flatout.difference import Difference
 from flatout.frameworks.pytorch.batches import compare_batches
 from flatout.frameworks.pytorch.capture import Capture, CapturedCall
 from flatout.frameworks.pytorch.differences import (
@@ -32,8 +34,11 @@ from flatout.frameworks.pytorch.differences import (
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.replay import Replayed, Replayer, half
 from flatout.frameworks.pytorch.session import Session
-from flatout.frameworks.pytorch.updates import Snapshot, has_gradients, updated
-from flatout.trace import Agreement, Difference, Levers, Scaling
+from flatout.frameworks.pytorch.updates import Moved, Snapshot, has_gradients, updated, worst_update
+from flatout.trace import Agreement, Levers, Scaling
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.closer_look import CloserLook
 
 SCALING_REPEATS = 5
 SCALING_FEWEST_S = 0.3
@@ -85,11 +90,25 @@ class Numerics:
         again = run(calls)
         baseline_error = relative_error(again.gradients, first.gradients)
         del again
+        look = self._closer_look(first)
         self._session.engage_exactly(levers)
         changed = run(calls, levers=True)
+        fault = look.fault(changed)
         self._session.engage_exactly({})
         found = self._difference(changed, first)
-        return dataclasses.replace(found, noise=noise, baseline_error=baseline_error, explained_cosine=explained)
+        found = dataclasses.replace(
+            found, noise=noise, baseline_error=baseline_error, explained_cosine=explained, fault=fault
+        )
+        classes = {self._session.levers[name].class_ for name in levers} - {"exact"}
+        if classes:
+            class_ = "rounding" if classes == {"rounding"} else "precision"
+            found = look.beside_rounding(found, changed, self._name, class_)
+        return found
+
+    def _closer_look(self, first: Replayed) -> CloserLook:
+        from flatout.frameworks.pytorch.closer_look import CloserLook  # in trials only
+
+        return CloserLook(self._replayer, self._capture, first)
 
     def _difference(self, changed: Replayed, first: Replayed) -> Difference:
         """Gradients, outputs, buffers and random states of one replay against another's."""
@@ -178,26 +197,53 @@ class Numerics:
         self._session.engage_exactly({})
         snapshot = Snapshot(optimizers)
         random = RandomStates()
-        plain = updated(self._session, optimizers, snapshot)
-        again = updated(self._session, optimizers, snapshot)
+        clip = self._clipping(optimizers)
+
+        def update() -> Moved:
+            random.restore()
+            return updated(self._session, optimizers, snapshot, clip)
+
+        plain = update()
+        baseline_error = relative_error(update().parameters, plain.parameters)
         self._session.engage_exactly(levers)
         try:
-            changed = updated(self._session, optimizers, snapshot)
+            changed = update()
         finally:
             self._session.engage_exactly({})
             snapshot.restore()
             random.restore()
+        found = self._moved_apart(changed.parameters, plain.parameters)
+        parameter, key, multiple = worst_update(changed, plain, snapshot)
+        return dataclasses.replace(
+            found,
+            baseline_error=baseline_error,
+            random_states_equal=changed.random.equals(plain.random),
+            multiple=multiple,
+            multiple_of=f"{self._name(parameter)}{f' ({key})' if key else ''}",
+        )
+
+    def _moved_apart(self, changed: Gradients, plain: Gradients) -> Difference:
         furthest, worst_error = worst(changed, plain)
         return Difference(
             check="updates",
             error=relative_error(changed, plain),
             slope=slope(changed, plain),
             cosine=cosine(changed, plain),
-            baseline_error=relative_error(again, plain),
             worst=self._name(furthest),
             worst_error=worst_error,
-            finite=all(bool(torch.isfinite(t).all()) for t in changed.values()) or not _finite(plain),
+            finite=_finite(changed) or not _finite(plain),
         )
+
+    def _clipping(self, optimizers: Sequence[torch.optim.Optimizer]) -> Callable[[float], None] | None:
+        """The script's own clipping, to be made again before each update; None where there is none to be followed."""
+        from flatout.frameworks.pytorch.between import clip, explained  # in trials only
+
+        clippings = list(self._capture.clippings)
+        unclipped = dict(self._capture.own_gradients)
+        parameters = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+        if not explained(clippings, unclipped, parameters):
+            return None
+        return lambda factor: clip(clippings, unclipped, factor)
 
     # -- batches -------------------------------------------------------------------------------------------------
 

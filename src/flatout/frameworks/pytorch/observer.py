@@ -1,17 +1,19 @@
 """When does each part of a step begin and end? The patches that tell, and the clock that they drive.
 
-Two depths: *ends* sees step ends, outermost calls (for evaluation between steps) and `torch.save`; *phases* also sees
-fetches, backward, the optimizer, copies and synchronisations. Patches of the deeper level are there only while a
-window asks for them. In: events of the training thread. Out: seconds by phase for each step.
+Three depths: *ends* sees step ends, outermost calls (for evaluation between steps) and `torch.save`; *phases* also
+sees fetches, backward, the optimizer, copies, synchronisations and the collection of garbage; *stacks* looks at what
+the thread does as well. What a deeper level needs is there only while a window asks for it. In: events of the
+training thread. Out: seconds by phase for each step.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,12 +22,19 @@ from flatout.frameworks.pytorch.clock import BASE, PhaseClock
 from flatout.frameworks.pytorch.device_clock import DeviceClock
 from flatout.frameworks.pytorch.loaders import Loaders
 from flatout.frameworks.pytorch.patches import Patch
+from flatout.stacks import Stacks
 from flatout.tracebacks import hide_ours
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.stack_samples import StackSampler
 
 SYNCS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
 """Tensor methods that wait for the device."""
 
 COPIES = ("to", "cuda")
+
+DEEP = ("phases", "stacks")
+"""Depths at which the parts of a step are timed."""
 
 
 class Observer:
@@ -47,38 +56,60 @@ class Observer:
         self.num_steps_with_evaluation = 0
         self.losses: list[Any] = []
         """The loss that `backward` was last given in each step of the window."""
+        self.keeps_losses = False
+        """Whether losses are kept although no phases are observed."""
         self.on_failure: Callable[[str, BaseException], None] | None = None
         self._loss: Any = None
         self.outside_s = 0.0
         self._num_saves = 0
         """Calls of `torch.save` under way, one within the other."""
         self._save_began_s = 0.0
+        self._sampler: StackSampler | None = None
         self._patches: list[Patch] = []
         self._save_patch: Patch | None = None
         self._started_step_s = 0.0
         self._trained_in_step = False
         self._evaluated_in_step = False
 
+    @property
+    def is_deep(self) -> bool:
+        """Whether the parts of a step are observed."""
+        return self.depth in DEEP
+
     # -- depth ---------------------------------------------------------------------------------------------------
 
     def observe(self, depth: str) -> None:
-        """Observe at `off`, `ends` or `phases` from here on."""
+        """Observe at `off`, `ends`, `phases` or `stacks` from here on."""
         if depth == self.depth:
             return
+        self._collections(depth in DEEP)
         for patch in reversed(self._patches):
             patch.remove()
         self._patches = []
         self.depth = depth
         self._use_device_clock(None)
         self.calls.observer = None if depth == "off" else self
-        self.loaders.observer = self if depth == "phases" else None
+        self.loaders.observer = self if depth in DEEP else None
         if depth == "off" and self._save_patch is not None:
             self._save_patch.remove()
             self._save_patch = None
         elif depth != "off" and self._save_patch is None:
             self._save_patch = Patch(torch, "save", self._around("checkpoint", self._begin_save, self._end_save))
-        if depth == "phases":
+        if self.is_deep:
             self._patch_phases()
+        elif depth == "ends" and self.keeps_losses:
+            self._patches.append(Patch(torch.autograd, "backward", self._keeping_losses))
+
+    def _keeping_losses(self, original: Any, patch: Patch) -> Any:
+        calls, is_compiling = self.calls, torch.compiler.is_compiling
+
+        @wraps(original)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if patch.active and not is_compiling() and get_ident() == calls.thread and args:
+                self._note_loss(args[0])
+            return original(*args, **kwargs)
+
+        return noted
 
     def _patch_phases(self) -> None:
         add = self._patches.append
@@ -125,9 +156,12 @@ class Observer:
         return make
 
     def _begin_backward(self, loss: Any = None, *_: Any) -> None:
+        self._note_loss(loss)
+        self.clock.end_base()
+
+    def _note_loss(self, loss: Any) -> None:
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             self._loss = loss.detach()
-        self.clock.end_base()
 
     def _begin_save(self, *_: Any) -> None:
         self._num_saves += 1
@@ -206,9 +240,38 @@ class Observer:
         if not training and not self._trained_in_step:
             self._evaluated_in_step = True
             if not self.evaluation_is_training:
-                if self.depth == "phases":
+                if self.is_deep:
                     self.clock.reassign("evaluation")
                 self.outside_s = perf_counter() - self._started_step_s
+
+    def _collections(self, wanted: bool) -> None:
+        """Time the collection of garbage as well, or no longer."""
+        if wanted and self._on_collection not in gc.callbacks:
+            gc.callbacks.append(self._on_collection)
+        elif not wanted and self._on_collection in gc.callbacks:
+            gc.callbacks.remove(self._on_collection)
+
+    def _on_collection(self, moment: str, details: dict[str, int]) -> None:
+        """The collector begins or ends, in whichever thread it was set off."""
+        if get_ident() == self.calls.thread:
+            (self.clock.push if moment == "start" else self.clock.pop)("garbage")
+
+    def sample_stacks(self) -> None:
+        """Look at what the thread does from here on."""
+        from flatout.frameworks.pytorch.stack_samples import StackSampler  # trials alone ask for it
+
+        collates = [getattr(one.loader.collate_fn, "__code__", None) for one in self.loaders.passes]
+        codes = [code for code in collates if code is not None]
+        self._sampler = StackSampler(self.calls.thread, lambda: self.clock.top, codes)
+        self._sampler.start()
+
+    def sampled_stacks(self) -> Stacks | None:
+        """What was seen since; None where nobody looked."""
+        sampler, self._sampler = self._sampler, None
+        if sampler is None:
+            return None
+        rows, num, faults = sampler.stop()
+        return Stacks(rows=rows, num_steps=0, wall_s=0.0, num_samples=num, major_faults=faults)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,10 @@ _MISSING = object()
 FUSED_DEVICES = {"Adagrad": ("cpu",)}
 """Devices on which an optimizer's fused update exists, where that is not everywhere. Source: `torch.optim.adagrad`."""
 
+FUSED_ON_CPU = (torch.float32, torch.float64)
+"""Types in which fused updates on a CPU are right. In PyTorch 2.13 SGD's with momentum reads a buffer that was never
+filled where parameters are bfloat16 or float16, and Adam's gives NaN in float16 (`docs/claims.md`, "Numerics")."""
+
 
 def can_fuse(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a fused update exists for this optimizer, its options, its parameters and their gradients.
@@ -41,6 +45,8 @@ def can_fuse(optimizer: torch.optim.Optimizer) -> bool:
 def _can_fuse(parameter: torch.Tensor, devices: tuple[str, ...]) -> bool:
     gradient = parameter.grad
     dense = gradient is None or gradient.layout is torch.strided
+    if parameter.device.type == "cpu" and parameter.dtype not in FUSED_ON_CPU:
+        return False
     return parameter.device.type in devices and parameter.is_floating_point() and dense
 
 

@@ -26,6 +26,9 @@ _grad = torch.autograd.grad  # as it was before the observer looked at it
 _backward = torch.autograd.backward
 
 
+Settings = tuple[Any, ...]
+
+
 class Replayed:
     """What one replay of a step's calls gave."""
 
@@ -34,6 +37,10 @@ class Replayed:
         self.outputs: list[torch.Tensor] = []
         self.buffers: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}
         """Buffers by module and name: as they were before the first call, and after the last."""
+        self.kinds: list[tuple[torch.dtype, tuple[int, ...]]] = []
+        """Type and shape of each output."""
+        self.settings: Settings = ()
+        """Process-wide settings under which whatever follows the calls is computed."""
         self.random: RandomStates | None = None
         self.took_s = 0.0
         """Forward and backward alone."""
@@ -57,10 +64,18 @@ class Replayer:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    def run(self, captured: Sequence[CapturedCall], *, levers: bool = False, uncleared: bool = False) -> Replayed:
+    def run(
+        self,
+        captured: Sequence[CapturedCall],
+        *,
+        levers: bool = False,
+        uncleared: bool = False,
+        into_parameters: bool = False,
+    ) -> Replayed:
         """Run the calls, plain or under the engaged levers, and put everything back as it was.
 
-        With `uncleared`, gradients that the script has set to zero since are left out.
+        With `uncleared`, gradients that the script has set to zero since are left out. With `into_parameters` they
+        are not returned but added up in the parameters, which are the caller's to put back.
         """
         found = Replayed()
         modules = {id(c.call.module): c.call.module for c in captured}
@@ -74,11 +89,10 @@ class Replayer:
                 for one in captured:
                     one.state.restore()
                     before = {**_buffers(one.call.module), **before}
-                    gradients, outputs, took_s = self._run(one, levers=levers)
+                    gradients = self._run(one, found, levers=levers, into_parameters=into_parameters)
                     found.add(gradients, frozenset(one.cleared) if uncleared else frozenset())
-                    found.outputs += outputs
-                    found.took_s += took_s
             found.random = RandomStates()
+            found.settings = _settings()
             for module in modules.values():
                 found.buffers |= {key: (before[key], b) for key, b in _buffers(module).items() if key in before}
         finally:
@@ -88,7 +102,7 @@ class Replayer:
             random.restore()
         return found
 
-    def _run(self, captured: CapturedCall, *, levers: bool) -> tuple[Gradients, list[torch.Tensor], float]:
+    def _run(self, captured: CapturedCall, found: Replayed, *, levers: bool, into_parameters: bool) -> Gradients:
         captured.random.restore()
         leaves: list[torch.Tensor] = []
 
@@ -110,14 +124,25 @@ class Replayer:
             tensors = tensors_of(out)
             wanted = [t for t in tensors if t.grad_fn is not None]
             pairs = [(t, g) for t, g in zip(wanted, captured.gradients, strict=False) if g is not None]
-            gradients = _gradients(pairs, parameters, leaves)
+            if into_parameters:
+                _backward([t for t, _ in pairs], [g.to(t.dtype) for t, g in pairs])
+                gradients = {}
+            else:
+                gradients = _gradients(pairs, parameters, leaves)
             self._wait()
-            took_s = perf_counter() - begun_s
-        return gradients, [t.detach() for t in tensors if t.is_floating_point()], took_s
+            found.took_s += perf_counter() - begun_s
+        found.outputs += [t.detach() for t in tensors if t.is_floating_point()]
+        found.kinds += [(t.dtype, tuple(t.shape)) for t in tensors]
+        return gradients
 
     def _wait(self) -> None:
         if self._calls.device == "cuda":
             torch.cuda.synchronize()
+
+
+def _settings() -> Settings:
+    kinds = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    return (*(dtype if enabled else None for enabled, dtype in kinds), torch.get_default_dtype())
 
 
 def _buffers(module: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
@@ -160,7 +185,7 @@ def _values(former: dict[torch.Tensor, torch.Tensor]) -> Iterator[None]:
     present = [(p, p.data) for p in former]
     try:
         for parameter, value in former.items():
-            parameter.data = torch.empty_like(parameter).copy_(value)
+            parameter.data = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         yield
     finally:
         for parameter, value in present:

@@ -91,6 +91,11 @@ def runs_ahead(loader: DataLoader[Any]) -> bool:
         return False  # these two draw the whole order at once
     if type(sampler) is not RandomSampler or (batches is not None and type(batches) is not BatchSampler):
         return True
+    return _draws_on_the_way(sampler)
+
+
+def _draws_on_the_way(sampler: RandomSampler) -> bool:
+    """Whether the order is not drawn whole at the beginning of a pass."""
     return sampler.replacement or sampler.num_samples != len(sampler.data_source)  # type: ignore[arg-type]
 
 
@@ -108,7 +113,7 @@ def why_not_ahead(loader: DataLoader[Any], *, of_list: bool = True) -> str | Non
         return "the order comes from a sampler of the script's"
     if type(sampler) is not RandomSampler or sampler.generator is None:
         return None
-    if sampler.replacement or sampler.num_samples != len(sampler.data_source):  # type: ignore[arg-type]
+    if _draws_on_the_way(sampler):
         return "the order is drawn bit by bit from a generator of the script's"
     return None
 

@@ -119,7 +119,7 @@ class Steps:
                 framework.meet(optimizer)
             framework.session.flags.before_update(optimizer)
             observer = framework.observer
-            if observer.depth == "phases":
+            if observer.is_deep:
                 if known.updating:  # its last update raised, and never ended
                     observer.pop("optimizer")
                 known.updating = True
@@ -157,11 +157,11 @@ class Steps:
         if framework.capture.active:
             framework.capture.before_update(optimizer, last=last)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if not callable(closure) or not (last or framework.observer.depth == "phases"):
+        if not callable(closure) or not (last or framework.observer.is_deep):
             if last:
                 self.tell_update()
             return None
-        observed = framework.observer.around_closure(closure) if framework.observer.depth == "phases" else closure
+        observed = framework.observer.around_closure(closure) if framework.observer.is_deep else closure
         if last:
             observed = self._telling(observed)
         if "closure" in kwargs:
@@ -194,7 +194,7 @@ class Steps:
             self._num_updates += 1
             known = self._known_of(optimizer)
             framework.session.flags.after_update(optimizer)
-            if framework.observer.depth == "phases":
+            if framework.observer.is_deep:
                 framework.observer.pop("optimizer")
                 known.updating = False
             if self._rhythm.waits and perf_counter() - (self._first_update_s or 0.0) > PATIENCE_S:

@@ -5,16 +5,21 @@ In: optimizers whose gradients are complete. Out: how far each parameter moved.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from flatout.frameworks.pytorch.differences import Gradients
+from flatout.frameworks.pytorch.differences import Gradients, square
+from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.session import Session
 
 NUM_UPDATES = 3
 """Updates compared: the first has no moments yet, the third shows a wrong pairing of moments and parameters."""
+
+CLIPPED = 1e4
+"""How much larger gradients are before the last update, where the script clips them: most steps clip nothing."""
 
 
 def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
@@ -31,6 +36,16 @@ class Snapshot:
         }
         self._gradients = [(p.grad, p.grad.detach().clone()) for p in self._parameters if p.grad is not None]
         self._optimizers = [_OptimizerState(o) for o in optimizers]
+        self.plain_hooks = {o: {**o._optimizer_step_pre_hooks, **o._optimizer_step_post_hooks} for o in optimizers}
+        """The script's own step hooks, which do not see our updates."""
+        self._plain_steps = {o: vars(o).get("step") for o in optimizers}
+
+    def step_of(self, optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+        """How the optimizer updates: as its class does, unless a lever has put something of its own in that place."""
+        present = vars(optimizer).get("step")
+        if present is not None and present is not self._plain_steps[optimizer]:
+            return present  # type: ignore[no-any-return]
+        return lambda: type(optimizer).step(optimizer)  # type: ignore[call-arg]
 
     def restore_gradients(self) -> None:
         """Put gradients back: an update may write into them (foreach SGD with Nesterov momentum does)."""
@@ -41,6 +56,11 @@ class Snapshot:
     def moved(self) -> Gradients:
         """How far each parameter is from here."""
         return {p: p.detach() - value for p, value in self._parameters.items()}  # type: ignore[misc]
+
+    def scale(self, parameter: torch.Tensor, moved: torch.Tensor) -> float:
+        """How far rounding may move a parameter: one unit in the last place of it and of its movement."""
+        size = math.sqrt(square(self._parameters[parameter])) + math.sqrt(square(moved))
+        return torch.finfo(parameter.dtype).eps * size if parameter.is_floating_point() else 0.0
 
     def restore(self) -> None:
         """Put everything back, in the memory format that it has now."""
@@ -93,33 +113,101 @@ def _put_back(present: Any, kept: Any, always: tuple[str, ...] = ()) -> None:
             present[key] = _kept(value)
 
 
-def updated(session: Session, optimizers: Sequence[torch.optim.Optimizer], snapshot: Snapshot) -> Gradients:
-    """How far each parameter moves in three updates under the engaged levers; everything is put back after."""
+class Moved:
+    """What updates have done: how far each parameter went, what the optimizer remembers, where random streams stand."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], snapshot: Snapshot) -> None:
+        self.parameters = snapshot.moved()
+        self.states = {(p, key): value.detach().clone() for p, key, value in _states(optimizers)}
+        self.random = RandomStates()
+
+
+def updated(
+    session: Session,
+    optimizers: Sequence[torch.optim.Optimizer],
+    snapshot: Snapshot,
+    clip: Callable[[float], None] | None = None,
+) -> Moved:
+    """What three updates under the engaged levers do; everything is put back after.
+
+    With `clip`, each begins with gradients as backward left them, and the script's own clipping is made again; the last
+    with gradients so large that it has something to do.
+    """
     session.silent = True
     try:
         for optimizer in optimizers:
-            with _without_hooks(optimizer):
-                for _ in range(NUM_UPDATES):
+            with _without_hooks(optimizer, snapshot.plain_hooks[optimizer]):
+                for number in range(NUM_UPDATES):
                     snapshot.restore_gradients()
+                    if clip is not None:
+                        clip(CLIPPED if number == NUM_UPDATES - 1 else 1.0)
                     session.flags.before_update(optimizer)
-                    type(optimizer).step(optimizer)  # type: ignore[call-arg]
+                    snapshot.step_of(optimizer)()
                     session.flags.after_update(optimizer)
-        return snapshot.moved()
+        return Moved(optimizers, snapshot)
     finally:
         snapshot.restore()
         session.silent = False
 
 
-class _without_hooks:
-    """The script's own step hooks (averages of weights, schedules) do not see our updates."""
+def _states(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[torch.Tensor, str, torch.Tensor]]:
+    """Moments and step counters of every parameter."""
+    for optimizer in optimizers:
+        for owner, state in optimizer.state.items():
+            if isinstance(owner, torch.Tensor) and isinstance(state, dict):
+                for key, value in state.items():
+                    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                        yield owner, key, value
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+
+def worst_update(found: Moved, plain: Moved, snapshot: Snapshot) -> tuple[torch.Tensor | None, str, float]:
+    """The parameter (and what of it) whose difference is the largest multiple of what rounding may do.
+
+    A step counter that stands elsewhere is an infinite one.
+    """
+    furthest: tuple[torch.Tensor | None, str, float] = (None, "", 0.0)
+    for parameter, moved in plain.parameters.items():
+        error = math.sqrt(square(found.parameters[parameter].double() - moved.double()))
+        scale = snapshot.scale(parameter, moved)
+        multiple = error / scale if scale > 0 else (math.inf if error > 0 else 0.0)
+        if not multiple <= furthest[2]:  # NaN as well
+            furthest = parameter, "", multiple
+    for (parameter, key), value in plain.states.items():
+        other = found.states.get((parameter, key))
+        if other is None:
+            continue
+        multiple = _multiple(other.to(value.device), value)
+        if not multiple <= furthest[2]:
+            furthest = parameter, key, multiple
+    return furthest
+
+
+def _multiple(found: torch.Tensor, plain: torch.Tensor) -> float:
+    if found.shape != plain.shape:
+        return math.inf
+    error = math.sqrt(square(found.double() - plain.double()))
+    if error == 0:
+        return 0.0
+    scale = (
+        math.sqrt(square(plain)) * torch.finfo(plain.dtype).eps if plain.is_floating_point() and plain.dim() else 0.0
+    )
+    return error / scale if scale > 0 else math.inf
+
+
+class _without_hooks:
+    """The script's own step hooks (averages of weights, schedules) do not see our updates; those of a lever do."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, plain: Mapping[Any, Any]) -> None:
         self._optimizer = optimizer
+        self._plain = plain
 
     def __enter__(self) -> None:
         self._kept = (self._optimizer._optimizer_step_pre_hooks, self._optimizer._optimizer_step_post_hooks)
-        self._optimizer._optimizer_step_pre_hooks = type(self._kept[0])()
-        self._optimizer._optimizer_step_post_hooks = type(self._kept[1])()
+        self._optimizer._optimizer_step_pre_hooks = self._added(self._kept[0])
+        self._optimizer._optimizer_step_post_hooks = self._added(self._kept[1])
+
+    def _added(self, hooks: Any) -> Any:
+        return type(hooks)((key, hook) for key, hook in hooks.items() if key not in self._plain)
 
     def __exit__(self, *_: object) -> None:
         self._optimizer._optimizer_step_pre_hooks, self._optimizer._optimizer_step_post_hooks = self._kept

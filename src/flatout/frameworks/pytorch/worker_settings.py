@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from flatout.frameworks.pytorch.levers.workers import DEFAULT_PREFETCH_FACTOR
 from flatout.frameworks.pytorch.shuffles import why_not_ahead
 
 WORKER_ATTRIBUTES = (
@@ -18,6 +19,9 @@ WORKER_ATTRIBUTES = (
 
 IN_PROCESS = "in_process"
 """The setting that has the batches of the script's workers computed in this process; no attribute of a loader."""
+
+KEPT_WORKERS = "its workers are kept between passes, and their random streams with them"
+"""Why nothing that draws can be put in the place of such workers."""
 
 
 def usable(settings: Mapping[str, Any], loader: Any) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def why_not_sooner(loader: Any) -> str | None:
     if not loader.num_workers:
         return "the script has no workers"
     if loader.persistent_workers:  # a pass that is left early would leave them elsewhere
-        return "its workers are kept between passes, and their random streams with them"
+        return KEPT_WORKERS
     return why_not_ahead(loader, of_list=False)
 
 
@@ -58,5 +62,5 @@ def wanted(former: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, 
     if not wanted["num_workers"]:
         wanted.update(prefetch_factor=None, persistent_workers=False, timeout=0)
     elif wanted["prefetch_factor"] is None:
-        wanted["prefetch_factor"] = 2  # as PyTorch has it where nothing is said
+        wanted["prefetch_factor"] = DEFAULT_PREFETCH_FACTOR
     return wanted

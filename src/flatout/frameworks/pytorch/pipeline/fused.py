@@ -29,6 +29,7 @@ from flatout.frameworks.pytorch.pipeline.suited import why_unsuited
 from flatout.frameworks.pytorch.pipeline.unheard import unheard
 from flatout.frameworks.pytorch.plain_lines import caller_in
 from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.frameworks.pytorch.worker_settings import KEPT_WORKERS
 from flatout.interruptions import let_through
 
 MOST_FAILURES = 8
@@ -75,7 +76,7 @@ class FusedFetch:
             reading.begin()
             why = reading.why_not
             if for_workers and loader.persistent_workers and reading.program is not None and reading.program.draws:
-                why = "its workers are kept between passes, and their random streams with them"
+                why = KEPT_WORKERS
         return why
 
     def reading(self, loader: DataLoader[Any]) -> Reading:

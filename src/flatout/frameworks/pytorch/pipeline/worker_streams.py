@@ -27,13 +27,14 @@ class WorkerStreams:
 
     @contextlib.contextmanager
     def of(self, number: int) -> Iterator[None]:
-        """Inside, numbers are drawn from the stream of this worker, which then stands where they end."""
+        """Inside, numbers are drawn from the stream of this worker, which then stands where they end.
+
+        Where an error leaves it, the stream stays where it stood.
+        """
         with aside():
             self._states[number].restore()
-            try:
-                yield
-            finally:
-                self._states[number] = RandomStates()
+            yield
+            self._states[number] = RandomStates()
 
     def put_back(self, number: int, states: RandomStates) -> None:
         """What was drawn since then counts as not drawn."""

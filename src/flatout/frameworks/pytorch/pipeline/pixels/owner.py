@@ -23,6 +23,7 @@ from flatout.frameworks.pytorch.pipeline.pixels.decoded import DecodedImages
 from flatout.frameworks.pytorch.pipeline.shadow import Shadow
 from flatout.frameworks.pytorch.pipeline.suited import why_unsuited
 from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.frameworks.pytorch.worker_settings import KEPT_WORKERS
 from flatout.interruptions import let_through
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def _num_cores() -> int:
 def _unsuited(loader: DataLoader[Any], *, for_workers: bool) -> str | None:
     """Why a loader does not come into question, whatever its dataset computes."""
     if for_workers and loader.persistent_workers:
-        return "its workers are kept between passes, and their random streams with them"
+        return KEPT_WORKERS
     if for_workers and loader.collate_fn is not default_collate:
         return "its workers put the batches together by a function of the script's"
     if isinstance(loader.dataset, IterableDataset) or not loader._auto_collation:

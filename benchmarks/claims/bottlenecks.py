@@ -1,0 +1,131 @@
+"""Is the planted bottleneck the one that `flatout why` names, and are its bounds what removing it brings?
+
+    python benchmarks/claims/bottlenecks.py [--kinds decode ...] [--shares 0.5 0.65 0.85]
+
+For each kind and strength of `planted_script.py`: `flatout why --json`, then, for causes that can be taken away in a
+running script, the same script with and without its cause by turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from flatout import stats
+from flatout.records import to_json
+from measuring import FLATOUT, PYTHON, quiet, timed, write
+
+SCRIPT = str(Path(__file__).parent / "planted_script.py")
+INPUT = ("storage", "decode", "transform", "collate", "worker start-up")
+ADDITIVE = (
+    "storage", "decode", "transform", "collate", "checkpoints", "garbage collection", "logging", "paging", "slow steps",
+    "own code",
+)  # fmt: skip
+WHOLE = ("launch overhead", "compute", "memory bandwidth", "optimizer", "thread oversubscription", "worker start-up")
+SLACK = 1.10
+"""A bound may exceed what removal really brings by so much."""
+
+
+def main() -> None:
+    """The whole grid."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kinds", nargs="*", default=[*ADDITIVE, *WHOLE], choices=[*ADDITIVE, *WHOLE])
+    parser.add_argument("--shares", nargs="*", type=float, default=[0.5, 0.65, 0.85])
+    parser.add_argument("--record", type=Path, help="keep what each diagnosis was made from in this folder")
+    arguments = parser.parse_args()
+    rows = []
+    for kind in arguments.kinds:
+        for share in arguments.shares:
+            quiet(60)
+            rows.append(row(kind, share, arguments.record))
+            shown = {k: rows[-1][k] for k in ("kind", "share", "named", "right", "bound", "bound_holds")}
+            really = rows[-1]["really"] or {}
+            print(json.dumps({**shown, "really": [really.get(k) for k in ("ratio", "low", "high")]}), flush=True)
+    right = sum(r["right"] for r in rows)
+    print(f"{right} of {len(rows)} causes named", flush=True)
+    if arguments.kinds == [*ADDITIVE, *WHOLE]:
+        write("claims_bottlenecks", {"command": " ".join(sys.argv), "num_right": right, "rows": rows})
+
+
+def record(kind: str, share: float, found: Path, kept: Path, named: list[str]) -> None:
+    """Keep a trace's findings, small, with the diagnosis that is expected of them."""
+    findings = json.loads(found.read_text(encoding="utf-8"))
+    for ceiling in findings["ceilings"]["values"]:
+        ceiling["samples"] = []
+    findings["census"]["operations"] = findings["census"]["operations"][:40]
+    findings["ceilings"]["machine"]["hostname"] = "recorded"
+    value = {"planted": kind, "share": share, "expected": named, "findings": findings}
+    kept.mkdir(exist_ok=True)
+    name = f"{kind.replace(' ', '_').replace('-', '_')}_{round(100 * share)}.json"
+    (kept / name).write_text(json.dumps(value) + "\n", encoding="utf-8")
+
+
+def row(kind: str, share: float, kept: Path | None = None) -> dict[str, Any]:
+    """One planted script."""
+    with tempfile.TemporaryDirectory(prefix="flatout-planted-") as folder:
+        words = [SCRIPT, kind, str(share)]
+        done = timed(
+            [FLATOUT, "why", "--json", "--budget", "25s", *words],
+            Path(folder),
+            {"OMP_NUM_THREADS": "24"} if kind == "thread oversubscription" else None,
+        )
+        if done.exit_code != 0:
+            return {
+                "kind": kind,
+                "share": share,
+                "named": done.output[-400:],
+                "right": False,
+                "bound": None,
+                "really": None,
+                "bound_holds": None,
+            }
+        result = json.loads(next(Path(folder).glob(".flatout/*/result.json")).read_text(encoding="utf-8"))
+        found = result["diagnosis"]
+        named = [found["part"] if found["binding"] == "input" and kind in INPUT else found["binding"], *found["also"]]
+        if kept is not None and kind in named:
+            record(kind, share, next(Path(folder).glob(".flatout/*/findings.json")), kept, named)
+        really = removed(words, Path(folder)) if kind in ADDITIVE else None
+    bound = bound_of(kind, found["bounds"])
+    return {
+        "kind": kind, "share": share, "named": named, "right": kind in named, "sentence": found["sentence"],
+        "evidence": found["evidence"], "phases": result["anatomy"]["phases_s"], "bound": bound and bound["ratio"],
+        "bounds": found["bounds"], "really": really, "bound_holds": holds(bound, really),
+        "unattributed": result["anatomy"]["phases_s"].get("unattributed", 0) / result["anatomy"]["step_s"],
+    }  # fmt: skip
+
+
+def removed(words: list[str], folder: Path) -> dict[str, Any]:
+    """What taking the cause away really brings."""
+    done = timed([PYTHON, *words, "--measure"], folder)
+    times = json.loads(done.output.strip().splitlines()[-1])
+    found = stats.compare(times["with"], times["without"])
+    return {**to_json(found), "samples": times}
+
+
+def bound_of(kind: str, bounds: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The bound for what would free the cause."""
+    from flatout.diagnosis import REMEDIES
+
+    remedy = REMEDIES.get("input" if kind in INPUT else kind)
+    return next((b for b in bounds if b["remedy"] == remedy), None)
+
+
+def holds(bound: dict[str, Any] | None, really: dict[str, Any] | None) -> str | None:
+    """Whether the gain stays within the bound, and the bound close to the gain."""
+    if bound is None or really is None:
+        return None
+    high = bound["high"] if bound["high"] is not None else bound["ratio"]
+    low = bound["low"] if bound["low"] is not None else bound["ratio"]
+    if really["low"] > high:
+        return "exceeded"
+    return "too far" if low > SLACK * really["high"] else "holds"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The tables of `docs/claims.md`, section Numerics, from the raw results: `numerics_page.py RESULTS.json`.
+
+In: what `numerics.py` wrote. Out: the page, with the text between its two comment lines made anew.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "claims.md"
+BEGIN, END = "<!-- numerics-output:begin -->", "<!-- numerics-output:end -->"
+FAMILIES = ("lenet", "resnet", "gpt", "lstm", "vae")
+
+
+def told(row: dict[str, Any]) -> str:
+    """By what a bug was caught: the multiple of rounding, or in a word."""
+    if row["word"] != "disagrees":
+        return f"**{row['word']}**"
+    multiple = row["multiples"].get(row["check"])
+    if " times what " in row["detail"] and isinstance(multiple, float):
+        return f"{multiple:.0e}".replace("e+0", "e").replace("e+", "e") if multiple >= 1e4 else f"{multiple:.0f}"
+    words = {
+        "infinitely often": "counter",
+        "random generators": "random",
+        "not a bit": "bits",
+        "NaN": "NaN",
+        "instead of": "type",
+        "other settings": "settings",
+        "zero_grad": "cleared",
+        "add up": "sum",
+        "other items": "items",
+        "memory": "memory",
+        "lost": "lost",
+    }
+    return next((word for part, word in words.items() if part in row["detail"]), "seen")
+
+
+def matrix(rows: list[dict[str, Any]]) -> list[str]:
+    """Bugs by families."""
+    lines = [f"| bug | class | check | {' | '.join(FAMILIES)} |", "|---|---|---|" + "---|" * len(FAMILIES)]
+    for bug in dict.fromkeys(row["bug"] for row in rows):
+        here = {row["family"]: row for row in rows if row["bug"] == bug}
+        first = next(iter(here.values()))
+        cells = [told(here[family]) if family in here else "" for family in FAMILIES]
+        lines.append(f"| {bug} | {first['class']} | {first['check']} | {' | '.join(cells)} |")
+    return lines
+
+
+def sound(rows: list[dict[str, Any]]) -> list[str]:
+    """Sound pairs by set of levers."""
+    believed = [row for row in rows if not row["unsound"]]
+    lines = ["| levers | scripts | agrees | inconclusive | disagrees | largest multiple |", "|---|---|---|---|---|---|"]
+    for levers in dict.fromkeys(row["levers"] for row in believed):
+        here = [row for row in believed if row["levers"] == levers]
+        words = Counter(row["word"] for row in here)
+        multiples = [m for row in here for m in row["multiples"].values() if m is not None]
+        largest = f"{max(multiples):.2g}" if multiples else ""
+        counts = " | ".join(str(words[word]) for word in ("agrees", "inconclusive", "disagrees"))
+        lines.append(f"| {levers.replace('+', ', ')} | {len(here)} | {counts} | {largest} |")
+    words = Counter(row["word"] for row in believed)
+    counts = " | ".join(f"**{words[word]}**" for word in ("agrees", "inconclusive", "disagrees"))
+    return [*lines, f"| **all** | **{len(believed)}** | {counts} | |"]
+
+
+def truth(rows: list[dict[str, Any]]) -> list[str]:
+    """Levers beside float64."""
+    lines = ["| lever | plain's distance from float64 | the lever's | multiple | said |", "|---|---|---|---|---|"]
+    for row in rows:
+        name = row["case"] + (", with dropout" if row["dropout"] else "")
+        distances = f"{row['baseline_truth_error']:.1e} | {row['truth_error']:.1e}"
+        lines.append(f"| {name} | {distances} | {row['multiples']['gradients']:.2g} | {row['word']} |")
+    return lines
+
+
+def precision(rows: list[dict[str, Any]]) -> list[str]:
+    """Families in which scaled gradients were seen under bfloat16."""
+    factors = [f for f in dict.fromkeys(row["factor"] for row in rows) if f != 1.0]
+    lines = [
+        f"| when | which gradients | {' | '.join(f'x {f:g}' for f in factors)} |",
+        "|---|---|" + "---|" * len(factors),
+    ]
+    for moment in dict.fromkeys(row["moment"] for row in rows):
+        for place in dict.fromkeys(row["place"] for row in rows):
+            cells = []
+            for factor in factors:
+                here = [r for r in rows if (r["moment"], r["place"], r["factor"]) == (moment, place, factor)]
+                cells.append(f"{sum(r['word'] == 'disagrees' for r in here)} of {len(here)}")
+            lines.append(f"| {moment} | {place} | {' | '.join(cells)} |")
+    plain = [row for row in rows if row["factor"] == 1.0]
+    slopes = [s for row in plain for s in row["slopes"]]
+    multiples = [m for row in plain for m in row["multiples"]]
+    agree = f"{sum(row['word'] == 'agrees' for row in plain)} of {len(plain)} agree"
+    spread = f"slopes {min(slopes):.3f} to {max(slopes):.3f}, multiples up to {max(multiples):.2f}"
+    return [*lines, "", f"bfloat16 itself, unscaled: {spread}, {agree}."]
+
+
+def main() -> None:
+    """Rewrite the tables."""
+    found = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    machine, versions = found["machine"], found["versions"]
+    head = f"{machine['cpu']}, {machine['num_cores']} cores, PyTorch {versions['torch']}, {found['date'][:10]}."
+    parts = [
+        [head],
+        ["**Planted bugs**", "", *matrix(found["planted"])],
+        ["**Sound levers**", "", *sound(found["sound"])],
+        ["**Beside float64**", "", *truth(found["truth"])],
+        ["**Class precision**", "", *precision(found["precision"])],
+    ]
+    body = "\n\n".join("\n".join(part) for part in parts)
+    page = PAGE.read_text(encoding="utf-8")
+    before, rest = page.split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{body}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

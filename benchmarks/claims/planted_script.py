@@ -1,0 +1,316 @@
+"""A training script with one bottleneck planted: `planted_script.py KIND SHARE [--measure]`.
+
+SHARE is the part of each step that the planted cause shall take; the script measures its own step without it and the
+unit of the cause first, and plants as much as that needs. With `--measure` it trains with and without the cause by
+turns and prints the step times of both as JSON, which is what removing the cause really brings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import io
+import json
+import mmap
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+BATCH = 8
+FETCHING = ("storage", "decode", "transform", "collate")
+
+
+def spin(seconds: float) -> None:
+    """Pure Python for so long."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        sum(range(50))
+
+
+class Cause:
+    """What is planted: a unit of work, made so many times a step."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.amount = 0.0
+        self.on = True
+        self._prepare()
+
+    def _prepare(self) -> None:
+        kind = self.kind
+        if kind == "storage":
+            self._serve()
+        elif kind == "decode":
+            noise = np.random.default_rng(0).integers(0, 255, (160, 160, 3), dtype=np.uint8)
+            file = io.BytesIO()
+            Image.fromarray(noise).save(file, "JPEG")
+            self.encoded = file.getvalue()
+        elif kind == "garbage collection":
+            gc.disable()
+            gc.freeze()  # what is there already takes longer than all that shall be planted
+            self.heap: list[dict[str, list[int]]] = []
+        elif kind == "paging":
+            self.file = tempfile.NamedTemporaryFile(dir=Path.cwd())  # noqa: SIM115  as long as the process
+            self.file.write(os.urandom(2**26))
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.pages = mmap.mmap(self.file.fileno(), 2**26)
+
+    def _serve(self) -> None:
+        """Another process that answers after a while, as a slow disk or a far server does."""
+        reading, self.asking = os.pipe()
+        self.answers, writing = os.pipe()
+        if os.fork() == 0:
+            os.close(self.asking)  # so that it ends when nobody can ask any more
+            os.close(self.answers)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            try:
+                while request := os.read(reading, 8):
+                    time.sleep(int.from_bytes(request, "little") / 1e6)
+                    os.write(writing, b"x" * 8)
+            finally:
+                os._exit(0)
+        os.close(reading)
+        os.close(writing)
+
+    def unit(self, amount: float) -> None:
+        """So much of it, in seconds where time is planted, else in pieces."""
+        if self.on and amount > 0:
+            self._made[self.kind](amount)
+
+    @property
+    def _made(self) -> dict[str, Callable[[float], object]]:
+        return {
+            "storage": self._ask,
+            "decode": self._decode,
+            "transform": spin,
+            "collate": spin,
+            "own code": spin,
+            "slow steps": lambda amount: random.random() < 0.1 and spin(10 * amount),
+            "checkpoints": lambda amount: torch.save({"weights": torch.zeros(int(amount))}, io.BytesIO()),
+            "garbage collection": self._collect,
+            "logging": self._print,
+            "paging": lambda amount: self._read_anew(round(amount)),
+        }
+
+    def _ask(self, seconds: float) -> None:
+        os.write(self.asking, max(int(seconds * 1e6), 1).to_bytes(8, "little"))
+        os.read(self.answers, 8)
+
+    def _decode(self, num: float) -> None:
+        for _ in range(round(num)):
+            Image.open(io.BytesIO(self.encoded)).convert("RGB")
+
+    def _collect(self, num: float) -> None:
+        while len(self.heap) < num:
+            self.heap.append({"row": [1]})
+        gc.collect()
+
+    def _print(self, num: float) -> None:
+        print("\n".join(f"step loss={i * 0.1:.6f} {[i] * 5}" for i in range(round(num))), flush=True)
+
+    def _read_anew(self, num: int) -> None:
+        """Touch pages that are no longer in memory."""
+        size = min(num, 2**26 // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.pages.madvise(mmap.MADV_DONTNEED, 0, size)
+        os.posix_fadvise(self.file.fileno(), 0, size, os.POSIX_FADV_DONTNEED)
+        self.pages.madvise(mmap.MADV_RANDOM)
+        for place in range(0, size, mmap.PAGESIZE):
+            self.pages[place]
+
+    def choose(self, seconds: float) -> None:
+        """Plant as much as takes so many seconds a step."""
+        if self.kind in ("storage", "transform", "collate", "own code", "slow steps"):
+            self.amount = seconds
+            return
+        pieces = {"decode": 8, "checkpoints": 200_000, "garbage collection": 50_000, "logging": 50, "paging": 64}
+        found = float(pieces[self.kind])
+        for _ in range(6):  # the cost of a piece depends on how many there are
+            begun = time.perf_counter()
+            for _ in range(3):
+                self.unit(found)
+            found = max(found * seconds / max((time.perf_counter() - begun) / 3, 1e-6), 1.0)
+        self.amount = found
+
+
+class Items(Dataset):
+    def __init__(self, cause: Cause, length: int) -> None:
+        self.cause = cause
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        kind, cause = self.cause.kind, self.cause
+        if kind in ("storage", "transform"):
+            cause.unit(cause.amount / BATCH)
+        elif kind == "decode":  # whole pictures only: some items have one more than others
+            share, extra = divmod(cause.amount, BATCH)
+            cause.unit(share + (index % BATCH < extra))
+        return torch.full((64,), index / self.length), index % 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind")
+    parser.add_argument("share", type=float)
+    parser.add_argument("--measure", action="store_true")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    if arguments.kind in STANDALONE:
+        STANDALONE[arguments.kind](arguments.share)
+        return
+    torch.set_num_threads(1)  # two that wait for each other make a step of any length where others compute
+    cause = Cause(arguments.kind)
+    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), *(nn.Linear(512, 512) for _ in range(4)), nn.Linear(512, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def collate(items: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        if cause.kind == "collate":
+            cause.unit(cause.amount)
+        return torch.stack([x for x, _ in items]), torch.tensor([y for _, y in items])
+
+    loader = DataLoader(Items(cause, 8 * 40_960), batch_size=BATCH, collate_fn=collate)
+    cause.on = False
+    step_s = []
+    batches = iter(loader)
+    for _ in range(60):
+        begun = time.perf_counter()
+        step(model, optimizer, cause, next(batches))
+        step_s.append(time.perf_counter() - begun)
+    cause.on = True
+    cause.choose(float(np.median(step_s[20:])) * arguments.share / (1 - arguments.share))
+    if arguments.measure:
+        print(json.dumps(measured(model, optimizer, cause, loader)))
+        return
+    while True:
+        for batch in loader:
+            step(model, optimizer, cause, batch)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, cause: Cause, batch: list[torch.Tensor]) -> None:
+    x, y = batch
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    if cause.kind in ("own code", "slow steps", "checkpoints", "garbage collection", "logging", "paging"):
+        cause.unit(cause.amount)
+
+
+def measured(
+    model: nn.Module, optimizer: torch.optim.Optimizer, cause: Cause, loader: DataLoader
+) -> dict[str, list[float]]:
+    """Step times of windows with the cause and without it, in an order drawn by lot."""
+    found: dict[str, list[float]] = {"with": [], "without": []}
+    lots, batches = random.Random(0), iter(loader)
+    kept = next(batches)
+    free_data = cause.kind in FETCHING  # its remedy is data that cost nothing at all
+    for _ in range(20):
+        for on in (True, False) if lots.random() < 0.5 else (False, True):
+            cause.on = on
+            begun, num = time.perf_counter(), 0
+            while num < 20 or time.perf_counter() - begun < 0.3:
+                step(model, optimizer, cause, kept if free_data and not on else next(batches))
+                num += 1
+            found["with" if on else "without"].append((time.perf_counter() - begun) / num)
+    return found
+
+
+# -- causes that are the whole script ------------------------------------------------------------------------------
+
+
+def train(model: nn.Module, loader: DataLoader, optimizer: torch.optim.Optimizer) -> None:
+    while True:
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
+class Rows(Dataset):
+    def __init__(self, width: int, length: int = 4096) -> None:
+        self.width, self.length = width, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((self.width,), index / self.length), index % 2
+
+
+def launch_overhead(share: float) -> None:
+    num = {0.5: 60, 0.65: 120}.get(share, 300)
+    layers = [layer for _ in range(num) for layer in (nn.Linear(32, 32), nn.Tanh())]
+    model = nn.Sequential(*layers, nn.Linear(32, 2))
+    train(model, DataLoader(Rows(32), batch_size=8), torch.optim.SGD(model.parameters(), lr=1e-3))
+
+
+def compute(share: float) -> None:
+    width = {0.5: 512, 0.65: 1024}.get(share, 2048)
+    model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
+    train(model, DataLoader(Rows(64), batch_size=128), torch.optim.SGD(model.parameters(), lr=1e-3))
+
+
+def memory_bandwidth(share: float) -> None:
+    num = {0.5: 2, 0.65: 4}.get(share, 8)
+
+    class Elementwise(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(64, 2)
+            self.scale = nn.Parameter(torch.ones(1))
+            self.register_buffer("field", torch.randn(4_000_000))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.field * self.scale
+            for _ in range(num):
+                y = torch.relu(y + 1.0)
+            return self.first(x) + y.mean()
+
+    model = Elementwise()
+    train(model, DataLoader(Rows(64), batch_size=8), torch.optim.SGD(model.parameters(), lr=1e-3))
+
+
+def optimizer_bound(share: float) -> None:
+    width = {0.5: 600, 0.65: 1200}.get(share, 2400)
+    model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
+    train(model, DataLoader(Rows(64), batch_size=2), torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False))
+
+
+def threads(share: float) -> None:
+    torch.set_num_threads({0.5: 6, 0.65: 12}.get(share, 24))
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6)), nn.Linear(256, 2))
+    train(model, DataLoader(Rows(256), batch_size=256), torch.optim.SGD(model.parameters(), lr=1e-3))
+
+
+def worker_start_up(share: float) -> None:
+    length = {0.5: 30, 0.65: 15}.get(share, 5)
+    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), *(nn.Linear(512, 512) for _ in range(4)), nn.Linear(512, 2))
+    loader = DataLoader(Rows(64, 8 * length), batch_size=8, num_workers=2)
+    train(model, loader, torch.optim.SGD(model.parameters(), lr=1e-3))
+
+
+STANDALONE = {
+    "launch overhead": launch_overhead,
+    "compute": compute,
+    "memory bandwidth": memory_bandwidth,
+    "optimizer": optimizer_bound,
+    "thread oversubscription": threads,
+    "worker start-up": worker_start_up,
+}
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=False)  # type: ignore[union-attr]
+    main()

@@ -1,0 +1,106 @@
+"""What can hold a step back, and how much faster would it be without each?
+
+In: `Findings`. Out: for each cause how many times as fast the step would be without it, on one scale.
+"""
+
+from __future__ import annotations
+
+from flatout.findings import Findings, believed, fixed_share, model_s, peak, phase_s, without
+
+WORTHWHILE = 1.1
+"""A remedy whose bound is lower than this does not name the bottleneck."""
+
+FIXED_SHARE = 0.5
+"""Share of the model's time that does not shrink with the batch, from which on starting operations is what costs."""
+
+FAIR_RATE = 0.25
+"""Share of the bandwidth ceiling from which on an operation counts as moving data."""
+
+FAULTS = 1.0
+"""From so many pages a step that had to be read from a disk, waiting is called paging."""
+
+FAULT_S = 50e-6
+"""What reading a page takes at the least, part of it computing in the kernel: a fast drive answers in 20 to 100 µs."""
+
+
+def causes(found: Findings) -> dict[str, float]:
+    """Each cause that can hold a step back, and how many times as fast the step would be without it."""
+    step_s = found.anatomy.step_s
+    return {
+        "input": believed(found.counterfactuals.get("free_data"), without(phase_s(found, "data"), found)),
+        "optimizer": without(phase_s(found, "optimizer"), found),
+        "host synchronisation": without(phase_s(found, "sync"), found),
+        # What the step would gain if the model itself cost nothing, on the same scale as the other causes.
+        model_cause(found): without(model_s(found) + phase_s(found, "loss"), found),
+        "checkpoints": 1 + found.anatomy.outside_s.get("checkpoint", 0.0) / step_s,
+        "garbage collection": without(phase_s(found, "garbage"), found),
+        **_outside_of_phases(found),
+    }
+
+
+def _outside_of_phases(found: Findings) -> dict[str, float]:
+    """What is known of the time that no phase explains, each second blamed once."""
+    step_s = found.anatomy.step_s
+    rest_s = max(phase_s(found, "unattributed"), 0.0)
+    activity, slow = found.activity, found.slow_steps
+    output_s = activity.output_share * step_s if activity is not None else 0.0
+    waiting_s = activity.waiting_share * step_s if activity is not None else 0.0
+    faults = activity.faults_per_step if activity is not None else 0.0
+    paging_s = min(max(waiting_s, faults * FAULT_S), rest_s + waiting_s) if faults >= FAULTS else 0.0
+    slow_s = slow.excess_share * step_s if slow is not None and slow.phase != "data" else 0.0
+    slow_s = max(slow_s - phase_s(found, "garbage"), 0.0)
+    if output_s >= slow_s:  # what is slow now and then has a better name
+        slow_s = 0.0
+    in_rest_s = slow_s if slow is not None and slow.phase == "unattributed" else 0.0
+    own_s = max(rest_s - min(output_s, rest_s) - in_rest_s - min(paging_s, rest_s), 0.0)
+    return {
+        "logging": without(output_s, found),
+        "paging": without(paging_s, found),
+        "slow steps": without(slow_s, found),
+        "own code": without(own_s, found),
+    }
+
+
+def data_part(found: Findings) -> str:
+    """Which part of fetching takes most of it; empty where it was not seen, or where no part does."""
+    parts = found.activity.data_parts if found.activity is not None else {}
+    name = max(parts, key=lambda part: parts[part], default="")
+    return name if name and parts[name] > 0 else ""
+
+
+def model_cause(found: Findings) -> str:
+    """What holds the model itself back."""
+    share = fixed_share(found)
+    if (_launch_share(found) if share is None else share) >= FIXED_SHARE:
+        return "launch overhead"
+    return "memory bandwidth" if _memory_bound_share(found) > 0.5 else "compute"
+
+
+def _launch_share(found: Findings) -> float:
+    """Number of operations times the measured cost of starting one, over the time of the model."""
+    launch = found.ceilings.get("kernel_launch") if found.ceilings else None
+    if launch is None or found.census is None or model_s(found) <= 0:
+        return 0.0
+    return found.census.num_operations * launch.value / model_s(found)
+
+
+def _memory_bound_share(found: Findings) -> float:
+    """Share of the operations' time in those left of the roofline's ridge that do move data at a fair part of its rate.
+
+    A tiny operation lies left of the ridge too, but what it waits for is its own start. On a GPU an operation's own
+    time on the host says nothing: there its time is what the roofline gives it.
+    """
+    bandwidth = found.ceilings.get("memory_copy") if found.ceilings else None
+    ceiling = peak(found)
+    if found.census is None or ceiling is None or bandwidth is None:
+        return 0.0
+    ridge = ceiling.value / bandwidth.value
+    total_s = moving_s = 0.0
+    for op in found.census.operations:
+        seconds = op.self_s
+        if found.facts.device != "cpu":
+            seconds = max(op.flops / ceiling.value, op.moved_bytes / bandwidth.value)
+        total_s += seconds
+        if op.flops < ridge * max(op.moved_bytes, 1) and op.moved_bytes >= FAIR_RATE * bandwidth.value * seconds:
+            moving_s += seconds
+    return moving_s / total_s if total_s > 0 else 0.0

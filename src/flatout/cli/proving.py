@@ -1,0 +1,52 @@
+"""How does a proof look while it goes on? In: the call. Out: a line of progress on stderr, then the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from flatout.cli.progress import Progress, end_children_when_told_to_end
+from flatout.proof import Proof, WholeRun
+from flatout.proving.conduct import Show
+from flatout.records import to_json
+from flatout.report import words
+from flatout.report.proof import print_proof, summary_of
+
+EXIT_CODES = {"identical": 0, "equivalent": 0, "different": 1, "undecided": 5}
+
+
+def proved(call: Callable[[Show], Proof], *, as_json: bool) -> int:
+    """Make the call with live progress on stderr, show the proof, and give the exit code."""
+    end_children_when_told_to_end()
+    progress = Progress()
+    with progress:
+        show = Show(
+            stage=progress.show.stage,
+            tick=progress.show.tick,
+            remark=progress.show.remark,
+            run=lambda run: progress.line(run_line(run)),
+        )
+        try:
+            found = call(show)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("before there was anything to keep") from None
+    show_proof(found, as_json=as_json)
+    return EXIT_CODES[found.equivalence.verdict]
+
+
+def show_proof(found: Proof, *, as_json: bool) -> None:
+    """Print a proof for people or for programs."""
+    if as_json:
+        print(json.dumps(to_json(summary_of(found))))
+    else:
+        print_proof(found)
+
+
+def run_line(run: WholeRun) -> str:
+    """What a run came to.
+
+    >>> run_line(WholeRun(seed=1, side="plan", exit_code=0, wall_s=12.0, training_s=10.0, num_steps=900, value=0.981))
+    '  seed 1  plan       12 s  0.981'
+    """
+    value = run.problem or (words.three(run.value) if run.value is not None else "no metric")
+    return f"  seed {run.seed:<2} {run.side:<5} {words.duration(run.wall_s):>8}  {value[:90]}"

@@ -1,0 +1,57 @@
+"""How far is one quantity under a lever from the same one without it? The record of one comparison.
+
+Imported in the user's process: the standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One quantity under a lever against the same quantity without it, on the same inputs.
+
+    Attributes:
+        check: `gradients`, `updates` or `batches`.
+        error: Norm of the difference over the norm of the baseline.
+        slope: Projection of the lever's quantity on the baseline's, 1 when nothing is scaled (systematic part).
+        cosine: Cosine between both.
+        noise: The baseline's own relative spread between batches, None where not observed.
+        baseline_error: Baseline against baseline: 0 on a CPU.
+        output_error: Relative error of the model's outputs.
+        worst: The parameter with the largest error, and that error.
+        random_states_equal: Whether every random generator stands where it stood under the baseline.
+        finite: Whether no NaN or infinity appeared that the baseline lacks.
+        explained_cosine: Cosine of the replayed gradient with the one that the script itself computed; below 1 where
+            gradients bypass the outputs.
+        rounding: How far the baseline moves, over its norm, where every number that goes in moves by its last place.
+        multiple: The largest multiple, over all parameters, of what rounding alone may move there.
+        multiple_of: The parameter or buffer where that is.
+        truth_error: Relative error against float64.
+        baseline_truth_error: The same of the baseline.
+        truth_multiple: The largest multiple, over all parameters, of the baseline's own distance from float64.
+        fault: Something that is wrong whatever the error; empty where nothing.
+        detail: A remark for people.
+    """
+
+    check: str
+    error: float
+    slope: float = 1.0
+    cosine: float = 1.0
+    noise: float | None = None
+    baseline_error: float = 0.0
+    output_error: float | None = None
+    worst: str = ""
+    worst_error: float = 0.0
+    random_states_equal: bool = True
+    finite: bool = True
+    explained_cosine: float | None = None
+    rounding: float | None = None
+    multiple: float | None = None
+    multiple_of: str = ""
+    truth_error: float | None = None
+    baseline_truth_error: float | None = None
+    truth_multiple: float | None = None
+    fault: str = ""
+    detail: str = ""

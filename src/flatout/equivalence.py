@@ -1,0 +1,170 @@
+"""Is a metric the same with and without something, as far as so many seeds can tell?
+
+In: the metric's value of each seed, without and with it, and a margin. Out: an `Equivalence`: a difference that does
+not matter has to be shown; that none was found is not enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+MIN_SEEDS = 3
+"""With fewer, neither a spread nor an interval says anything."""
+
+MOST_SEEDS = 1000
+"""So many more are never proposed: who would need them needs another margin."""
+
+Word = Literal["identical", "equivalent", "different", "undecided"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equivalence:
+    """What the seeds say.
+
+    Attributes:
+        verdict: *identical* where every seed has the same value on both sides; *equivalent* where the 90 % interval of
+            the mean difference lies within the margin (two one-sided tests of 5 %); *different* where the 95 % interval
+            lies outside of it; else *undecided*.
+        difference: Mean of changed minus plain, in the metric's unit; NaN where it could not be judged.
+        low: Lower end of the 90 % interval of the mean difference.
+        high: Upper end.
+        margin: Up to which difference, to either side, nothing is said to have changed.
+        margin_source: Where the margin comes from.
+        plain_spread: Standard deviation of the plain values between seeds.
+        num_seeds: Seeds with a value on both sides.
+        more_seeds: About how many more would decide; None where no reasonable number would, or nothing is open.
+        reason: Why it is undecided, or empty.
+    """
+
+    verdict: Word
+    difference: float
+    low: float
+    high: float
+    margin: float
+    margin_source: str
+    plain_spread: float
+    num_seeds: int
+    more_seeds: int | None = None
+    reason: str = ""
+
+
+def compare(plain: Sequence[float], changed: Sequence[float], margin: float | None = None) -> Equivalence:
+    """Two one-sided t tests on the differences of the seeds.
+
+    Args:
+        plain: The metric of each seed without the change.
+        changed: The metric of the same seed with it.
+        margin: What difference may be; None for the standard deviation of `plain` between its seeds.
+
+    >>> compare([0.981, 0.979, 0.983], [0.981, 0.979, 0.983]).verdict
+    'identical'
+    >>> compare([0.98, 0.97, 0.99, 0.98], [0.90, 0.91, 0.89, 0.90], margin=0.01).verdict
+    'different'
+    >>> compare([0.98], [0.98], margin=0.01).reason
+    '1 of at least 3 seeds that are needed'
+
+    Raises:
+        ValueError: The numbers of values differ, or the margin is no positive number.
+
+    Source: Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the
+    equivalence of average bioavailability" (1987).
+    """
+    if len(plain) != len(changed):
+        raise ValueError(f"{len(plain)} plain values but {len(changed)} changed ones")
+    if margin is not None and not (math.isfinite(margin) and margin > 0):
+        raise ValueError(f"{margin} is no margin")
+    finite = [(a, b) for a, b in zip(plain, changed, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    spread = _deviation([a for a, _ in finite])
+    source = "the standard deviation between plain seeds" if margin is None else "as asked for"
+    found = _Found(finite, spread if margin is None else margin, source, spread)
+    if any(math.isfinite(a) != math.isfinite(b) for a, b in zip(plain, changed, strict=True)):
+        return found.says("different", reason="a value is NaN or infinite on one side only")
+    if len(finite) < len(plain):
+        return found.says("undecided", reason="a value is NaN or infinite on both sides")
+    if len(finite) < MIN_SEEDS:
+        return found.says(
+            "undecided", reason=f"{len(finite)} of at least {MIN_SEEDS} seeds that are needed",
+            more=MIN_SEEDS - len(finite),
+        )  # fmt: skip
+    if all(a == b for a, b in finite):
+        return found.says("identical")
+    return _judged(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    pairs: Sequence[tuple[float, float]]
+    margin: float
+    source: str
+    spread: float
+
+    def says(self, verdict: Word, *, reason: str = "", more: int | None = None) -> Equivalence:
+        differences = [b - a for a, b in self.pairs]
+        low, high = _interval(differences, 0.90)
+        return Equivalence(
+            verdict=verdict,
+            difference=_mean(differences),
+            low=low,
+            high=high,
+            margin=self.margin,
+            margin_source=self.source,
+            plain_spread=self.spread,
+            num_seeds=len(self.pairs),
+            more_seeds=more,
+            reason=reason,
+        )
+
+
+def _judged(found: _Found) -> Equivalence:
+    differences = [b - a for a, b in found.pairs]
+    if not found.margin > 0:
+        return found.says(
+            "undecided", reason="all plain seeds have one value, so there is no spread to take a margin from"
+        )
+    low, high = _interval(differences, 0.90)
+    if -found.margin < low and high < found.margin:
+        return found.says("equivalent")
+    low, high = _interval(differences, 0.95)
+    if low > found.margin or high < -found.margin:
+        return found.says("different")
+    return found.says(
+        "undecided", reason="the interval reaches beyond the margin", more=_more(differences, found.margin)
+    )
+
+
+def _more(differences: Sequence[float], margin: float) -> int | None:
+    """How many seeds more would decide if mean and deviation stay as they are."""
+    room = abs(margin - abs(_mean(differences)))
+    level = 0.90 if abs(_mean(differences)) < margin else 0.95
+    deviation = _deviation(differences)
+    for num in range(len(differences) + 1, MOST_SEEDS):
+        if _student(num - 1, level) * deviation / math.sqrt(num) < room:
+            return num - len(differences)
+    return None
+
+
+def _interval(values: Sequence[float], level: float) -> tuple[float, float]:
+    if len(values) < 2:
+        return float("nan"), float("nan")
+    half = _student(len(values) - 1, level) * _deviation(values) / math.sqrt(len(values))
+    return _mean(values) - half, _mean(values) + half
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else float("nan")
+
+
+def _deviation(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return float("nan")
+    mean = _mean(values)
+    return math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (len(values) - 1))
+
+
+def _student(degrees: int, level: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, 0.5 + level / 2))

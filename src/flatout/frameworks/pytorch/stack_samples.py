@@ -1,0 +1,163 @@
+"""What is the training thread doing? Its stack, looked at some hundred times a second by another thread in trials.
+
+In: the thread, and who knows the phase. Out: rows of time by phase, kind of code and place. A sample stands for the
+time since the one before; what the thread's own CPU clock did not advance meanwhile, it waited.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from types import CodeType, FrameType
+from typing import TypeAlias
+
+from flatout.stacks import StackRow
+
+EVERY_S = 0.002
+SWITCH_S = 0.001
+"""How long Python code may keep the sampling thread waiting for its turn, instead of the usual 5 ms."""
+
+MOST_ROWS = 60
+
+DECODERS = re.compile(
+    r"[/\\](PIL[/\\]\w*ImagePlugin|PIL[/\\]ImageFile|cv2|imageio|simplejpeg|turbojpeg|soundfile|librosa|audioread|av|decord"
+    r"|torchcodec|torchaudio|torchvision[/\\]io|h5py|pydicom|nibabel|rasterio|zarr|numcodecs)[/\\.]"
+    r"|[/\\](zipfile|gzip|bz2|lzma|tarfile|zlib)(\.py|[/\\])"
+)
+DECODING_IN_PIL = ("open", "load", "convert", "draft", "_open", "frombytes", "frombuffer")
+TALKERS = re.compile(
+    r"[/\\](logging|tensorboard|tensorboardX|wandb|mlflow|comet_ml|neptune|clearml|aim|tqdm|rich|loguru|json|csv)[/\\.]"
+    r"|[/\\]torch[/\\](_tensor_str\.py|utils[/\\]tensorboard[/\\])"
+)
+TALKING_LINE = re.compile(
+    r"(?:^|[^\w.])print\(|\.(?:write|writelines|flush|writerow|add_scalar\w*|add_histogram|log|info|debug|set_postfix)\("
+    r"|json\.dumps?\("
+)
+INSIDE = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*|flatout)[/\\]|^<frozen|^<__array")
+
+
+Line: TypeAlias = tuple[CodeType, int]
+"""Code, and the line of it that is being run."""
+
+
+class StackSampler:
+    """Samples one thread from `start` to `stop`.
+
+    Args:
+        thread: Its `threading.get_ident`.
+        phase: Tells the phase of the moment.
+        collates: Code of the script's own collating functions.
+    """
+
+    def __init__(self, thread: int, phase: Callable[[], str], collates: Collection[CodeType] = ()) -> None:
+        self._thread_id = thread
+        self._phase = phase
+        self._collates = frozenset(collates)
+        self._walls: defaultdict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0])
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._cpu_clock = time.pthread_getcpuclockid(thread)
+        self._lines: dict[tuple[str, int], bool] = {}
+        self._kinds: dict[CodeType, str] = {}
+        self._switch_s = sys.getswitchinterval()
+        self._faults = 0
+
+    def start(self) -> None:
+        """Begin."""
+        self._faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
+        self._thread = threading.Thread(target=self._go_on, name="flatout-stacks", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> tuple[tuple[StackRow, ...], int, int]:
+        """End: the heaviest rows, the number of samples, and the major page faults meanwhile."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        sys.setswitchinterval(self._switch_s)
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - self._faults
+        rows = [
+            StackRow(
+                phase=phase, kind=kind, place=place, wall_s=round(wall_s, 6), waiting_s=round(waiting_s, 6),
+                num_samples=int(num),
+            )
+            for (phase, kind, place), (wall_s, waiting_s, num) in self._walls.items()
+        ]  # fmt: skip
+        rows.sort(key=lambda row: -row.wall_s)
+        return tuple(rows[:MOST_ROWS]), sum(row.num_samples for row in rows), faults
+
+    def _go_on(self) -> None:
+        last_s, last_cpu_s = time.perf_counter(), time.clock_gettime(self._cpu_clock)
+        while not self._stop.wait(EVERY_S):
+            frame = sys._current_frames().get(self._thread_id)
+            if frame is None:
+                return
+            stack = _taken(
+                frame
+            )  # at once: the thread goes on as soon as it has its turn again, and its frames with it
+            phase = self._phase()
+            now_s, cpu_s = time.perf_counter(), time.clock_gettime(self._cpu_clock)
+            found = self._walls[phase, *self._classified(stack)]
+            found[0] += now_s - last_s
+            found[1] += max(now_s - last_s - (cpu_s - last_cpu_s), 0.0)
+            found[2] += 1
+            last_s, last_cpu_s = now_s, cpu_s
+
+    def _classified(self, stack: list[Line]) -> tuple[str, str]:
+        own = next((one for one in stack if not INSIDE.search(one[0].co_filename)), None)
+        return self._kind(stack, own), _place(own or stack[0])
+
+    def _kind(self, stack: list[Line], own: Line | None) -> str:
+        """What the innermost frame that is known belongs to; else whether the script's innermost line prints."""
+        for code, _ in stack:
+            if code not in self._kinds:
+                self._kinds[code] = self._known(code)
+            if self._kinds[code]:
+                return self._kinds[code]
+        return "output" if own is not None and self._talks(own) else "code"
+
+    def _known(self, code: CodeType) -> str:
+        file, name = code.co_filename, code.co_name
+        if DECODERS.search(file) or (file.endswith("PIL/Image.py") and name in DECODING_IN_PIL):
+            return "decode"
+        if file.endswith("_utils/collate.py") or code in self._collates:
+            return "collate"
+        if "/multiprocessing/popen" in file or (file.endswith("dataloader.py") and name in _OPENING):
+            return "workers"
+        if file.endswith("dataloader.py") and name in ("_try_get_data", "_get_data"):
+            return "queue"
+        return "output" if TALKERS.search(file) else ""
+
+    def _talks(self, line: Line) -> bool:
+        """Whether the line being run prints or logs: what is built in has no frame of its own."""
+        key = (line[0].co_filename, line[1])
+        if key not in self._lines:
+            import linecache
+
+            self._lines[key] = bool(TALKING_LINE.search(linecache.getline(*key)))
+        return self._lines[key]
+
+
+_OPENING = ("__init__", "_shutdown_workers", "_reset", "_start_thread")
+"""Of a loader's iterator: where its workers are started and ended."""
+
+
+def _taken(frame: FrameType | None) -> list[Line]:
+    """Code and line of each frame, from the innermost outwards, without flatout's own."""
+    found: list[Line] = []
+    while frame is not None:
+        if f"{os.sep}flatout{os.sep}" not in frame.f_code.co_filename or frame.f_back is None:
+            found.append((frame.f_code, frame.f_lineno or 0))
+        frame = frame.f_back
+    return found
+
+
+def _place(line: Line) -> str:
+    return f"{os.path.basename(line[0].co_filename)}:{line[1]} in {line[0].co_name}"

@@ -1,0 +1,307 @@
+"""What do whole runs with and without a plan prove? Their metric, their time, their energy, seed by seed.
+
+In: the `WholeRun`s of several seeds. Out: a `Proof`. How they were run is in `flatout.proving`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from flatout import equivalence, stats
+from flatout.ceilings import Machine
+from flatout.equivalence import Equivalence
+from flatout.errors import RecordError, cannot_write
+from flatout.metric import Metric, Reading, reached_s
+from flatout.records import from_json, to_json
+from flatout.stats import Comparison
+from flatout.trace import Levers
+
+FORMAT = 1  # 1: first version
+RUNS = "runs.jsonl"
+FILE = "proof.json"
+
+Side = Literal["plain", "plan"]
+SIDES: tuple[Side, ...] = ("plain", "plan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRun:
+    """One run of the script from its start to its end.
+
+    Attributes:
+        seed: Number of the seed; 0 is the script's own.
+        side: With the plan or without.
+        exit_code: As `subprocess` reports it.
+        wall_s: From its start to its end.
+        training_s: From the end of the first step to the end of the last.
+        num_steps: Training steps.
+        value: The metric in the end; None where it was not found.
+        num_readings: How often the metric was found.
+        readings: The metric on its way, thinned.
+        losses_hash: Of all recorded losses; equal for runs that computed the same. Empty where there were none.
+        problem: Why the run counts for nothing, or empty.
+        remarks: What went wrong on our side, or was said in the end.
+        engaged: Whether the plan's levers were engaged until the end.
+        foreign_fraction: What others used of the CPU meanwhile.
+        joules: Energy used meanwhile; None where not readable.
+        why_no_energy: Why not, or empty.
+    """
+
+    seed: int
+    side: Side
+    exit_code: int
+    wall_s: float
+    training_s: float
+    num_steps: int
+    value: float | None = None
+    num_readings: int = 0
+    readings: tuple[Reading, ...] = ()
+    losses_hash: str = ""
+    problem: str = ""
+    remarks: tuple[str, ...] = ()
+    engaged: bool = True
+    foreign_fraction: float | None = None
+    joules: float | None = None
+    why_no_energy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is to be proved; runs of equal `Asked` belong together.
+
+    Attributes:
+        script: As it was typed, with its arguments.
+        source_hash: Of the script's file.
+        levers: The plan's.
+        metric: Where the metric is found.
+        seed_option: The script's option for a seed, or empty.
+        versions: flatout, framework, Python.
+        machine_key: See `Machine.machine_key`.
+    """
+
+    script: str
+    source_hash: str
+    levers: Levers
+    metric: Metric
+    seed_option: str
+    versions: tuple[str, ...]
+    machine_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What was proved.
+
+    Attributes:
+        asked: What was to be proved.
+        num_seeds: How many seeds were asked for.
+        equivalence: Of the metric.
+        time: Wall seconds of whole runs, plain over plan.
+        training_time: The same from the first step to the last.
+        target: The metric's value that was to be reached, or None.
+        target_time: Seconds to it, plain over plan; None without a target or where it cannot be seen.
+        reached: Of how many seeds each side reached the target.
+        energy: Joules of whole runs, plain over plan; None where not readable.
+        seeds_ignored: Whether plain runs of different seeds computed the same.
+        runs: Everything behind it.
+        machine: Where.
+        created: When, ISO 8601.
+        stopped: Why it ended early, or empty.
+        notes: What the reader must know.
+        losses_equal: Whether every recorded loss was the same on both sides of every seed.
+        options: What names the plan or the levers, to be typed again.
+        metric_options: What says where the metric is, to be typed again.
+    """
+
+    asked: Asked
+    num_seeds: int
+    equivalence: Equivalence
+    time: Comparison
+    training_time: Comparison
+    target: float | None
+    target_time: Comparison | None
+    reached: tuple[int, int]
+    energy: Comparison | None
+    seeds_ignored: bool
+    runs: tuple[WholeRun, ...]
+    machine: Machine
+    created: str
+    stopped: str = ""
+    notes: tuple[str, ...] = ()
+    losses_equal: bool = False
+    options: str = ""
+    metric_options: str = ""
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """How far to go, and what is asked of the metric.
+
+    Attributes:
+        num_seeds: Over how many seeds; two runs each.
+        margin: What difference of the metric may be; None for the plain seeds' standard deviation.
+        target: The metric's value to which time is measured too; None for none.
+    """
+
+    num_seeds: int = 5
+    margin: float | None = None
+    target: float | None = None
+
+
+@dataclass(slots=True)
+class _Pairs:
+    """Runs of one seed, side by side."""
+
+    plain: list[WholeRun] = field(default_factory=list)
+    plan: list[WholeRun] = field(default_factory=list)
+
+
+def prove(asked: Asked, aim: Aim, runs: Sequence[WholeRun], machine: Machine, created: str, stopped: str = "") -> Proof:
+    """Judge what has been run so far."""
+    pairs = _paired(runs)
+    ignored = seeds_ignored(runs)
+    return Proof(
+        asked=asked,
+        num_seeds=aim.num_seeds,
+        equivalence=_equivalence(pairs, aim, ignored),
+        time=stats.compare([r.wall_s for r in pairs.plain], [r.wall_s for r in pairs.plan]),
+        training_time=stats.compare([r.training_s for r in pairs.plain], [r.training_s for r in pairs.plan]),
+        target=aim.target,
+        target_time=_target_time(pairs, aim.target),
+        reached=(_reached(pairs.plain, aim.target), _reached(pairs.plan, aim.target)),
+        energy=_energy(pairs),
+        seeds_ignored=ignored,
+        runs=tuple(runs),
+        machine=machine,
+        created=created,
+        stopped=stopped,
+        notes=tuple(_notes(runs, pairs)),
+        losses_equal=all(a.losses_hash == b.losses_hash != "" for a, b in _beside(pairs)),
+    )
+
+
+def _paired(runs: Sequence[WholeRun]) -> _Pairs:
+    usable = {(r.seed, r.side): r for r in runs if not r.problem}
+    seeds = sorted({seed for seed, _ in usable if all((seed, side) in usable for side in SIDES)})
+    return _Pairs([usable[seed, "plain"] for seed in seeds], [usable[seed, "plan"] for seed in seeds])
+
+
+def seeds_ignored(runs: Sequence[WholeRun]) -> bool:
+    """Whether plain runs of at least two seeds computed the same, loss by loss or, without losses, in every reading."""
+    plain = [r for r in runs if r.side == "plain" and not r.problem]
+    marks = {r.losses_hash or repr([reading.value for reading in r.readings]) for r in plain}
+    return len(plain) > 1 and len(marks) == 1
+
+
+def _equivalence(pairs: _Pairs, aim: Aim, ignored: bool) -> Equivalence:
+    plain = [r.value for r in pairs.plain if r.value is not None]
+    plan = [r.value for r in pairs.plan if r.value is not None]
+    if ignored:  # as many runs as there are, they are one seed
+        plain, plan = plain[:1], plan[:1]
+    return equivalence.compare(plain, plan, aim.margin)
+
+
+def _target_time(pairs: _Pairs, target: float | None) -> Comparison | None:
+    if target is None:
+        return None
+    times = [(reached_s(a.readings, target), reached_s(b.readings, target)) for a, b in _beside(pairs)]
+    both = [(a, b) for a, b in times if a is not None and b is not None]
+    return stats.compare([a for a, _ in both], [b for _, b in both])
+
+
+def _reached(runs: Sequence[WholeRun], target: float | None) -> int:
+    return 0 if target is None else sum(reached_s(r.readings, target) is not None for r in runs)
+
+
+def _energy(pairs: _Pairs) -> Comparison | None:
+    both = [(a.joules, b.joules) for a, b in _beside(pairs) if a.joules is not None and b.joules is not None]
+    return stats.compare([a for a, _ in both], [b for _, b in both]) if both else None
+
+
+def _beside(pairs: _Pairs) -> list[tuple[WholeRun, WholeRun]]:
+    return list(zip(pairs.plain, pairs.plan, strict=True))
+
+
+def _notes(runs: Sequence[WholeRun], pairs: _Pairs) -> list[str]:
+    lines = [f"seed {r.seed}, {r.side}: {r.problem}" for r in runs if r.problem]
+    lines += [
+        f"seed {a.seed}: the metric was found {a.num_readings} times without the plan, {b.num_readings} times with it"
+        for a, b in _beside(pairs)
+        if a.num_readings != b.num_readings
+    ]
+    lines += [
+        f"seed {a.seed}: {a.num_steps} steps without the plan, {b.num_steps} with it"
+        for a, b in _beside(pairs)
+        if a.num_steps != b.num_steps
+    ]
+    released = [str(r.seed) for r in pairs.plan if not r.engaged]
+    if released:
+        lines.append(f"the plan was not engaged to the end with seed {', '.join(released)}")
+    busy = max((r.foreign_fraction or 0.0 for r in (*pairs.plain, *pairs.plan)), default=0.0)
+    if busy > 0.1:
+        lines.append(f"other processes used up to {100 * busy:.0f} % of the CPU during a run: times are less sure")
+    return lines
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def save(proof: Proof, folder: Path) -> None:
+    """Write a proof beside its runs.
+
+    Raises:
+        MachineError: The disk is full, or the folder gone.
+    """
+    try:
+        (folder / FILE).write_text(json.dumps(to_json(proof), allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as problem:
+        raise cannot_write(folder / FILE, problem) from None
+
+
+def load(folder: Path) -> Proof:
+    """The proof of a run folder.
+
+    Raises:
+        RecordError: There is none, or it cannot be read.
+    """
+    path = folder / FILE
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise RecordError(
+            f"no proof in `{folder}`", cause=f"`{FILE}` cannot be read: {problem}", hint="`flatout prove SCRIPT`"
+        ) from None
+    return from_json(Proof, value, where=str(path))
+
+
+def append(run: WholeRun, folder: Path) -> None:
+    """Add a finished run to those of a folder.
+
+    Raises:
+        MachineError: The disk is full, or the folder gone.
+    """
+    try:
+        with open(folder / RUNS, "a", encoding="utf-8") as file:
+            file.write(json.dumps(to_json(run), allow_nan=False) + "\n")
+    except OSError as problem:
+        raise cannot_write(folder / RUNS, problem) from None
+
+
+def finished_runs(folder: Path) -> list[WholeRun]:
+    """The runs of a folder, in order; a line that an interruption cut off is left out."""
+    try:
+        lines = (folder / RUNS).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(from_json(WholeRun, json.loads(line), where=RUNS))
+        except (ValueError, RecordError):
+            continue
+    return found

@@ -1,0 +1,1 @@
+"""Whole runs with and without a plan, over several seeds."""

@@ -1,0 +1,169 @@
+"""What does `prove` do, in order? Whole runs seed by seed, plain and under the plan in an order drawn by lot.
+
+In: what is to be proved. Out: a `Proof`. Each finished run is kept at once; the same command goes on where it was
+stopped.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flatout import proof
+from flatout.ceilings import Machine
+from flatout.errors import RecordError, ScriptError
+from flatout.proof import SIDES, Aim, Asked, Proof, Side, WholeRun
+from flatout.proving.whole_run import Setting, run_whole
+from flatout.records import from_json, to_json
+
+ASKED = "asked.json"
+
+
+@dataclass(slots=True, kw_only=True)
+class Show:
+    """Who is told what is going on; the terminal's progress, or nobody."""
+
+    stage: Callable[[str, float], None] = lambda text, share: None
+    tick: Callable[[], None] = lambda: None
+    remark: Callable[[str], None] = lambda text: None
+    run: Callable[[WholeRun], None] = lambda run: None
+
+
+class Proving:
+    """One `prove`, from start to proof."""
+
+    def __init__(self, asked: Asked, setting: Setting, aim: Aim, machine: Machine, show: Show) -> None:
+        self.asked = asked
+        self.setting = setting
+        self.aim = aim
+        self.machine = machine
+        self.show = show
+        self.runs = proof.finished_runs(setting.run_folder)
+        self.stopped = ""
+        self.typed = ("", "")
+        """What names the levers, and what says where the metric is, to be typed again."""
+
+    def run(self) -> Proof:
+        """All of it; Ctrl-C ends it and keeps what is there, if there is a pair.
+
+        Raises:
+            ScriptError: The plain script fails.
+            RecordError: The metric is not where it was said to be.
+            FlatoutError: See `flatout.errors`.
+        """
+        (self.setting.run_folder / ASKED).write_text(json.dumps(to_json(self.asked)) + "\n", encoding="utf-8")
+        if self.runs:
+            self.show.remark(f"{len(self.runs)} runs are there already, in `{self.setting.run_folder}`: going on")
+        try:
+            for seed, side in self._missing():
+                self._one(seed, side)
+                self._stop_where_it_is_vain()
+                if proof.seeds_ignored(self._wanted()) and self._is_paired():
+                    self.stopped = "more seeds would bring nothing new"
+                    break
+        except KeyboardInterrupt:
+            self.stopped = "you stopped it; the same command goes on"
+            if not self.runs:
+                raise
+        self.show.stage("done", 1.0)
+        return self.judged()
+
+    def judged(self) -> Proof:
+        """What the runs so far come to."""
+        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        judged = proof.prove(self.asked, self.aim, self._wanted(), self.machine, created, self.stopped)
+        found = replace(judged, options=self.typed[0], metric_options=self.typed[1])
+        proof.save(found, self.setting.run_folder)
+        return found
+
+    def _wanted(self) -> list[WholeRun]:
+        """The newest run of each seed and side."""
+        return list({(run.seed, run.side): run for run in self.runs if run.seed < self.aim.num_seeds}.values())
+
+    def _is_paired(self) -> bool:
+        """Whether each seed that was begun has both of its runs."""
+        sides = [run.side for run in self._wanted()]
+        return sides.count("plain") == sides.count("plan")
+
+    def _missing(self) -> list[tuple[int, Side]]:
+        there = {(run.seed, run.side) for run in self.runs if not run.problem}
+        order = []
+        for seed in range(self.aim.num_seeds):
+            plain_first = seed == 0 or random.Random(seed).random() < 0.5  # a script that fails should do so at once
+            sides = SIDES if plain_first else SIDES[::-1]
+            order += [(seed, side) for side in sides if (seed, side) not in there]
+        return order
+
+    def _one(self, seed: int, side: Side) -> None:
+        share = len(self._wanted()) / (2 * self.aim.num_seeds)
+        text = f"seed {seed}, {'under the plan' if side == 'plan' else 'plain'}{self._left()}"
+        self.show.stage(text, share)
+        found = run_whole(self.setting, side, seed, lambda seconds: self.show.tick())
+        proof.append(found, self.setting.run_folder)
+        self.runs.append(found)
+        self.show.run(found)
+
+    def _left(self) -> str:
+        """How long the rest takes, from the runs that are there."""
+        means = {side: _mean([r.wall_s for r in self._wanted() if r.side == side]) for side in SIDES}
+        known = [m for m in means.values() if m is not None]
+        if not known:
+            return ""
+        rest_s = sum(means[side] or max(known) for _, side in self._missing())
+        return f"; about {_minutes(rest_s)} left for {len(self._missing())} runs"
+
+    def _stop_where_it_is_vain(self) -> None:
+        """Without a metric, or with a script that fails, more runs bring nothing."""
+        last = self.runs[-1]
+        if not last.problem:
+            return
+        log = self.setting.run_folder / f"output-{last.side}-{last.seed}.log"
+        if last.exit_code != 0 or "training step" in last.problem:
+            if last.side == "plan":
+                return  # that the plan breaks the script is a finding
+            raise ScriptError(
+                f"`{self.setting.script.name}` {last.problem.partition(':')[0]}",
+                cause=last.problem.partition(": ")[2] or "no optimizer update was seen",
+                hint=f"`python {self.setting.script.typed}` shows the same; what it printed: `{log}`",
+            )
+        if any(run.value is not None for run in self.runs):
+            return
+        raise RecordError(
+            f"no value of `{self.asked.metric.name}` in the first run",
+            cause=last.problem,
+            hint=f"see what it printed: `{log}`; `--metric 'accuracy: ([0-9.]+)'`, or `--metric-file`",
+        )
+
+
+def former(folders: Sequence[Path], asked: Asked) -> Path | None:
+    """The newest folder whose runs answer the same question."""
+    found = []
+    for folder in folders:
+        try:
+            value = json.loads((folder / ASKED).read_text(encoding="utf-8"))
+            if from_json(Asked, value, where=ASKED) == asked:
+                found.append((folder.stat().st_mtime, folder))
+        except (OSError, ValueError, RecordError):
+            continue
+    return max(found, default=(0.0, None))[1]
+
+
+def estimate(num_runs: int, run_s: float | None) -> str:
+    """How long it will take, before it starts."""
+    if run_s is None:
+        return f"{num_runs} whole runs; how long one takes is not known before the first has ended"
+    return f"{num_runs} whole runs of about {_minutes(run_s)}: about {_minutes(num_runs * run_s)}"
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _minutes(seconds: float) -> str:
+    from flatout.report.words import duration
+
+    return duration(seconds)

@@ -1,0 +1,109 @@
+"""What does a report say of energy? A line on a terminal, a table and a source on the page.
+
+In: a `Result`, or the counters of a machine. Out: words and rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flatout.energy import Counter, Energy, EnergySummary
+from flatout.plan import Trial
+from flatout.report import words
+from flatout.report.screen import Screen
+from flatout.result import Result
+
+
+def show(screen: Screen, result: Result, *, verbose: bool) -> None:
+    """One quiet line where it is known; why not, only where everything is asked for."""
+    found = result.energy
+    if found is None:
+        return
+    if found.baseline.joules is not None:
+        by = f"({counters(found.counters)})"
+        screen.say("energy", f"{_a_step(result, found)}, with all that ran here  ", (by, "dim"))
+    elif verbose:
+        screen.say("energy", f"not known: {why_not(found)}")
+    if not verbose or found.baseline.joules is None:
+        return
+    for name, joules in found.phases_joules.items():
+        screen.say("", f"{name} {words.joules(joules)}")
+    if found.why_not_phases:
+        screen.say("", (f"by phase not observed: {found.why_not_phases}", "dim"))
+    for reason in found.missing:
+        screen.say("", (reason, "dim"))
+
+
+def _a_step(result: Result, found: EnergySummary) -> str:
+    plain = words.joules(found.baseline.joules)
+    if result.winner is None or found.tuned is None or found.tuned.joules is None:
+        return f"{plain} a step"
+    return f"{plain} → {words.joules(found.tuned.joules)} a step"
+
+
+def why_not(found: EnergySummary) -> str:
+    """Why nothing is known."""
+    return found.baseline.why_not if found.counters else "; ".join(found.missing) or found.baseline.why_not
+
+
+def counters(found: Sequence[Counter]) -> str:
+    """Which counters, through what, and how often they change.
+
+    >>> package = Counter(
+    ...     name="package-0", device="cpu", source="RAPL", resolution_s=1e-3, resolution_joules=1e-6
+    ... )
+    >>> counters([package])
+    'package-0: RAPL, changes every 1 ms'
+    """
+    groups: dict[tuple[str, float], list[str]] = {}
+    for counter in found:
+        groups.setdefault((counter.source, counter.resolution_s), []).append(counter.name)
+    return "; ".join(
+        f"{', '.join(names)}: {source}, changes every {words.seconds(every_s)}"
+        for (source, every_s), names in groups.items()
+    )
+
+
+def of_trial(trial: Trial) -> str:
+    """Both sides of a trial, or nothing."""
+    if trial.candidate_joules_per_step is None:
+        return ""
+    plain = words.joules(trial.baseline_joules_per_step)
+    return f"energy {words.joules(trial.candidate_joules_per_step)} a step (plain {plain})"
+
+
+def rows(result: Result) -> list[tuple[str, ...]]:
+    """One step of either side with its bounds, its parts, and its phases."""
+    found = result.energy
+    if found is None or found.baseline.joules is None:
+        return []
+    lines = [_row("a plain step", found.baseline)]
+    lines += [(f"a plain step: {name}", words.joules(joules), "", "") for name, joules in found.baseline.parts.items()]
+    lines += [(f"a plain step: {name}", words.joules(joules), "", "") for name, joules in found.phases_joules.items()]
+    if found.tuned is not None and found.tuned.joules is not None:
+        name = "a step with the plan" if result.winner is not None else "a step under the best candidate"
+        lines.append(_row(name, found.tuned))
+        lines += [(f"{name}: {part}", words.joules(joules), "", "") for part, joules in found.tuned.parts.items()]
+    if found.measuring_joules is not None:
+        lines.append(("all of this measurement", words.joules(found.measuring_joules), "", ""))
+    return lines
+
+
+def _row(name: str, energy: Energy) -> tuple[str, ...]:
+    bounds = f"{words.joules(energy.low_joules)} to {words.joules(energy.high_joules)}"
+    return name, words.joules(energy.joules), bounds, words.count(energy.num_windows)
+
+
+def sources(result: Result, command: str) -> list[tuple[str, str, str]]:
+    """How it was obtained, or why not."""
+    found = result.energy
+    if found is None:
+        return []
+    if found.baseline.joules is None:
+        return [("energy", f"not known: {why_not(found)}", command)]
+    phases = f"; by phase not observed: {found.why_not_phases}" if found.why_not_phases else ""
+    how = (
+        f"{counters(found.counters)}; noted every {words.seconds(found.noted_every_s)} and looked up at the start and "
+        f"the end of each window, for all that ran on the machine{phases}"
+    )
+    return [("energy", how, command)]

@@ -1,0 +1,165 @@
+"""What is the plain script like? Its noise, where its steps go, what it does meanwhile, and what if data were free.
+
+In: a bench whose script has warmed up, and a budget. Out: what `diagnosis` is made from, measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flatout import stats
+from flatout.activity import Activity, activity_of, slow_steps
+from flatout.anatomy import Anatomy, dissect
+from flatout.ceilings import Ceilings, Machine
+from flatout.diagnosis import Diagnosis, diagnose
+from flatout.findings import Findings
+from flatout.looks import Looks
+from flatout.records import to_json
+from flatout.stacks import Stacks
+from flatout.stats import Comparison
+from flatout.trace import Levers, Window
+from flatout.trials import pairs as pairing
+from flatout.trials.bench import Bench, CandidateFailed
+from flatout.trials.budget import Budget
+from flatout.trials.joules import Joules
+from flatout.trials.pairs import SCREENING, Extent, calm
+
+MOST_WAIT_S = 120.0
+"""How long to wait at most for other processes to leave the machine alone."""
+
+ANATOMY_WINDOWS = 4
+STACKS_WINDOWS = 3
+STACKS_SAMPLES = 400
+"""So many samples are enough: they know a share of a half to within 5 %."""
+
+FINDINGS = "findings.json"
+"""What the diagnosis was made from, in the run folder."""
+
+
+class Plain:
+    """The plain script, as far as it has been looked at."""
+
+    def __init__(
+        self, bench: Bench, budget: Budget, machine: Machine, joules: Joules, run_folder: Path,
+        stage: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.bench = bench
+        self.budget = budget
+        self.machine = machine
+        self.joules = joules
+        self.run_folder = run_folder
+        self._stage = stage
+        self.ceilings: Ceilings | None = None
+        self.noise: Comparison | None = None
+        self.baseline: list[Window] = []
+        self.anatomy: Anatomy | None = None
+        self.activity: Activity | None = None
+        self.diagnosis: Diagnosis | None = None
+        self.census: Any = None
+
+    def observe(self, noise_pairs: int) -> None:
+        """Noise, anatomy, counterfactuals, samples, census and diagnosis, in this order."""
+        self._stage("plain against plain: how noisy is it here?")
+        until_s = min(self.budget.deadline_s(0.2), time.perf_counter() + MOST_WAIT_S)
+        if not pairing.wait_for_quiet(self.bench, until_s, self._stage):
+            self.bench.warnings["other processes kept the machine busy: intervals are wide, windows were discarded"] = (
+                None
+            )
+        self._measure_noise(noise_pairs)
+        self._stage("where a step goes")
+        self._take_apart()
+        if self.bench.facts is not None and self.bench.facts.loaders:
+            self._stage("what if data were free?")
+        counterfactuals = self._counterfactuals()
+        self._stage("what does the script do meanwhile?")
+        self.activity = self._sample()
+        self._stage("counting operations")
+        self._diagnose(counterfactuals)
+
+    def _measure_noise(self, num_pairs: int) -> None:
+        extent = Extent(
+            looks=Looks.once(num_pairs), enough="all", purpose="baseline", deadline_s=self.budget.deadline_s(0.3)
+        )
+        measured = pairing.measure(self.bench, {}, extent)
+        self.noise = measured.compare()
+        self.bench.noise = stats.scatter(measured.baseline_s, measured.candidate_s)
+        self.baseline = [w for _, w in self.bench.windows if w.purpose == "baseline" and calm(w)]
+        if not self.baseline:
+            self.baseline = [w for _, w in self.bench.windows if w.purpose == "baseline"]
+        self.bench.step_guess_s = stats.summarize([w.training_step_s for w in self.baseline]).median
+        self.joules.weigh({})
+
+    def _take_apart(self) -> None:
+        for _ in range(ANATOMY_WINDOWS):
+            self.bench.window({}, purpose="anatomy", observe="phases", skip=self.bench.size.skip_steps)
+            if time.perf_counter() > self.budget.deadline_s(0.4):
+                break
+        self.anatomy = dissect(self._taken_apart())
+
+    def _taken_apart(self) -> list[Window]:
+        seen = [w for _, w in self.bench.windows if w.purpose == "anatomy" and w.observe == "phases"]
+        return [w for w in seen if calm(w)] or seen
+
+    def _sample(self) -> Activity | None:
+        """Look at what the training thread does; where workers fetch, also without them."""
+        seen: list[Stacks] = []
+        for _ in range(STACKS_WINDOWS):
+            if (stacks := self._stacks({})) is not None:
+                seen.append(stacks)
+            if sum(s.num_samples for s in seen) >= STACKS_SAMPLES or time.perf_counter() > self.budget.deadline_s(0.5):
+                break
+        facts = self.bench.facts
+        if not seen or facts is None:
+            return None
+        by_workers = [one for one in facts.loaders if one.num_workers and one.changeable]
+        return activity_of(seen, self._stacks({"workers": {"num": 0}}) if by_workers else None)
+
+    def _stacks(self, levers: Levers) -> Stacks | None:
+        self.bench.last_stacks = None
+        skip = self.bench.size.loader_skip_steps if levers else self.bench.size.skip_steps
+        with contextlib.suppress(CandidateFailed):  # a loader that bears no other setting
+            self.bench.window(levers, purpose="stacks", observe="stacks", skip=skip)
+        return self.bench.last_stacks
+
+    def _counterfactuals(self) -> dict[str, Comparison]:
+        facts = self.bench.facts
+        assert facts is not None
+        found = {}
+        extent = Extent(
+            looks=SCREENING,
+            enough="clear",
+            purpose="counterfactual",
+            deadline_s=self.budget.deadline_s(0.45),
+            min_pairs=stats.MIN_PAIRS,  # without an interval it would be worth nothing
+        )
+        if facts.loaders:
+            found["free_data"] = pairing.measure(self.bench, {"free_data": {}}, extent).compare()
+        if facts.num_threads > self.machine.num_cores:
+            fitting = {"threads": {"num": self.machine.num_cores}}
+            found["fitting_threads"] = pairing.measure(self.bench, fitting, extent).compare()
+        return {name: c for name, c in found.items() if math.isfinite(c.ratio)}
+
+    def _diagnose(self, counterfactuals: Mapping[str, Comparison]) -> None:
+        assert self.bench.facts is not None and self.anatomy is not None
+        self.census = self.bench.census()
+        scaling = self.bench.scaling()
+        findings = Findings(
+            anatomy=self.anatomy,
+            facts=self.bench.facts,
+            num_cores=self.machine.num_cores,
+            counterfactuals=counterfactuals,
+            census=self.census,
+            scaling=scaling,
+            ceilings=self.ceilings,
+            activity=self.activity,
+            slow_steps=slow_steps(self.baseline, self._taken_apart()),
+        )
+        with contextlib.suppress(OSError):  # kept so that other rules can be held against it; not needed for the rest
+            (self.run_folder / FINDINGS).write_text(json.dumps(to_json(findings)) + "\n", encoding="utf-8")
+        self.diagnosis = diagnose(findings)

@@ -1,0 +1,24 @@
+"""Under what terms may a script be run for measuring? Values that the user gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Under what terms the script may be run.
+
+    Attributes:
+        isolate: Whether trials are kept off the user's disk; False only with `--allow-writes`.
+        start_limit_s: Seconds within which the first steps must come.
+        capture_bytes: Most memory for keeping a step.
+        keep_store: Whether the items of `sample_store` are kept on the disk, for later runs.
+        store_memory_bytes: Memory for kept items; None: half of what is free.
+    """
+
+    isolate: bool = True
+    start_limit_s: float = 90.0
+    capture_bytes: int = 200_000_000
+    keep_store: bool = False
+    store_memory_bytes: int | None = None

@@ -1,0 +1,163 @@
+"""`prove` as a user types it, on a script that learns in a second; times are never asserted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flatout.run import isolation
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PROVED = str(ROOT / "tests" / "scripts" / "proved.py")
+FLATOUT = [sys.executable, "-m", "flatout"]
+HERE = [] if isolation.available() is None else ["--allow-writes"]
+ACCURACY = ["--metric", "accuracy: ([0-9.]+)"]
+
+PLANTED = '''"""planted: updates of a fifth of their size, as a lever that harms convergence makes them."""
+
+from typing import ClassVar
+
+from flatout.plan import Lever
+
+
+class Planted(Lever):
+    """Learns too slowly."""
+
+    name = "planted"
+    summary = "smaller updates"
+    class_ = "rounding"
+    shortens: ClassVar = ("optimizer",)
+    check = "updates"
+
+    def applies(self, facts, machine):
+        return None
+
+    def engage(self, session, settings):
+        self.rates = [(group, group["lr"]) for one in session.optimizers for group in one.param_groups]
+        for group, rate in self.rates:
+            group["lr"] = rate / 200
+
+    def release(self, session):
+        for group, rate in self.rates:
+            group["lr"] = rate
+
+    def evidence(self, session):
+        return "updates are smaller"
+'''
+
+
+def prove(*words: str, folder: Path, limit_s: float = 250, **extra: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **extra}
+    environment.pop("COLUMNS", None)
+    return subprocess.run(
+        [*FLATOUT, "prove", *HERE, *words], cwd=folder, capture_output=True, text=True, timeout=limit_s,
+        env=environment, check=False,
+    )  # fmt: skip
+
+
+def summary(done: subprocess.CompletedProcess[str]) -> dict:
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_an_exact_enough_lever_is_equal_and_leaves_no_file_and_the_proof_goes_on_with_more_seeds(tmp_path):
+    words = ("--levers", "fused_optimizer", "--metric-file", "out.json", "--metric", "test.accuracy", "--target", "0.8")
+    script = (PROVED, "--metric-file", "out.json", "--epochs", "2")
+    done = prove("--json", "--seeds", "3", *words, *script, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = summary(done)
+    assert found["verdict"] in ("identical", "equivalent") and found["equivalence"]["num_seeds"] == 3
+    assert len({run["value"] for run in found["runs"] if run["side"] == "plain"}) > 1, "seeds are different ones"
+    assert HERE or not (tmp_path / "out.json").exists()
+    assert "6 whole runs; how long one takes is not known" in done.stderr
+    again = prove("--seeds", "4", *words, *script, folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "6 runs are there already" in again.stderr and again.stderr.count("seed 3  p") == 2
+    assert len(list(tmp_path.glob(".flatout/proved-*"))) == 1
+
+
+def test_a_lever_that_harms_convergence_is_caught(tmp_path):
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    levers = tmp_path / "src" / "flatout" / "frameworks" / "pytorch" / "levers"
+    (levers / "planted.py").write_text(PLANTED)
+    registry = (levers / "__init__.py").read_text()
+    registry = registry.replace(
+        "LEVERS: tuple[type[Lever], ...] = (", "LEVERS: tuple[type[Lever], ...] = (\n    Planted,"
+    )
+    line = "from flatout.frameworks.pytorch.levers.planted import Planted\n"
+    (levers / "__init__.py").write_text(registry.replace("from flatout.plan", f"{line}from flatout.plan", 1))
+    done = prove(
+        "--levers", "planted", "--seeds", "6", *ACCURACY, PROVED, folder=tmp_path, PYTHONPATH=str(tmp_path / "src")
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "different: accuracy differs by -0." in done.stdout
+    assert "flatout tune --accept exact" in done.stdout
+
+
+def test_a_script_that_ignores_seeds_is_told_so_and_costs_no_more_runs(tmp_path):
+    done = prove("--levers", "fused_optimizer", "--seeds", "5", PROVED, "--fixed", "--epochs", "2", folder=tmp_path)
+    assert done.returncode == 5, done.stderr
+    assert "the script ignores seeds" in " ".join(done.stdout.split())
+    assert done.stderr.count("\n  seed ") == 4
+
+
+def test_with_a_seed_option_the_script_seeds_itself(tmp_path):
+    done = prove(
+        "--json", "--levers", "none", "--seeds", "2", *ACCURACY, "--seed-option=--seed", PROVED, "--epochs", "2",
+        folder=tmp_path,
+    )  # fmt: skip
+    runs = {(run["seed"], run["side"]): run["value"] for run in summary(done)["runs"]}
+    assert done.returncode == 5 and "2 of at least 3 seeds" in summary(done)["equivalence"]["reason"]
+    for seed in (0, 1):
+        words = [sys.executable, PROVED, "--epochs", "2", "--seed", str(seed)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        plainly = subprocess.run(words, capture_output=True, text=True, env=environment, check=True).stdout
+        assert float(plainly.split()[-1]) == runs[seed, "plain"] == runs[seed, "plan"]
+
+
+def test_an_interrupted_proof_goes_on(tmp_path):
+    words = [*FLATOUT, "prove", *HERE, "--levers", "none", "--seeds", "3", *ACCURACY, PROVED, "--epochs", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    first = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob(".flatout/*/runs.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=60)
+    again = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert "there already" in again.stderr and again.stderr.count("\n  seed ") < 6
+    assert "equal: the same accuracy" in again.stdout and "so is every loss" in " ".join(again.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "script", "code", "said"),
+    [
+        (["--metric", "f1: ([0-9.]+)"], [], 4, "no value of `f1` in the first run"),
+        (["--metric", r"accuracy: (\w+)"], ["--text"], 4, "`good`, which is no number"),
+        (["--metric-file", "o.json", "--metric", "test.accuracy"], ["--metric-file", "o.json", "--half"], 4, "half wr"),
+        (ACCURACY, ["--exit", "3"], 3, "ended with exit code 3"),
+        (["--metric", "accuracy"], [], 2, "has 0 groups, not one"),
+        (["--margin", "0"], [], 2, "is no positive number"),
+        (["--seeds", "0"], [], 2, "leaves nothing to run"),
+    ],
+)
+def test_what_cannot_be_proved_is_an_error_in_three_parts(tmp_path, options, script, code, said):
+    done = prove("--levers", "none", *options, PROVED, "--epochs", "2", *script, folder=tmp_path)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert said in done.stderr
+    assert all(f"\n{part}:" in f"\n{done.stderr}" for part in ("error", "cause", "hint"))
+
+
+def test_without_a_plan_there_is_nothing_to_prove(tmp_path):
+    done = prove(PROVED, folder=tmp_path)
+    assert done.returncode == 2 and "there is nothing to prove" in done.stderr and "flatout tune" in done.stderr

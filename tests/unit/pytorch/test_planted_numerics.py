@@ -1,0 +1,86 @@
+"""Is every planted bug caught by the check that its lever names, and does no sound lever fall with it?
+
+A fast part of `benchmarks/claims/numerics.py`: each bug in one family of scripts, a few sound levers on hard scripts.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "claims"))
+
+from numerics_bugs import BUGS  # noqa: E402
+from numerics_judging import judged  # noqa: E402
+from numerics_planting import NAME, planted  # noqa: E402
+from numerics_precision import bf16_scaled  # noqa: E402
+from numerics_scripts import FAMILIES  # noqa: E402
+from numerics_sound import FORCED, SCRIPTS  # noqa: E402
+from numerics_truth import CASES  # noqa: E402
+
+IN_TURN = [(bug, bug.families[number % len(bug.families)]) for number, bug in enumerate(BUGS)]
+
+HARD = {
+    "frozen body": {"channels_last": {}, "fused_optimizer": {}},
+    "zero gamma, not trained": {"channels_last": {}},
+    "cumulative statistics": {"bf16": {}, "channels_last": {}, "fused_optimizer": {}},
+    "batch of one": {"threads": {"num": 2}},
+    "model in bfloat16": {"foreach_optimizer": {}},
+    "autocast of its own": {"channels_last": {}, "fused_optimizer": {}},
+    "learning rate 1e-7": {"fused_optimizer": {}},
+    "inputs offset by 1000": {"channels_last": {}},
+    "loss near zero": {"bf16": {}},
+    "sparse embedding": {"fused_optimizer": {}},
+    "gan": {"bf16": {}},
+    "3D, groups, weight norm": {"threads": {"num": 2}},
+    "checkpoints, 4 micro-batches": {"foreach_optimizer": {}},
+    "gpt at its start": {"fused_fetch": {}},
+}
+
+
+def test_there_are_more_than_twenty_bugs_in_five_families():
+    assert len({bug.name for bug in BUGS}) >= 20 and len(FAMILIES) == 5
+    assert {bug.check for bug in BUGS} == {"gradients", "updates", "batches"}
+    assert {bug.class_ for bug in BUGS} == {"exact", "rounding"}
+
+
+@pytest.mark.parametrize(("bug", "family"), [pytest.param(b, f, id=f"{b.name}, {f}") for b, f in IN_TURN])
+def test_a_planted_bug_is_caught_by_the_check_that_its_lever_names(bug, family):
+    found = judged(FAMILIES[family], {NAME: {}}, {NAME: bug.lever()})
+    assert found.word == "disagrees", found.detail
+    assert found.checks == (bug.check,)
+
+
+@pytest.mark.parametrize("script", HARD)
+def test_a_sound_lever_is_not_refused_where_that_is_hard(script):
+    found = judged(SCRIPTS[script], HARD[script], applying=True, forced=FORCED)
+    assert found is None or found.word == "agrees", found.detail
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("case", [case for case in CASES if case[3]], ids=lambda case: case[0])
+def test_a_lever_that_is_closer_to_float64_is_never_refused_and_one_that_is_farther_is(case, dropout):
+    _, script, plant, wanted = case
+    found = judged(partial(script, dropout), {NAME: {}}, {NAME: planted(plant, "rounding", "gradients")})
+    assert found.word == wanted, found.detail
+    made = [d for point in found.points for d in point.differences]
+    assert all(d.truth_error is not None for d in made), "the truth is known, with dropout as well"
+    if wanted == "agrees":
+        assert all(d.truth_error < d.baseline_truth_error for d in made)
+
+
+@pytest.mark.parametrize(("factor", "place", "word"), [(1.0, "all", "agrees"), (1.05, "all", "disagrees"),
+                                                       (0.0, "largest", "disagrees")])  # fmt: skip
+def test_bfloat16_that_scales_or_loses_gradients_is_told_from_bfloat16(factor, place, word):
+    assert judged(FAMILIES["gpt"], {NAME: {}}, {NAME: bf16_scaled(factor, place)}).word == word
+
+
+def test_a_model_that_draws_noise_in_a_narrow_type_has_a_truth_too_or_says_why_not(watch, workload):
+    watched, script = watch(), workload("transformer")
+    watched.compare(8, {"threads": {"num": 2}})
+    script.train(14)
+    found = watched.difference()
+    assert found.fault == "" and (found.rounding is None or 0 < found.rounding < 1e-4)

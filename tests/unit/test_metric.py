@@ -1,0 +1,137 @@
+"""Which number says how good a trained model is?"""
+
+import math
+
+import pytest
+
+from flatout.errors import MachineError, RecordError, UsageError
+from flatout.metric import Metric, Reading, in_file, in_lines, in_losses, metric_of, reached_s
+
+
+def values(readings):
+    return [r.value for r in readings]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [("accuracy: [0-9.]+", "0 groups"), ("(a): ([0-9.]+)", "2 groups"), ("accuracy: ([0-9", "no regular expression")],
+)
+def test_a_pattern_has_one_group(pattern, said):
+    with pytest.raises(UsageError) as caught:
+        metric_of(pattern, None)
+    assert said in caught.value.error and caught.value.hint
+
+
+def test_a_file_needs_the_name_of_what_to_read_in_it():
+    with pytest.raises(UsageError, match="without what to read"):
+        metric_of(None, "log.csv")
+    assert metric_of("acc", "log.csv") == Metric(file="log.csv", key="acc")
+    assert metric_of(None, None).name == "loss"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("accuracy: ([0-9.]+)", "accuracy"), (r"Acc@1\s+([0-9.]+)", "Acc@1"), (r"^test loss = (\S+)", "test loss"),
+        ("(?:val )acc ([0-9.]+)", "val"), ("([0-9]+)%", "([0-9]+)%"),
+    ],
+)  # fmt: skip
+def test_people_call_it_by_the_word_before_the_number(pattern, name):
+    assert Metric(pattern=pattern).name == name
+
+
+def test_every_match_counts_in_its_order_and_two_in_a_line_do_too():
+    lines = [(1.0, "acc: 0.1"), (2.0, "nothing"), (3.0, "acc: 0.2 acc: 3e-1")]
+    found = in_lines("acc: ([0-9.e-]+)", lines)
+    assert values(found) == [0.1, 0.2, 0.3] and [r.at_s for r in found] == [1.0, 3.0, 3.0]
+    assert in_lines("f1: ([0-9.]+)", lines) == []
+
+
+def test_words_where_a_number_is_expected_are_shown():
+    with pytest.raises(RecordError) as caught:
+        in_lines(r"acc: (\w+)", [(1.0, "acc: good")])
+    assert "`good`, which is no number" in caught.value.error and "acc: good" in caught.value.cause
+
+
+def test_percent_signs_commas_and_nan_are_numbers():
+    assert values(in_lines(r"(\S+)", [(0.0, "97.5% 1,234 ")])) == [97.5, 1234.0]
+    assert math.isnan(values(in_lines(r"(\S+)", [(0.0, "nan")]))[0])
+
+
+def test_a_key_of_json_with_dots_a_list_and_json_lines(tmp_path):
+    file = tmp_path / "log.json"
+    file.write_text('{"test": {"acc": [0.1, 0.2]}, "a.b": 3}')
+    assert values(in_file(file, "test.acc", "log.json")) == [0.1, 0.2]
+    assert values(in_file(file, "a.b", "log.json")) == [3.0]
+    file.write_text('{"acc": 0.1}\n{"loss": 3}\n{"acc": "0.2"}\n')
+    assert values(in_file(file, "acc", "log.json")) == [0.1, 0.2]
+    file.write_text('[{"acc": 0.1}, {"acc": 0.4}]')
+    assert values(in_file(file, "acc", "log.json")) == [0.1, 0.4]
+
+
+def test_a_file_that_is_half_written_is_told_from_one_without_the_key(tmp_path):
+    file = tmp_path / "log.json"
+    file.write_text('{"test": {"acc": [0.1, 0.')
+    with pytest.raises(RecordError, match="half written"):
+        in_file(file, "test.acc", "log.json")
+    file.write_text('{"loss": 0.3, "epoch": 1}')
+    with pytest.raises(RecordError) as caught:
+        in_file(file, "acc", "log.json")
+    assert caught.value.error == "`log.json` has no `acc`" and "`loss`, `epoch`" in caught.value.cause
+    file.write_text("")
+    with pytest.raises(RecordError):
+        in_file(file, "acc", "log.json")
+
+
+def test_a_column_of_csv_whose_last_line_is_cut_counts_up_to_there(tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_text("epoch, acc\n0,0.1\n1,\n2,0.2\n3,0.")
+    assert values(in_file(file, "acc", "log.csv")) == [0.1, 0.2]
+    file.write_text("epoch;acc\n0;0,5\n")
+    with pytest.raises(RecordError, match="no `f1`"):
+        in_file(file, "f1", "log.csv")
+    file.write_text("epoch,acc\n")
+    with pytest.raises(RecordError) as caught:
+        in_file(file, "acc", "log.csv")
+    assert "the column is empty" in caught.value.cause
+
+
+def test_a_file_that_was_not_written_is_said(tmp_path):
+    with pytest.raises(RecordError, match="was not written"):
+        in_file(tmp_path / "none.json", "acc", "none.json")
+
+
+def test_event_files_are_read_by_tensorboard_where_it_is_installed(tmp_path):
+    (tmp_path / "runs").mkdir()
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        with pytest.raises(MachineError) as caught:
+            in_file(tmp_path / "runs", "acc", "runs")
+        assert caught.value.hint == "`pip install tensorboard`"
+        return
+    with pytest.raises(RecordError, match="no event files"):
+        in_file(tmp_path / "runs", "acc", "runs")
+    writer = SummaryWriter(str(tmp_path / "runs" / "today"))
+    for step, accuracy in enumerate((0.25, 0.5)):
+        writer.add_scalar("test/acc", accuracy, step)
+    writer.close()
+    found = in_file(tmp_path / "runs", "test/acc", "runs")
+    assert values(found) == [0.25, 0.5] and all(r.at_s for r in found)
+    with pytest.raises(RecordError) as caught:
+        in_file(tmp_path / "runs", "f1", "runs")
+    assert "`test/acc`" in caught.value.cause
+
+
+def test_the_loss_in_the_end_is_that_of_the_last_tenth_and_smooth_on_its_way():
+    steps = [(0.1 * i, 100.0 - i) for i in range(100)]
+    found = in_losses(steps)
+    assert found[-1].value == pytest.approx(sum(100.0 - i for i in range(90, 100)) / 10)
+    assert found[0] == Reading(value=pytest.approx(99.5), at_s=pytest.approx(0.1))
+    assert in_losses([]) == [] and len(in_losses([(float(i), 1.0) for i in range(100_000)])) <= 202
+
+
+def test_the_target_is_reached_from_whichever_side_the_metric_comes():
+    falling = [Reading(value=v, at_s=t) for t, v in ((1.0, 3.0), (2.0, 0.4), (3.0, 0.6))]
+    assert reached_s(falling, 0.5) == 2.0 and reached_s(falling, 0.1) is None
+    assert reached_s([Reading(value=1.0)], 0.5) is None, "nobody knows when"

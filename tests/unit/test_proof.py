@@ -1,0 +1,191 @@
+"""What do whole runs prove? With runs made by hand, and with a `prove` whose runs are."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from flatout import proof
+from flatout.errors import RecordError, ScriptError
+from flatout.metric import Metric, Reading
+from flatout.proof import Aim, Asked, WholeRun
+from flatout.proving import conduct
+from flatout.proving.conduct import Proving, Show, estimate, former
+from flatout.proving.whole_run import Setting
+from flatout.records import to_json
+from flatout.report import proof as shown
+from flatout.report import screen
+from flatout.run.script import Script
+from handmade import MACHINE
+
+ASKED = Asked(
+    script="train.py --epochs 3", source_hash="ab", levers={"bf16": {}}, metric=Metric(pattern="acc: (.*)"),
+    seed_option="", versions=("1", "2.13", "3.11"), machine_key="k",
+)  # fmt: skip
+
+
+def whole(seed, side, value=0.98, wall_s=10.0, **changes):
+    found = WholeRun(
+        seed=seed, side=side, exit_code=0, wall_s=wall_s, training_s=wall_s - 2, num_steps=100, value=value,
+        num_readings=2, readings=(Reading(value=0.5, at_s=wall_s / 2), Reading(value=value or 0.0, at_s=wall_s)),
+        losses_hash=f"{seed}{side if value is None else value}",
+    )  # fmt: skip
+    return replace(found, **changes)
+
+
+def runs(num, gain=1.0, shift=0.0):
+    chance = random.Random(1)
+    found = []
+    for seed in range(num):
+        value = 0.98 + chance.gauss(0, 0.003)
+        found.append(whole(seed, "plain", value, 10 + chance.random() / 10))
+        found.append(whole(seed, "plan", value + shift * (1 + seed / 20), (10 + chance.random() / 10) / gain))
+    return found
+
+
+def proved(found, **aim):
+    return proof.prove(ASKED, Aim(**aim), found, MACHINE, "2026-11-23T00:00:00+00:00")
+
+
+def text(found):
+    return screen.plain(screen.Report(lambda s: shown._compose(s, found)))
+
+
+def test_equal_values_in_less_time():
+    found = proved(runs(8, gain=2.0), target=0.9)
+    assert found.equivalence.verdict == "identical" and found.time.verdict == "faster" and found.losses_equal
+    assert found.reached == (8, 8) and found.target_time.verdict == "faster"
+    said = text(found)
+    assert "equal: the same acc, to the last digit, with all 8 seeds, and so is every loss" in " ".join(said.split())
+    assert "1.99x" in said or "2.00x" in said or "2.01x" in said
+    assert "next       flatout run train.py --epochs 3" in said
+
+
+def test_worse_values_are_told_as_what_they_are_whatever_the_time():
+    found = proved(runs(6, gain=2.0, shift=-0.05))
+    assert found.equivalence.verdict == "different" and not found.losses_equal
+    assert "different: acc differs by -0.0" in text(found)
+
+
+def test_a_run_that_failed_leaves_its_seed_out_and_is_named():
+    found = proved([*runs(4)[:-1], whole(3, "plan", None, problem="ended with exit code 1: boom")])
+    assert found.equivalence.num_seeds == 3 and found.notes == ("seed 3, plan: ended with exit code 1: boom",)
+    assert "failed" in text(found) and "boom" in text(found)
+
+
+def test_what_differs_in_kind_is_noted():
+    many = [*runs(3), whole(3, "plain"), whole(3, "plan", num_steps=90, num_readings=1, engaged=False)]
+    notes = " ".join(proved(many).notes)
+    assert "100 steps without the plan, 90 with it" in notes and "found 2 times without the plan, 1" in notes
+    assert "not engaged to the end with seed 3" in notes
+    assert "others" not in notes.replace("other processes", "")
+
+
+def test_plain_runs_that_computed_the_same_are_one_seed():
+    same = [whole(seed, side, 0.98, losses_hash="x") for seed in range(4) for side in proof.SIDES]
+    found = proved(same)
+    assert found.seeds_ignored and found.equivalence.verdict == "undecided"
+    assert "ignores seeds" in text(found) and "is the same under the plan" in " ".join(text(found).split())
+    without = [replace(run, losses_hash="") for run in same]
+    assert proof.seeds_ignored(without), "by their readings where there are no losses"
+    assert not proof.seeds_ignored(runs(4)) and not proof.seeds_ignored(same[:1])
+
+
+def test_energy_is_compared_where_it_was_read():
+    assert proved(runs(4)).energy is None
+    weighed = [replace(run, joules=100.0 + run.seed if run.side == "plain" else 50.0) for run in runs(4)]
+    assert proved(weighed).energy.verdict == "faster" and "less" in text(proved(weighed))
+
+
+def test_a_proof_survives_its_file_and_runs_theirs_even_where_the_last_line_is_cut(tmp_path):
+    found = proved(runs(3))
+    proof.save(found, tmp_path)
+    assert to_json(proof.load(tmp_path)) == to_json(found)
+    for run in runs(2):
+        proof.append(run, tmp_path)
+    file = tmp_path / proof.RUNS
+    file.write_text(file.read_text()[:-30])
+    assert [(r.seed, r.side) for r in proof.finished_runs(tmp_path)] == [(0, "plain"), (0, "plan"), (1, "plain")]
+    (tmp_path / proof.FILE).write_text("{")
+    with pytest.raises(RecordError, match="no proof in"):
+        proof.load(tmp_path)
+
+
+def proving(tmp_path, monkeypatch, make, **aim):
+    done = []
+
+    def run_whole(setting, side, seed, wait):
+        wait(0.0)
+        done.append((seed, side))
+        return make(seed, side)
+
+    monkeypatch.setattr(conduct, "run_whole", run_whole)
+    setting = Setting(
+        script=Script(path="train.py"), levers=ASKED.levers, registry={}, metric=ASKED.metric, run_folder=tmp_path
+    )
+    return Proving(ASKED, setting, Aim(**aim), MACHINE, Show()), done
+
+
+def test_each_seed_is_run_twice_in_an_order_drawn_by_lot_and_kept_at_once(tmp_path, monkeypatch):
+    made, done = proving(tmp_path, monkeypatch, lambda seed, side: whole(seed, side, 0.9 + seed / 100), num_seeds=12)
+    found = made.run()
+    assert found.equivalence.verdict == "identical" and len(done) == 24
+    firsts = [side for _, side in done[::2]]
+    assert done[0] == (0, "plain") and {*firsts} == {"plain", "plan"}
+    assert len(proof.finished_runs(tmp_path)) == 24 and (tmp_path / proof.FILE).exists()
+
+
+def test_ctrl_c_keeps_what_is_there_and_the_next_time_goes_on(tmp_path, monkeypatch):
+    def stops(seed, side):
+        if seed == 2:
+            raise KeyboardInterrupt
+        return whole(seed, side, 0.9 + seed / 100)
+
+    made, _ = proving(tmp_path, monkeypatch, stops, num_seeds=4)
+    found = made.run()
+    assert "the same command goes on" in found.stopped and found.equivalence.num_seeds == 2
+    again, done = proving(tmp_path, monkeypatch, lambda seed, side: whole(seed, side, 0.9 + seed / 100), num_seeds=4)
+    assert again.run().equivalence.num_seeds == 4 and {seed for seed, _ in done} == {2, 3}
+
+
+def test_a_script_that_fails_plainly_ends_it_at_once_one_that_fails_under_the_plan_is_a_finding(tmp_path, monkeypatch):
+    def fails(failing):
+        def make(seed, side):
+            broken = {"exit_code": 1, "problem": "ended with exit code 1: ValueError: boom", "value": None}
+            return whole(seed, side, **broken) if side == failing else whole(seed, side, 0.9 + seed / 100)
+
+        return make
+
+    made, done = proving(tmp_path / "a", monkeypatch, fails("plain"), num_seeds=3)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ScriptError) as caught:
+        made.run()
+    assert len(done) == 1 and "exit code 1" in caught.value.error and "ValueError: boom" in caught.value.cause
+    (tmp_path / "b").mkdir()
+    made, done = proving(tmp_path / "b", monkeypatch, fails("plan"), num_seeds=3)
+    found = made.run()
+    assert len(done) == 6 and found.equivalence.verdict == "undecided" and len(found.notes) == 3
+
+
+def test_a_metric_that_is_not_there_costs_one_run(tmp_path, monkeypatch):
+    lost = {"value": None, "problem": "the metric was not found"}
+    made, done = proving(tmp_path, monkeypatch, lambda seed, side: whole(seed, side, **lost))
+    with pytest.raises(RecordError, match="no value of `acc` in the first run"):
+        made.run()
+    assert len(done) == 1
+
+
+def test_runs_of_another_question_are_left_alone(tmp_path):
+    for name, asked in (("one", ASKED), ("two", replace(ASKED, source_hash="other"))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / conduct.ASKED).write_text(json.dumps(to_json(asked)))
+    (tmp_path / "three").mkdir()
+    folders = list(tmp_path.iterdir())
+    assert former(folders, ASKED) == tmp_path / "one"
+    assert former(folders, replace(ASKED, levers={})) is None
+
+
+def test_how_long_it_takes_is_said_before_it_starts():
+    assert estimate(10, 200.0) == "10 whole runs of about 3 min 20 s: about 33 min 20 s"
+    assert "not known" in estimate(10, None)

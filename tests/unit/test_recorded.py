@@ -1,0 +1,24 @@
+"""Does a change of rules show? Recorded runs of scripts with a planted bottleneck, diagnosed again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flatout.diagnosis import diagnose
+from flatout.findings import Findings
+from flatout.records import from_json
+
+TRACES = sorted((Path(__file__).parent.parent / "traces").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
+def test_a_recorded_run_is_diagnosed_as_it_was(path):
+    value = json.loads(path.read_text())
+    found = diagnose(from_json(Findings, value["findings"], where=path.name))
+    named = [found.part if found.binding == "input" and found.part else found.binding, *found.also]
+    assert named == value["expected"] and value["planted"] in named
+
+
+def test_there_are_recorded_runs_of_many_kinds():
+    assert len({json.loads(path.read_text())["planted"] for path in TRACES}) >= 12
