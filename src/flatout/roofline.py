@@ -50,8 +50,8 @@ def standing(operation: Operation, ceilings: Ceilings) -> Standing | None:
     to be written back later. They are limited by the cache's own rate. An accelerator is not judged: there the time
     of an operation is the time to enqueue it.
     """
-    if ceilings.device != "cpu" or operation.self_s < SHORTEST_CALL_S * operation.num_calls:
-        return None
+    if ceilings.device != "cpu" or not operation.self_s >= SHORTEST_CALL_S * operation.num_calls:
+        return None  # `not >=`, so that an unknown time, which is NaN, is not judged either
     peak = ceilings.peak(operation.dtype) or max(ceilings.peaks().values(), key=lambda c: c.value, default=None)
     cache, memory = ceilings.get("memory_cache"), ceilings.bandwidth()
     cache_bytes = ceilings.machine.last_level_cache_bytes or 0
