@@ -70,6 +70,8 @@ def row(kind: str, share: float, kept: Path | None = None) -> dict[str, Any]:
     """One planted script."""
     with tempfile.TemporaryDirectory(prefix="flatout-planted-") as folder:
         words = [SCRIPT, kind, str(share)]
+        if kind in ADDITIVE:  # the same amount for the diagnosis and for its removal
+            words += ["--amount", last_line(timed([PYTHON, *words, "--calibrate"], Path(folder)).output)]
         done = timed(
             [FLATOUT, "why", "--json", "--budget", "25s", *words],
             Path(folder),
@@ -100,10 +102,15 @@ def row(kind: str, share: float, kept: Path | None = None) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def last_line(output: str) -> str:
+    """What a planted script measured, below what it planted."""
+    return output.strip().splitlines()[-1]
+
+
 def removed(words: list[str], folder: Path) -> dict[str, Any]:
     """What taking the cause away really brings."""
     done = timed([PYTHON, *words, "--measure"], folder)
-    times = json.loads(done.output.strip().splitlines()[-1])
+    times = json.loads(last_line(done.output))
     found = stats.compare(times["with"], times["without"])
     return {**to_json(found), "samples": times}
 

@@ -1,8 +1,8 @@
-"""A training script with one bottleneck planted: `planted_script.py KIND SHARE [--measure]`.
+"""A training script with one bottleneck planted: `planted_script.py KIND SHARE [--amount AMOUNT] [--measure]`.
 
-SHARE is the part of each step that the planted cause shall take; the script measures its own step without it and the
-unit of the cause first, and plants as much as that needs. With `--measure` it trains with and without the cause by
-turns and prints the step times of both as JSON, which is what removing the cause really brings.
+SHARE is the part of each step that the planted cause shall take. With `--calibrate` the script finds how much of it
+that needs on this machine and prints it; `--amount` plants so much. With `--measure` it trains with and without the
+cause by turns and prints the step times of both as JSON, which is what removing the cause really brings.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 BATCH = 8
+PIECES = {"decode": 8.0, "checkpoints": 2e5, "garbage collection": 5e4, "logging": 50.0, "paging": 64.0}
+"""How much of a cause to begin with where it is not counted in seconds."""
 FETCHING = ("storage", "decode", "transform", "collate")
 
 
@@ -57,8 +59,8 @@ class Cause:
             self.encoded = file.getvalue()
         elif kind == "garbage collection":
             gc.disable()
-            gc.freeze()  # what is there already takes longer than all that shall be planted
             self.heap: list[dict[str, list[int]]] = []
+            self.is_frozen = False
         elif kind == "paging":
             self.file = tempfile.NamedTemporaryFile(dir=Path.cwd())  # noqa: SIM115  as long as the process
             self.file.write(os.urandom(2**26))
@@ -112,6 +114,11 @@ class Cause:
             Image.open(io.BytesIO(self.encoded)).convert("RGB")
 
     def _collect(self, num: float) -> None:
+        if not self.is_frozen:  # what is there already takes longer than all that shall be planted
+            gc.collect()
+            gc.freeze()
+            self.is_frozen = True
+        del self.heap[round(num) :]
         while len(self.heap) < num:
             self.heap.append({"row": [1]})
         gc.collect()
@@ -127,20 +134,6 @@ class Cause:
         self.pages.madvise(mmap.MADV_RANDOM)
         for place in range(0, size, mmap.PAGESIZE):
             self.pages[place]
-
-    def choose(self, seconds: float) -> None:
-        """Plant as much as takes so many seconds a step."""
-        if self.kind in ("storage", "transform", "collate", "own code", "slow steps"):
-            self.amount = seconds
-            return
-        pieces = {"decode": 8, "checkpoints": 200_000, "garbage collection": 50_000, "logging": 50, "paging": 64}
-        found = float(pieces[self.kind])
-        for _ in range(6):  # the cost of a piece depends on how many there are
-            begun = time.perf_counter()
-            for _ in range(3):
-                self.unit(found)
-            found = max(found * seconds / max((time.perf_counter() - begun) / 3, 1e-6), 1.0)
-        self.amount = found
 
 
 class Items(Dataset):
@@ -165,6 +158,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind")
     parser.add_argument("share", type=float)
+    parser.add_argument("--amount", type=float)
+    parser.add_argument("--calibrate", action="store_true")
     parser.add_argument("--measure", action="store_true")
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -182,17 +177,13 @@ def main() -> None:
         return torch.stack([x for x, _ in items]), torch.tensor([y for _, y in items])
 
     loader = DataLoader(Items(cause, 8 * 40_960), batch_size=BATCH, collate_fn=collate)
-    cause.on = False
-    step_s = []
-    batches = iter(loader)
-    for _ in range(60):
-        begun = time.perf_counter()
-        step(model, optimizer, cause, next(batches))
-        step_s.append(time.perf_counter() - begun)
-    cause.on = True
-    cause.choose(float(np.median(step_s[20:])) * arguments.share / (1 - arguments.share))
+    if arguments.calibrate:
+        print(json.dumps(calibrated(model, optimizer, cause, loader, arguments.share)))
+        return
+    cause.amount = arguments.amount
     if arguments.measure:
-        print(json.dumps(measured(model, optimizer, cause, loader)))
+        measured(model, optimizer, cause, loader, 2)  # warm up
+        print(json.dumps(measured(model, optimizer, cause, loader, 20)))
         return
     while True:
         for batch in loader:
@@ -208,15 +199,30 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, cause: Cause, batch
         cause.unit(cause.amount)
 
 
+def calibrated(
+    model: nn.Module, optimizer: torch.optim.Optimizer, cause: Cause, loader: DataLoader, share: float
+) -> float:
+    """How much of the cause takes this share of a step."""
+    in_seconds = cause.kind in ("storage", "transform", "collate", "own code", "slow steps")
+    cause.amount = 1e-3 if in_seconds else PIECES[cause.kind]
+    for _ in range(2 if in_seconds else 6):  # the cost of a piece depends on how many there are
+        found = {
+            side: float(np.median(step_s)) for side, step_s in measured(model, optimizer, cause, loader, 3).items()
+        }
+        wanted_s = found["without"] * share / (1 - share)
+        cause.amount = wanted_s if in_seconds else cause.amount * wanted_s / max(found["with"] - found["without"], 1e-6)
+    return cause.amount
+
+
 def measured(
-    model: nn.Module, optimizer: torch.optim.Optimizer, cause: Cause, loader: DataLoader
+    model: nn.Module, optimizer: torch.optim.Optimizer, cause: Cause, loader: DataLoader, num_pairs: int
 ) -> dict[str, list[float]]:
     """Step times of windows with the cause and without it, in an order drawn by lot."""
     found: dict[str, list[float]] = {"with": [], "without": []}
     lots, batches = random.Random(0), iter(loader)
     kept = next(batches)
     free_data = cause.kind in FETCHING  # its remedy is data that cost nothing at all
-    for _ in range(20):
+    for _ in range(num_pairs):
         for on in (True, False) if lots.random() < 0.5 else (False, True):
             cause.on = on
             begun, num = time.perf_counter(), 0

@@ -106,7 +106,9 @@ def _data_parts(seen: Sequence[Stacks], without_workers: Stacks | None) -> dict[
     data_s = math.fsum(row.wall_s for row in data)
     if not data_s > 0:
         return {}
-    start_s = math.fsum(row.wall_s for row in data if row.kind == "workers")
+    start_s = min(
+        math.fsum(row.wall_s for row in data if row.kind == "workers") + _awaited_s(seen, without_workers), data_s
+    )
     fetched = data if without_workers is None else [r for r in without_workers.rows if r.phase == "data"]
     parts = {"storage": 0.0, "decode": 0.0, "transform": 0.0, "collate": 0.0}
     names = {"decode": "decode", "collate": "collate", "code": "transform", "output": "transform"}
@@ -118,6 +120,15 @@ def _data_parts(seen: Sequence[Stacks], without_workers: Stacks | None) -> dict[
     rest = 1 - start_s / data_s
     shares = {name: rest * seconds / total_s if total_s > 0 else 0.0 for name, seconds in parts.items()}
     return {**shares, "worker start-up": start_s / data_s}
+
+
+def _awaited_s(seen: Sequence[Stacks], without_workers: Stacks | None) -> float:
+    """Waiting for workers beyond what fetching costs without any: they were not ready yet, as after each start."""
+    if without_workers is None:
+        return 0.0
+    waited_s = math.fsum(row.waiting_s for s in seen for row in s.rows if (row.phase, row.kind) == ("data", "queue"))
+    fetching_s = without_workers.wall_of("data") / max(without_workers.num_steps, 1)
+    return max(waited_s - fetching_s * sum(s.num_steps for s in seen), 0.0)
 
 
 def _places(seen: Sequence[Stacks], wall_s: float) -> tuple[Place, ...]:

@@ -38,6 +38,14 @@ def test_what_workers_do_is_seen_without_them_and_starting_them_with_them():
     assert sum(parts.values()) == pytest.approx(1.0)
 
 
+def test_waiting_for_workers_beyond_what_fetching_costs_without_them_is_their_start():
+    seen = stacks(row("data", "workers", 0.1), row("data", "queue", 0.7, 0.7), row("forward", "code", 0.2))
+    without = stacks(row("data", "code", 0.2), row("forward", "code", 0.2), wall_s=0.4)
+    parts = activity_of([seen], without).data_parts
+    assert parts["worker start-up"] == pytest.approx((0.1 + 0.7 - 0.2) / 0.8)
+    assert parts["transform"] == pytest.approx(0.2 / 0.8)
+
+
 def test_output_and_waiting_outside_of_fetching_are_shares_of_the_step():
     found = activity_of([
         stacks(row("unattributed", "output", 0.25, 0.05), row("backward", "code", 0.5, 0.1), row("data", "code", 0.2)),

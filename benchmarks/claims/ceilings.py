@@ -1,0 +1,157 @@
+"""Are the measured ceilings what independent tools measure on the same machine?
+
+    python benchmarks/claims/ceilings.py --stream stream.c [--rounds 9]
+
+`stream.c` is McCalpin's (https://www.cs.virginia.edu/stream/FTP/Code/stream.c), compiled here with gcc, arrays as
+long as flatout's buffers. OpenBLAS comes with NumPy; `torch.utils.benchmark` measures the same statement as flatout
+did, on tensors of its own. All of them by turns, in an order drawn by lot, each in a process of its own: neighbours
+and clocks change from minute to minute, so a ceiling is compared with what a tool found in the same round. A tool's
+rate is the same quantile of its blocks as a ceiling is of its windows; STREAM prints its best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from flatout.ceilings import Ceiling, Ceilings
+from flatout.records import from_json
+from measuring import FLATOUT, PYTHON, quiet, write
+
+TOOLS = Path(__file__).parent / "ceilings_tools.py"
+QUANTILE = 0.9
+"""Of rates, as in `flatout.ceilings.ceiling_of`."""
+ALLOWED = 0.05
+"""How far the median over rounds may lie from the tool's."""
+
+
+def refreshed(folder: Path) -> Ceilings:
+    """`flatout machine` with nothing cached."""
+    env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+    command = [FLATOUT, "machine", "--refresh", "--json"]
+    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+    return from_json(Ceilings, json.loads(done.stdout))
+
+
+def asked(name: str, ceiling: Ceiling, threads: int) -> float:
+    """What a Python tool finds, in the ceiling's unit."""
+    command = [PYTHON, str(TOOLS), name, ceiling.source, str(threads)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    seconds = np.array(json.loads(done.stdout.splitlines()[-1]))
+    found = seconds if ceiling.unit == "s" else 1 / seconds
+    return float(np.quantile(found, 1 - QUANTILE if ceiling.unit == "s" else QUANTILE))
+
+
+class Stream:
+    """McCalpin's STREAM, compiled for buffers of a size."""
+
+    def __init__(self, source: Path, folder: Path) -> None:
+        self.source, self.folder = source, folder
+
+    def rate(self, ceiling: Ceiling, threads: int) -> float:
+        """Its best rate for the kernel that the ceiling names."""
+        size = float(re.search(r"buffers of ([0-9.]+) MiB", ceiling.source)[1]) * 2**20  # type: ignore[index]
+        count = int(size) // 8  # its elements are doubles
+        binary = self.folder / f"stream-{count}"
+        if not binary.exists():
+            options = ["-O3", "-march=native", "-fopenmp", "-mcmodel=medium", "-fno-tree-loop-distribute-patterns"]
+            define = [f"-DSTREAM_ARRAY_SIZE={count}", "-DNTIMES=20"]
+            subprocess.run(["gcc", *options, *define, str(self.source), "-o", str(binary)], check=True)
+        env = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_PROC_BIND": "true"}
+        done = subprocess.run([str(binary)], env=env, check=True, capture_output=True, text=True)
+        kernel = "Triad" if "triad" in ceiling.source else "Copy"
+        return float(re.search(rf"{kernel}:\s+([0-9.]+)", done.stdout)[1]) * 1e6  # type: ignore[index]
+
+
+def tools_of(ceiling: Ceiling, threads: int, stream: Stream | None) -> dict[str, Callable[[], float]]:
+    """The independent tools that can measure this ceiling."""
+    found: dict[str, Callable[[], float]] = {
+        "torch.utils.benchmark": lambda: asked(ceiling.name, ceiling, threads),
+    }
+    if ceiling.name == "matmul_float32":
+        found["OpenBLAS"] = lambda: asked("openblas", ceiling, threads)
+    if ceiling.name == "memory_copy" and stream is not None:
+        found["STREAM"] = lambda: stream.rate(ceiling, threads)
+    return found
+
+
+def one_round(folder: Path, stream: Stream | None, lots: random.Random) -> list[dict[str, Any]]:
+    """Every ceiling once by flatout and once by each tool."""
+    quiet(60)
+    found = refreshed(folder)
+    rows = []
+    jobs = [(c, tool, call) for c in found.values for tool, call in tools_of(c, found.num_threads, stream).items()]
+    lots.shuffle(jobs)
+    for ceiling, tool, call in jobs:
+        theirs = call()
+        ratio = ceiling.value / theirs
+        rows.append(
+            {
+                "ceiling": ceiling.name,
+                "source": ceiling.source,
+                "unit": ceiling.unit,
+                "tool": tool,
+                "flatout": ceiling.value,
+                "theirs": theirs,
+                "ratio": ratio,
+                "spread_fraction": ceiling.spread_fraction,
+                "remarks": list(found.remarks),
+            }
+        )
+    return rows
+
+
+def summarized(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The median ratio of each ceiling and tool over the rounds, and the middle half of them."""
+    pairs = sorted({(row["ceiling"], row["tool"]) for row in rows})
+    found = []
+    for name, tool in pairs:
+        mine = [row for row in rows if (row["ceiling"], row["tool"]) == (name, tool)]
+        low, middle, high = np.quantile([row["ratio"] for row in mine], [0.25, 0.5, 0.75])
+        found.append(
+            {
+                "ceiling": name,
+                "tool": tool,
+                "num_rounds": len(mine),
+                "median_ratio": round(float(middle), 4),
+                "quartiles": [round(float(low), 4), round(float(high), 4)],
+                "median_spread_fraction": round(float(np.median([row["spread_fraction"] for row in mine])), 4),
+                "within": abs(float(middle) - 1) <= ALLOWED,
+            }
+        )
+    return found
+
+
+def main() -> None:
+    """All rounds."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--stream", type=Path, help="McCalpin's stream.c; without it STREAM is left out")
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="flatout-ceilings-") as folder:
+        stream = Stream(arguments.stream, Path(folder)) if arguments.stream else None
+        for number in range(arguments.rounds):
+            rows += one_round(Path(folder), stream, random.Random(number))
+            print(f"round {number + 1} of {arguments.rounds}", flush=True)
+    found = summarized(rows)
+    for line in found:
+        print(json.dumps(line), flush=True)
+    write("claims_ceilings", {"command": " ".join(sys.argv), "summary": found, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
