@@ -1,0 +1,232 @@
+"""The tables of `docs/claims.md` from the raw results: `page.py`; the section Numerics has `numerics_page.py`.
+
+In: what the benchmarks beside this file wrote, the newest of each. Out: the page, with the text between a section's
+two comment lines made anew.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "claims.md"
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def newest(name: str) -> dict[str, Any] | None:
+    """The newest result of that name."""
+    found = sorted(RESULTS.glob(f"{name}_*.json"), key=lambda path: path.stat().st_mtime)
+    return json.loads(found[-1].read_text(encoding="utf-8")) if found else None
+
+
+def simulated(found: dict[str, Any]) -> list[str]:
+    """A row for each noise model."""
+    lines = [
+        f"Simulated, {num_comparisons(found):,} comparisons a cell, {found['date'][:10]}.",
+        "",
+        "| noise | windows scatter by | screening: false alarms | 95 % covers | final: false alarms | 95 % covers "
+        "| 5 % found | 5 % found at 3 % scatter |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in found["models"].items():
+        num = row["num_comparisons"]
+        screening, final = row["screening_itself"], row["final_itself"]
+        gain, scaled = row["final_gain"], row["final_gain_at_3%"]
+        model = name.replace("_", " ")
+        lines.append(
+            f"| {model} | {row['window_scatter']:.1%} | {alarms(screening, num)} | {covered(screening)} "
+            f"| {alarms(final, num)} | {covered(final, gain)} | {gain['found_within_60_windows'] / num:.1%} "
+            f"| {scaled['found_within_60_windows'] / num:.1%} |"
+        )
+    return [line.replace("%", " %") for line in lines]
+
+
+def num_comparisons(found: dict[str, Any]) -> int:
+    """Of each cell."""
+    return int(next(iter(found["models"].values()))["num_comparisons"])
+
+
+def alarms(row: dict[str, Any], num: int) -> str:
+    """How often equal sides were called faster or slower."""
+    return f"{(row['faster'] + row['slower']) / num:.2%}"
+
+
+def covered(*rows: dict[str, Any]) -> str:
+    """The worst share of 95 % intervals that hold the truth."""
+    return f"{min(row['covered'] / max(row['judged'], 1) for row in rows):.1%}"
+
+
+def itself(found: dict[str, Any], condition: str) -> str:
+    """One line for real scripts against themselves."""
+    summary = found["summary"]
+    verdicts = summary["verdicts"]
+    wrong = verdicts.get("faster", 0) + verdicts.get("slower", 0)
+    raw = summary["all_windows_verdicts"]
+    raw_wrong = raw.get("faster", 0) + raw.get("slower", 0)
+    return (
+        f"| {condition} | {summary['num_comparisons']} | {wrong} | {verdicts.get('no difference', 0)} "
+        f"| {summary['num_with_interval']} | {summary['covered']} | {raw_wrong} |"
+    )
+
+
+def faster() -> list[str]:
+    """Simulated comparisons, then real ones."""
+    found = newest("claims_simulated")
+    lines = simulated(found) if found is not None else []
+    rows = [(name, newest(f"claims_itself_{name}")) for name in ("quiet", "busy")]
+    real = [itself(found, name) for name, found in rows if found is not None]
+    if real:
+        lines += [
+            "",
+            "Real scripts against themselves.",
+            "",
+            "| machine | comparisons | called faster or slower | no difference | with an interval | that holds 1 "
+            "| wrong with all windows |",
+            "|---|---|---|---|---|---|---|",
+            *real,
+        ]
+    return lines
+
+
+def where(found: dict[str, Any]) -> str:
+    """On which machine, and when."""
+    machine = found["machine"]
+    return f"{machine['cpu']}, {machine['num_cores']} cores, {found['date'][:10]}"
+
+
+def ceilings() -> list[str]:
+    """Each ceiling over what a tool found, and how high the operations of the examples stand."""
+    tools, roofline = newest("claims_ceilings"), newest("claims_roofline")
+    return [*(beside_tools(tools) if tools else ()), *(under_ceilings(roofline) if roofline else ())]
+
+
+def beside_tools(found: dict[str, Any]) -> list[str]:
+    """A row for each ceiling and tool."""
+    lines = [
+        f"{where(found)}: flatout's ceiling over the tool's, the median of the rounds and their middle half.",
+        "",
+        "| ceiling | tool | rounds | ratio | middle half | the ceiling's own spread |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in found["summary"]:
+        low, high = row["quartiles"]
+        spread = 100 * row["median_spread_fraction"]
+        lines.append(
+            f"| {row['ceiling']} | {row['tool']} | {row['num_rounds']} | {row['median_ratio']:.3f} "
+            f"| {low:.3f} to {high:.3f} | {spread:.1f} % |"
+        )
+    return lines
+
+
+def under_ceilings(found: dict[str, Any]) -> list[str]:
+    """How many operations exceed their ceiling, and the highest of all."""
+    summary = found["summary"]
+    disturbed = summary["num_disturbed_censuses"]
+    lines = [
+        "",
+        f"The roofline, {where(found)}: {summary['num_censuses'] - disturbed} censuses of the five examples ({disturbed} "
+        f"more were disturbed and do not count), {summary['num_operations']} operations, {summary['num_not_judged']} of "
+        f"them too short or not limited, **{summary['num_above']} above their ceiling** by more than its spread. Against "
+        f"the memory's rate alone {summary['num_above_memory']} would stand above. The highest:",
+        "",
+        "| example | operation | shape | ceiling | share of it |",
+        "|---|---|---|---|---|",
+    ]
+    for row in summary["highest"][:5]:
+        share = f"{100 * row['fraction']:.0f} %"
+        lines.append(f"| {row['example']} | `{row['name']}` | {row['shape']} | {row['ceiling']} | {share} |")
+    return lines
+
+
+def diagnosis() -> list[str]:
+    """The grid of planted bottlenecks, and the anatomy beside the profiler's."""
+    grid, profiled = newest("claims_bottlenecks"), newest("claims_profiled")
+    return [*(grid_of(grid) if grid else ()), *(beside_profiler(profiled) if profiled else ())]
+
+
+def grid_of(found: dict[str, Any]) -> list[str]:
+    """A row for each cause and strength."""
+    rows = found["rows"]
+    bounded = [row for row in rows if row["bound_holds"]]
+    right, holding = sum(row["right"] for row in rows), sum(row["bound_holds"] == "holds" for row in bounded)
+    return [
+        f"{where(found)}: the planted cause is named in **{right} of {len(rows)}** cases; of {len(bounded)} bounds "
+        f"{holding} hold.",
+        "",
+        "| planted | share of the step | named | bound | removing it brought |",
+        "|---|---|---|---|---|",
+        *(planted(row) for row in rows),
+    ]
+
+
+def beside_profiler(found: dict[str, Any]) -> list[str]:
+    """A row for each script."""
+    phases = ("data", "forward and loss", "backward", "optimizer")
+    num_rounds = len(found["rows"][0]["rounds"])
+    return [
+        "",
+        f"The anatomy less the profiler's, in points of the step, medians of {num_rounds} rounds ({where(found)}).",
+        "",
+        f"| script | step | {' | '.join(phases)} | unattributed |",
+        "|---|---|---|---|---|---|---|",
+        *(
+            f"| {row['script'].replace('_', ' ')} | {row['rounds'][0][0]['step_ms']:.0f} ms | "
+            + " | ".join(f"{100 * row[phase]:+.1f}" for phase in phases)
+            + f" | {100 * row['unattributed']:.1f} % |"
+            for row in found["rows"]
+        ),
+    ]
+
+
+def planted(row: dict[str, Any]) -> str:
+    """One case of the grid."""
+    named = ", ".join(row["named"]) if isinstance(row["named"], list) else "failed"
+    really, bound = row["really"], row["bound"]
+    brought = f"{really['ratio']:.2f} [{really['low']:.2f}, {really['high']:.2f}]" if really else ""
+    note = {"exceeded": " (exceeded)", "too far": " (too far)"}.get(row["bound_holds"] or "", "")
+    return (
+        f"| {row['kind']} | {row['share']} | {named if row['right'] else f'**{named}**'} "
+        f"| {f'{bound:.2f}{note}' if bound else ''} | {brought} |"
+    )
+
+
+def proved() -> list[str]:
+    """Every lever on one script."""
+    found = newest("claims_proved")
+    if found is None:
+        return []
+    return [
+        f"{where(found)}: `examples/lenet.py`, one epoch of MNIST, each lever alone.",
+        "",
+        "| lever | verdict | accuracy less plain's | margin | time, plain over lever |",
+        "|---|---|---|---|---|",
+        *(proof(row) for row in found["rows"]),
+    ]
+
+
+def proof(row: dict[str, Any]) -> str:
+    """One lever."""
+    if "verdict" not in row:
+        return f"| {row['lever']} | failed | | | |"
+    equivalence, ratio = row["equivalence"], row["time"]["ratio"]
+    return (
+        f"| {row['lever']} | {row['verdict']} | {equivalence['difference']:+.4f} [{equivalence['low']:+.4f}, "
+        f"{equivalence['high']:+.4f}] | {equivalence['margin']:.4f} | {ratio:.2f} |"
+    )
+
+
+def main() -> None:
+    """Write the page anew; a section without results stays as it is."""
+    text = PAGE.read_text(encoding="utf-8")
+    for section in (faster, ceilings, diagnosis, proved):
+        begin, end = (f"<!-- {section.__name__}-output:{side} -->" for side in ("begin", "end"))
+        if lines := section():
+            before, rest = text.split(begin)
+            text = f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{rest.split(end)[1]}"
+    PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
