@@ -126,10 +126,11 @@ def under_ceilings(found: dict[str, Any]) -> list[str]:
     disturbed = summary["num_disturbed_censuses"]
     lines = [
         "",
-        f"The roofline, {where(found)}: {summary['num_censuses'] - disturbed} censuses of the five examples ({disturbed} "
-        f"more were disturbed and do not count), {summary['num_operations']} operations, {summary['num_not_judged']} of "
-        f"them too short or not limited, **{summary['num_above']} above their ceiling** by more than its spread. Against "
-        f"the memory's rate alone {summary['num_above_memory']} would stand above. The highest:",
+        f"The roofline, {where(found)}: {summary['num_censuses'] - disturbed} censuses of the five examples "
+        f"({disturbed} more were disturbed and do not count), {summary['num_operations']} operations, "
+        f"{summary['num_not_judged']} of them too short or not limited, **{summary['num_above']} above their ceiling** "
+        f"by more than its spread. Against the memory's rate alone {summary['num_above_memory']} would stand above. "
+        "The highest:",
         "",
         "| example | operation | shape | ceiling | share of it |",
         "|---|---|---|---|---|",
