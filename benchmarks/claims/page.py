@@ -143,8 +143,8 @@ def under_ceilings(found: dict[str, Any]) -> list[str]:
 
 def diagnosis() -> list[str]:
     """The grid of planted bottlenecks, and the anatomy beside the profiler's."""
-    grid, profiled = newest("claims_bottlenecks"), newest("claims_profiled")
-    return [*(grid_of(grid) if grid else ()), *(beside_profiler(profiled) if profiled else ())]
+    parts = (("claims_bottlenecks", grid_of), ("claims_bounds", levers_within), ("claims_profiled", beside_profiler))
+    return [line for name, made in parts if (found := newest(name)) is not None for line in made(found)]
 
 
 def grid_of(found: dict[str, Any]) -> list[str]:
@@ -160,6 +160,22 @@ def grid_of(found: dict[str, Any]) -> list[str]:
         "|---|---|---|---|---|",
         *(planted(row) for row in rows),
     ]
+
+
+def levers_within(found: dict[str, Any]) -> list[str]:
+    """How many levers alone brought more than their bound on the examples."""
+    rows = found["rows"]
+    lines = [
+        "",
+        f"On the five examples ({where(found)}) {found['num_above']} of {len(rows)} levers that were measured alone "
+        "brought more than the bound that they had been given before.",
+    ]
+    for row in rows:
+        if row["above"]:
+            name = next(iter(row["levers"]))
+            ratio = f"{row['ratio']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+            lines.append(f"`{name}` on {row['example']}: {ratio}, bound {row['bound']:.2f}.")
+    return lines
 
 
 def beside_profiler(found: dict[str, Any]) -> list[str]:
