@@ -27,7 +27,10 @@ ADDITIVE = (
     "storage", "decode", "transform", "collate", "checkpoints", "garbage collection", "logging", "paging", "slow steps",
     "own code",
 )  # fmt: skip
+EQUAL = ("decode+transform", "transform+own code", "decode+logging", "storage+checkpoints")
+"""Two causes of equal size: both are to be named."""
 WHOLE = ("launch overhead", "compute", "memory bandwidth", "optimizer", "thread oversubscription", "worker start-up")
+ALL = [*ADDITIVE, *WHOLE, *EQUAL]
 SLACK = 1.10
 """A bound may exceed what removal really brings by so much."""
 
@@ -35,13 +38,13 @@ SLACK = 1.10
 def main() -> None:
     """The whole grid."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--kinds", nargs="*", default=[*ADDITIVE, *WHOLE], choices=[*ADDITIVE, *WHOLE])
+    parser.add_argument("--kinds", nargs="*", default=ALL, choices=ALL)
     parser.add_argument("--shares", nargs="*", type=float, default=[0.5, 0.65, 0.85])
     parser.add_argument("--record", type=Path, help="keep what each diagnosis was made from in this folder")
     arguments = parser.parse_args()
     rows = []
-    for kind in arguments.kinds:
-        for share in arguments.shares:
+    for share in arguments.shares:
+        for kind in arguments.kinds:
             quiet(60)
             rows.append(row(kind, share, arguments.record))
             shown = {k: rows[-1][k] for k in ("kind", "share", "named", "right", "bound", "bound_holds")}
@@ -49,7 +52,7 @@ def main() -> None:
             print(json.dumps({**shown, "really": [really.get(k) for k in ("ratio", "low", "high")]}), flush=True)
     right = sum(r["right"] for r in rows)
     print(f"{right} of {len(rows)} causes named", flush=True)
-    if arguments.kinds == [*ADDITIVE, *WHOLE]:
+    if arguments.kinds == ALL:
         write("claims_bottlenecks", {"command": " ".join(sys.argv), "num_right": right, "rows": rows})
 
 
@@ -70,7 +73,7 @@ def row(kind: str, share: float, kept: Path | None = None) -> dict[str, Any]:
     """One planted script."""
     with tempfile.TemporaryDirectory(prefix="flatout-planted-") as folder:
         words = [SCRIPT, kind, str(share)]
-        if kind in ADDITIVE:  # the same amount for the diagnosis and for its removal
+        if kind not in WHOLE:  # the same amount for the diagnosis and for its removal
             words += ["--amount", last_line(timed([PYTHON, *words, "--calibrate"], Path(folder)).output)]
         done = timed(
             [FLATOUT, "why", "--json", "--budget", "25s", *words],
@@ -89,13 +92,14 @@ def row(kind: str, share: float, kept: Path | None = None) -> dict[str, Any]:
             }
         result = json.loads(next(Path(folder).glob(".flatout/*/result.json")).read_text(encoding="utf-8"))
         found = result["diagnosis"]
-        named = [found["part"] if found["binding"] == "input" and kind in INPUT else found["binding"], *found["also"]]
-        if kept is not None and kind in named:
+        named = names(found)
+        right = set(kind.split("+")) <= set(named)
+        if kept is not None and right and kind not in EQUAL:
             record(kind, share, next(Path(folder).glob(".flatout/*/findings.json")), kept, named)
         really = removed(words, Path(folder)) if kind in ADDITIVE else None
     bound = bound_of(kind, found["bounds"])
     return {
-        "kind": kind, "share": share, "named": named, "right": kind in named, "sentence": found["sentence"],
+        "kind": kind, "share": share, "named": named, "right": right, "sentence": found["sentence"],
         "evidence": found["evidence"], "phases": result["anatomy"]["phases_s"], "bound": bound and bound["ratio"],
         "bounds": found["bounds"], "really": really, "bound_holds": holds(bound, really),
         "unattributed": result["anatomy"]["phases_s"].get("unattributed", 0) / result["anatomy"]["step_s"],
@@ -105,6 +109,11 @@ def row(kind: str, share: float, kept: Path | None = None) -> dict[str, Any]:
 def last_line(output: str) -> str:
     """What a planted script measured, below what it planted."""
     return output.strip().splitlines()[-1]
+
+
+def names(found: dict[str, Any]) -> list[str]:
+    """Every cause that a diagnosis names; of the input the part."""
+    return [found["part"] if name == "input" and found["part"] else name for name in (found["binding"], *found["also"])]
 
 
 def removed(words: list[str], folder: Path) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """A training script with one bottleneck planted: `planted_script.py KIND SHARE [--amount AMOUNT] [--measure]`.
 
-SHARE is the part of each step that the planted cause shall take. With `--calibrate` the script finds how much of it
-that needs on this machine and prints it; `--amount` plants so much. With `--measure` it trains with and without the
-cause by turns and prints the step times of both as JSON, which is what removing the cause really brings.
+SHARE is the part of each step that the planted cause shall take; KIND may be two that share it (`decode+logging`).
+With `--calibrate` the script finds how much of it that needs on this machine and prints it; `--amount` plants so much.
+With `--measure` it trains with and without the cause by turns and prints the step times of both as JSON, which is what
+removing the cause really brings.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -137,20 +139,20 @@ class Cause:
 
 
 class Items(Dataset):
-    def __init__(self, cause: Cause, length: int) -> None:
-        self.cause = cause
+    def __init__(self, causes: list[Cause], length: int) -> None:
+        self.causes = causes
         self.length = length
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        kind, cause = self.cause.kind, self.cause
-        if kind in ("storage", "transform"):
-            cause.unit(cause.amount / BATCH)
-        elif kind == "decode":  # whole pictures only: some items have one more than others
-            share, extra = divmod(cause.amount, BATCH)
-            cause.unit(share + (index % BATCH < extra))
+        for cause in self.causes:
+            if cause.kind in ("storage", "transform"):
+                cause.unit(cause.amount / BATCH)
+            elif cause.kind == "decode":  # whole pictures only: some items have one more than others
+                share, extra = divmod(cause.amount, BATCH)
+                cause.unit(share + (index % BATCH < extra))
         return torch.full((64,), index / self.length), index % 2
 
 
@@ -158,7 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind")
     parser.add_argument("share", type=float)
-    parser.add_argument("--amount", type=float)
+    parser.add_argument("--amount", help="of each cause, with commas between")
     parser.add_argument("--calibrate", action="store_true")
     parser.add_argument("--measure", action="store_true")
     arguments = parser.parse_args()
@@ -167,70 +169,80 @@ def main() -> None:
         STANDALONE[arguments.kind](arguments.share)
         return
     torch.set_num_threads(1)  # two that wait for each other make a step of any length where others compute
-    cause = Cause(arguments.kind)
+    causes = [Cause(kind) for kind in arguments.kind.split("+")]
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), *(nn.Linear(512, 512) for _ in range(4)), nn.Linear(512, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def collate(items: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        if cause.kind == "collate":
-            cause.unit(cause.amount)
+        for cause in causes:
+            if cause.kind == "collate":
+                cause.unit(cause.amount)
         return torch.stack([x for x, _ in items]), torch.tensor([y for _, y in items])
 
-    loader = DataLoader(Items(cause, 8 * 40_960), batch_size=BATCH, collate_fn=collate)
+    loader = DataLoader(Items(causes, 8 * 40_960), batch_size=BATCH, collate_fn=collate)
+    training = Training(model, optimizer, loader, causes)
     if arguments.calibrate:
-        print(json.dumps(calibrated(model, optimizer, cause, loader, arguments.share)))
+        print(",".join(str(training.calibrated(cause, arguments.share)) for cause in causes))
         return
-    cause.amount = arguments.amount
+    for cause, amount in zip(causes, arguments.amount.split(","), strict=True):
+        cause.amount = float(amount)
     if arguments.measure:
-        measured(model, optimizer, cause, loader, 2)  # warm up
-        print(json.dumps(measured(model, optimizer, cause, loader, 20)))
+        training.measured(causes, 2)  # warm up
+        print(json.dumps(training.measured(causes, 20)))
         return
     while True:
         for batch in loader:
-            step(model, optimizer, cause, batch)
+            training.step(batch)
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, cause: Cause, batch: list[torch.Tensor]) -> None:
-    x, y = batch
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(model(x), y).backward()
-    optimizer.step()
-    if cause.kind in ("own code", "slow steps", "checkpoints", "garbage collection", "logging", "paging"):
-        cause.unit(cause.amount)
+@dataclass
+class Training:
+    """A small model, and what holds it back."""
 
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loader: DataLoader
+    causes: list[Cause]
 
-def calibrated(
-    model: nn.Module, optimizer: torch.optim.Optimizer, cause: Cause, loader: DataLoader, share: float
-) -> float:
-    """How much of the cause takes this share of a step."""
-    in_seconds = cause.kind in ("storage", "transform", "collate", "own code", "slow steps")
-    cause.amount = 1e-3 if in_seconds else PIECES[cause.kind]
-    for _ in range(2 if in_seconds else 6):  # the cost of a piece depends on how many there are
-        found = {
-            side: float(np.median(step_s)) for side, step_s in measured(model, optimizer, cause, loader, 3).items()
-        }
-        wanted_s = found["without"] * share / (1 - share)
-        cause.amount = wanted_s if in_seconds else cause.amount * wanted_s / max(found["with"] - found["without"], 1e-6)
-    return cause.amount
+    def step(self, batch: list[torch.Tensor]) -> None:
+        """One step, with the causes that are neither in items nor in their batch."""
+        x, y = batch
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.model(x), y).backward()
+        self.optimizer.step()
+        for cause in self.causes:
+            if cause.kind not in FETCHING:
+                cause.unit(cause.amount)
 
+    def calibrated(self, cause: Cause, share: float) -> float:
+        """How much of one cause takes its part of this share of a step, by turns with none at all."""
+        in_seconds = cause.kind in ("storage", "transform", "collate", "own code", "slow steps")
+        cause.amount = 1e-3 if in_seconds else PIECES[cause.kind]
+        for other in self.causes:
+            other.on = False
+        for _ in range(2 if in_seconds else 6):  # the cost of a piece depends on how many there are
+            found = {side: float(np.median(step_s)) for side, step_s in self.measured([cause], 3).items()}
+            wanted_s = found["without"] * share / len(self.causes) / (1 - share)
+            extra_s = max(found["with"] - found["without"], 1e-6)
+            cause.amount = wanted_s if in_seconds else cause.amount * wanted_s / extra_s
+        return cause.amount
 
-def measured(
-    model: nn.Module, optimizer: torch.optim.Optimizer, cause: Cause, loader: DataLoader, num_pairs: int
-) -> dict[str, list[float]]:
-    """Step times of windows with the cause and without it, in an order drawn by lot."""
-    found: dict[str, list[float]] = {"with": [], "without": []}
-    lots, batches = random.Random(0), iter(loader)
-    kept = next(batches)
-    free_data = cause.kind in FETCHING  # its remedy is data that cost nothing at all
-    for _ in range(num_pairs):
-        for on in (True, False) if lots.random() < 0.5 else (False, True):
-            cause.on = on
-            begun, num = time.perf_counter(), 0
-            while num < 20 or time.perf_counter() - begun < 0.3:
-                step(model, optimizer, cause, kept if free_data and not on else next(batches))
-                num += 1
-            found["with" if on else "without"].append((time.perf_counter() - begun) / num)
-    return found
+    def measured(self, causes: list[Cause], num_pairs: int) -> dict[str, list[float]]:
+        """Step times of windows with some causes and without them, in an order drawn by lot."""
+        found: dict[str, list[float]] = {"with": [], "without": []}
+        lots, batches = random.Random(0), iter(self.loader)
+        kept = next(batches)
+        free_data = all(cause.kind in FETCHING for cause in causes)  # its remedy is data that cost nothing at all
+        for _ in range(num_pairs):
+            for on in (True, False) if lots.random() < 0.5 else (False, True):
+                for cause in causes:
+                    cause.on = on
+                begun, num = time.perf_counter(), 0
+                while num < 20 or time.perf_counter() - begun < 0.3:
+                    self.step(kept if free_data and not on else next(batches))
+                    num += 1
+                found["with" if on else "without"].append((time.perf_counter() - begun) / num)
+        return found
 
 
 # -- causes that are the whole script ------------------------------------------------------------------------------

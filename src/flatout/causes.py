@@ -10,6 +10,9 @@ from flatout.findings import Findings, believed, fixed_share, model_s, peak, pha
 WORTHWHILE = 1.1
 """A remedy whose bound is lower than this does not name the bottleneck."""
 
+NEARLY_EQUAL = 0.9
+"""A cause that is worth this share of the largest one is named beside it."""
+
 FIXED_SHARE = 0.5
 """Share of the model's time that does not shrink with the batch, from which on starting operations is what costs."""
 
@@ -61,11 +64,12 @@ def _outside_of_phases(found: Findings) -> dict[str, float]:
     }
 
 
-def data_part(found: Findings) -> str:
-    """Which part of fetching takes most of it; empty where it was not seen, or where no part does."""
+def data_parts(found: Findings) -> tuple[str, ...]:
+    """The part of fetching that takes most of it, and those nearly as large; none where it was not seen."""
     parts = found.activity.data_parts if found.activity is not None else {}
-    name = max(parts, key=lambda part: parts[part], default="")
-    return name if name and parts[name] > 0 else ""
+    largest = max(parts.values(), default=0.0)
+    alike = [name for name in parts if parts[name] > 0 and parts[name] >= NEARLY_EQUAL * largest]
+    return tuple(sorted(alike, key=lambda name: -parts[name]))
 
 
 def model_cause(found: Findings) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flatout import explained
-from flatout.causes import WORTHWHILE, causes, data_part
+from flatout.causes import NEARLY_EQUAL, WORTHWHILE, causes, data_parts
 from flatout.ceilings import model_flops_utilization
 from flatout.findings import Findings, arithmetic_of, believed, fixed_s, model_s, peak, without
 from flatout.stats import Comparison
@@ -33,9 +33,6 @@ BINDINGS = (
     "own code",
     "nothing",
 )
-
-NEARLY_EQUAL = 0.9
-"""A cause that is worth this share of the largest one is named beside it."""
 
 WORTH_A_ROW = 1.05
 """A cause that few scripts have is among the bounds from here on."""
@@ -103,9 +100,9 @@ class Diagnosis:
 
     Attributes:
         binding: One of `BINDINGS`.
-        part: Where the input binds, which part of fetching takes most: `storage`, `decode`, `transform`, `collate` or
-            `worker start-up`; empty where it was not seen.
-        also: Causes that are nearly as large.
+        part: Where the input binds, or is nearly as large as what does, which part of fetching takes most: `storage`,
+            `decode`, `transform`, `collate` or `worker start-up`; empty where it was not seen.
+        also: Causes that are nearly as large as what binds, and parts of fetching nearly as large as `part`.
         sentence: The same for people, in one sentence.
         evidence: The measurements that say so.
         bounds: One per remedy, largest first.
@@ -135,15 +132,15 @@ def diagnose(found: Findings) -> Diagnosis:
     bounds = tuple(sorted(_bounds(found), key=lambda b: -b.ratio))
     worth = causes(found)
     binding = _binding(found, worth)
-    part = data_part(found) if binding == "input" else ""
     also = _nearly_as_large(binding, worth)
+    parts = data_parts(found) if "input" in (binding, *also) else ()
     flops = found.census.flops if found.census and found.census.flops else None
     utilization = _utilization(found, flops)
     return Diagnosis(
         binding=binding,
-        part=part,
-        also=also,
-        sentence=explained.sentence(binding, part, found),
+        part=parts[0] if parts else "",
+        also=(*also, *parts[1:]),
+        sentence=explained.sentence(binding, parts, found),
         evidence=(
             *_main_share(binding, found),
             *explained.ties(binding, also, worth),

@@ -29,11 +29,11 @@ PARTS = {
 }
 
 
-def sentence(binding: str, part: str, found: Findings) -> str:
+def sentence(binding: str, parts: Sequence[str], found: Findings) -> str:
     """What binds, in one sentence."""
     workers = max((loader.num_workers for loader in found.facts.loaders), default=0)
     by = f"by {workers} workers that do not keep up" if workers else "item by item in the training process"
-    mostly = f"; mostly {part}: {PARTS[part]}" if part else ""
+    mostly = f"; mostly {' and '.join(parts)}: {'; '.join(PARTS[part] for part in parts)}" if parts else ""
     threads = f"{found.facts.num_threads} threads on {found.num_cores} cores"
     sentences = {
         "input": f"input: batches are built {by} while the model waits{mostly}",

@@ -348,3 +348,17 @@ def test_of_two_causes_of_nearly_one_size_the_other_is_named_too():
     assert "compute is nearly as large: 1.82x without it, 1.85x without input" in found.evidence
     for clear in (findings(DATA_BOUND, counterfactuals={"free_data": compared(3.2)}), PLANTED["nothing"]):
         assert not any("nearly as large" in line for line in diagnose(clear).evidence)
+
+
+@pytest.mark.parametrize(
+    ("parts", "named"),
+    [
+        ({"decode": 0.5, "transform": 0.47, "collate": 0.03}, ("decode", ("transform",))),
+        ({"decode": 0.7, "transform": 0.3}, ("decode", ())),
+        ({"decode": 0.0}, ("", ())),
+    ],
+)
+def test_parts_of_fetching_of_equal_size_are_both_named(parts, named):
+    found = diagnose(replace(PLANTED["input"], activity=Activity(num_samples=100, data_parts=parts)))
+    assert (found.part, found.also) == named
+    assert all(part in found.sentence for part in (found.part, *found.also))

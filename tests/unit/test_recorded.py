@@ -16,7 +16,7 @@ TRACES = sorted((Path(__file__).parent.parent / "traces").glob("*.json"))
 def test_a_recorded_run_is_diagnosed_as_it_was(path):
     value = json.loads(path.read_text())
     found = diagnose(from_json(Findings, value["findings"], where=path.name))
-    named = [found.part if found.binding == "input" and found.part else found.binding, *found.also]
+    named = [found.part if name == "input" and found.part else name for name in (found.binding, *found.also)]
     assert named == value["expected"] and value["planted"] in named
 
 
