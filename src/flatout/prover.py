@@ -98,6 +98,7 @@ def _metric_typed(request: ProveRequest) -> str:
     words += [] if name is None else ["--metric", name]
     words += [f"--seed-option={request.seed_option}"] if request.seed_option else []
     words += [] if request.aim.margin is None else ["--margin", f"{request.aim.margin:g}"]
+    words += [] if request.aim.target is None else ["--target", f"{request.aim.target:g}"]
     return shlex.join(words)
 
 

@@ -49,6 +49,12 @@ def command(
     elif other is not None and run is not None:
         show_contrast(api.contrast(run, other), html=html, as_json=as_json)
     elif (proved := proof(run)) is not None:
+        if html is not None:
+            raise UsageError(
+                "`--html` stands beside a run of `prove`",
+                cause="a proof has no page",
+                hint=f"`flatout report {run or ''} --json`".replace("  ", " "),
+            )
         from flatout.cli.proving import show_proof
 
         show_proof(proved, as_json=as_json)

@@ -113,8 +113,9 @@ class Proving:
         known = [m for m in means.values() if m is not None]
         if not known:
             return ""
+        num_left = len(self._missing())
         rest_s = sum(means[side] or max(known) for _, side in self._missing())
-        return f"; about {_minutes(rest_s)} left for {len(self._missing())} runs"
+        return f"; about {_minutes(rest_s)} left for {num_left} run{'' if num_left == 1 else 's'}"
 
     def _stop_where_it_is_vain(self) -> None:
         """Without a metric, or with a script that fails, more runs bring nothing."""
@@ -132,10 +133,15 @@ class Proving:
             )
         if any(run.value is not None for run in self.runs):
             return
+        typed = (
+            "`--metric NAME` is a key, a column or a tag of the file"
+            if self.asked.metric.file
+            else "`--metric 'accuracy: ([0-9.]+)'`, or `--metric-file`"
+        )
         raise RecordError(
             f"no value of `{self.asked.metric.name}` in the first run",
             cause=last.problem,
-            hint=f"see what it printed: `{log}`; `--metric 'accuracy: ([0-9.]+)'`, or `--metric-file`",
+            hint=f"see what it printed: `{log}`; {typed}",
         )
 
 

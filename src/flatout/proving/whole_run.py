@@ -244,7 +244,7 @@ def _told(
 
 def _problem(exit_code: int, output: _Output, records: list[Record]) -> str:
     if exit_code == 0:
-        return "" if any(isinstance(r, End) and r.num_steps for r in records) else "it made no training step"
+        return "" if any(isinstance(r, End) and r.num_steps for r in records) else "made no training step"
     raised = next((r for r in reversed(records) if isinstance(r, Failure) and r.stage == "script"), None)
     last = output.lines[-1][1].strip()[:160] if output.lines else "it printed nothing"
     said = f"{raised.error}: {raised.message.splitlines()[0] if raised.message else ''}" if raised else last

@@ -115,15 +115,15 @@ def _undecided(proof: Proof) -> str:
         more = f"; about {found.more_seeds:,} more would do: `--seeds {wanted}` goes on from here"
     elif found.reason.startswith("the interval"):
         more = "; no reasonable number of them would: a wider `--margin`, perhaps"
-    detail = f". {words.sentence(_between(found, proof.asked.metric.name))}" if found.low == found.low else ""
+    detail = f"; {_between(found, proof.asked.metric.name)}" if found.low == found.low else ""
     return f"{found.reason}{more}{detail}"
 
 
 def _times(screen: Screen, proof: Proof) -> None:
     if proof.time.num_pairs < MIN_PAIRS:
         screen.say("time", f"compared from {MIN_PAIRS} seeds on")
-        return
-    screen.say("time", f"a whole run {_compared(proof.time)}; its training steps {_compared(proof.training_time)}")
+    else:
+        screen.say("time", f"a whole run {_compared(proof.time)}; its training steps {_compared(proof.training_time)}")
     if proof.target is not None:
         screen.say("target", _target(proof))
 
