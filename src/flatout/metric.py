@@ -260,14 +260,34 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def reached_s(readings: Sequence[Reading], target: float) -> float | None:
-    """Seconds after which the metric first was at the target or beyond it, seen from where it began.
+FALLING = ("loss", "err", "perplexity", "ppl", "rmse", "mae", "mse", "fid", "nll", "elbo")
+RISING = ("acc", "auc", "f1", "score", "bleu", "rouge", "iou", "precision", "recall", "reward", "top1", "top5", "psnr")
+"""Words in a metric's name or pattern that say which way it is to go."""
 
-    >>> reached_s([Reading(value=v, at_s=t) for t, v in ((1.0, 0.5), (2.0, 0.9), (3.0, 0.97))], 0.9)
-    2.0
+
+def rises(name: str, runs: Sequence[Sequence[Reading]]) -> bool:
+    """Whether a metric is to rise: by its name, else by where runs ended against where they began.
+
+    Args:
+        name: Of the metric, or its pattern.
+        runs: Readings of each run, in order.
+
+    >>> rises("val_loss: ([0-9.]+)", []), rises("accuracy", [])
+    (False, True)
+    """
+    lowered = name.lower()
+    falling, rising = (any(word in lowered for word in words) for words in (FALLING, RISING))
+    if falling != rising:
+        return rising
+    return sum((run[-1].value > run[0].value) - (run[-1].value < run[0].value) for run in runs if run) >= 0
+
+
+def reached_s(readings: Sequence[Reading], target: float, *, rising: bool) -> float | None:
+    """Seconds after which the metric first was at the target or beyond it.
+
+    >>> some = [Reading(value=v, at_s=t) for t, v in ((1.0, 0.5), (2.0, 0.9), (3.0, 0.97))]
+    >>> reached_s(some, 0.9, rising=True), reached_s(some, 0.4, rising=False)
+    (2.0, None)
     """
     timed = [r for r in readings if r.at_s is not None and math.isfinite(r.value)]
-    if not timed:
-        return None
-    rises = timed[0].value < target
-    return next((r.at_s for r in timed if (r.value >= target if rises else r.value <= target)), None)
+    return next((r.at_s for r in timed if (r.value >= target if rising else r.value <= target)), None)

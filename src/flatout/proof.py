@@ -15,7 +15,7 @@ from flatout import equivalence, stats
 from flatout.ceilings import Machine
 from flatout.equivalence import Equivalence
 from flatout.errors import RecordError, cannot_write
-from flatout.metric import Metric, Reading, reached_s
+from flatout.metric import Metric, Reading, reached_s, rises
 from flatout.records import from_json, to_json
 from flatout.stats import Comparison
 from flatout.trace import Levers
@@ -105,6 +105,7 @@ class Proof:
         target: The metric's value that was to be reached, or None.
         target_time: Seconds to it, plain over plan; None without a target or where it cannot be seen.
         reached: Of how many seeds each side reached the target.
+        rising: Whether the metric is to rise to the target or to fall to it.
         energy: Joules of whole runs, plain over plan; None where not readable.
         seeds_ignored: Whether plain runs of different seeds computed the same.
         runs: Everything behind it.
@@ -135,6 +136,7 @@ class Proof:
     losses_equal: bool = False
     options: str = ""
     metric_options: str = ""
+    rising: bool = True
     format: int = FORMAT
 
 
@@ -165,6 +167,7 @@ def prove(asked: Asked, aim: Aim, runs: Sequence[WholeRun], machine: Machine, cr
     """Judge what has been run so far."""
     pairs = _paired(runs)
     ignored = seeds_ignored(runs)
+    rising = rises(asked.metric.name, [r.readings for r in (*pairs.plain, *pairs.plan)])
     return Proof(
         asked=asked,
         num_seeds=aim.num_seeds,
@@ -172,8 +175,9 @@ def prove(asked: Asked, aim: Aim, runs: Sequence[WholeRun], machine: Machine, cr
         time=stats.compare([r.wall_s for r in pairs.plain], [r.wall_s for r in pairs.plan]),
         training_time=stats.compare([r.training_s for r in pairs.plain], [r.training_s for r in pairs.plan]),
         target=aim.target,
-        target_time=_target_time(pairs, aim.target),
-        reached=(_reached(pairs.plain, aim.target), _reached(pairs.plan, aim.target)),
+        target_time=_target_time(pairs, aim.target, rising=rising),
+        reached=(_reached(pairs.plain, aim.target, rising=rising), _reached(pairs.plan, aim.target, rising=rising)),
+        rising=rising,
         energy=_energy(pairs),
         seeds_ignored=ignored,
         runs=tuple(runs),
@@ -206,16 +210,19 @@ def _equivalence(pairs: _Pairs, aim: Aim, ignored: bool) -> Equivalence:
     return equivalence.compare(plain, plan, aim.margin)
 
 
-def _target_time(pairs: _Pairs, target: float | None) -> Comparison | None:
+def _target_time(pairs: _Pairs, target: float | None, *, rising: bool) -> Comparison | None:
     if target is None:
         return None
-    times = [(reached_s(a.readings, target), reached_s(b.readings, target)) for a, b in _beside(pairs)]
+    times = [
+        (reached_s(a.readings, target, rising=rising), reached_s(b.readings, target, rising=rising))
+        for a, b in _beside(pairs)
+    ]
     both = [(a, b) for a, b in times if a is not None and b is not None]
     return stats.compare([a for a, _ in both], [b for _, b in both])
 
 
-def _reached(runs: Sequence[WholeRun], target: float | None) -> int:
-    return 0 if target is None else sum(reached_s(r.readings, target) is not None for r in runs)
+def _reached(runs: Sequence[WholeRun], target: float | None, *, rising: bool) -> int:
+    return 0 if target is None else sum(reached_s(r.readings, target, rising=rising) is not None for r in runs)
 
 
 def _energy(pairs: _Pairs) -> Comparison | None:

@@ -137,7 +137,7 @@ def _compared(found: Comparison, faster: str = "faster", slower: str = "slower")
 
 def _target(proof: Proof) -> str:
     plain, plan = proof.reached
-    name = f"{proof.asked.metric.name} {number(proof.target)}"
+    name = f"{proof.asked.metric.name} of at {'least' if proof.rising else 'most'} {number(proof.target)}"
     seeds = words.plural(proof.time.num_pairs, "seed")
     reached = f"{name} reached with {plain} and, under the plan, {plan} of {seeds}"
     if proof.target_time is None or proof.target_time.num_pairs < MIN_PAIRS:
