@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from os import SEEK_END
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +16,7 @@ from flatout import equivalence, stats
 from flatout.ceilings import Machine
 from flatout.equivalence import Equivalence
 from flatout.errors import RecordError, cannot_write
-from flatout.metric import Metric, Reading, reached_s
+from flatout.metric import Metric, Reading, reached_s, rises
 from flatout.records import from_json, to_json
 from flatout.stats import Comparison
 from flatout.trace import Levers
@@ -165,15 +166,16 @@ def prove(asked: Asked, aim: Aim, runs: Sequence[WholeRun], machine: Machine, cr
     """Judge what has been run so far."""
     pairs = _paired(runs)
     ignored = seeds_ignored(runs)
+    grows = rises(r.readings for r in (*pairs.plain, *pairs.plan))
     return Proof(
         asked=asked,
         num_seeds=aim.num_seeds,
-        equivalence=_equivalence(pairs, aim, ignored),
+        equivalence=_despite_failures(_equivalence(pairs, aim, ignored), runs),
         time=stats.compare([r.wall_s for r in pairs.plain], [r.wall_s for r in pairs.plan]),
         training_time=stats.compare([r.training_s for r in pairs.plain], [r.training_s for r in pairs.plan]),
         target=aim.target,
-        target_time=_target_time(pairs, aim.target),
-        reached=(_reached(pairs.plain, aim.target), _reached(pairs.plan, aim.target)),
+        target_time=_target_time(pairs, aim.target, grows),
+        reached=(_reached(pairs.plain, aim.target, grows), _reached(pairs.plan, aim.target, grows)),
         energy=_energy(pairs),
         seeds_ignored=ignored,
         runs=tuple(runs),
@@ -206,16 +208,32 @@ def _equivalence(pairs: _Pairs, aim: Aim, ignored: bool) -> Equivalence:
     return equivalence.compare(plain, plan, aim.margin)
 
 
-def _target_time(pairs: _Pairs, target: float | None) -> Comparison | None:
+def _despite_failures(found: Equivalence, runs: Sequence[WholeRun]) -> Equivalence:
+    """Seeds that the plan did not survive are no reason to call those that it did survive the same."""
+    plain = {r.seed for r in runs if r.side == "plain" and not r.problem}
+    ended = {r.seed for r in runs if r.side == "plan" and not r.problem}
+    failed = [r for r in runs if r.side == "plan" and r.problem and r.seed in plain - ended]
+    broken = [str(r.seed) for r in failed if r.exit_code != 0]
+    if broken:
+        reason = f"under the plan the script failed with seed {', '.join(broken)}, with which it does not fail plain"
+        return replace(found, verdict="different", more_seeds=None, reason=reason)
+    if failed and found.verdict in ("identical", "equivalent"):
+        numbers = ", ".join(str(r.seed) for r in failed)
+        reason = f"under the plan nothing came of seed {numbers}, which counts plain"
+        return replace(found, verdict="undecided", more_seeds=None, reason=reason)
+    return found
+
+
+def _target_time(pairs: _Pairs, target: float | None, grows: bool | None) -> Comparison | None:
     if target is None:
         return None
-    times = [(reached_s(a.readings, target), reached_s(b.readings, target)) for a, b in _beside(pairs)]
+    times = [(reached_s(a.readings, target, grows), reached_s(b.readings, target, grows)) for a, b in _beside(pairs)]
     both = [(a, b) for a, b in times if a is not None and b is not None]
     return stats.compare([a for a, _ in both], [b for _, b in both])
 
 
-def _reached(runs: Sequence[WholeRun], target: float | None) -> int:
-    return 0 if target is None else sum(reached_s(r.readings, target) is not None for r in runs)
+def _reached(runs: Sequence[WholeRun], target: float | None, grows: bool | None) -> int:
+    return 0 if target is None else sum(reached_s(r.readings, target, grows) is not None for r in runs)
 
 
 def _energy(pairs: _Pairs) -> Comparison | None:
@@ -286,8 +304,12 @@ def append(run: WholeRun, folder: Path) -> None:
         MachineError: The disk is full, or the folder gone.
     """
     try:
-        with open(folder / RUNS, "a", encoding="utf-8") as file:
-            file.write(json.dumps(to_json(run), allow_nan=False) + "\n")
+        with open(folder / RUNS, "ab+") as file:
+            begun = file.seek(0, SEEK_END)
+            torn = begun > 0 and file.seek(begun - 1) >= 0 and file.read(1) != b"\n"
+            # behind a line that was cut off this one would be lost with it
+            line = json.dumps(to_json(run), allow_nan=False) + "\n"
+            file.write(("\n" * torn + line).encode())
     except OSError as problem:
         raise cannot_write(folder / RUNS, problem) from None
 

@@ -145,7 +145,7 @@ def _chosen(script: Script, request: ProveRequest, machine: Machine) -> Engageme
 def _asked(script: Script, request: ProveRequest, chosen: Engagement, machine: Machine) -> Asked:
     source = b""
     with contextlib.suppress(OSError):
-        source = Path(script.path or "").read_bytes()
+        source = _source(script).read_bytes()
     return Asked(
         script=script.typed,
         source_hash=hashlib.sha256(source).hexdigest()[:16],
@@ -155,6 +155,15 @@ def _asked(script: Script, request: ProveRequest, chosen: Engagement, machine: M
         versions=(__version__, _version(script), platform.python_version()),
         machine_key=machine.machine_key(),
     )
+
+
+def _source(script: Script) -> Path:
+    """The file that is run; of a module the one in the working folder, of a folder the one in it that is run."""
+    if script.module is None:
+        path = Path(script.path or "")
+        return path / "__main__.py" if path.is_dir() else path
+    path = Path(*script.module.split("."))
+    return path / "__main__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
 
 
 @functools.cache

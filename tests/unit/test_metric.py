@@ -5,7 +5,7 @@ import math
 import pytest
 
 from flatout.errors import MachineError, RecordError, UsageError
-from flatout.metric import Metric, Reading, in_file, in_lines, in_losses, metric_of, reached_s
+from flatout.metric import Metric, Reading, in_file, in_lines, in_losses, metric_of, reached_s, rises
 
 
 def values(readings):
@@ -14,8 +14,11 @@ def values(readings):
 
 @pytest.mark.parametrize(
     ("pattern", "said"),
-    [("accuracy: [0-9.]+", "0 groups"), ("(a): ([0-9.]+)", "2 groups"), ("accuracy: ([0-9", "no regular expression")],
-)
+    [
+        ("accuracy: [0-9.]+", "0 groups"), ("(a): ([0-9.]+)", "2 groups"), ("accuracy: ([0-9", "no regular expression"),
+        ("a{99999999999999999999}(x)", "no regular expression"),
+    ],
+)  # fmt: skip
 def test_a_pattern_has_one_group(pattern, said):
     with pytest.raises(UsageError) as caught:
         metric_of(pattern, None)
@@ -135,3 +138,61 @@ def test_the_target_is_reached_from_whichever_side_the_metric_comes():
     falling = [Reading(value=v, at_s=t) for t, v in ((1.0, 3.0), (2.0, 0.4), (3.0, 0.6))]
     assert reached_s(falling, 0.5) == 2.0 and reached_s(falling, 0.1) is None
     assert reached_s([Reading(value=1.0)], 0.5) is None, "nobody knows when"
+
+
+def test_from_where_the_metric_comes_is_asked_of_all_runs_for_one_may_begin_beyond_the_target():
+    beyond = [Reading(value=v, at_s=t) for t, v in ((1.0, 0.95), (2.0, 0.94))]
+    usual = [Reading(value=v, at_s=t) for t, v in ((1.0, 0.5), (2.0, 0.97))]
+    assert rises([beyond, usual, usual]) is True and rises([beyond]) is False
+    assert rises([]) is None and rises([[Reading(value=math.nan)], usual[:1]]) is None
+    assert reached_s(beyond, 0.9) is None and reached_s(beyond, 0.9, grows=True) == 1.0
+
+
+@pytest.mark.parametrize("text", ["acc: 1.2e-05", "acc: 0.981", "acc: 1,234.5"])
+def test_a_part_of_a_number_is_not_taken_for_the_number(text):
+    pattern = {"acc: 1.2e-05": "acc: ([0-9.]+)", "acc: 0.981": "acc: ([0-9]+)"}.get(text, "acc: ([0-9.]+)")
+    with pytest.raises(RecordError) as caught:
+        in_lines(pattern, [(0.0, text)])
+    assert "takes a part of the number" in caught.value.error and f"`{text[5:]}`" in caught.value.error
+
+
+def test_what_a_pattern_leaves_out_in_words_is_left_out():
+    assert values(in_lines(r"acc: (\d\.\d\d)\d*", [(0.0, "acc: 0.9812")])) == [0.98]
+    assert values(in_lines("acc ([0-9.]+)", [(0.0, "acc 0.98,123")])) == [0.98], "a column beside it"
+    assert values(in_lines("([0-9.]+)", [(0.0, "97epochs")])) == [97.0]
+
+
+def test_a_decimal_comma_does_not_make_a_number_a_hundred_times_as_large():
+    for text in ("0,93", "0,931", "12,5", "1,23,456"):
+        with pytest.raises(RecordError, match="is no number"):
+            in_lines(r"acc (\S+)", [(0.0, f"acc {text}")])
+    assert values(in_lines(r"(\S+)", [(0.0, "-1,234,567.5")])) == [-1234567.5]
+
+
+def test_a_run_that_ends_in_nan_is_not_told_by_its_last_number():
+    lines = [(1.0, "acc: 0.9"), (2.0, "acc: nan")]
+    assert math.isnan(in_lines("acc: ([0-9.]+)", lines)[-1].value)
+    assert in_lines("acc: ([0-9.]+)%", [(1.0, "acc: -inf%")])[-1].value == -math.inf
+    assert values(in_lines("acc: ([0-9.]+)", [(1.0, "acc: 0.9"), (2.0, "acc: information")])) == [0.9]
+    assert values(in_lines("([0-9.]+)", [(1.0, "nan")])) == [], "nothing says that this was the metric"
+    assert values(in_lines("acc|f1: ([0-9.]+)", [(1.0, "f1: 0.5")])) == [0.5]
+
+
+def test_files_as_other_systems_write_them_are_read(tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_bytes(b"\xef\xbb\xbfacc,epoch\r\n0.5,1\r\n\r\n0.75,2")
+    assert values(in_file(file, "acc", "log.csv")) == [0.5, 0.75], "a last line without an end is a line"
+    file.write_text("epoch,acc\n1,0.5\n2")
+    assert values(in_file(file, "acc", "log.csv")) == [0.5], "one without all of its cells is cut"
+    file = tmp_path / "log.json"
+    file.write_bytes(b'\xef\xbb\xbf{"acc": 0.5}')
+    assert values(in_file(file, "acc", "log.json")) == [0.5]
+
+
+def test_files_that_no_program_reads_are_errors_in_words(tmp_path):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(RecordError, match="is not JSON"):
+        in_file(tmp_path / "deep.json", "acc", "deep.json")
+    (tmp_path / "long.csv").write_text("acc\n" + "1" * 200_000 + "\n")
+    with pytest.raises(RecordError, match="is not CSV"):
+        in_file(tmp_path / "long.csv", "acc", "long.csv")

@@ -128,7 +128,7 @@ class Proving:
             raise ScriptError(
                 f"`{self.setting.script.name}` {last.problem.partition(':')[0]}",
                 cause=last.problem.partition(": ")[2] or "no optimizer update was seen",
-                hint=f"`python {self.setting.script.typed}` shows the same; what it printed: `{log}`",
+                hint=f"{self._seen_again(last.seed)}; what it printed: `{log}`",
             )
         if any(run.value is not None for run in self.runs):
             return
@@ -137,6 +137,15 @@ class Proving:
             cause=last.problem,
             hint=f"see what it printed: `{log}`; `--metric 'accuracy: ([0-9.]+)'`, or `--metric-file`",
         )
+
+    def _seen_again(self, seed: int) -> str:
+        """How to see a plain run fail once more; what is there already is judged with fewer seeds."""
+        typed = self.setting.script.typed
+        if seed == 0 and not self.setting.seed_option:
+            return f"`python {typed}` shows the same"
+        option = self.setting.seed_option
+        again = f"`python {typed} {option} {seed}` shows the same" if option else f"it fails with seed {seed}"
+        return again if seed == 0 else f"{again}; `--seeds {seed}` judges the runs before"
 
 
 def former(folders: Sequence[Path], asked: Asked) -> Path | None:
