@@ -109,7 +109,8 @@ def run_whole(setting: Setting, side: Side, seed: int, wait: Callable[[float], N
     scratch = setting.run_folder / f"scratch-{name}"
     launch = _launch(setting, side, seed, name, scratch)
     output = _Output(setting.run_folder / f"output-{name}.log")
-    Path(launch.session.trace).unlink(missing_ok=True)  # that of an interrupted run would be continued
+    for file in (Path(launch.session.trace), output.path):  # those of an interrupted run, which may be writing still
+        file.unlink(missing_ok=True)
     begun_unix_s, begun_s = time.time(), time.perf_counter()
     try:
         with EnergyMeter() as meter, Child(launch) as child:
