@@ -26,6 +26,9 @@ MIN_UPDATES = 10
 PLACED = 0.98
 """Phases are placed in time one behind the other where they fill so much of their steps."""
 
+MOST_WATTS = 10_000.0
+"""A counter behind whose beginning anew more power would stand has gone back: it was reset, or read wrongly."""
+
 Device = Literal["cpu", "memory", "gpu"]
 
 
@@ -181,12 +184,20 @@ class Curve:
         self.counter = series.counter
         self._at_s = series.at_s
         self._joules = unwrapped(series.joules, series.counter.range_joules)
+        self._refuse_resets(series)
         last = len(self._at_s) - 1
         changed = [
             n for n in range(last + 1) if n in (0, last) or self._joules[n] != self._joules[n - 1]
         ]  # a reading without a change tells when none came, not where the energy stood
         self._knots_s = [self._at_s[n] for n in changed]
         self._knots_joules = [self._joules[n] for n in changed]
+
+    def _refuse_resets(self, series: Series) -> None:
+        for n in range(1, len(series.joules)):
+            took_s = max(series.at_s[n] - series.at_s[n - 1], series.counter.resolution_s)
+            gained = self._joules[n] - self._joules[n - 1]
+            if series.joules[n] < series.joules[n - 1] and not 0 <= gained <= MOST_WATTS * took_s:
+                raise ValueError("the counter went back")
 
     def covers(self, start_s: float, end_s: float) -> bool:
         """Whether it was read before the one instant and after the other."""
@@ -249,6 +260,8 @@ class Curves:
                 why_not = why_not or f"{curve.counter.name} was not read before and after"
             elif (num := curve.num_updates(start_s, end_s)) < min_updates:
                 why_not = why_not or _too_short(curve.counter, end_s - start_s, num)
+            elif start_s < end_s and curve.at(end_s) == curve.at(start_s):
+                why_not = why_not or f"{curve.counter.name} stood still"
             else:
                 parts[curve.counter.name] = used = curve.at(end_s) - curve.at(start_s)
                 begun, ended = curve.bounds(start_s), curve.bounds(end_s)

@@ -17,6 +17,9 @@ MIN_SEEDS = 3
 MOST_SEEDS = 1000
 """So many more are never proposed: who would need them needs another margin."""
 
+LARGEST = 1e150
+"""The square of what is larger overflows."""
+
 Word = Literal["identical", "equivalent", "different", "undecided"]
 
 
@@ -77,6 +80,8 @@ def compare(plain: Sequence[float], changed: Sequence[float], margin: float | No
     if margin is not None and not (math.isfinite(margin) and margin > 0):
         raise ValueError(f"{margin} is no margin")
     finite = [(a, b) for a, b in zip(plain, changed, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    if any(abs(x) > LARGEST for pair in finite for x in pair):
+        return _too_large(finite, margin)
     spread = _deviation([a for a, _ in finite])
     source = "the standard deviation between plain seeds" if margin is None else "as asked for"
     found = _Found(finite, spread if margin is None else margin, source, spread)
@@ -92,6 +97,15 @@ def compare(plain: Sequence[float], changed: Sequence[float], margin: float | No
     if all(a == b for a, b in finite):
         return found.says("identical")
     return _judged(found)
+
+
+def _too_large(pairs: Sequence[tuple[float, float]], margin: float | None) -> Equivalence:
+    nan = float("nan")
+    return Equivalence(
+        verdict="undecided", difference=nan, low=nan, high=nan, margin=nan if margin is None else margin,
+        margin_source="as asked for" if margin is not None else "", plain_spread=nan, num_seeds=len(pairs),
+        reason="values are so large that no float holds their squares: print the logarithm of the metric",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,14 @@ SMOOTH_SHARE = 0.02
 
 NUM_POINTS = 200
 
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
+"""A comma elsewhere may be a decimal one, which would make a number of `0,93` that is a hundred times as large."""
+
+_REST_OF_NUMBER = re.compile(r"[eE][+-]?\d|\.?\d|,\d{3}\b")
+"""What goes on in a number whose beginning a group has taken."""
+
+_NOT_FINITE = r"\s*([+-]?(?i:nan|inf(?:inity)?))\b"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
@@ -82,7 +90,7 @@ def metric_of(pattern: str | None, file: str | None) -> Metric:
         return Metric()
     try:
         groups = re.compile(pattern).groups
-    except re.error as problem:
+    except (re.error, OverflowError, RecursionError) as problem:  # the latter two: numbers and nests beyond its own
         raise UsageError(
             f"`--metric {pattern}` is no regular expression",
             cause=str(problem),
@@ -103,19 +111,59 @@ def in_lines(pattern: str, lines: Iterable[tuple[float, str]]) -> list[Reading]:
     >>> [r.value for r in in_lines("acc: ([0-9.]+%?)", [(1.0, "acc: 97.5%"), (2.0, "epoch 2"), (3.0, "acc: 98.1%")])]
     [97.5, 98.1]
 
+    NaN and infinity count where a number was expected, whether or not the group would take them: the value before them
+    is not what the training came to.
+
+    >>> [r.value for r in in_lines("acc: ([0-9.]+)", [(1.0, "acc: 0.9"), (2.0, "acc: nan")])]
+    [0.9, nan]
+
     Raises:
-        RecordError: It matches something that is no number.
+        RecordError: It matches something that is no number, or a part of one.
     """
     found = []
+    instead = _instead_of_number(pattern)
     for at_s, line in lines:
-        for match in re.finditer(pattern, line):
-            found.append(Reading(value=_number(match[1], f"the line `{line.strip()[:120]}`"), at_s=at_s))
+        where = f"the line `{line.strip()[:120]}`"
+        matches = list(re.finditer(pattern, line))
+        for match in matches:
+            _check_whole(match, where)
+            found.append(Reading(value=_number(match[1], where), at_s=at_s))
+        said = instead.search(line) if not matches and instead is not None else None
+        if said is not None and said[1] is not None:
+            found.append(Reading(value=float(said[1]), at_s=at_s))
     return found
 
 
-def _number(text: Any, where: str) -> float:
+def _instead_of_number(pattern: str) -> re.Pattern[str] | None:
+    """What stands before the group, followed by NaN or infinity; None where nothing does, or the group is inside."""
+    group = re.search(r"(?<!\\)(?:\\\\)*\((?!\?)", pattern)
+    before = pattern[: group.end() - 1] if group is not None else ""
+    if not re.search(r"\w", before):
+        return None
     try:
-        return float(str(text).strip().removesuffix("%").replace(",", ""))
+        return re.compile(before + _NOT_FINITE)
+    except re.error:  # the bracket stands in a class
+        return None
+
+
+def _check_whole(match: re.Match[str], where: str) -> None:
+    taken, ends = match[1] or "", match.end() == match.end(1)
+    rest = _REST_OF_NUMBER.match(match.string, match.end()) if ends and taken[-1:].isdigit() else None
+    if rest is not None and not (rest[0][0] == "," and "." in taken):
+        whole = re.match(r"[\d.,eE+-]+", match.string[match.start(1) :])
+        raise RecordError(
+            f"the metric is `{taken}` of `{whole[0] if whole else taken}`: the pattern takes a part of the number",
+            cause=f"found in {where}",
+            hint=r"a group of digits, point and exponent: `([0-9.e+-]+)`; or of all up to the next space: `(\S+)`",
+        )
+
+
+def _number(text: Any, where: str) -> float:
+    digits = str(text).strip().removesuffix("%")
+    if _THOUSANDS.fullmatch(digits):
+        digits = digits.replace(",", "")
+    try:
+        return float(digits)
     except ValueError:
         raise RecordError(
             f"the metric is `{str(text)[:60]}`, which is no number",
@@ -139,7 +187,7 @@ def in_file(file: Path, key: str, shown: str) -> list[Reading]:
     if file.is_dir() or file.name.startswith("events.out.tfevents"):
         return _in_events(file, key, shown)
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = file.read_text(encoding="utf-8-sig", errors="replace")  # `-sig`: as Windows' programs begin
     except OSError as problem:
         raise RecordError(
             f"no metric: `{shown}` was not written",
@@ -153,11 +201,11 @@ def _in_json(text: str, key: str, shown: str) -> list[Reading]:
     """One object, or one a line (JSON lines); a list of numbers is their order."""
     try:
         rows = [json.loads(text)]
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:  # the latter: lists in lists in lists
         lines = [line for line in text.splitlines() if line.strip()]
         try:
             rows = [json.loads(line) for line in lines]
-        except ValueError:
+        except (ValueError, RecursionError):
             raise RecordError(
                 f"`{shown}` is not JSON: half written, perhaps",
                 cause=str(problem),
@@ -190,13 +238,23 @@ def _keys(row: Any) -> list[str]:
 
 
 def _in_csv(text: str, column: str, shown: str) -> list[Reading]:
-    """The column's values; the last line counts only where it is whole, and an empty cell says nothing."""
-    if not text.endswith("\n"):
-        text = text.rpartition("\n")[0] + "\n"  # half written
+    """The column's values; an empty cell says nothing, nor does a last line that is cut.
+
+    A last line without an end is whole where it has all its cells and does not break off at a sign: many scripts join
+    their lines, and a script that came to its own end has written what it wrote.
+    """
     sample = text.partition("\n")[0]
     delimiter = max((",", ";", "\t"), key=sample.count)
-    rows = csv.DictReader(io.StringIO(text), delimiter=delimiter)
-    names = {name.strip(): name for name in rows.fieldnames or ()}
+    if not text.endswith("\n") and not _is_whole(text.rpartition("\n")[2], sample.count(delimiter), delimiter):
+        text = text.rpartition("\n")[0] + "\n"
+    reader = csv.DictReader(io.StringIO(text), delimiter=delimiter)
+    try:
+        rows, fields = list(reader), reader.fieldnames or ()
+    except csv.Error as problem:
+        raise RecordError(
+            f"`{shown}` is not CSV", cause=str(problem), hint="name a file of lines with one number a column"
+        ) from None
+    names = {name.strip(): name for name in fields}
     if column not in names:
         raise _without(column, shown, f"columns are {', '.join(f'`{n}`' for n in names) or 'none'}")
     cells = [(row.get(names[column]) or "").strip() for row in rows]
@@ -204,6 +262,10 @@ def _in_csv(text: str, column: str, shown: str) -> list[Reading]:
     if not found:
         raise _without(column, shown, "the column is empty")
     return found
+
+
+def _is_whole(line: str, num_delimiters: int, delimiter: str) -> bool:
+    return line.count(delimiter) == num_delimiters and re.search(r"[\w\"%]\s*$", line) is not None
 
 
 def _in_events(place: Path, tag: str, shown: str) -> list[Reading]:
@@ -279,7 +341,14 @@ def rises(name: str, runs: Sequence[Sequence[Reading]]) -> bool:
     falling, rising = (any(word in lowered for word in words) for words in (FALLING, RISING))
     if falling != rising:
         return rising
-    return sum((run[-1].value > run[0].value) - (run[-1].value < run[0].value) for run in runs if run) >= 0
+    found = 0
+    for run in runs:
+        values = [r.value for r in run if math.isfinite(r.value)]
+        if len(values) > 1:
+            half = len(values) // 2
+            begun, ended = sorted(values[:half])[half // 2], sorted(values[-half:])[half // 2]
+            found += (ended > begun) - (ended < begun)
+    return found >= 0
 
 
 def reached_s(readings: Sequence[Reading], target: float, *, rising: bool) -> float | None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from os import SEEK_END
 from pathlib import Path
 from typing import Literal
 
@@ -171,7 +172,7 @@ def prove(asked: Asked, aim: Aim, runs: Sequence[WholeRun], machine: Machine, cr
     return Proof(
         asked=asked,
         num_seeds=aim.num_seeds,
-        equivalence=_equivalence(pairs, aim, ignored),
+        equivalence=_despite_failures(_equivalence(pairs, aim, ignored), runs),
         time=stats.compare([r.wall_s for r in pairs.plain], [r.wall_s for r in pairs.plan]),
         training_time=stats.compare([r.training_s for r in pairs.plain], [r.training_s for r in pairs.plan]),
         target=aim.target,
@@ -208,6 +209,22 @@ def _equivalence(pairs: _Pairs, aim: Aim, ignored: bool) -> Equivalence:
     if ignored:  # as many runs as there are, they are one seed
         plain, plan = plain[:1], plan[:1]
     return equivalence.compare(plain, plan, aim.margin)
+
+
+def _despite_failures(found: Equivalence, runs: Sequence[WholeRun]) -> Equivalence:
+    """Seeds that the plan did not survive are no reason to call those that it did survive the same."""
+    plain = {r.seed for r in runs if r.side == "plain" and not r.problem}
+    ended = {r.seed for r in runs if r.side == "plan" and not r.problem}
+    failed = [r for r in runs if r.side == "plan" and r.problem and r.seed in plain - ended]
+    broken = [str(r.seed) for r in failed if r.exit_code != 0]
+    if broken:
+        reason = f"under the plan the script failed with seed {', '.join(broken)}, with which it does not fail plain"
+        return replace(found, verdict="different", more_seeds=None, reason=reason)
+    if failed and found.verdict in ("identical", "equivalent"):
+        numbers = ", ".join(str(r.seed) for r in failed)
+        reason = f"under the plan nothing came of seed {numbers}, which counts plain"
+        return replace(found, verdict="undecided", more_seeds=None, reason=reason)
+    return found
 
 
 def _target_time(pairs: _Pairs, target: float | None, *, rising: bool) -> Comparison | None:
@@ -293,8 +310,12 @@ def append(run: WholeRun, folder: Path) -> None:
         MachineError: The disk is full, or the folder gone.
     """
     try:
-        with open(folder / RUNS, "a", encoding="utf-8") as file:
-            file.write(json.dumps(to_json(run), allow_nan=False) + "\n")
+        with open(folder / RUNS, "ab+") as file:
+            begun = file.seek(0, SEEK_END)
+            torn = begun > 0 and file.seek(begun - 1) >= 0 and file.read(1) != b"\n"
+            # behind a line that was cut off this one would be lost with it
+            line = json.dumps(to_json(run), allow_nan=False) + "\n"
+            file.write(("\n" * torn + line).encode())
     except OSError as problem:
         raise cannot_write(folder / RUNS, problem) from None
 

@@ -17,7 +17,7 @@ from flatout.frameworks.pytorch.levers import registry
 from flatout.metric import Metric
 from flatout.plan import Plan
 from flatout.proof import RUNS, Aim, Asked, Proof
-from flatout.proving.conduct import Proving, Show, estimate, former
+from flatout.proving.conduct import Proving, Show, former
 from flatout.proving.whole_run import Setting
 from flatout.run import folder, isolation
 from flatout.run.installed import framework_version
@@ -78,8 +78,8 @@ def proved(script: Script, request: ProveRequest, show: Show) -> Proof:
             cores_quota=machine.cores_quota,
         )
         show.remark(chosen.line)
-        show.remark(estimate(2 * request.aim.num_seeds, _usual_s(chosen.plan)))
         proving = Proving(asked, setting, request.aim, machine, show)
+        show.remark(proving.estimate(_usual_s(chosen.plan)))
         proving.typed = (_levers_typed(request), _metric_typed(request))
         return proving.run()
 
@@ -137,7 +137,7 @@ def _chosen(script: Script, request: ProveRequest, machine: Machine) -> Engageme
     if not found.levers and request.levers is None:
         raise UsageError(
             f"there is nothing to prove for `{script.name}`",
-            cause=found.line,
+            cause=found.line.replace(", running plainly", "").partition(";")[0],
             hint=f"`flatout tune {script.typed}` makes a plan, `--levers NAMES` names levers",
         )
     return found
@@ -146,7 +146,7 @@ def _chosen(script: Script, request: ProveRequest, machine: Machine) -> Engageme
 def _asked(script: Script, request: ProveRequest, chosen: Engagement, machine: Machine) -> Asked:
     source = b""
     with contextlib.suppress(OSError):
-        source = Path(script.path or "").read_bytes()
+        source = _source(script).read_bytes()
     return Asked(
         script=script.typed,
         source_hash=hashlib.sha256(source).hexdigest()[:16],
@@ -156,6 +156,15 @@ def _asked(script: Script, request: ProveRequest, chosen: Engagement, machine: M
         versions=(__version__, _version(script), platform.python_version()),
         machine_key=machine.machine_key(),
     )
+
+
+def _source(script: Script) -> Path:
+    """The file that is run; of a module the one in the working folder, of a folder the one in it that is run."""
+    if script.module is None:
+        path = Path(script.path or "")
+        return path / "__main__.py" if path.is_dir() else path
+    path = Path(*script.module.split("."))
+    return path / "__main__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
 
 
 @functools.cache

@@ -233,7 +233,8 @@ def load(path: Path) -> Result:
     except FileNotFoundError:
         raise RecordError(
             f"there is no result in `{file.parent}`",
-            cause=f"only `tune` and `why` write `{FILE}`, when they are done; `run`, `exec` and `levers` keep a trace",
+            cause=f"only `tune` and `why` write `{FILE}`, when they are done; `run`, `exec` and `levers` keep a trace, "
+            "`prove` a proof",
             hint="`flatout report` shows the newest result here; `flatout tune SCRIPT` makes one",
         ) from None
     except OSError as problem:

@@ -24,6 +24,9 @@ ERRORS = (0.05, 0.01)
 NEGLIGIBLE = 0.02
 """A ratio whose 95 % interval lies within 1 ± this is `no difference`."""
 
+MOST_RANKED = 256
+"""Of more pairs the means of neighbours are ranked: the work grows with the cube of the number."""
+
 RESOLUTION = 1e-9
 """Log ratios that scatter less than this scatter by rounding alone: real clocks and real machines scatter more."""
 
@@ -201,7 +204,13 @@ def _normal(mean: float, deviation: float, num: int, levels: Sequence[float]) ->
 
 
 def _ranked(samples: Sequence[float], levels: Sequence[float]) -> tuple[float, _Interval, _Interval]:
-    """The Hodges-Lehmann centre and intervals of samples that scatter alike to both sides of it."""
+    """The Hodges-Lehmann centre and intervals of samples that scatter alike to both sides of it.
+
+    So do the means of neighbours; samples that do not fill a last run of neighbours are left out of that many.
+    """
+    if len(samples) > MOST_RANKED:
+        width = -(-len(samples) // MOST_RANKED)
+        samples = [math.fsum(samples[n : n + width]) / width for n in range(0, len(samples) - width + 1, width)]
     num = len(samples)
     averages = sorted((samples[i] + samples[j]) / 2 for i in range(num) for j in range(i, num))
     first, second = (_between(averages, _rank_quantile(num, (1 - level) / 2)) for level in levels)
@@ -303,8 +312,11 @@ def compare_unpaired(first_s: Sequence[float], second_s: Sequence[float], *, amo
     Returns:
         How many times as fast the second is as the first; `num_pairs` is the smaller number of windows.
         *Inconclusive* with its reason and NaN for every number where one side has fewer than `MIN_PAIRS` windows, where
-        they resemble each other so much that they count as fewer than `LEAST_EFFECTIVE`, or where a window's time is
-        NaN, infinite, zero or below.
+        they resemble each other so much that they count as fewer than `LEAST_EFFECTIVE`, where those of one side never
+        vary, or where a window's time is NaN, infinite, zero or below.
+
+    Raises:
+        ValueError: There are fewer than one comparison.
 
     >>> compare_unpaired([2.0, 2.02, 1.98, 2.01], [1.0, 1.01, 0.98, 1.02, 0.99]).verdict
     'faster'
@@ -318,17 +330,19 @@ def compare_unpaired(first_s: Sequence[float], second_s: Sequence[float], *, amo
     first-order autoregression, `n (1 - rho) / (1 + rho)`: Bayley and Hammersley, "The effective number of independent
     observations in an autocorrelated time series", Supplement to JRSS 8 (1946).
     """
+    if among < 1:
+        raise ValueError(f"{among} comparisons are none")
     num = min(len(first_s), len(second_s))
     reason = _unfit_unpaired(first_s, second_s)
     if reason:
         return _undecided(num, reason)
     (mean, squares, effective), (mean2, squares2, effective2) = _mean_of_logs(first_s), _mean_of_logs(second_s)
+    if math.sqrt(min(squares, squares2)) < RESOLUTION:
+        return _undecided(num, "all windows are identical: the clock is too coarse or the samples are not real")
     if min(effective, effective2) < LEAST_EFFECTIVE:
         return _undecided(num, "too few windows for how much those of one run resemble their neighbours")
     error2, error2_2 = squares / (effective - 1), squares2 / (effective2 - 1)
     centre, error = mean - mean2, math.sqrt(error2 + error2_2)
-    if error < RESOLUTION:
-        return _undecided(num, "all windows are identical: the clock is too coarse or the samples are not real")
     freedom = (error2 + error2_2) ** 2 / (error2**2 / (effective - 1) + error2_2**2 / (effective2 - 1))
     half95, half99 = (error * _student_unpaired(freedom, 1 - share / among) for share in ERRORS)
     low, high, low99, high99 = (_exp(centre + x) for x in (-half95, half95, -half99, half99))

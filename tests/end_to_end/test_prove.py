@@ -105,7 +105,7 @@ def test_a_lever_that_harms_convergence_is_caught(tmp_path):
 
 def test_a_script_that_ignores_seeds_is_told_so_and_costs_no_more_runs(tmp_path):
     done = prove("--levers", "fused_optimizer", "--seeds", "5", PROVED, "--fixed", "--epochs", "2", folder=tmp_path)
-    assert done.returncode == 5, done.stderr
+    assert done.returncode == 6, done.stderr
     assert "the script ignores seeds" in " ".join(done.stdout.split())
     assert done.stderr.count("\n  seed ") == 4
 
@@ -116,7 +116,7 @@ def test_with_a_seed_option_the_script_seeds_itself(tmp_path):
         folder=tmp_path,
     )  # fmt: skip
     runs = {(run["seed"], run["side"]): run["value"] for run in summary(done)["runs"]}
-    assert done.returncode == 5 and "2 of at least 3 seeds" in summary(done)["equivalence"]["reason"]
+    assert done.returncode == 6 and "2 of at least 3 seeds" in summary(done)["equivalence"]["reason"]
     for seed in (0, 1):
         words = [sys.executable, PROVED, "--epochs", "2", "--seed", str(seed)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}

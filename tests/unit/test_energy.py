@@ -56,6 +56,25 @@ def test_a_counter_that_went_back_and_should_not_have_tells_nothing():
     assert energy.joules is None and "went back" in energy.why_not
 
 
+@pytest.mark.parametrize("after", [99.9, 0.0])
+def test_a_counter_that_is_reset_has_not_gone_round_once_more(after):
+    shown = tuple(100.0 + n for n in range(5)) + tuple(after + n for n in range(5))
+    found = Series(counter=counter(range_joules=262_143.0), at_s=tuple(map(float, range(10))), joules=shown)
+    energy = curves(found).between(0.0, 9.0, min_updates=2)
+    assert energy.joules is None and "went back" in energy.why_not
+
+
+def test_a_range_that_is_no_range_is_not_gone_round():
+    found = Series(counter=counter(range_joules=0.0), at_s=(0.0, 1.0, 2.0), joules=(5.0, 9.0, 1.0))
+    assert "went back" in curves(found).between(0.0, 2.0, min_updates=2).why_not
+
+
+def test_a_counter_that_stands_still_has_not_measured_that_nothing_was_used():
+    found = Series(counter=counter(), at_s=tuple(map(float, range(10))), joules=(7.0,) * 10)
+    energy = curves(found).between(0.0, 9.0, min_updates=2)
+    assert energy.joules is None and energy.why_not == "package-0 stood still"
+
+
 def test_packages_and_memory_are_added_up_and_named():
     found = curves(series(20.0), series(30.0, what=counter("package-1")), series(4.0, what=counter("dram-0", "memory")))
     energy = found.between(1.0, 2.0)

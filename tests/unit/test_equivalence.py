@@ -96,3 +96,9 @@ def test_a_difference_as_large_as_the_margin_is_called_equivalent_in_at_most_fiv
 
 def test_seeds_that_would_decide_are_never_more_than_anybody_would_run():
     assert equivalence.MOST_SEEDS <= 1000
+
+
+def test_values_whose_squares_no_float_holds_are_undecided_and_no_crash():
+    for values in ([1e200, 2e200, 3e200], [1.7e308, -1.7e308, 1e308]):
+        found = compare(values, values[::-1], margin=1.0)
+        assert found.verdict == "undecided" and "logarithm" in found.reason

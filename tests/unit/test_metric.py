@@ -5,7 +5,7 @@ import math
 import pytest
 
 from flatout.errors import MachineError, RecordError, UsageError
-from flatout.metric import Metric, Reading, in_file, in_lines, in_losses, metric_of, reached_s
+from flatout.metric import Metric, Reading, in_file, in_lines, in_losses, metric_of, reached_s, rises
 
 
 def values(readings):
@@ -14,8 +14,11 @@ def values(readings):
 
 @pytest.mark.parametrize(
     ("pattern", "said"),
-    [("accuracy: [0-9.]+", "0 groups"), ("(a): ([0-9.]+)", "2 groups"), ("accuracy: ([0-9", "no regular expression")],
-)
+    [
+        ("accuracy: [0-9.]+", "0 groups"), ("(a): ([0-9.]+)", "2 groups"), ("accuracy: ([0-9", "no regular expression"),
+        ("a{99999999999999999999}(x)", "no regular expression"),
+    ],
+)  # fmt: skip
 def test_a_pattern_has_one_group(pattern, said):
     with pytest.raises(UsageError) as caught:
         metric_of(pattern, None)
@@ -131,7 +134,16 @@ def test_the_loss_in_the_end_is_that_of_the_last_tenth_and_smooth_on_its_way():
     assert in_losses([]) == [] and len(in_losses([(float(i), 1.0) for i in range(100_000)])) <= 202
 
 
-def test_the_target_is_reached_from_whichever_side_the_metric_comes():
+def test_the_target_is_reached_from_the_side_that_the_metric_comes_from():
     falling = [Reading(value=v, at_s=t) for t, v in ((1.0, 3.0), (2.0, 0.4), (3.0, 0.6))]
-    assert reached_s(falling, 0.5) == 2.0 and reached_s(falling, 0.1) is None
-    assert reached_s([Reading(value=1.0)], 0.5) is None, "nobody knows when"
+    assert reached_s(falling, 0.5, rising=False) == 2.0 and reached_s(falling, 0.1, rising=False) is None
+    assert reached_s([Reading(value=1.0)], 0.5, rising=True) is None, "nobody knows when"
+
+
+def test_which_way_a_metric_is_to_go_is_in_its_name_or_asked_of_all_runs():
+    beyond = [Reading(value=v, at_s=t) for t, v in ((1.0, 0.95), (2.0, 0.94))]
+    usual = [Reading(value=v, at_s=t) for t, v in ((1.0, 0.5), (2.0, 0.97))]
+    assert rises("x", [beyond, usual, usual]) and not rises("x", [beyond])
+    assert rises("x", []) and rises("x", [[Reading(value=math.nan)], usual[:1]])
+    assert rises("Accuracy", [beyond]) and not rises("val_loss", [usual])
+    assert reached_s(beyond, 0.9, rising=True) == 1.0

@@ -1,16 +1,19 @@
 """What do whole runs prove? With runs made by hand, and with a `prove` whose runs are."""
 
 import json
+import os
 import random
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from flatout import proof
+from flatout import proof, prover
 from flatout.errors import RecordError, ScriptError
 from flatout.metric import Metric, Reading
 from flatout.proof import Aim, Asked, WholeRun
-from flatout.proving import conduct
+from flatout.proving import conduct, whole_run
 from flatout.proving.conduct import Proving, Show, estimate, former
 from flatout.proving.whole_run import Setting
 from flatout.records import to_json
@@ -74,6 +77,27 @@ def test_a_run_that_failed_leaves_its_seed_out_and_is_named():
     assert "failed" in text(found) and "boom" in text(found)
 
 
+def test_a_plan_that_breaks_the_script_with_one_seed_is_not_proved_by_the_others():
+    same = [whole(seed, side, 0.9 + seed / 100) for seed in range(4) for side in proof.SIDES]
+    broken = whole(3, "plan", None, problem="ended with exit code 1: boom", exit_code=1)
+    found = proved([*same[:-1], broken]).equivalence
+    assert found.verdict == "different" and found.num_seeds == 3 and "failed with seed 3" in found.reason
+    assert "failed with seed 3" in " ".join(text(proved([*same[:-1], broken])).split())
+    silent = whole(3, "plan", None, problem="the metric was not found")
+    assert proved([*same[:-1], silent]).equivalence.verdict == "undecided"
+    assert proved([*same, broken]).equivalence.verdict == "identical", "a later run of this seed came to its end"
+    alike = [replace(one, problem="x", exit_code=1) if one.seed == 3 else one for one in same]
+    assert proved(alike).equivalence.verdict == "identical", "plain fails with it as well"
+
+
+def test_a_run_that_begins_beyond_the_target_has_reached_it():
+    def beyond(seed, side):
+        return whole(seed, side, 0.96, readings=(Reading(value=0.95, at_s=4.0), Reading(value=0.94, at_s=9.0)))
+
+    found = proved([*runs(4), beyond(4, "plain"), beyond(4, "plan")], target=0.9)
+    assert found.reached == (5, 5)
+
+
 def test_what_differs_in_kind_is_noted():
     many = [*runs(3), whole(3, "plain"), whole(3, "plan", num_steps=90, num_readings=1, engaged=False)]
     notes = " ".join(proved(many).notes)
@@ -110,6 +134,16 @@ def test_a_proof_survives_its_file_and_runs_theirs_even_where_the_last_line_is_c
     (tmp_path / proof.FILE).write_text("{")
     with pytest.raises(RecordError, match="no proof in"):
         proof.load(tmp_path)
+
+
+def test_a_run_that_follows_a_line_that_was_cut_is_not_lost_with_it(tmp_path):
+    first, second, third = runs(2)[:3]
+    proof.append(first, tmp_path)
+    file = tmp_path / proof.RUNS
+    file.write_text(file.read_text()[:-30])
+    proof.append(second, tmp_path)
+    proof.append(third, tmp_path)
+    assert [(r.seed, r.side) for r in proof.finished_runs(tmp_path)] == [(0, "plan"), (1, "plain")]
 
 
 def proving(tmp_path, monkeypatch, make, **aim):
@@ -165,7 +199,7 @@ def test_a_script_that_fails_plainly_ends_it_at_once_one_that_fails_under_the_pl
     (tmp_path / "b").mkdir()
     made, done = proving(tmp_path / "b", monkeypatch, fails("plan"), num_seeds=3)
     found = made.run()
-    assert len(done) == 6 and found.equivalence.verdict == "undecided" and len(found.notes) == 3
+    assert len(done) == 6 and found.equivalence.verdict == "different" and len(found.notes) == 3
 
 
 def test_a_metric_that_is_not_there_costs_one_run(tmp_path, monkeypatch):
@@ -189,3 +223,35 @@ def test_runs_of_another_question_are_left_alone(tmp_path):
 def test_how_long_it_takes_is_said_before_it_starts():
     assert estimate(10, 200.0) == "10 whole runs of about 3 min 20 s: about 33 min 20 s"
     assert "not known" in estimate(10, None)
+
+
+def test_what_a_module_runs_is_part_of_what_was_asked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "package" / "inner").mkdir(parents=True)
+    for name in ("package/train.py", "package/inner/__main__.py"):
+        (tmp_path / name).write_text("x = 1")
+    assert prover._source(Script(module="package.train")) == Path("package/train.py")
+    assert prover._source(Script(module="package.inner")) == Path("package/inner/__main__.py")
+    assert prover._source(Script(path="package/inner")) == Path("package/inner/__main__.py")
+    assert prover._source(Script(path="package/train.py")) == Path("package/train.py")
+
+
+def test_a_plain_script_that_fails_with_a_later_seed_is_not_said_to_fail_with_its_own(tmp_path, monkeypatch):
+    def make(seed, side):
+        broken = {"exit_code": 1, "problem": "ended with exit code 1: ValueError: boom", "value": None}
+        return whole(seed, side, **broken) if seed == 2 else whole(seed, side, 0.9 + seed / 100)
+
+    made, _ = proving(tmp_path, monkeypatch, make, num_seeds=4)
+    with pytest.raises(ScriptError) as caught:
+        made.run()
+    assert "it fails with seed 2; `--seeds 2` judges the runs before" in caught.value.hint
+
+
+def test_a_metric_file_that_lay_there_before_the_run_is_not_the_runs(tmp_path):
+    file = tmp_path / "out.json"
+    file.write_text("{}")
+    whole_run._check_new(file, "out.json", time.time())
+    os.utime(file, (1e9, 1e9))
+    with pytest.raises(RecordError, match="was not written"):
+        whole_run._check_new(file, "out.json", time.time())
+    whole_run._check_new(tmp_path / "none.json", "none.json", time.time())

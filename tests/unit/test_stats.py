@@ -7,7 +7,7 @@ import pytest
 
 from flatout import stats
 from flatout.looks import Looks
-from flatout.stats import compare, quantile, summarize
+from flatout.stats import compare, compare_unpaired, quantile, summarize
 
 
 def noisy(mean_s, num, *, seed=1, spread=0.01):
@@ -321,3 +321,34 @@ def test_windows_that_resemble_their_neighbours_raise_few_false_alarms(rho, most
         for _ in range(trials)
     )
     assert alarms / trials <= most + 2.6 * math.sqrt(most * (1 - most) / trials)
+
+
+@pytest.mark.parametrize("num", [4, 5, 7, 9, 11, 13])
+@pytest.mark.parametrize("constant_s", [0.1, 0.3, 1.0, 2.0])
+def test_a_run_whose_windows_never_vary_is_no_measurement_whatever_the_other_is(num, constant_s):
+    chance = random.Random(num)
+    other = [math.exp(chance.gauss(0, 0.01)) for _ in range(40)]
+    for sides in (([constant_s] * num, other), (other, [constant_s] * num)):
+        assert compare_unpaired(*sides).reason.startswith("all windows are identical")
+
+
+def test_no_comparison_at_all_is_a_mistake_of_the_caller():
+    with pytest.raises(ValueError, match="0 comparisons"):
+        compare_unpaired([1.0, 1.1, 0.9, 1.0], [1.0, 1.1, 0.9, 1.0], among=0)
+
+
+def test_any_number_of_pairs_is_compared():
+    chance = random.Random(3)
+    logs = [chance.gauss(0.01, 0.05) for _ in range(100_001)]
+    found = compare([math.exp(x) for x in logs], [1.0] * len(logs))
+    assert found.verdict == "faster" and found.num_pairs == len(logs)
+    assert found.low99 < math.exp(0.01) < found.high99 and found.high / found.low < 1.002
+
+
+def test_intervals_of_many_pairs_miss_as_rarely_as_those_of_few():
+    chance = random.Random(4)
+    missed = 0
+    for _ in range(200):
+        found = compare([math.exp(chance.gauss(0, 0.05)) for _ in range(400)], [1.0] * 400)
+        missed += not found.low <= 1 <= found.high
+    assert missed <= 20

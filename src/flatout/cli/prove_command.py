@@ -42,7 +42,7 @@ def command(  # noqa: PLR0913  one parameter per option
     \b
     Example:  flatout prove --metric 'accuracy: ([0-9.]+)' train.py --epochs 3
 
-    The exit code is 0 where the metric is the same, 1 where it is not, 5 where these seeds cannot tell. Each run
+    The exit code is 0 where the metric is the same, 1 where it is not, 6 where these seeds cannot tell. Each run
     has its writes discarded. Ctrl-C keeps the runs that are done, and the same command goes on.
     """  # noqa: D301
     from flatout import api

@@ -12,7 +12,7 @@ from flatout.records import to_json
 from flatout.report import words
 from flatout.report.proof import print_proof, summary_of
 
-EXIT_CODES = {"identical": 0, "equivalent": 0, "different": 1, "undecided": 5}
+EXIT_CODES = {"identical": 0, "equivalent": 0, "different": 1, "undecided": 6}
 
 
 def proved(call: Callable[[Show], Proof], *, as_json: bool) -> int:

@@ -41,7 +41,7 @@ def command(
     if file is not None:
         if other is not None or html is not None:
             raise UsageError(
-                f"`--export` stands beside {'a second run' if other is not None else '`--html`'}",
+                f"`--export` and {'a second run' if other is not None else '`--html`'} at once",
                 cause="it writes the steps of one run, and nothing else",
                 hint=f"`flatout report {run or ''} --export {file}`".replace("  ", " "),
             )
@@ -51,7 +51,7 @@ def command(
     elif (proved := proof(run)) is not None:
         if html is not None:
             raise UsageError(
-                "`--html` stands beside a run of `prove`",
+                "`--html` for a run of `prove`",
                 cause="a proof has no page",
                 hint=f"`flatout report {run or ''} --json`".replace("  ", " "),
             )

@@ -56,8 +56,6 @@ class Proving:
             FlatoutError: See `flatout.errors`.
         """
         (self.setting.run_folder / ASKED).write_text(json.dumps(to_json(self.asked)) + "\n", encoding="utf-8")
-        if self.runs:
-            self.show.remark(f"{len(self.runs)} runs are there already, in `{self.setting.run_folder}`: going on")
         try:
             for seed, side in self._missing():
                 self._one(seed, side)
@@ -71,6 +69,15 @@ class Proving:
                 raise
         self.show.stage("done", 1.0)
         return self.judged()
+
+    def estimate(self, usual_s: float | None) -> str:
+        """How long it will take, before it starts; from the runs that are there, else from what one usually takes."""
+        missing = len(self._missing())
+        if not self.runs:
+            return estimate(missing, usual_s)
+        there = f"{len(self.runs)} runs are there already, in `{self.setting.run_folder}`"
+        mean_s = _mean([run.wall_s for run in self._wanted()]) or usual_s
+        return f"{there}; {estimate(missing, mean_s)}" if missing else f"{there}: nothing is left to run"
 
     def judged(self) -> Proof:
         """What the runs so far come to."""
@@ -129,7 +136,7 @@ class Proving:
             raise ScriptError(
                 f"`{self.setting.script.name}` {last.problem.partition(':')[0]}",
                 cause=last.problem.partition(": ")[2] or "no optimizer update was seen",
-                hint=f"`python {self.setting.script.typed}` shows the same; what it printed: `{log}`",
+                hint=f"{self._seen_again(last.seed)}; what it printed: `{log}`",
             )
         if any(run.value is not None for run in self.runs):
             return
@@ -143,6 +150,15 @@ class Proving:
             cause=last.problem,
             hint=f"see what it printed: `{log}`; {typed}",
         )
+
+    def _seen_again(self, seed: int) -> str:
+        """How to see a plain run fail once more; what is there already is judged with fewer seeds."""
+        typed = self.setting.script.typed
+        if seed == 0 and not self.setting.seed_option:
+            return f"`python {typed}` shows the same"
+        option = self.setting.seed_option
+        again = f"`python {typed} {option} {seed}` shows the same" if option else f"it fails with seed {seed}"
+        return again if seed == 0 else f"{again}; `--seeds {seed}` judges the runs before"
 
 
 def former(folders: Sequence[Path], asked: Asked) -> Path | None:

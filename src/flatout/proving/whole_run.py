@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import stat
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,9 @@ LOOK_S = 1.0
 """How often the use of the CPU is looked at."""
 
 KEPT_READINGS = 400
+
+CLOCK_TICK_S = 2.0
+"""File systems keep times of modification as coarsely as that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,8 @@ def run_whole(setting: Setting, side: Side, seed: int, wait: Callable[[float], N
     scratch = setting.run_folder / f"scratch-{name}"
     launch = _launch(setting, side, seed, name, scratch)
     output = _Output(setting.run_folder / f"output-{name}.log")
-    Path(launch.session.trace).unlink(missing_ok=True)  # that of an interrupted run would be continued
+    for file in (Path(launch.session.trace), output.path):  # those of an interrupted run, which may be writing still
+        file.unlink(missing_ok=True)
     begun_unix_s, begun_s = time.time(), time.perf_counter()
     try:
         with EnergyMeter() as meter, Child(launch) as child:
@@ -181,13 +186,29 @@ def _readings(
     try:
         if metric.file is not None:
             place = isolation.seen(scratch, Path(metric.file)) if setting.isolate else Path(metric.file)
+            _check_new(place, metric.file, begun[0])
             found = metrics.in_file(place, metric.key, metric.file)
-            return [r if r.at_s is None else Reading(value=r.value, at_s=max(r.at_s - begun[0], 0.0)) for r in found]
+            timed = [r if r.at_s is None else Reading(value=r.value, at_s=r.at_s - begun[0]) for r in found]
+            return [r for r in timed if r.at_s is None or r.at_s >= 0]  # a folder of events keeps those of former runs
         if metric.pattern is not None:
             return metrics.in_lines(metric.pattern, output.lines)
     except RecordError as problem:
         return problem
     return metrics.in_losses(_losses(records, begun[1]))
+
+
+def _check_new(place: Path, shown: str, begun_unix_s: float) -> None:
+    """A file that is older than the run was written by another one: without isolation it lies there still."""
+    try:
+        written = place.stat()
+    except OSError:  # which reading it says
+        return
+    if stat.S_ISREG(written.st_mode) and written.st_mtime < begun_unix_s - CLOCK_TICK_S:
+        raise RecordError(
+            f"no metric: `{shown}` was not written",
+            cause="what lies there is older than this run",
+            hint="name a file that the script writes, as it is seen from the working folder",
+        )
 
 
 def _losses(records: list[Record], begun_s: float) -> list[tuple[float, float]]:
@@ -246,6 +267,6 @@ def _problem(exit_code: int, output: _Output, records: list[Record]) -> str:
     if exit_code == 0:
         return "" if any(isinstance(r, End) and r.num_steps for r in records) else "made no training step"
     raised = next((r for r in reversed(records) if isinstance(r, Failure) and r.stage == "script"), None)
-    last = output.lines[-1][1].strip()[:160] if output.lines else "it printed nothing"
+    last = f"the last it printed is `{output.lines[-1][1].strip()[:160]}`" if output.lines else "it printed nothing"
     said = f"{raised.error}: {raised.message.splitlines()[0] if raised.message else ''}" if raised else last
     return f"ended with exit code {exit_code}: {said}" if exit_code > 0 else f"killed by signal {-exit_code}: {said}"

@@ -46,8 +46,8 @@ def _compose(screen: Screen, proof: Proof) -> None:
 
 
 def _table(screen: Screen, proof: Proof) -> None:
-    screen.row(f"{proof.asked.metric.name} and wall time of each run")
-    screen.row(("seed", "bold"), f"{'plain':>13}{'under it':>13}{'difference':>13}{'plain':>15}{'under it':>13}")
+    screen.row(f"{proof.asked.metric.name} of each run, and its wall time")
+    screen.row(("seed", "bold"), f"{'plain':>13}{'under it':>13}{'difference':>13}{'plain took':>15}{'under it':>13}")
     sides = {(r.seed, r.side): r for r in proof.runs}
     for seed in sorted({r.seed for r in proof.runs}):
         plain, plan = sides.get((seed, "plain")), sides.get((seed, "plan"))
@@ -73,7 +73,11 @@ def _value(run: WholeRun | None) -> str:
 def _difference(plain: WholeRun | None, plan: WholeRun | None) -> str:
     if plain is None or plan is None or plain.value is None or plan.value is None:
         return ""
-    return "0" if plan.value == plain.value else f"{plan.value - plain.value:+.2g}"
+    return _signed(plan.value - plain.value)
+
+
+def _signed(difference: float) -> str:
+    return "0" if difference == 0 else f"{difference:+.2g}"
 
 
 def _wall(run: WholeRun | None) -> str:
@@ -97,8 +101,8 @@ def verdict(proof: Proof) -> tuple[tuple[str, str], str]:
 def _between(found: Equivalence, name: str) -> str:
     ends = f"[{number(found.low)}, {number(found.high)}]"
     return (
-        f"{name} differs by {found.difference:+.2g} on average, 90 % interval {ends}; "
-        f"nothing is said to change within ± {number(found.margin)} ({found.margin_source})"
+        f"{name} differs by {_signed(found.difference)} on average, 90 % interval {ends}; "
+        f"nothing is said to change within ± {found.margin:.3g} ({found.margin_source})"
     )
 
 
@@ -132,7 +136,10 @@ def _compared(found: Comparison, faster: str = "faster", slower: str = "slower")
     if not words.known(found.ratio):
         return f"not compared ({found.reason})"
     word = {"faster": faster, "slower": slower}.get(found.verdict, found.verdict)
-    return f"{words.ratio(found.ratio)}x {words.interval(found.low, found.high)} {word}"
+    ends = words.interval(found.low, found.high)
+    if found.verdict == "inconclusive" and not found.low <= 1 <= found.high and words.known(found.low99):
+        ends += f", 99 % {words.interval(found.low99, found.high99)}"  # which decides
+    return f"{words.ratio(found.ratio)}x {ends} {word}"
 
 
 def _target(proof: Proof) -> str:
@@ -153,12 +160,13 @@ def _seeds(proof: Proof) -> str:
 
 def _next(proof: Proof) -> str:
     found = proof.equivalence
+    against_itself = not proof.asked.levers
+    if against_itself and (found.verdict != "undecided" or proof.seeds_ignored):
+        return f"flatout tune {proof.asked.script}"
     if found.verdict in ("identical", "equivalent"):
-        return (
-            f"flatout run {proof.options} {proof.asked.script}"
-            if proof.options
-            else f"flatout run {proof.asked.script}"
-        )
+        if "slower" in (proof.time.verdict, proof.training_time.verdict):
+            return f"flatout tune {proof.asked.script}"
+        return " ".join(filter(None, ("flatout run", proof.options, proof.asked.script)))
     if found.verdict == "different" or proof.seeds_ignored:
         return f"flatout tune --accept exact {proof.asked.script}"
     options = " ".join(filter(None, (proof.options, proof.metric_options)))
