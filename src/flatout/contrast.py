@@ -36,6 +36,7 @@ class Side:
         typed: The script and its arguments.
         created: When its result was made.
         command: `tune` or `why`.
+        again: What to type to measure it once more, under the same terms.
         verdict: What `tune` came to; empty for `why`.
         binding: What binds.
         levers: The plan's levers; empty without a plan.
@@ -47,6 +48,7 @@ class Side:
     typed: str
     created: str
     command: str
+    again: str
     verdict: str
     binding: str
     levers: str
@@ -361,6 +363,7 @@ def _side(result: Result) -> Side:
     return Side(
         run=result.run,
         typed=result.typed,
+        again=f"{result.tune_command if result.command == 'tune' else 'flatout why'} {result.typed}",
         created=result.created,
         command=result.command,
         verdict=result.verdict if result.command == "tune" else "",

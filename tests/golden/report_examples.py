@@ -142,7 +142,7 @@ CENSUS = Census(
         operation("log_softmax", "16x10", 1, 0, 1.25, 9),
     ),
     uncounted=("max_pool2d_with_indices_backward",),
-    sync_places=("lenet.py:141 (1x)",),
+    sync_places=("lenet.py:141, once a step",),
 )
 
 
@@ -478,7 +478,7 @@ def why():
     plain = anatomy(
         {"backward": 8.1, "forward": 4.6, "optimizer": 2.9, "data": 0.4, "sync": 0.3, "loss": 0.2, "unattributed": 0.4}
     )
-    places = ("char_gpt.py:88 (1x)", "char_gpt.py:91 (1x)")
+    places = ("char_gpt.py:88, once a step", "char_gpt.py:91, once a step")
     census = replace(CENSUS, num_operations=2316, num_syncs=2, sync_places=places)
     return replace(
         lenet(),
@@ -537,7 +537,7 @@ def huge():
                 operation("$\\alpha_1$ & co", "64x1", 3, 3.7, 12, 28),
                 *CENSUS.operations,
             ),
-            sync_places=("/home/user/" + "deep/" * 30 + "train.py:1 (1x)",),
+            sync_places=("/home/user/" + "deep/" * 30 + "train.py:1, once a step",),
         ),
         untried=tuple(Untried(lever=f"lever_{n}", reason=f"reason <{n}> " * 4) for n in range(12)),
         warnings=("a <warning> & " * 20, "second"),

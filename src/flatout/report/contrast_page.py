@@ -114,7 +114,7 @@ def _sides(found: Contrast) -> list[dict[str, Any]]:
         {
             "name": name,
             "created": words.moment(side.created),
-            "command": f"flatout {side.command} {side.typed}",
+            "command": side.again,
             "report": f"flatout report {contrast_words.nearby(Path(side.run))}",
         }
         for name, side in zip(contrast_words.names(found), (found.first, found.second), strict=True)

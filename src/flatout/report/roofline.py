@@ -44,7 +44,7 @@ def roofline(result: Result) -> Markup | None:
     top = max((s.operation for s in placed), key=lambda op: op.self_s)
     above = [s.operation.name for s in placed if s.is_above()]
     cache = found.get("memory_cache")
-    slopes = [("memory", bandwidth.value), *([("cache", cache.value)] if cache else [])]
+    slopes = [(words.ceiling(bandwidth.name), bandwidth.value), *([("cache", cache.value)] if cache else [])]
     label = (
         "Ceilings: "
         + ", ".join(f"{name} {words.limit(value, 'B/s')}" for name, value in slopes)

@@ -72,7 +72,7 @@ def _against_itself(result: Result) -> Story:
     return Story(
         number=words.ratio(found.ratio) + "x" if found is not None and words.known(found.ratio) else "?",
         unit="against itself",
-        sentence="was measured as if it were a lever of its own: nothing may come of that.",
+        sentence="was measured against itself, as if it were a lever: any difference that this finds is an error.",
         lead=(words.sentence(f"{word}{rest}."), _cost(result)),
         command=f"flatout tune {result.typed}",
     )

@@ -134,16 +134,18 @@ def _baseline(screen: Screen, result: Result, *, verbose: bool) -> None:
 def _anatomy(screen: Screen, result: Result, *, verbose: bool) -> None:
     anatomy, bounds = result.anatomy, result.diagnosis.bounds
     alone = {b.shortens[0]: b for b in reversed(bounds) if len(b.shortens) == 1 and b.shortens[0] in anatomy.phases_s}
-    head = "where a step goes".ljust(2 + NAME + BAR + 9)
-    screen.row((head, "bold"), ("if it were free, at most" if alone else "", "bold"))
+    head = "where a step goes".ljust(2 + NAME + BAR + (20 if verbose else 9))
+    screen.row(
+        (head, "bold"), (("if free, at most" if verbose else "if it were free, at most") if alone else "", "bold")
+    )
     largest = max((anatomy.share(name) or 0.0 for name in anatomy.phases_s), default=0.0)
     for name in anatomy.phases_s:
         share = anatomy.share(name)
         bar = screen.bar((share or 0.0) / largest if largest > 0 else 0.0, BAR)
-        own = words.seconds(anatomy.phases_s[name]) if verbose else ""
+        own = f"{words.seconds(anatomy.phases_s[name]):>8}   " if verbose else ""
         bound = alone.get(name)
-        end = own if bound is None else f"{words.times(bound.ratio):<5} {own or bound.how}"
-        screen.row(f"  {screen.fit(name, NAME)}", (bar, "cyan"), f"{words.share(share):>6}   ", end)
+        end = "" if bound is None else f"{words.times(bound.ratio):<5} {'' if verbose else bound.how}".rstrip()
+        screen.row(f"  {screen.fit(name, NAME)}", (bar, "cyan"), f"{words.share(share):>6}   {own}", end)
     _not_in_the_account(screen, result)
     together = [b for b in bounds if len(b.shortens) != 1 or b.shortens[0] not in anatomy.phases_s]
     if together:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +15,7 @@ from flatout import __version__, stats
 from flatout.plan import PLAN_FORMAT, Plan, Trial, input_levers, label
 from flatout.result import FORMAT, Result, TimelineStep
 from flatout.trace import Window
+from flatout.trials.pairs import FOREIGN_LIMIT
 
 if TYPE_CHECKING:
     from flatout.trials.conduct import Conduct
@@ -63,7 +65,7 @@ def result_of(conduct: Conduct) -> Result:
         refused=tuple(bench.refused),
         written=tuple(bench.written),
         isolation="namespaces with overlays" if conduct.goal.terms.isolate else "none (`--allow-writes`)",
-        warnings=tuple(bench.warnings),
+        warnings=_warnings(bench.warnings, foreign),
         timeline=tuple(_timeline(bench.windows)),
         run=str(conduct.run_folder),
         stopped=conduct.stopped,
@@ -71,6 +73,17 @@ def result_of(conduct: Conduct) -> Result:
         energy=conduct.joules.summary(conduct),
     )
     return replace(result, plan=_plan(conduct, result, won)) if won and won.levers else result
+
+
+def _warnings(said: Iterable[str], foreign: Sequence[float]) -> tuple[str, ...]:
+    """What was said on the way, and that the machine was busy, where nobody has said so yet."""
+    mean = sum(foreign) / len(foreign) if foreign else 0.0
+    if mean <= FOREIGN_LIMIT or any("kept the machine busy" in warning for warning in said):
+        return tuple(said)
+    return (
+        f"others used {100 * mean:.0f} % of the CPU meanwhile: what binds may read otherwise when they do not",
+        *said,
+    )
 
 
 def _verdict(conduct: Conduct, won: Trial | None) -> Literal["faster", "no difference", "inconclusive"]:

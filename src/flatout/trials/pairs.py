@@ -114,7 +114,8 @@ def measure(bench: Bench, levers: Levers, extent: Extent, baseline: Levers | Non
         num = len(pairs.baseline_s)
         enough = num >= extent.min_pairs or number >= 2 * extent.min_pairs  # where others disturb, there may be none
         if enough and time.perf_counter() > extent.deadline_s:
-            pairs.given_up = f"the time was over after {num} pair{'s' * (num != 1)}"
+            left_out = f", {pairs.num_discarded} more were left out as disturbed" if pairs.num_discarded else ""
+            pairs.given_up = f"the time was over after {num} pair{'s' * (num != 1)}{left_out}"
             break
         candidate_first = bench.lots.random() < 0.5
         plan = [(plain, levers), (levers, plain)]

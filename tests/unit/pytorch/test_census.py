@@ -128,7 +128,7 @@ def test_values_read_back_are_named_by_the_scripts_own_line():
 
     found = count(body)
     assert found.num_syncs == 5
-    assert found.sync_places[0] == f"{__file__}:{line[0] - 1} (3x)"
+    assert found.sync_places[0] == f"{__file__}:{line[0] - 1}, 3 times a step"
     assert all(__file__ in place for place in found.sync_places)
 
 

@@ -120,8 +120,12 @@ class OperationCounter(TorchDispatchMode):
             moved_bytes=sum(op.moved_bytes for op in operations),
             operations=tuple(sorted(operations, key=lambda op: -op.self_s)[:MOST_OPERATIONS]),
             uncounted=tuple(heavy),
-            sync_places=tuple(f"{place} ({num}x)" for place, num in self._places.most_common(10)),
+            sync_places=tuple(f"{place}, {_often(num)}" for place, num in self._places.most_common(10)),
         )
+
+
+def _often(num: int) -> str:
+    return "once a step" if num == 1 else f"{num} times a step"
 
 
 def _moved_bytes(name: str, tensors: list[torch.Tensor], results: list[torch.Tensor]) -> int:
