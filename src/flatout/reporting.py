@@ -186,13 +186,14 @@ class _Source:
         self.num_steps = self.num_windows = 0
         self.children: set[str] = set()
         self._faults: list[str] = []
+        self._cuts: list[str] = []
         self._result = report(str(place)) if not self.paths else None
 
     def stretches(self) -> Iterator[Stretch]:
         """Each window with steps in which every time is possible."""
         from flatout.samples import fault_of
 
-        for one in self._traced() if self._result is None else self._of_result(self._result):
+        for one in self._traced(self._cuts) if self._result is None else self._of_result(self._result):
             if fault := fault_of(one.window):
                 self._faults.append(f"window {one.window.index} of `{one.child}` is left out: {fault}")
             elif one.window.step_s:
@@ -212,14 +213,14 @@ class _Source:
         from flatout.samples import some_faults
 
         missing = ["the run folder has no trace: the steps are those of `result.json`, without phases and losses"]
-        return [*(missing if not self.paths else []), *some_faults(self._faults)]
+        return [*(missing if not self.paths else []), *self._cuts, *some_faults(self._faults)]
 
-    def _traced(self) -> Iterator[Stretch]:
+    def _traced(self, cuts: list[str] | None = None) -> Iterator[Stretch]:
         from flatout import samples
         from flatout.report.export import Stretch
 
         for path in self.paths:
-            for header, window in samples.each_window(path):
+            for header, window in samples.each_window(path, cuts):
                 yield Stretch(child=samples.child_of(path), header=header, window=window)
 
     def _of_result(self, result: Result) -> Iterator[Stretch]:

@@ -162,7 +162,7 @@ def gather(folder: Path) -> Samples:
         except RecordError as problem:
             remarks.append(f"{problem.error}: {problem.cause}")
         if reader.torn:
-            remarks.append(f"`{path.name}` is cut: its last line is left out")
+            remarks.append(_cut(path))
     return Samples(
         windows=tuple(windows), agreements=tuple(agreements), scalings=tuple(scalings),
         remarks=(*remarks, *some_faults(faults)),
@@ -175,18 +175,29 @@ def some_faults(faults: list[str]) -> list[str]:
     return [*faults[:MOST_REMARKS], *([f"{more:,} more windows are left out for such times"] if more > 0 else [])]
 
 
-def each_window(path: Path) -> Iterator[tuple[Header, Window]]:
+def each_window(path: Path, faults: list[str] | None = None) -> Iterator[tuple[Header, Window]]:
     """The windows of one trace, one by one, each with the trace's header.
+
+    Args:
+        path: The trace.
+        faults: A line that was cut is said here.
 
     Raises:
         RecordError: See `flatout.trace_file.Reader`.
     """
     header: Header | None = None
-    for record in Reader(path):
+    reader = Reader(path)
+    for record in reader:
         if isinstance(record, Header):
             header = record
         elif isinstance(record, Window) and header is not None:
             yield header, record
+    if reader.torn and faults is not None:
+        faults.append(_cut(path))
+
+
+def _cut(path: Path) -> str:
+    return f"`{path.name}` is cut: its last line is left out"
 
 
 def _sample(child: str, window: Window) -> WindowSample:

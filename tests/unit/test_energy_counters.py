@@ -237,6 +237,14 @@ def test_a_counter_that_is_lost_on_the_way_leaves_the_sum_unknown_and_its_parts_
     assert meter.log().missing == ("gpu-0: no longer readable: GPU is lost",)
 
 
+def test_a_run_on_the_processor_is_not_charged_for_an_idle_gpu():
+    clock = Clock()
+    probes = (probe(lambda: 3 * clock.now_s), probe(lambda: 40 * clock.now_s, "gpu-0", device="gpu", resolution_s=0.1))
+    meter = noted(EnergyMeter(found=Found(probes=probes), now=clock), clock, [0.2, 0.4, 0.6])
+    assert meter.joules("cpu").joules == pytest.approx(1.8)
+    assert "too short for gpu-0" in meter.joules("cuda").why_not and "too short for gpu-0" in meter.joules().why_not
+
+
 def test_notes_may_be_asked_for_more_often_than_they_are_wanted():
     clock = Clock()
     meter = EnergyMeter(found=Found(probes=(probe(lambda: clock.now_s),)), now=clock)

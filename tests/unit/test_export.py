@@ -206,3 +206,11 @@ def test_what_was_written_is_printed_or_given_as_json(capsys):
     assert "steps.json: 3 steps of 2 windows, from 1 process" in capsys.readouterr().out
     flatout.main(["report", "train-1", "--export", "steps.json", "--json"])
     assert json.loads(capsys.readouterr().out)["num_steps"] == 3
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_a_trace_whose_last_line_was_cut_is_said_to_be(tmp_path, place, kind):
+    trace = place / "trace-1.jsonl"
+    trace.write_text(trace.read_text()[:-30])
+    found = api.export("train-1", tmp_path / f"steps.{kind}")
+    assert found.num_windows == 1 and found.remarks == ("`trace-1.jsonl` is cut: its last line is left out",)

@@ -24,7 +24,7 @@ from flatout.run.energy_counters import EnergyMeter
 from flatout.run.launch import QUIET_TRACKERS, Child, Launch, session_files
 from flatout.run.orders import SessionSpec
 from flatout.run.script import Script
-from flatout.trace import End, Failure, Header, Levers, Record, Toggle, Window
+from flatout.trace import End, Facts, Failure, Header, Levers, Record, Toggle, Window
 
 POLL_S = 0.05
 """How often output is looked at: so sure is the moment at which a line came."""
@@ -125,7 +125,8 @@ def run_whole(setting: Setting, side: Side, seed: int, wait: Callable[[float], N
         if scratch.exists():
             isolation.discard(scratch)
     told = _told(setting, side, seed, (exit_code, wall_s, foreign), (output, records, found))
-    energy = meter.joules()
+    facts = next((r for r in records if isinstance(r, Facts)), None)
+    energy = meter.joules(facts.device if facts is not None else None)
     return replace(told, joules=energy.joules, why_no_energy=energy.why_not)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.control_groups import text_of
-from flatout.energy import MIN_UPDATES, Counter, Curves, Energy, Log, Series
+from flatout.energy import MIN_UPDATES, Counter, Curves, Device, Energy, Log, Series
 
 RUN_EVERY_S = 1.0
 """Often enough for the sum over a run, for which no wrapping around must be missed: that takes a minute at least."""
@@ -318,16 +318,22 @@ class EnergyMeter:
                 noted_every_s=self.every_s,
             )
 
-    def joules(self) -> Energy:
-        """What was used from the first note to the last one."""
-        read = [(one.at_s[0], one.at_s[-1]) for one in self._noted if not one.lost]
+    def joules(self, device: str | None = None) -> Energy:
+        """What was used from the first note to the last one.
+
+        Args:
+            device: What the script computed on, where that is known: one on the processor is not charged for a GPU.
+        """
+        counted: tuple[Device, ...] = ("cpu", "memory") if device == "cpu" else ("cpu", "memory", "gpu")
+        noted = [one for one in self._noted if one.probe.counter.device in counted]
+        read = [(one.at_s[0], one.at_s[-1]) for one in noted if not one.lost]
         if not read:
             return Energy(why_not="; ".join(self._missing) or "no energy counter could be read")
         start_s, end_s = max(first for first, _ in read), min(last for _, last in read)
-        slowest = max((one.probe.counter for one in self._noted), key=lambda counter: counter.resolution_s)
+        slowest = max((one.probe.counter for one in noted), key=lambda counter: counter.resolution_s)
         if end_s - start_s < MIN_UPDATES * slowest.resolution_s:
             took = f"{end_s - start_s:.2g} s"
             return Energy(
                 why_not=f"{took} are too short for {slowest.name}: it changes every {slowest.resolution_s:g} s"
             )
-        return Curves(self.log()).between(start_s, end_s, min_updates=2)
+        return Curves(self.log(), counted).between(start_s, end_s, min_updates=2)

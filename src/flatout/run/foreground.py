@@ -201,7 +201,8 @@ class _Watch:
             if self._what.launcher:
                 self._gather()
         self._outcome.exit_code = process.returncode
-        self._outcome.energy = self._meter.joules()
+        facts = self._outcome.facts
+        self._outcome.energy = self._meter.joules(facts.device if facts is not None else None)
         return self._outcome
 
     def _start(self, signals: Signals, environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:

@@ -143,7 +143,8 @@ class Joules:
         final = conduct.final
         plain, tuned = self._sides.get(final.label if final is not None else "", (None, None))
         phases, why_not = self._phases()
-        total = self._meter.joules()
+        facts = self._bench.facts
+        total = self._meter.joules(facts.device if facts is not None else None)
         return EnergySummary(
             counters=log.counters,
             missing=log.missing,

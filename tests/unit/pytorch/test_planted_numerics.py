@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "cla
 
 from numerics_bugs import BUGS  # noqa: E402
 from numerics_judging import judged  # noqa: E402
-from numerics_planting import NAME, planted  # noqa: E402
+from numerics_planting import NAME, around, planted, set_meanwhile, within  # noqa: E402
 from numerics_precision import bf16_scaled  # noqa: E402
 from numerics_scripts import FAMILIES  # noqa: E402
 from numerics_sound import FORCED, SCRIPTS  # noqa: E402
@@ -84,3 +84,78 @@ def test_a_model_that_draws_noise_in_a_narrow_type_has_a_truth_too_or_says_why_n
     script.train(14)
     found = watched.difference()
     assert found.fault == "" and (found.rounding is None or 0 < found.rounding < 1e-4)
+
+
+# -- what shows only where something has moved since the lever was engaged, or beside the model ----------------------
+
+
+def copied_once(session):
+    """Weights are copied when the lever is engaged, and never again."""
+    kept = {id(call.module): {p: p.detach().clone() for p in call.module.parameters()} for call in session.calls.found}
+
+    def prepare(module):
+        own = [(p, p.data) for p in kept[id(module)]]
+        for parameter, value in kept[id(module)].items():
+            parameter.data = value.clone()
+        return lambda: [setattr(p, "data", value) for p, value in own] and None
+
+    return within(prepare)(session)
+
+
+def rate_kept(session):
+    """The learning rate is that of the moment at which the lever was engaged."""
+    undos = []
+    for optimizer in session.optimizers:
+        rates = [group["lr"] for group in optimizer.param_groups]
+
+        def step(*_, optimizer=optimizer, rates=rates):
+            now = [group["lr"] for group in optimizer.param_groups]
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            type(optimizer).step(optimizer)
+            for group, rate in zip(optimizer.param_groups, now, strict=True):
+                group["lr"] = rate
+
+        undos.append(set_meanwhile([(optimizer, "step", step)]))
+    return lambda: [undo() for undo in undos] and None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("plant", "check", "said"), [(copied_once, "gradients", "earlier step"),
+                                                      (rate_kept, "updates", "updates of")])  # fmt: skip
+def test_what_was_kept_when_the_lever_was_engaged_is_seen_before_anything_has_moved(family, plant, check, said):
+    found = judged(FAMILIES[family], {NAME: {}}, {NAME: planted(plant, "rounding", check)})
+    assert found.word == "disagrees" and said in found.detail, found.detail
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(context, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return 1.5 * gradient
+
+
+def two_models():
+    """One computes from what the other did."""
+    first, second = torch.nn.Linear(16, 32), torch.nn.Linear(32, 4)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.05)
+    while True:
+        optimizer.zero_grad()
+        second(torch.tanh(first(torch.randn(8, 16)))).square().mean().backward()
+        optimizer.step()
+        yield
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(torch.Tensor.detach, "no gradient any more for an input"), (Scaled.apply, "is off by 0.5")]
+)
+def test_gradients_that_another_model_learns_from_are_compared_too(change, said):
+    def changed(module, compute, args, kwargs):
+        return compute(*[change(x) if x.requires_grad else x for x in args], **kwargs)
+
+    found = judged(two_models, {NAME: {}}, {NAME: planted(around(changed), "rounding", "gradients")})
+    assert found.word == "disagrees" and said in found.detail, found.detail
+    assert judged(two_models, {"bf16": {}}).word == "agrees"

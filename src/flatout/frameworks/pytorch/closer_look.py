@@ -19,6 +19,7 @@ from flatout.frameworks.pytorch.accumulation import Accumulation
 from flatout.frameworks.pytorch.capture import Capture, CapturedCall
 from flatout.frameworks.pytorch.differences import Gradients, relative_error, square
 from flatout.frameworks.pytorch.edges import finite_at, rare_inputs
+from flatout.frameworks.pytorch.elsewhere import Elsewhere, inputs_fault
 from flatout.frameworks.pytorch.replay import Replayed, Replayer
 from flatout.frameworks.pytorch.rounding import SLOW_S, Scales, rounding_scales
 from flatout.frameworks.pytorch.truth import true_gradients
@@ -35,6 +36,7 @@ class CloserLook:
         self._first = first
         self._accumulation = Accumulation(replayer, self._calls, capture.clearings)
         self._rare = rare_inputs(replayer, self._calls) if first.took_s <= SLOW_S else []
+        self._elsewhere = Elsewhere(replayer, self._calls, first) if first.took_s <= SLOW_S else None
 
     def fault(self, changed: Replayed) -> str:
         """What is wrong under the engaged levers, whatever the error; empty where nothing is."""
@@ -44,6 +46,10 @@ class CloserLook:
             return "what follows the model is computed under other settings (autocast, default type)"
         if changed.finite and not finite_at(self._replayer, self._rare):
             return "NaN or infinity at rare inputs (an example of zeros, a large one) at which plain has none"
+        if fault := inputs_fault(changed, self._first):
+            return fault
+        if self._elsewhere is not None and (fault := self._elsewhere.fault(changed)):
+            return fault
         return self._accumulation.fault(changed)
 
     def beside_rounding(self, found: Difference, changed: Replayed, name: Name, class_: str) -> Difference:

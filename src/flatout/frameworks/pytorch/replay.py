@@ -34,6 +34,8 @@ class Replayed:
 
     def __init__(self) -> None:
         self.gradients: Gradients = {}
+        self.of_inputs: list[torch.Tensor | None] = []
+        """Gradients of the calls' inputs, of those that need one: what another model of the same step learns from."""
         self.outputs: list[torch.Tensor] = []
         self.buffers: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}
         """Buffers by module and name: as they were before the first call, and after the last."""
@@ -126,9 +128,10 @@ class Replayer:
             pairs = [(t, g) for t, g in zip(wanted, captured.gradients, strict=False) if g is not None]
             if into_parameters:
                 _backward([t for t, _ in pairs], [g.to(t.dtype) for t, g in pairs])
-                gradients = {}
+                gradients = dict[torch.Tensor, torch.Tensor]()
             else:
-                gradients = _gradients(pairs, parameters, leaves)
+                gradients, of_inputs = _gradients(pairs, parameters, leaves)
+                found.of_inputs += of_inputs
             self._wait()
             found.took_s += perf_counter() - begun_s
         found.outputs += [t.detach() for t in tensors if t.is_floating_point()]
@@ -151,9 +154,10 @@ def _buffers(module: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
 
 def _gradients(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], parameters: Sequence[nn.Parameter], leaves: list[torch.Tensor]
-) -> Gradients:
+) -> tuple[Gradients, list[torch.Tensor | None]]:
+    """Of parameters by parameter, and of inputs in their order."""
     if not pairs:
-        return {}
+        return {}, []
     outputs = [t for t, _ in pairs]
     given = [g.to(t.dtype) for t, g in pairs]
     try:
@@ -162,8 +166,9 @@ def _gradients(
     except RuntimeError as problem:
         if "use_reentrant" not in str(problem):
             raise
-        return _accumulated(outputs, given, parameters)
-    return {p: dense(g) for p, g in zip(parameters, found, strict=False) if g is not None}
+        return _accumulated(outputs, given, parameters), []
+    of_inputs: list[torch.Tensor | None] = [None if g is None else dense(g) for g in found[len(parameters) :]]
+    return {p: dense(g) for p, g in zip(parameters, found, strict=False) if g is not None}, of_inputs
 
 
 def _accumulated(outputs: list[torch.Tensor], given: list[torch.Tensor], parameters: Sequence[nn.Parameter]) -> Any:

@@ -18,6 +18,9 @@ from flatout.frameworks.pytorch.session import Session
 NUM_UPDATES = 3
 """Updates compared: the first has no moments yet, the third shows a wrong pairing of moments and parameters."""
 
+SLOWER = 0.5
+"""How much of its learning rate the second update has: schedules change it, and a lever may have kept another."""
+
 CLIPPED = 1e4
 """How much larger gradients are before the last update, where the script clips them: most steps clip nothing."""
 
@@ -131,7 +134,7 @@ def updated(
     """What three updates under the engaged levers do; everything is put back after.
 
     With `clip`, each begins with gradients as backward left them, and the script's own clipping is made again; the last
-    with gradients so large that it has something to do.
+    with gradients so large that it has something to do. From the second on the learning rate is another.
     """
     session.silent = True
     try:
@@ -141,6 +144,8 @@ def updated(
                     snapshot.restore_gradients()
                     if clip is not None:
                         clip(CLIPPED if number == NUM_UPDATES - 1 else 1.0)
+                    if number == 1:
+                        _slow_down(optimizer)
                     session.flags.before_update(optimizer)
                     snapshot.step_of(optimizer)()
                     session.flags.after_update(optimizer)
@@ -148,6 +153,15 @@ def updated(
     finally:
         snapshot.restore()
         session.silent = False
+
+
+def _slow_down(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        rate = group.get("lr")
+        if isinstance(rate, torch.Tensor):
+            rate.mul_(SLOWER)
+        elif isinstance(rate, float):
+            group["lr"] = SLOWER * rate
 
 
 def _states(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[torch.Tensor, str, torch.Tensor]]:
