@@ -48,7 +48,7 @@ def stated(name: str, source: str) -> tuple[str, dict[str, object], float]:
         return statement, {"x": images, "w": weight}, work
     if name == "kernel_launch":
         return "torch.add(a, b)", {"a": torch.ones(1), "b": torch.ones(1)}, 1.0
-    size = float(re.search(r"buffers of ([0-9.]+) MiB", source)[1]) * 2**20  # type: ignore[index]
+    size = float(re.search(r"buffers? of ([0-9.]+) MiB", source)[1]) * 2**20  # type: ignore[index]
     operands = {t: torch.ones(int(size) // 4) for t in "abc"}
     if "triad" in source:
         return "torch.add(a, b, alpha=2.0, out=c)", {**operands}, 3 * size

@@ -270,7 +270,7 @@ def test_the_process_is_told_threads_and_a_buffer_beyond_the_caches():
         found = calibrate._options(dataclasses.replace(MACHINE, **changes), "auto")
         return dict(zip(found[0:6:2], found[1:6:2], strict=True))
 
-    assert options(last_level_cache_bytes=2**28)["--buffer-bytes"] == str(2**30)
+    assert options(last_level_cache_bytes=2**28)["--buffer-bytes"] == str(2**29)
     assert options(last_level_cache_bytes=None)["--buffer-bytes"] == str(2**28)
     assert options(memory_limit_bytes=2**30)["--buffer-bytes"] == str(2**26), "a sixteenth of what may be used"
     assert options()["--threads"] == "2"
@@ -395,8 +395,19 @@ def test_a_matrix_product_counts_two_operations_per_multiply_add(calibration):
 
 
 def test_a_copy_counts_what_is_read_and_what_is_written(calibration):
-    works = [work for (work, _), *_ in calibration.memory_copies(calibration.torch.device("cpu"), 2**20)]
-    assert works == [2 * 2**20, 3 * 2**20]
+    share = calibration.shared_memory(calibration.torch.device("cpu"), 3 * 2**20)
+    for ((work, make),) in calibration.memory_copies(3 * 2**20, share):
+        assert make().work == work == 3 * 2**20, "all of the memory is read or written once"
+    (alone,), (two,) = calibration.in_place("memory_in_place", [(3 * 2**20, share)])
+    assert alone[0] == alone[1]().work == 2 * 3 * 2**20
+    assert two[0] == two[1]().work == 3 * 3 * 2**19
+
+
+def test_memory_is_touched_once_for_all_probes(calibration):
+    share = calibration.shared_memory(calibration.torch.device("cpu"), 3 * 2**20)
+    thirds, halves = share(3), share(2)
+    assert [len(part) for part in (*thirds, *halves)] == [2**18] * 3 + [3 * 2**17] * 2
+    assert thirds[0].data_ptr() == halves[0].data_ptr() and thirds[0].data_ptr() != thirds[1].data_ptr()
 
 
 def test_on_a_gpu_calls_are_planned_and_it_is_waited_for_once_a_window(calibration, candidates, monkeypatch):

@@ -30,7 +30,7 @@ from flatout.run import foreign_cpu
 from flatout.run.installed import PACKAGES, framework_version, not_installed
 from flatout.run.machine import read_machine
 
-REVISION = 2
+REVISION = 3
 """Of what is measured and how: ceilings that were kept under another one are measured again."""
 
 QUIET_FRACTION = 0.1
@@ -76,9 +76,9 @@ def ceilings(
     python: str = sys.executable,
     framework: str = "pytorch",
     device: str = "auto",
-    limit_s: float = 20.0,
+    limit_s: float = 30.0,
 ) -> Ceilings:
-    """This machine's ceilings: cached ones when they are trusted, else measured (about 10 s) and cached.
+    """This machine's ceilings: cached ones when they are trusted, else measured (10 to 20 s) and cached.
 
     Cached per machine, framework version, threads and device. A cache that cannot be read or written is no failure;
     a disturbed measurement replaces no undisturbed one.
@@ -168,10 +168,10 @@ def measure(machine: Machine, *, python: str, framework: str, device: str, limit
 
 
 def _options(machine: Machine, device: str) -> list[str]:
-    """Threads: one per logical or per physical core, whichever is faster. Buffers: four last-level caches."""
+    """Threads: one per logical or per physical core, whichever is faster. Buffers: three of two last-level caches."""
     threads = sorted({machine.num_cores, machine.num_physical_cores}, reverse=True)
     memory_bytes = min(machine.memory_bytes, machine.memory_limit_bytes or machine.memory_bytes)
-    buffer_bytes = min(max(4 * (machine.last_level_cache_bytes or 0), 2**28), memory_bytes // 16)
+    buffer_bytes = min(max(2 * (machine.last_level_cache_bytes or 0), 2**28), memory_bytes // 16)
     sizes = ["--threads", ",".join(map(str, threads)), "--buffer-bytes", str(buffer_bytes)]
     return ["--device", device, *sizes, "--on-request"]
 

@@ -229,54 +229,74 @@ def convolutions(
     return [(work(batch), lambda batch=batch: make(batch)) for batch in batches]  # type: ignore[misc]
 
 
-def memory_copies(device: torch.device, buffer_bytes: int) -> list[list[Candidate]]:
+Share = Callable[[int], tuple[torch.Tensor, ...]]
+"""Gives so many equal tensors."""
+
+
+def shared_memory(device: torch.device, total_bytes: int) -> Share:
+    """One memory for all probes that need much: the first touch of a page can cost more than all that is measured."""
+    kept: list[torch.Tensor] = []
+
+    def share(num: int) -> tuple[torch.Tensor, ...]:
+        if not kept:
+            kept.append(torch.ones(total_bytes // 4, device=device))
+        count = len(kept[0]) // num
+        return tuple(kept[0][number * count : (number + 1) * count] for number in range(num))
+
+    return share
+
+
+def memory_copies(total_bytes: int, share: Share) -> list[list[Candidate]]:
     """STREAM's copy and triad (a = b + 2 c): bytes read and written as the program asks for them.
 
     Lines that a cache reads only to overwrite them are not counted, as in STREAM (McCalpin 1995).
     """
-    count = buffer_bytes // 4
 
     def make(num_streams: int) -> Probe:
-        target, first, second = (torch.ones(count, device=device) for _ in range(3))
-        what = "copy" if num_streams == 2 else "triad"
-        calls = {
-            "copy": lambda: target.copy_(first),
-            "triad": lambda: torch.add(first, second, alpha=2.0, out=target),
-        }
+        target, first, *rest = share(num_streams)
+        what = "triad" if rest else "copy"
         return Probe(
             name="memory_copy",
             unit="B/s",
-            work=4.0 * count * num_streams,
-            source=f"{what} over buffers of {buffer_bytes / 2**20:.0f} MiB, reads and writes counted",
-            call=calls[what],
+            work=4.0 * len(target) * num_streams,
+            source=f"{what} over {_buffers(num_streams, target)}, reads and writes counted",
+            call=(lambda: torch.add(first, rest[0], alpha=2.0, out=target)) if rest else (lambda: target.copy_(first)),
         )
 
-    return [[(4.0 * count * n, lambda n=n: make(n))] for n in (2, 3)]  # type: ignore[misc]
+    return [[(float(total_bytes), lambda n=n: make(n))] for n in (2, 3)]  # type: ignore[misc]
 
 
-def in_place(device: torch.device, name: str, sizes: Sequence[int]) -> list[list[Candidate]]:
-    """Overwriting what was read, over growing buffers: with one operand (`relu_`) and with two (`mul_`).
+def in_place(name: str, sizes: Sequence[tuple[int, Share]]) -> list[list[Candidate]]:
+    """Overwriting what was read, over growing memory: with one operand (`relu_`) and with two (`mul_`).
 
     More of a program's bytes pass than in a copy, because no line is fetched only to be overwritten; so optimizers and
     activations in place would exceed what a copy reaches.
     """
 
-    def make(size: int, num_streams: int) -> Probe:
-        target, factor = torch.ones(size // 4, device=device), torch.ones(size // 4, device=device)
-        what = "relu_" if num_streams == 2 else "mul_"
+    def make(share: Share, num_operands: int) -> Probe:
+        target, *rest = share(num_operands)
+        what = "mul_" if rest else "relu_"
         return Probe(
             name=name,
             unit="B/s",
-            work=float(size * num_streams),
-            source=f"`{what}` over buffers of {size / 2**20:g} MiB, reads and writes counted",
-            call=(lambda: target.relu_()) if num_streams == 2 else (lambda: target.mul_(factor)),
+            work=4.0 * len(target) * (num_operands + 1),
+            source=f"`{what}` over {_buffers(num_operands, target)}, reads and writes counted",
+            call=(lambda: target.mul_(rest[0])) if rest else (lambda: target.relu_()),
         )
 
-    return [[(float(size * n), lambda size=size, n=n: make(size, n)) for size in sizes] for n in (2, 3)]  # type: ignore[misc]
+    def work(size: int, num: int) -> float:
+        return float(size // num * (num + 1))
+
+    return [[(work(size, n), lambda share=share, n=n: make(share, n)) for size, share in sizes] for n in (1, 2)]  # type: ignore[misc]
+
+
+def _buffers(num: int, one: torch.Tensor) -> str:
+    size = f"{4 * len(one) / 2**20:g} MiB"
+    return f"a buffer of {size}" if num == 1 else f"{num} buffers of {size}"
 
 
 def cache_sizes() -> list[int]:
-    """Buffers from 256 KiB a thread, less than the caches of a core hold, to 8 MiB a thread, more than most do."""
+    """From 256 KiB a thread, less than the caches of a core hold, to 8 MiB a thread, more than most do."""
     return [torch.get_num_threads() * 2**18 * 2**number for number in range(6)]
 
 
@@ -331,10 +351,13 @@ def choose_probes(stopwatch: Stopwatch, buffer_bytes: int) -> Iterator[Probe]:
     all_alternatives = [[matmuls(device, dtype, name)] for name, dtype in dtypes]
     ways = ((torch.contiguous_format, CONVOLUTIONS[0]), *((torch.channels_last, shape) for shape in CONVOLUTIONS))
     all_alternatives += [[convolutions(device, dtype, name, *way) for way in ways] for name, dtype in dtypes]
-    all_alternatives += [memory_copies(device, buffer_bytes), in_place(device, "memory_in_place", [buffer_bytes])]
-    all_alternatives += (
-        [[launches(device)]] if cuda else [in_place(device, "memory_cache", cache_sizes()), [launches(device)]]
-    )
+    memory = shared_memory(device, 3 * buffer_bytes)
+    all_alternatives += [memory_copies(3 * buffer_bytes, memory)]
+    all_alternatives += [in_place("memory_in_place", [(3 * buffer_bytes, memory)])]
+    if not cuda:
+        sizes = [(size, shared_memory(device, size)) for size in cache_sizes()]
+        all_alternatives += [in_place("memory_cache", sizes)]
+    all_alternatives += [[launches(device)]]
     if cuda:
         pinned_bytes = min(2**28, buffer_bytes)
         all_alternatives += [[transfers(device, pinned_bytes, to_device=direction)] for direction in (True, False)]
@@ -422,7 +445,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("output", help="file (or pipe) for the JSON lines")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--threads", default="", help="numbers of CPU threads to choose from, e.g. 16,8")
-    parser.add_argument("--buffer-bytes", type=int, default=2**28, help="size of one buffer of a memory copy")
+    parser.add_argument("--buffer-bytes", type=int, default=2**28, help="a third of the memory that is copied")
     parser.add_argument("--on-request", action="store_true", help="do what lines on stdin say: `choose` or `round`")
     return parser
 
