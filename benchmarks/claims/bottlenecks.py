@@ -2,20 +2,23 @@
 
     python benchmarks/claims/bottlenecks.py [--kinds decode ...] [--shares 0.5 0.65 0.85]
 
-For each kind and strength of `planted_script.py`: `flatout why --json`, then, for causes that can be taken away in a
-running script, the same script with and without its cause by turns.
+For each kind and strength of `planted_script.py`: `flatout why --json`; before and after it, for causes that can be taken
+away in a running script, the same script with and without its cause by turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from planted_script import PAGES_BYTES
 
 from flatout import stats
 from flatout.records import to_json
@@ -73,13 +76,15 @@ def row(kind: str, share: float, kept: Path | None = None) -> dict[str, Any]:
     """One planted script."""
     with tempfile.TemporaryDirectory(prefix="flatout-planted-") as folder:
         words = [SCRIPT, kind, str(share)]
+        if "paging" in kind:
+            with open(Path(folder) / "pages", "wb") as pages:
+                pages.write(os.urandom(PAGES_BYTES))
+                os.fsync(pages.fileno())
         if kind not in WHOLE:  # the same amount for the diagnosis and for its removal
             words += ["--amount", last_line(timed([PYTHON, *words, "--calibrate"], Path(folder)).output)]
-        done = timed(
-            [FLATOUT, "why", "--json", "--budget", "25s", *words],
-            Path(folder),
-            {"OMP_NUM_THREADS": "24"} if kind == "thread oversubscription" else None,
-        )
+        before = removed(words, Path(folder)) if kind in ADDITIVE else None
+        threads = {"OMP_NUM_THREADS": "24"} if kind == "thread oversubscription" else None
+        done = timed([FLATOUT, "why", "--json", "--budget", "25s", *words], Path(folder), threads)
         if done.exit_code != 0:
             return {
                 "kind": kind,
@@ -96,7 +101,8 @@ def row(kind: str, share: float, kept: Path | None = None) -> dict[str, Any]:
         right = set(kind.split("+")) <= set(named)
         if kept is not None and right and kind not in EQUAL:
             record(kind, share, next(Path(folder).glob(".flatout/*/findings.json")), kept, named)
-        really = removed(words, Path(folder)) if kind in ADDITIVE else None
+        after = removed(words, Path(folder)) if kind in ADDITIVE else None
+    really = None if before is None or after is None else around(before, after)
     bound = bound_of(kind, found["bounds"])
     return {
         "kind": kind, "share": share, "named": named, "right": right, "sentence": found["sentence"],
@@ -122,6 +128,17 @@ def removed(words: list[str], folder: Path) -> dict[str, Any]:
     times = json.loads(last_line(done.output))
     found = stats.compare(times["with"], times["without"])
     return {**to_json(found), "samples": times}
+
+
+def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What removal brought before and after the diagnosis; on a shared machine that is not the same."""
+    return {
+        "ratio": (before["ratio"] * after["ratio"]) ** 0.5,
+        "low": min(before["low"], after["low"]),
+        "high": max(before["high"], after["high"]),
+        "before": before,
+        "after": after,
+    }
 
 
 def bound_of(kind: str, bounds: list[dict[str, Any]]) -> dict[str, Any] | None:

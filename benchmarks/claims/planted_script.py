@@ -16,11 +16,9 @@ import mmap
 import os
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -31,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 BATCH = 8
 PIECES = {"decode": 8.0, "checkpoints": 2e5, "garbage collection": 5e4, "logging": 50.0, "paging": 64.0}
 """How much of a cause to begin with where it is not counted in seconds."""
+PAGES_BYTES = 2**26
 FETCHING = ("storage", "decode", "transform", "collate")
 
 
@@ -63,12 +62,11 @@ class Cause:
             gc.disable()
             self.heap: list[dict[str, list[int]]] = []
             self.is_frozen = False
-        elif kind == "paging":
-            self.file = tempfile.NamedTemporaryFile(dir=Path.cwd())  # noqa: SIM115  as long as the process
-            self.file.write(os.urandom(2**26))
-            self.file.flush()
-            os.fsync(self.file.fileno())
-            self.pages = mmap.mmap(self.file.fileno(), 2**26)
+        elif kind == "checkpoints":
+            self.weights = torch.zeros(0)
+        elif kind == "paging":  # in a file that was there before: what a trial writes may lie in memory
+            self.file = os.open("pages", os.O_RDONLY)
+            self.pages = mmap.mmap(self.file, PAGES_BYTES, prot=mmap.PROT_READ)
 
     def _serve(self) -> None:
         """Another process that answers after a while, as a slow disk or a far server does."""
@@ -101,7 +99,7 @@ class Cause:
             "collate": spin,
             "own code": spin,
             "slow steps": lambda amount: random.random() < 0.1 and spin(10 * amount),
-            "checkpoints": lambda amount: torch.save({"weights": torch.zeros(int(amount))}, io.BytesIO()),
+            "checkpoints": self._save,
             "garbage collection": self._collect,
             "logging": self._print,
             "paging": lambda amount: self._read_anew(round(amount)),
@@ -114,6 +112,11 @@ class Cause:
     def _decode(self, num: float) -> None:
         for _ in range(round(num)):
             Image.open(io.BytesIO(self.encoded)).convert("RGB")
+
+    def _save(self, num: float) -> None:
+        if len(self.weights) != int(num):
+            self.weights = torch.zeros(int(num))
+        torch.save({"weights": self.weights}, io.BytesIO())
 
     def _collect(self, num: float) -> None:
         if not self.is_frozen:  # what is there already takes longer than all that shall be planted
@@ -130,9 +133,9 @@ class Cause:
 
     def _read_anew(self, num: int) -> None:
         """Touch pages that are no longer in memory."""
-        size = min(num, 2**26 // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = min(num, PAGES_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
         self.pages.madvise(mmap.MADV_DONTNEED, 0, size)
-        os.posix_fadvise(self.file.fileno(), 0, size, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(self.file, 0, size, os.POSIX_FADV_DONTNEED)
         self.pages.madvise(mmap.MADV_RANDOM)
         for place in range(0, size, mmap.PAGESIZE):
             self.pages[place]
@@ -188,7 +191,7 @@ def main() -> None:
         cause.amount = float(amount)
     if arguments.measure:
         training.measured(causes, 2)  # warm up
-        print(json.dumps(training.measured(causes, 20)))
+        print(json.dumps(training.measured(causes, 12)))
         return
     while True:
         for batch in loader:
@@ -224,7 +227,10 @@ class Training:
             found = {side: float(np.median(step_s)) for side, step_s in self.measured([cause], 3).items()}
             wanted_s = found["without"] * share / len(self.causes) / (1 - share)
             extra_s = max(found["with"] - found["without"], 1e-6)
-            cause.amount = wanted_s if in_seconds else cause.amount * wanted_s / extra_s
+            change = min(
+                max(wanted_s / extra_s, 0.25), 4.0
+            )  # one noisy window must not lead to nothing, or to too much
+            cause.amount = wanted_s if in_seconds else max(cause.amount * change, 1.0)
         return cause.amount
 
     def measured(self, causes: list[Cause], num_pairs: int) -> dict[str, list[float]]:

@@ -46,12 +46,14 @@ class SlowSteps:
         excess_share: What they take beyond a usual step, as a share of all.
         times: How many times a usual step they take, in the median.
         phase: In which phase they take it; empty where it was not seen.
+        num: How many were seen.
     """
 
     every: float
     excess_share: float
     times: float
     phase: str = ""
+    num: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,7 @@ def slow_steps(plain: Sequence[Window], taken_apart: Sequence[Window]) -> SlowSt
         excess_share=math.fsum(s - usual_s for s in slow) / math.fsum(steps),
         times=stats.quantile(sorted(slow), 0.5) / usual_s,
         phase=_slow_phase(taken_apart),
+        num=len(slow),
     )
 
 

@@ -74,7 +74,7 @@ def dissect(windows: Sequence[Window]) -> Anatomy:
     return Anatomy(
         step_s=training_s / num_steps,
         phases_s={name: totals[name] / num_steps for name in ordered},
-        spread_fraction={name: _spread(seen, name) for name in inside},
+        spread_fraction={name: _spread(seen, name) for name in (*inside, "unattributed")},
         outside_s=_outside(seen, num_steps),
         not_observed=tuple(name for name in PHASES if name not in totals and name not in (*OUTSIDE, "other")),
         device_s=_device(seen, num_steps),
@@ -84,6 +84,10 @@ def dissect(windows: Sequence[Window]) -> Anatomy:
 
 
 def _total(window: Window, name: str) -> float:
+    if name == "unattributed":
+        return window.training_s - math.fsum(
+            math.fsum(spent) for phase, spent in window.phases.items() if phase not in (*OUTSIDE, "unattributed")
+        )
     return math.fsum(window.phases.get(name, ()))
 
 

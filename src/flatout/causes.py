@@ -5,6 +5,9 @@ In: `Findings`. Out: for each cause how many times as fast the step would be wit
 
 from __future__ import annotations
 
+import math
+
+from flatout import stats
 from flatout.findings import Findings, believed, fixed_share, model_s, peak, phase_s, without
 
 WORTHWHILE = 1.1
@@ -21,6 +24,11 @@ FAIR_RATE = 0.25
 
 FAULTS = 1.0
 """From so many pages a step that had to be read from a disk, waiting is called paging."""
+
+MIN_WINDOWS = 3
+
+NORMAL_BY_SPREAD = 1.4826
+"""Standard deviation over half the interquartile range, of normal noise."""
 
 FAULT_S = 50e-6
 """What reading a page takes at the least, part of it computing in the kernel: a fast drive answers in 20 to 100 µs."""
@@ -62,6 +70,27 @@ def _outside_of_phases(found: Findings) -> dict[str, float]:
         "slow steps": without(slow_s, found),
         "own code": without(own_s, found),
     }
+
+
+def share_errors(found: Findings) -> dict[str, float]:
+    """Half of the 95 % interval of a cause's share of the step, for those that are seen as they are."""
+    activity, slow = found.activity, found.slow_steps
+    errors = {"garbage collection": phase_error(found, "garbage"), "own code": phase_error(found, "unattributed")}
+    if activity is not None and activity.num_samples:
+        for name, share in (("logging", activity.output_share), ("paging", activity.waiting_share)):
+            errors[name] = 1.96 * math.sqrt(share * (1 - share) / activity.num_samples)
+    if slow is not None and slow.num:
+        errors["slow steps"] = 1.96 * slow.excess_share * (1 - slow.excess_share) / math.sqrt(slow.num)
+    return errors
+
+
+def phase_error(found: Findings, name: str) -> float:
+    """Half of the 95 % interval of a phase's share, from its scatter between windows; NaN with fewer than three."""
+    scatter = found.anatomy.spread_fraction.get(name, math.nan)
+    num = found.anatomy.num_windows
+    if num < MIN_WINDOWS:
+        return math.nan
+    return stats.student(num - 1, 0.95) * NORMAL_BY_SPREAD * scatter / math.sqrt(num)
 
 
 def data_parts(found: Findings) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flatout import explained
-from flatout.causes import NEARLY_EQUAL, WORTHWHILE, causes, data_parts
+from flatout.causes import NEARLY_EQUAL, WORTHWHILE, causes, data_parts, phase_error, share_errors
 from flatout.ceilings import model_flops_utilization
 from flatout.findings import Findings, arithmetic_of, believed, fixed_s, model_s, peak, without
 from flatout.stats import Comparison
@@ -80,7 +80,8 @@ class Bound:
     Attributes:
         remedy: What would be free, e.g. `free data`.
         ratio: Step time now over step time then.
-        low: Lower end of the 95 % interval, NaN where it follows from shares.
+        low: Lower end of the 95 % interval: of measured pairs; of shares, from their scatter between windows or the
+            number of samples; NaN where there is neither.
         high: Upper end of the 95 % interval.
         how: How it was obtained, in a few words.
         shortens: The phases that the remedy shortens; a lever that shortens none of them cannot bring it.
@@ -175,41 +176,48 @@ def _bounds(found: Findings) -> list[Bound]:
     if free_data is not None and math.isfinite(free_data.ratio):
         result.append(_measured("free data", free_data, "one cached batch replayed", ("data",)))
     elif data is not None:
-        result.append(_from_seconds("free data", data, found, "its share of the step", ("data",)))
+        ratio, error = without(data, found), phase_error(found, "data")
+        result.append(_of_share("free data", ratio, error, "its share of the step", ("data",)))
     threads = found.counterfactuals.get("fitting_threads")
     if threads is not None and math.isfinite(threads.ratio):
         shortened = ("forward", "loss", "backward", "optimizer", "data")
         result.append(_measured("threads that fit", threads, f"{found.num_cores} threads in turn with now", shortened))
+    nan = float("nan")
     seconds = (
-        ("free launches", fixed_s(found), "model calls replayed at half the batch", ("forward", "backward", "loss")),
-        ("free optimizer", found.anatomy.phases_s.get("optimizer"), "its share of the step", ("optimizer",)),
-        ("no host synchronisation", found.anatomy.phases_s.get("sync"), "its share of the step", ("sync",)),
-        ("compute at its dtype's ceiling", _compute_slack_s(found), "the step's FLOPs at the measured ceiling",
+        ("free launches", fixed_s(found), nan, "model calls replayed at half the batch",
+         ("forward", "backward", "loss")),
+        ("free optimizer", found.anatomy.phases_s.get("optimizer"), phase_error(found, "optimizer"),
+         "its share of the step", ("optimizer",)),
+        ("no host synchronisation", found.anatomy.phases_s.get("sync"), phase_error(found, "sync"),
+         "its share of the step", ("sync",)),
+        ("compute at its dtype's ceiling", _compute_slack_s(found), nan, "the step's FLOPs at the measured ceiling",
          ("forward", "backward")),
     )  # fmt: skip
-    for remedy, saved_s, how, shortens in seconds:
+    for remedy, saved_s, error, how, shortens in seconds:
         if saved_s is not None:
-            result.append(_from_seconds(remedy, saved_s, found, how, shortens))
+            result.append(_of_share(remedy, without(saved_s, found), error, how, shortens))
     return result + _rare_bounds(found)
 
 
 def _rare_bounds(found: Findings) -> list[Bound]:
-    nan, worth = float("nan"), causes(found)
+    worth, errors = causes(found), share_errors(found)
     return [
-        Bound(remedy=REMEDIES[name], ratio=worth[name], low=nan, high=nan, how=how, shortens=shortens)
+        _of_share(REMEDIES[name], worth[name], errors.get(name, float("nan")), how, shortens)
         for name, (how, shortens) in SEEN_AS_THEY_ARE.items()
         if worth[name] >= WORTH_A_ROW
     ]
 
 
+def _of_share(remedy: str, ratio: float, error: float, how: str, shortens: tuple[str, ...]) -> Bound:
+    """A bound that follows from a share of the step; its interval from that share's own."""
+    share = 1 - 1 / ratio
+    low, high = (1 / max(1 - max(share + side * error, 0.0), 1e-3) for side in (-1, 1))
+    return Bound(remedy=remedy, ratio=ratio, low=low, high=high, how=how, shortens=shortens)
+
+
 def _measured(remedy: str, comparison: Comparison, how: str, shortens: tuple[str, ...]) -> Bound:
     ratio = max(comparison.ratio, 1.0)  # a remedy that is measured as slower brings nothing at most
     return Bound(remedy=remedy, ratio=ratio, low=comparison.low, high=comparison.high, how=how, shortens=shortens)
-
-
-def _from_seconds(remedy: str, saved_s: float, found: Findings, how: str, shortens: tuple[str, ...]) -> Bound:
-    nan = float("nan")
-    return Bound(remedy=remedy, ratio=without(saved_s, found), low=nan, high=nan, how=how, shortens=shortens)
 
 
 def _compute_slack_s(found: Findings) -> float | None:

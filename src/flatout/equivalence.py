@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from flatout.stats import student
+
 MIN_SEEDS = 3
 """With fewer, neither a spread nor an interval says anything."""
 
@@ -155,7 +157,7 @@ def _more(differences: Sequence[float], margin: float) -> int | None:
     level = 0.90 if abs(_mean(differences)) < margin else 0.95
     deviation = _deviation(differences)
     for num in range(len(differences) + 1, MOST_SEEDS):
-        if _student(num - 1, level) * deviation / math.sqrt(num) < room:
+        if student(num - 1, level) * deviation / math.sqrt(num) < room:
             return num - len(differences)
     return None
 
@@ -163,7 +165,7 @@ def _more(differences: Sequence[float], margin: float) -> int | None:
 def _interval(values: Sequence[float], level: float) -> tuple[float, float]:
     if len(values) < 2:
         return float("nan"), float("nan")
-    half = _student(len(values) - 1, level) * _deviation(values) / math.sqrt(len(values))
+    half = student(len(values) - 1, level) * _deviation(values) / math.sqrt(len(values))
     return _mean(values) - half, _mean(values) + half
 
 
@@ -176,9 +178,3 @@ def _deviation(values: Sequence[float]) -> float:
         return float("nan")
     mean = _mean(values)
     return math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (len(values) - 1))
-
-
-def _student(degrees: int, level: float) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees, 0.5 + level / 2))

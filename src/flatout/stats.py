@@ -199,7 +199,7 @@ _Interval = tuple[float, float]
 def _normal(mean: float, deviation: float, num: int, levels: Sequence[float]) -> tuple[float, _Interval, _Interval]:
     """Mean and intervals of samples that are roughly normal."""
     error = deviation / math.sqrt(num)
-    half95, half99 = (error * _student(num - 1, level) for level in levels)
+    half95, half99 = (error * student(num - 1, level) for level in levels)
     return mean, (mean - half95, mean + half95), (mean - half99, mean + half99)
 
 
@@ -281,7 +281,12 @@ def _undecided(num: int, reason: str) -> Comparison:
     )
 
 
-def _student(degrees: int, level: float) -> float:
+def student(degrees: int, level: float) -> float:
+    """Student's t: what a mean may miss, in standard errors, for a two-sided interval of this level.
+
+    >>> round(student(9, 0.95), 3)
+    2.262
+    """
     from scipy.special import stdtrit  # a quarter of a second less than scipy.stats
 
     return float(stdtrit(degrees, 0.5 + level / 2))

@@ -20,8 +20,11 @@ from typing import TypeAlias
 from flatout.stacks import StackRow
 
 EVERY_S = 0.002
-SWITCH_S = 0.001
-"""How long Python code may keep the sampling thread waiting for its turn, instead of the usual 5 ms."""
+SWITCH_S = 50e-6
+"""How long Python code may keep the sampling thread waiting for its turn, instead of the usual 5 ms.
+
+While it waits, the code goes on: with 1 ms, items of 0.2 ms were taken for what came behind them and lets others run.
+"""
 
 MOST_ROWS = 60
 
@@ -99,9 +102,7 @@ class StackSampler:
             frame = sys._current_frames().get(self._thread_id)
             if frame is None:
                 return
-            stack = _taken(
-                frame
-            )  # at once: the thread goes on as soon as it has its turn again, and its frames with it
+            stack = _taken(frame)  # at once: the thread goes on as soon as it has its turn again, its frames with it
             phase = self._phase()
             now_s, cpu_s = time.perf_counter(), time.clock_gettime(self._cpu_clock)
             found = self._walls[phase, *self._classified(stack)]
