@@ -2,8 +2,8 @@
 
     python benchmarks/claims/bottlenecks.py [--kinds decode ...] [--shares 0.5 0.65 0.85]
 
-For each kind and strength of `planted_script.py`: `flatout why --json`; before and after it, for causes that can be taken
-away in a running script, the same script with and without its cause by turns.
+For each kind and strength of `planted_script.py`: `flatout why --json`; before and after it, for causes that can be
+taken away in a running script, the same script with and without its cause by turns.
 """
 
 from __future__ import annotations

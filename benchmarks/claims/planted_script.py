@@ -27,8 +27,14 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 BATCH = 8
-PIECES = {"decode": 8.0, "checkpoints": 2e5, "garbage collection": 5e4, "logging": 50.0, "paging": 64.0}
-"""How much of a cause to begin with where it is not counted in seconds."""
+PIECES = {
+    "decode": (24.0, 1.0),
+    "checkpoints": (2e5, 1.0),
+    "garbage collection": (5e4, 1.0),
+    "logging": (50.0, 1.0),
+    "paging": (16.0, 1.0),
+}
+"""How much of a cause to begin with where it is not counted in seconds, and the least."""
 PAGES_BYTES = 2**26
 FETCHING = ("storage", "decode", "transform", "collate")
 
@@ -54,7 +60,7 @@ class Cause:
         if kind == "storage":
             self._serve()
         elif kind == "decode":
-            noise = np.random.default_rng(0).integers(0, 255, (160, 160, 3), dtype=np.uint8)
+            noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
             file = io.BytesIO()
             Image.fromarray(noise).save(file, "JPEG")
             self.encoded = file.getvalue()
@@ -63,7 +69,7 @@ class Cause:
             self.heap: list[dict[str, list[int]]] = []
             self.is_frozen = False
         elif kind == "checkpoints":
-            self.weights = torch.zeros(0)
+            self.weights, self.checkpoint = torch.zeros(0), io.BytesIO()
         elif kind == "paging":  # in a file that was there before: what a trial writes may lie in memory
             self.file = os.open("pages", os.O_RDONLY)
             self.pages = mmap.mmap(self.file, PAGES_BYTES, prot=mmap.PROT_READ)
@@ -116,7 +122,8 @@ class Cause:
     def _save(self, num: float) -> None:
         if len(self.weights) != int(num):
             self.weights = torch.zeros(int(num))
-        torch.save({"weights": self.weights}, io.BytesIO())
+        self.checkpoint.seek(0)  # into memory that is there: what new pages cost depends on the process' past
+        torch.save({"weights": self.weights}, self.checkpoint)
 
     def _collect(self, num: float) -> None:
         if not self.is_frozen:  # what is there already takes longer than all that shall be planted
@@ -154,7 +161,7 @@ class Items(Dataset):
             if cause.kind in ("storage", "transform"):
                 cause.unit(cause.amount / BATCH)
             elif cause.kind == "decode":  # whole pictures only: some items have one more than others
-                share, extra = divmod(cause.amount, BATCH)
+                share, extra = divmod(round(cause.amount), BATCH)
                 cause.unit(share + (index % BATCH < extra))
         return torch.full((64,), index / self.length), index % 2
 
@@ -173,7 +180,9 @@ def main() -> None:
         return
     torch.set_num_threads(1)  # two that wait for each other make a step of any length where others compute
     causes = [Cause(kind) for kind in arguments.kind.split("+")]
-    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), *(nn.Linear(512, 512) for _ in range(4)), nn.Linear(512, 2))
+    model = nn.Sequential(
+        nn.Linear(64, 1024), nn.ReLU(), *(nn.Linear(1024, 1024) for _ in range(4)), nn.Linear(1024, 2)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def collate(items: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -219,18 +228,18 @@ class Training:
 
     def calibrated(self, cause: Cause, share: float) -> float:
         """How much of one cause takes its part of this share of a step, by turns with none at all."""
-        in_seconds = cause.kind in ("storage", "transform", "collate", "own code", "slow steps")
-        cause.amount = 1e-3 if in_seconds else PIECES[cause.kind]
+        is_exact = cause.kind in ("transform", "collate", "own code", "slow steps")
+        cause.amount, least = PIECES.get(cause.kind, (1e-3, 1e-4))
         for other in self.causes:
             other.on = False
-        for _ in range(2 if in_seconds else 6):  # the cost of a piece depends on how many there are
+        for _ in range(2 if is_exact else 6):  # the cost of a piece depends on how many there are
             found = {side: float(np.median(step_s)) for side, step_s in self.measured([cause], 3).items()}
             wanted_s = found["without"] * share / len(self.causes) / (1 - share)
             extra_s = max(found["with"] - found["without"], 1e-6)
             change = min(
                 max(wanted_s / extra_s, 0.25), 4.0
             )  # one noisy window must not lead to nothing, or to too much
-            cause.amount = wanted_s if in_seconds else max(cause.amount * change, 1.0)
+            cause.amount = wanted_s if is_exact else max(cause.amount * change, least)
         return cause.amount
 
     def measured(self, causes: list[Cause], num_pairs: int) -> dict[str, list[float]]:

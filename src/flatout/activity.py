@@ -67,6 +67,7 @@ class Activity:
             start-up apart.
         output_share: Share of the step in which the script prints, logs or serialises.
         waiting_share: Share of the step, outside of fetching, in which the thread did not run.
+        system_share: Share of the step in which the kernel computed for it, wherever.
         faults_per_step: Pages that had to be read from a disk, per step.
         places: The heaviest lines of the script, first.
     """
@@ -75,6 +76,7 @@ class Activity:
     data_parts: Mapping[str, float] = field(default_factory=dict)
     output_share: float = 0.0
     waiting_share: float = 0.0
+    system_share: float = 0.0
     faults_per_step: float = 0.0
     places: tuple[Place, ...] = ()
 
@@ -98,6 +100,7 @@ def activity_of(seen: Sequence[Stacks], without_workers: Stacks | None = None) -
         data_parts=_data_parts(seen, without_workers),
         output_share=output_s / wall_s,
         waiting_share=math.fsum(row.waiting_s for row in outside if row.kind != "output") / wall_s,
+        system_share=math.fsum(s.system_s for s in seen) / wall_s,
         faults_per_step=sum(s.major_faults for s in seen) / max(sum(s.num_steps for s in seen), 1),
         places=_places(seen, wall_s),
     )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flatout import explained
-from flatout.causes import NEARLY_EQUAL, WORTHWHILE, causes, data_parts, phase_error, share_errors
+from flatout.causes import NEARLY_EQUAL, WORTHWHILE, causes, data_parts, on_one_scale, phase_error, share_errors
 from flatout.ceilings import model_flops_utilization
 from flatout.findings import Findings, arithmetic_of, believed, fixed_s, model_s, peak, without
 from flatout.stats import Comparison
@@ -131,7 +131,7 @@ class Diagnosis:
 def diagnose(found: Findings) -> Diagnosis:
     """Name what binds."""
     bounds = tuple(sorted(_bounds(found), key=lambda b: -b.ratio))
-    worth = causes(found)
+    worth = on_one_scale(causes(found), found)
     binding = _binding(found, worth)
     also = _nearly_as_large(binding, worth)
     parts = data_parts(found) if "input" in (binding, *also) else ()

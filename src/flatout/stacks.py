@@ -44,6 +44,7 @@ class Stacks:
         wall_s: Its time.
         num_samples: All samples.
         major_faults: Pages that had to be read from a disk because memory did not hold them (any more).
+        system_s: CPU time that the kernel spent for the thread: reading pages, writing files, starting processes.
         levers: What was engaged: the samples of a window without workers tell what these would do.
     """
 
@@ -52,6 +53,7 @@ class Stacks:
     wall_s: float
     num_samples: int
     major_faults: int = 0
+    system_s: float = 0.0
     levers: Mapping[str, Mapping[str, str | int | float | bool]] = field(default_factory=dict)
     order: int = -1
 

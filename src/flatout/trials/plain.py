@@ -34,8 +34,8 @@ MOST_WAIT_S = 120.0
 """How long to wait at most for other processes to leave the machine alone."""
 
 ANATOMY_WINDOWS = 4
-STACKS_WINDOWS = 3
-STACKS_SAMPLES = 400
+STACKS_WINDOWS = 8
+STACKS_SAMPLES = 1000
 """So many samples are enough: they know a share of a half to within 5 %."""
 
 FINDINGS = "findings.json"
@@ -112,7 +112,7 @@ class Plain:
         for _ in range(STACKS_WINDOWS):
             if (stacks := self._stacks({})) is not None:
                 seen.append(stacks)
-            if sum(s.num_samples for s in seen) >= STACKS_SAMPLES or time.perf_counter() > self.budget.deadline_s(0.5):
+            if sum(s.num_samples for s in seen) >= STACKS_SAMPLES or time.perf_counter() > self.budget.deadline_s(0.7):
                 break
         facts = self.bench.facts
         if not seen or facts is None:

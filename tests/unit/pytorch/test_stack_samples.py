@@ -27,7 +27,8 @@ def sampled(work, phase="unattributed", seconds=0.4, collates=()):
     sampler = StackSampler(found[0], lambda: phase, collates)
     sampler.start()
     time.sleep(seconds)
-    rows, num, _ = sampler.stop()
+    found = sampler.stop()
+    rows, num = found.rows, found.num_samples
     stop.set()
     thread.join()
     assert num >= 20

@@ -228,14 +228,14 @@ class Observer:
 
     def before_call(self, call: OuterCall, training: bool) -> None:
         """An outermost model call begins."""
-        if self.depth == "phases":
+        if self.is_deep:
             self.push("forward")
 
     def after_call(self, call: OuterCall, training: bool) -> None:
         """An outermost model call is over; one without gradients before the step's own was an evaluation."""
         if training:
             self._trained_in_step = True
-        if self.depth == "phases":
+        if self.is_deep:
             self.pop("forward", base="loss" if training else None)
         if not training and not self._trained_in_step:
             self._evaluated_in_step = True
@@ -268,10 +268,7 @@ class Observer:
     def sampled_stacks(self) -> Stacks | None:
         """What was seen since; None where nobody looked."""
         sampler, self._sampler = self._sampler, None
-        if sampler is None:
-            return None
-        rows, num, faults = sampler.stop()
-        return Stacks(rows=rows, num_steps=0, wall_s=0.0, num_samples=num, major_faults=faults)
+        return None if sampler is None else sampler.stop()
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
