@@ -315,6 +315,40 @@ def moments_late(optimizer: torch.optim.Optimizer, own: Callable[[], Any]) -> Ca
     return step
 
 
+# -- what was kept when the lever was engaged, and is right only as long as nothing has moved ------------------------
+
+
+def copied_once(session: Any) -> Undo:
+    """Weights are copied when the lever is engaged, and never again."""
+    kept = {id(call.module): {p: p.detach().clone() for p in call.module.parameters()} for call in session.calls.found}
+
+    def prepare(module: nn.Module) -> Undo:
+        own = [(p, p.data) for p in kept[id(module)]]
+        for parameter, value in kept[id(module)].items():
+            parameter.data = value.clone()
+        return lambda: [setattr(p, "data", value) for p, value in own] and None
+
+    return within(prepare)(session)
+
+
+def rate_kept(session: Any) -> Undo:
+    """The learning rate is that of the moment at which the lever was engaged."""
+    undos = []
+    for optimizer in session.optimizers:
+        rates = [group["lr"] for group in optimizer.param_groups]
+
+        def step(*_: Any, optimizer: Any = optimizer, rates: list[float] = rates) -> None:
+            now = [group["lr"] for group in optimizer.param_groups]
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            type(optimizer).step(optimizer)
+            for group, rate in zip(optimizer.param_groups, now, strict=True):
+                group["lr"] = rate
+
+        undos.append(set_meanwhile([(optimizer, "step", step)]))
+    return lambda: [undo() for undo in undos] and None
+
+
 # -- batches -------------------------------------------------------------------------------------------------------
 
 
@@ -409,6 +443,7 @@ BUGS: tuple[Bug, ...] = (
     _bug("the last example computed from another", "gradients",
          around(lambda m, f, a, k: f(*[last_row(x) for x in a], **k))),
     _bug("the input of an earlier step", "gradients", stale_input()),
+    _bug("the weights of when it was engaged", "gradients", copied_once),
     _bug("loss in bf16: outputs not cast back", "gradients", around(half_precision)),
     _bug("loss in bf16: autocast left on", "gradients", autocast_left_on),
     _bug("NaN where an example is all zero", "gradients", around(nan_at_zeros)),
@@ -437,6 +472,7 @@ BUGS: tuple[Bug, ...] = (
     _bug("weight decay left out", "updates", options(weight_decay=lambda value: 0.0)),
     _bug("epsilon changed", "updates", options(**EPSILONS), ("gpt", "lstm", "vae")),
     _bug("learning rate off by 0.1 %", "updates", options(lr=lambda value: value * 1.001)),
+    _bug("the learning rate of when it was engaged", "updates", rate_kept),
     _bug("momentum or beta off", "updates",
          options(momentum=lambda value: value * 0.99, betas=lambda value: (value[0], value[1] * 0.999))),
     _bug("Nesterov left out", "updates", options(nesterov=lambda value: False), ("resnet",)),

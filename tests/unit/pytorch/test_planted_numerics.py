@@ -13,9 +13,13 @@ torch = pytest.importorskip("torch")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "claims"))
 
-from numerics_bugs import BUGS  # noqa: E402
+from numerics_bugs import (  # noqa: E402
+    BUGS,
+    copied_once,
+    rate_kept,
+)
 from numerics_judging import judged  # noqa: E402
-from numerics_planting import NAME, around, planted, set_meanwhile, within  # noqa: E402
+from numerics_planting import NAME, around, planted  # noqa: E402
 from numerics_precision import bf16_scaled  # noqa: E402
 from numerics_scripts import FAMILIES  # noqa: E402
 from numerics_sound import FORCED, SCRIPTS  # noqa: E402
@@ -87,37 +91,6 @@ def test_a_model_that_draws_noise_in_a_narrow_type_has_a_truth_too_or_says_why_n
 
 
 # -- what shows only where something has moved since the lever was engaged, or beside the model ----------------------
-
-
-def copied_once(session):
-    """Weights are copied when the lever is engaged, and never again."""
-    kept = {id(call.module): {p: p.detach().clone() for p in call.module.parameters()} for call in session.calls.found}
-
-    def prepare(module):
-        own = [(p, p.data) for p in kept[id(module)]]
-        for parameter, value in kept[id(module)].items():
-            parameter.data = value.clone()
-        return lambda: [setattr(p, "data", value) for p, value in own] and None
-
-    return within(prepare)(session)
-
-
-def rate_kept(session):
-    """The learning rate is that of the moment at which the lever was engaged."""
-    undos = []
-    for optimizer in session.optimizers:
-        rates = [group["lr"] for group in optimizer.param_groups]
-
-        def step(*_, optimizer=optimizer, rates=rates):
-            now = [group["lr"] for group in optimizer.param_groups]
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
-            type(optimizer).step(optimizer)
-            for group, rate in zip(optimizer.param_groups, now, strict=True):
-                group["lr"] = rate
-
-        undos.append(set_meanwhile([(optimizer, "step", step)]))
-    return lambda: [undo() for undo in undos] and None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
