@@ -1,6 +1,6 @@
 """Is the planted bottleneck the one that `flatout why` names, and are its bounds what removing it brings?
 
-    python benchmarks/claims/bottlenecks.py [--kinds decode ...] [--shares 0.5 0.65 0.85]
+    python benchmarks/claims/bottlenecks.py [--kinds decode ...] [--shares 0.65 0.5 0.85]
 
 For each kind and strength of `planted_script.py`: `flatout why --json`; before and after it, for causes that can be
 taken away in a running script, the same script with and without its cause by turns.
@@ -42,7 +42,7 @@ def main() -> None:
     """The whole grid."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kinds", nargs="*", default=ALL, choices=ALL)
-    parser.add_argument("--shares", nargs="*", type=float, default=[0.5, 0.65, 0.85])
+    parser.add_argument("--shares", nargs="*", type=float, default=[0.65, 0.5, 0.85])
     parser.add_argument("--record", type=Path, help="keep what each diagnosis was made from in this folder")
     arguments = parser.parse_args()
     rows = []
@@ -53,10 +53,10 @@ def main() -> None:
             shown = {k: rows[-1][k] for k in ("kind", "share", "named", "right", "bound", "bound_holds")}
             really = rows[-1]["really"] or {}
             print(json.dumps({**shown, "really": [really.get(k) for k in ("ratio", "low", "high")]}), flush=True)
-    right = sum(r["right"] for r in rows)
-    print(f"{right} of {len(rows)} causes named", flush=True)
-    if arguments.kinds == ALL:
-        write("claims_bottlenecks", {"command": " ".join(sys.argv), "num_right": right, "rows": rows})
+        right = sum(r["right"] for r in rows)
+        print(f"{right} of {len(rows)} causes named", flush=True)
+        if arguments.kinds == ALL:
+            write("claims_bottlenecks", {"command": " ".join(sys.argv), "num_right": right, "rows": rows})
 
 
 def record(kind: str, share: float, found: Path, kept: Path, named: list[str]) -> None:
