@@ -194,7 +194,8 @@ def main() -> None:
     loader = DataLoader(Items(causes, 8 * 40_960), batch_size=BATCH, collate_fn=collate)
     training = Training(model, optimizer, loader, causes)
     if arguments.calibrate:
-        print(",".join(str(training.calibrated(cause, arguments.share)) for cause in causes))
+        wanted_s = training.plain_s() * arguments.share / len(causes) / (1 - arguments.share)
+        print(",".join(str(training.calibrated(cause, wanted_s)) for cause in causes))
         return
     for cause, amount in zip(causes, arguments.amount.split(","), strict=True):
         cause.amount = float(amount)
@@ -226,20 +227,24 @@ class Training:
             if cause.kind not in FETCHING:
                 cause.unit(cause.amount)
 
-    def calibrated(self, cause: Cause, share: float) -> float:
-        """How much of one cause takes its part of this share of a step, by turns with none at all."""
-        is_exact = cause.kind in ("transform", "collate", "own code", "slow steps")
+    def plain_s(self) -> float:
+        """A step without any cause, after the first ones."""
+        for cause in self.causes:
+            cause.on = False
+        return float(np.median(self.measured([], 5)["with"][2:]))  # with its data, unlike the other side
+
+    def calibrated(self, cause: Cause, wanted_s: float) -> float:
+        """How much of one cause takes so many seconds a step, by turns with none at all."""
+        if cause.kind in ("transform", "collate", "own code", "slow steps"):
+            return wanted_s
         cause.amount, least = PIECES.get(cause.kind, (1e-3, 1e-4))
         for other in self.causes:
             other.on = False
-        for _ in range(2 if is_exact else 6):  # the cost of a piece depends on how many there are
+        for _ in range(6):  # the cost of a piece depends on how many there are
             found = {side: float(np.median(step_s)) for side, step_s in self.measured([cause], 3).items()}
-            wanted_s = found["without"] * share / len(self.causes) / (1 - share)
             extra_s = max(found["with"] - found["without"], 1e-6)
-            change = min(
-                max(wanted_s / extra_s, 0.25), 4.0
-            )  # one noisy window must not lead to nothing, or to too much
-            cause.amount = wanted_s if is_exact else max(cause.amount * change, least)
+            change = min(max(wanted_s / extra_s, 0.25), 4.0)  # a noisy window must not lead to nothing, or too much
+            cause.amount = max(cause.amount * change, least)
         return cause.amount
 
     def measured(self, causes: list[Cause], num_pairs: int) -> dict[str, list[float]]:
