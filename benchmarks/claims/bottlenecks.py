@@ -34,6 +34,9 @@ EQUAL = ("decode+transform", "transform+own code", "decode+logging", "storage+ch
 """Two causes of equal size: both are to be named."""
 WHOLE = ("launch overhead", "compute", "memory bandwidth", "optimizer", "thread oversubscription", "worker start-up")
 ALL = [*ADDITIVE, *WHOLE, *EQUAL]
+STEADY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+"""Memory is not given back between steps: whether glibc does so is a matter of chance, and doubles a backward pass."""
+
 SLACK = 1.10
 """A bound may exceed what removal really brings by so much."""
 
@@ -81,10 +84,10 @@ def row(kind: str, share: float, kept: Path | None = None) -> dict[str, Any]:
                 pages.write(os.urandom(PAGES_BYTES))
                 os.fsync(pages.fileno())
         if kind not in WHOLE:  # the same amount for the diagnosis and for its removal
-            words += ["--amount", last_line(timed([PYTHON, *words, "--calibrate"], Path(folder)).output)]
+            words += ["--amount", last_line(timed([PYTHON, *words, "--calibrate"], Path(folder), STEADY).output)]
         before = removed(words, Path(folder)) if kind in ADDITIVE else None
-        threads = {"OMP_NUM_THREADS": "24"} if kind == "thread oversubscription" else None
-        done = timed([FLATOUT, "why", "--json", "--budget", "25s", *words], Path(folder), threads)
+        threads = {"OMP_NUM_THREADS": "24"} if kind == "thread oversubscription" else {}
+        done = timed([FLATOUT, "why", "--json", "--budget", "25s", *words], Path(folder), {**STEADY, **threads})
         if done.exit_code != 0:
             return {
                 "kind": kind,
@@ -124,7 +127,7 @@ def names(found: dict[str, Any]) -> list[str]:
 
 def removed(words: list[str], folder: Path) -> dict[str, Any]:
     """What taking the cause away really brings."""
-    done = timed([PYTHON, *words, "--measure"], folder)
+    done = timed([PYTHON, *words, "--measure"], folder, STEADY)
     times = json.loads(last_line(done.output))
     found = stats.compare(times["with"], times["without"])
     return {**to_json(found), "samples": times}
