@@ -23,6 +23,9 @@ PARTS_ALIKE = 0.75
 FIXED_SHARE = 0.5
 """Share of the model's time that does not shrink with the batch, from which on starting operations is what costs."""
 
+DEAREST_START = 12.0
+"""Starting an operation in a training step, with Python's modules and autograd, costs up to so many bare ones."""
+
 FAIR_RATE = 0.25
 """Share of the bandwidth ceiling from which on an operation counts as moving data."""
 
@@ -118,17 +121,21 @@ def data_parts(found: Findings) -> tuple[str, ...]:
 
 def model_cause(found: Findings) -> str:
     """What holds the model itself back."""
-    share = fixed_share(found)
-    if (_launch_share(found) if share is None else share) >= FIXED_SHARE:
+    share, launches = fixed_share(found), _launch_share(found)
+    if share is None:
+        share = launches
+    elif launches is not None:  # weights that are read anew do not shrink with the batch either
+        share = min(share, DEAREST_START * launches)
+    if share is not None and share >= FIXED_SHARE:
         return "launch overhead"
     return "memory bandwidth" if _memory_bound_share(found) > 0.5 else "compute"
 
 
-def _launch_share(found: Findings) -> float:
-    """Number of operations times the measured cost of starting one, over the time of the model."""
+def _launch_share(found: Findings) -> float | None:
+    """Number of operations times the measured cost of starting one, over the time of the model; None if not known."""
     launch = found.ceilings.get("kernel_launch") if found.ceilings else None
     if launch is None or found.census is None or model_s(found) <= 0:
-        return 0.0
+        return None
     return found.census.num_operations * launch.value / model_s(found)
 
 

@@ -101,7 +101,9 @@ PLANTED = {
             operation(flops=10**10, self_s=0.1),
         ),
     ),
-    "launch overhead": findings(MODEL_BOUND, scaling=FIXED, ceilings=ceilings(), census=census(operation())),
+    "launch overhead": findings(
+        MODEL_BOUND, scaling=FIXED, ceilings=ceilings(), census=census(operation(), num_operations=100_000)
+    ),
     "host synchronisation": findings(
         {"sync": 0.6, "forward": 0.1, "backward": 0.2, "data": 0.1}, facts=GPU, census=census(num_syncs=40)
     ),
@@ -362,3 +364,10 @@ def test_parts_of_fetching_of_equal_size_are_both_named(parts, named):
     found = diagnose(replace(PLANTED["input"], activity=Activity(num_samples=100, data_parts=parts)))
     assert (found.part, found.also) == named
     assert all(part in found.sentence for part in (found.part, *found.also))
+
+
+def test_time_that_does_not_shrink_with_the_batch_is_not_blamed_on_the_start_of_few_operations():
+    few = replace(PLANTED["launch overhead"], census=census(operation(), num_operations=100))
+    assert diagnose(few).binding in ("compute", "memory bandwidth")
+    unknown = replace(PLANTED["launch overhead"], census=None)
+    assert diagnose(unknown).binding == "launch overhead"
