@@ -62,7 +62,7 @@ def main() -> None:
             write("claims_bottlenecks", {"command": " ".join(sys.argv), "num_right": right, "rows": rows})
 
 
-def record(kind: str, share: float, found: Path, kept: Path, named: list[str]) -> None:
+def record(kind: str, share: float, found: Path, kept: Path, named: list[str], *, right: bool) -> None:
     """Keep a trace's findings, small, with the diagnosis that is expected of them."""
     findings = json.loads(found.read_text(encoding="utf-8"))
     for ceiling in findings["ceilings"]["values"]:
@@ -71,7 +71,7 @@ def record(kind: str, share: float, found: Path, kept: Path, named: list[str]) -
     findings["ceilings"]["machine"]["hostname"] = "recorded"
     value = {"planted": kind, "share": share, "expected": named, "findings": findings}
     kept.mkdir(exist_ok=True)
-    name = f"{kind.replace(' ', '_').replace('-', '_')}_{round(100 * share)}.json"
+    name = f"{kind.replace(' ', '_').replace('-', '_')}_{round(100 * share)}{'' if right else '_wrong'}.json"
     (kept / name).write_text(json.dumps(value) + "\n", encoding="utf-8")
 
 
@@ -102,8 +102,8 @@ def row(kind: str, share: float, kept: Path | None = None) -> dict[str, Any]:
         found = result["diagnosis"]
         named = names(found)
         right = set(kind.split("+")) <= set(named)
-        if kept is not None and right and kind not in EQUAL:
-            record(kind, share, next(Path(folder).glob(".flatout/*/findings.json")), kept, named)
+        if kept is not None:
+            record(kind, share, next(Path(folder).glob(".flatout/*/findings.json")), kept, named, right=right)
         after = removed(words, Path(folder)) if kind in ADDITIVE else None
     really = None if before is None or after is None else around(before, after)
     bound = bound_of(kind, found["bounds"])

@@ -17,6 +17,11 @@ from flatout.ceilings import Ceiling, Ceilings
 from flatout.stats import Comparison
 from flatout.trace import Census, Facts, Scaling
 
+COMPUTING = ("forward", "loss", "backward", "optimizer")
+
+SHORTEST_BACK_TO_BACK = 2 / 3
+"""Of its time in a step, what computing is believed to take back to back at the least; seen on CPUs: 0.75 to 1."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
@@ -67,6 +72,31 @@ def phase_s(found: Findings, name: str) -> float:
 def model_s(found: Findings) -> float:
     """Seconds of the model itself, forward and backward."""
     return sum(found.anatomy.phases_s.get(name, 0.0) for name in ("forward", "backward"))
+
+
+def back_to_back(found: Findings) -> float:
+    """What computing takes where nothing comes between, as a share of what it takes in the script's steps.
+
+    Caches are cold and threads asleep after a long interruption. The model's calls replayed one after the other say
+    how much that is; a loss, which is not replayed, is taken to cost as much backward as forward. 1 where it is not
+    known, and on a GPU, which is not interrupted.
+    """
+    in_step_s = model_s(found) - phase_s(found, "loss")
+    if found.scaling is None or not found.scaling.full_s or in_step_s <= 0 or found.facts.device != "cpu":
+        return 1.0
+    warm = found.scaling.full_s[len(found.scaling.full_s) // 2 :]
+    return min(max(stats.summarize(warm).median / in_step_s, SHORTEST_BACK_TO_BACK), 1.0)
+
+
+def eased_s(saved_s: float, found: Findings) -> float:
+    """Seconds of computing that end with `saved_s` of interruptions: their share of what `back_to_back` promises."""
+    computing_s = sum(phase_s(found, name) for name in COMPUTING)
+    all_s = found.anatomy.step_s + found.anatomy.outside_s.get("checkpoint", 0.0)
+    interrupted_s = all_s - computing_s
+    if interrupted_s <= 0:
+        return 0.0
+    left_s = max(min(computing_s, all_s - saved_s), 0.0)
+    return (1 - back_to_back(found)) * left_s * min(saved_s / interrupted_s, 1.0)
 
 
 def fixed_s(found: Findings) -> float | None:

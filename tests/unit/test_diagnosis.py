@@ -186,6 +186,31 @@ def test_without_a_counterfactual_the_share_of_the_step_is_the_bound():
     assert math.isnan(bound(found, "free data").low)
 
 
+WARM = Scaling(full_s=(0.30, 0.27, 0.24, 0.24), half_s=(0.13, 0.13, 0.13, 0.13))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "facts", "left"),
+    [
+        (None, FACTS, 0.4),
+        (FIXED, FACTS, 0.4),  # back to back it takes no less
+        (WARM, GPU, 0.4),
+        (WARM, FACTS, 0.4 - 0.2 * 0.3 * 0.6 / 0.7),  # a fifth of computing, as far as this cause is what comes between
+    ],
+)
+def test_the_bound_of_an_interruption_counts_on_computing_that_is_quicker_back_to_back(scaling, facts, left):
+    found = diagnose(findings(BETWEEN, scaling=scaling, facts=facts))
+    assert bound(found, "free code between the parts").ratio == pytest.approx(1 / left)
+    if facts.device == "cpu" and scaling is WARM:
+        assert bound(found, "free data").ratio == pytest.approx(1 / (0.9 - 0.2 * 0.3 * 0.1 / 0.7))
+
+
+def test_computing_back_to_back_leaves_nothing_to_gain_where_the_interruption_lies_inside_of_it():
+    paging = Activity(num_samples=500, waiting_share=0.9, faults_per_step=100.0)
+    found = diagnose(findings(MODEL_BOUND, scaling=WARM, activity=paging))
+    assert bound(found, "memory that suffices").ratio <= 1 / (0.1 * 2 / 3) + 1e-9
+
+
 def test_a_counterfactual_without_a_number_is_as_none():
     nan = compared(math.nan, math.nan, math.nan, "inconclusive")
     found = diagnose(findings(DATA_BOUND, counterfactuals={"free_data": nan}))
