@@ -19,8 +19,11 @@ from flatout.ceilings import Machine
 from flatout.cli.foreground import run_summary
 from flatout.diagnosis import Bound, Diagnosis
 from flatout.lever_rows import LeverRow
+from flatout.metric import Metric
 from flatout.plan import PLAN_FILE, PLAN_FORMAT, Plan, Trial
+from flatout.proof import SIDES, Aim, Asked, Proof, WholeRun, prove
 from flatout.records import to_json
+from flatout.report.proof import summary_of
 from flatout.reporting import Exported
 from flatout.result import FORMAT, Result
 from flatout.run.foreground import Outcome
@@ -138,6 +141,27 @@ REMOVED: list[Row] = [
     ("in_use", "list of strings", "those that stay because a run uses them"),
     ("others", "list of strings", "those of which a folder stays, for files that are none of ours lie in it"),
 ]
+PROVED: list[Row] = [
+    ("script", "string", "the script and its arguments, as they were typed"),
+    ("levers", "object", "settings by lever"),
+    ("metric", "string", "the name of the metric that was compared; `loss` by default"),
+    ("verdict", "string", "`identical`, `equivalent`, `different` or `undecided`"),
+    ("equivalence", "object", "the numbers behind it, see below"),
+    ("time", "object", "wall seconds of whole runs, plain over plan: a `Comparison`, see below"),
+    ("training_time", "object", "the same from the end of the first step to the end of the last"),
+    ("target", "number or null", "the metric's value that was to be reached; null where none was named"),
+    ("target_time", "object or null", "seconds to it; null without a target, or where it cannot be seen"),
+    ("reached", "list of integers", "how many seeds reached the target: plain, and under the plan"),
+    ("energy", "object or null", "joules of whole runs; null where no counter can tell"),
+    ("seeds_ignored", "boolean", "whether plain runs of different seeds computed the very same"),
+    ("notes", "list of strings", "what the reader must know"),
+    ("stopped", "string", "why it ended early, or empty"),
+    (
+        "runs",
+        "list of objects",
+        "each with `seed`, `side`, `value`, `wall_s`, and `problem` where it counts for nothing",
+    ),
+]
 WITHOUT_A_PLAN = (
     "Without a plan `ratio`, `ratio_low` and `ratio_high` are 1 because nothing is changed, not because equality was "
     "measured: what the candidates came to stands in the report."
@@ -234,6 +258,14 @@ def json_page() -> str:
         parts += [WITHOUT_A_PLAN] if name == "tune" else []
         parts.append(fenced(json.dumps(value, indent=2), "json"))
     parts += [
+        "## prove",
+        _explained(PROVED, to_json(summary_of(_proof()))),
+        "`equivalence`:",
+        record_table("equivalence", "Equivalence"),
+        "`time`, `training_time`, `target_time` and `energy`:",
+        record_table("stats", "Comparison"),
+        "The whole record, with every reading of the metric, is `proof.json` in the run folder: "
+        "[`Proof`](records.md#proof).",
         "## report",
         "`flatout report --json` prints again what the `tune` or `why` of that run printed. With two runs it prints:",
         _explained(CONTRAST, _contrast()),
@@ -262,6 +294,20 @@ def json_page() -> str:
         record_table("energy", "Counter"),
     ]
     return "\n\n".join(parts)
+
+
+def _proof() -> Proof:
+    """Of two seeds that were run with and without a plan."""
+    asked = Asked(
+        script="train.py --epochs 3", source_hash="3f2a", levers=_LEVERS, metric=Metric(), seed_option="",
+        versions=("0.1.0", "2.13.0+cpu", "3.11.7"), machine_key="2c1d",
+    )  # fmt: skip
+    runs = [
+        WholeRun(seed=seed, side=side, exit_code=0, wall_s=60.0, training_s=50.0, num_steps=1200, value=0.1)
+        for seed in (0, 1)
+        for side in SIDES
+    ]
+    return prove(asked, Aim(num_seeds=2), runs, _MACHINE, created="2026-01-31T12:00:00+00:00")
 
 
 def _contrast() -> dict[str, Any]:
@@ -294,6 +340,7 @@ def _is(value: Any, kind: str) -> bool:
         "null": value is None,
         "object of strings": isinstance(value, dict) and all(isinstance(x, str) for x in value.values()),
         "list of strings": isinstance(value, list) and all(isinstance(v, str) for v in value),
+        "list of integers": isinstance(value, list) and all(isinstance(v, int) for v in value),
         "table": isinstance(value, dict),
         "object": isinstance(value, dict),
         "list of objects": isinstance(value, list) and all(isinstance(v, dict) for v in value),

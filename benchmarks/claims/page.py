@@ -141,9 +141,20 @@ def under_ceilings(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def unexplained(found: dict[str, Any]) -> list[str]:
+    """How much of each example's step no phase explains; measured in the runs of the roofline."""
+    shares = [f"{name} {100 * share:.1f} %" for name, share in found["summary"]["unattributed"].items()]
+    return ["", f"Of a step of the examples no phase explains, as a median of the censuses above: {', '.join(shares)}."]
+
+
 def diagnosis() -> list[str]:
     """The grid of planted bottlenecks, and the anatomy beside the profiler's."""
-    parts = (("claims_bottlenecks", grid_of), ("claims_bounds", levers_within), ("claims_profiled", beside_profiler))
+    parts = (
+        ("claims_bottlenecks", grid_of),
+        ("claims_bounds", levers_within),
+        ("claims_profiled", beside_profiler),
+        ("claims_roofline", unexplained),
+    )
     return [line for name, made in parts if (found := newest(name)) is not None for line in made(found)]
 
 
@@ -152,9 +163,11 @@ def grid_of(found: dict[str, Any]) -> list[str]:
     rows = found["rows"]
     bounded = [row for row in rows if row["bound_holds"]]
     right, holding = sum(row["right"] for row in rows), sum(row["bound_holds"] == "holds" for row in bounded)
+    single = [row for row in rows if "+" not in row["kind"]]
+    alone = sum(row["named"] == [row["kind"]] for row in single)
     return [
-        f"{where(found)}: the planted cause is named in **{right} of {len(rows)}** cases; of {len(bounded)} bounds "
-        f"{holding} hold.",
+        f"{where(found)}: what was planted is named in **{right} of {len(rows)}** cases (one cause by itself in "
+        f"{alone} of {len(single)}, else beside what is nearly as large); of {len(bounded)} bounds **{holding}** hold.",
         "",
         "| planted | share of the step | named | bound | removing it brought |",
         "|---|---|---|---|---|",
@@ -200,13 +213,20 @@ def beside_profiler(found: dict[str, Any]) -> list[str]:
 def planted(row: dict[str, Any]) -> str:
     """One case of the grid."""
     named = ", ".join(row["named"]) if isinstance(row["named"], list) else "failed"
-    really, bound = row["really"], row["bound"]
+    really = row["really"]
     brought = f"{really['ratio']:.2f} [{really['low']:.2f}, {really['high']:.2f}]" if really else ""
     note = {"exceeded": " (exceeded)", "too far": " (too far)"}.get(row["bound_holds"] or "", "")
     return (
         f"| {row['kind']} | {row['share']} | {named if row['right'] else f'**{named}**'} "
-        f"| {f'{bound:.2f}{note}' if bound else ''} | {brought} |"
+        f"| {interval_of(row) + note if row['bound'] else ''} | {brought} |"
     )
+
+
+def interval_of(row: dict[str, Any]) -> str:
+    """A bound with its interval, where it has one."""
+    bound = next(b for b in row["bounds"] if b["ratio"] == row["bound"])
+    ends = f" [{bound['low']:.2f}, {bound['high']:.2f}]" if bound["low"] is not None else ""
+    return f"{bound['ratio']:.2f}{ends}"
 
 
 def proved() -> list[str]:

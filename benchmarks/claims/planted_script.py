@@ -1,6 +1,7 @@
 """A training script with one bottleneck planted: `planted_script.py KIND SHARE [--amount AMOUNT] [--measure]`.
 
-SHARE is the part of each step that the planted cause shall take; KIND may be two that share it (`decode+logging`).
+SHARE is the part of each step that the planted cause shall take. KIND may be two (`decode+logging`), each of which then
+takes as long as either would alone: so they are as large as each other, and larger than the rest from a half on.
 With `--calibrate` the script finds how much of it that needs on this machine and prints it; `--amount` plants so much.
 With `--measure` it trains with and without the cause by turns and prints the step times of both as JSON, which is what
 removing the cause really brings.
@@ -53,6 +54,7 @@ class Cause:
         self.kind = kind
         self.amount = 0.0
         self.on = True
+        self.spent_s = 0.0
         self._prepare()
 
     def _prepare(self) -> None:
@@ -94,7 +96,9 @@ class Cause:
     def unit(self, amount: float) -> None:
         """So much of it, in seconds where time is planted, else in pieces."""
         if self.on and amount > 0:
+            begun = time.perf_counter()
             self._made[self.kind](amount)
+            self.spent_s += time.perf_counter() - begun
 
     @property
     def _made(self) -> dict[str, Callable[[float], object]]:
@@ -194,8 +198,11 @@ def main() -> None:
     loader = DataLoader(Items(causes, 8 * 40_960), batch_size=BATCH, collate_fn=collate)
     training = Training(model, optimizer, loader, causes)
     if arguments.calibrate:
-        wanted_s = training.plain_s() * arguments.share / len(causes) / (1 - arguments.share)
-        print(",".join(str(training.calibrated(cause, wanted_s)) for cause in causes))
+        wanted_s = training.plain_s() * arguments.share / (1 - arguments.share)
+        if len(causes) == 1:
+            print(training.calibrated(causes[0], wanted_s))
+        else:
+            print(",".join(map(str, training.alike(wanted_s))))
         return
     for cause, amount in zip(causes, arguments.amount.split(","), strict=True):
         cause.amount = float(amount)
@@ -246,6 +253,24 @@ class Training:
             change = min(max(wanted_s / extra_s, 0.25), 4.0)  # a noisy window must not lead to nothing, or too much
             cause.amount = max(cause.amount * change, least)
         return cause.amount
+
+    def alike(self, wanted_s: float) -> list[float]:
+        """How much of each cause takes so many seconds a step where all of them are there."""
+        for cause in self.causes:
+            cause.amount, cause.on = PIECES.get(cause.kind, (wanted_s, 1e-4))[0], True
+        batches = iter(self.loader)
+        for _ in range(8):
+            for cause in self.causes:
+                cause.spent_s = 0.0
+            begun, num = time.perf_counter(), 0
+            while num < 20 or time.perf_counter() - begun < 0.5:
+                self.step(next(batches))
+                num += 1
+            for cause in self.causes:
+                least = PIECES.get(cause.kind, (0.0, 1e-4))[1]
+                change = min(max(wanted_s / max(cause.spent_s / num, 1e-6), 0.25), 4.0)
+                cause.amount = max(cause.amount * change, least)
+        return [cause.amount for cause in self.causes]
 
     def measured(self, causes: list[Cause], num_pairs: int) -> dict[str, list[float]]:
         """Step times of windows with some causes and without them, in an order drawn by lot."""

@@ -8,6 +8,8 @@ for what is larger than two caches the memory's. Above are those that exceed it 
 spread. Operations that do no limited work, or are too short for the clock, are counted and not judged; so are rounds
 in which others used the machine. A census holds the 40 operations of a step that took the longest.
 
+Noted beside it: how much of each example's step no phase explains (`unattributed`).
+
 For comparison the same operations are held against the memory alone (`above_memory`), as a roofline without caches
 has it.
 """
@@ -26,6 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from flatout import stats
 from flatout.ceilings import Ceilings
 from flatout.records import to_json
 from flatout.result import Result, load
@@ -79,6 +82,7 @@ def held(name: str, number: int, result: Result, found: Ceilings) -> dict[str, A
         "example": name,
         "round": number,
         "foreign_fraction": result.foreign_fraction,
+        "unattributed": round(result.anatomy.share("unattributed") or 0.0, 4),
         "num_operations": len(rows),
         "num_not_judged": sum(row is None for _, row in rows),
         "operations": [row for _, row in rows if row is not None],
@@ -126,6 +130,7 @@ def said(row: dict[str, Any]) -> str:
     lines = [
         f"{row['example']}: {len(ops)} of {row['num_operations']} judged, {sum(op['above'] for op in ops)} above, "
         f"{sum(op['above_memory'] for op in ops)} above the memory's alone"
+        + f"; {100 * row['unattributed']:.1f} % unattributed"
         + (f"; highest {100 * top['fraction']:.0f} % of {top['ceiling']}: {top['name']} {top['shape']}" if top else "")
         + (" (disturbed)" if row["disturbed"] else "")
     ]
@@ -145,6 +150,10 @@ def summarized(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "num_not_judged": sum(row["num_not_judged"] for row in quiet_rows),
         "num_above": sum(op["above"] for op in ops),
         "num_above_memory": sum(op["above_memory"] for op in ops),
+        "unattributed": {
+            name: stats.summarize([row["unattributed"] for row in rows if row["example"] == name]).median
+            for name in {row["example"]: None for row in rows}
+        },
         "highest": [
             {key: op[key] for key in ("example", "name", "shape", "ceiling", "fraction", "above")} for op in highest
         ],

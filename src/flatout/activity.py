@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flatout import stats
-from flatout.stacks import Stacks
+from flatout.stacks import StackRow, Stacks
 from flatout.trace import Window
 
 ENOUGH_SAMPLES = 40
@@ -23,6 +23,9 @@ SLOW = 2.0
 
 RARE = 0.25
 """Where more than this share of the steps is slow, that is not the exception."""
+
+STALLS = 1 / 3
+"""A line that does not run for so much of its time is held up, not busy: what it does besides is part of that."""
 
 NUM_PLACES = 5
 
@@ -67,6 +70,7 @@ class Activity:
             start-up apart.
         output_share: Share of the step in which the script prints, logs or serialises.
         waiting_share: Share of the step, outside of fetching, in which the thread did not run.
+        stalled_share: Share of the step in lines, outside of fetching, that spend a good part of their time so.
         system_share: Share of the step in which the kernel computed for it, wherever.
         faults_per_step: Pages that had to be read from a disk, per step.
         places: The heaviest lines of the script, first.
@@ -76,6 +80,7 @@ class Activity:
     data_parts: Mapping[str, float] = field(default_factory=dict)
     output_share: float = 0.0
     waiting_share: float = 0.0
+    stalled_share: float = 0.0
     system_share: float = 0.0
     faults_per_step: float = 0.0
     places: tuple[Place, ...] = ()
@@ -95,15 +100,27 @@ def activity_of(seen: Sequence[Stacks], without_workers: Stacks | None = None) -
     rows = [row for s in seen for row in s.rows]
     outside = [row for row in rows if row.phase != "data"]
     output_s = math.fsum(row.wall_s for row in outside if row.kind == "output")
+    others = [row for row in outside if row.kind != "output"]
     return Activity(
         num_samples=num_samples,
         data_parts=_data_parts(seen, without_workers),
         output_share=output_s / wall_s,
-        waiting_share=math.fsum(row.waiting_s for row in outside if row.kind != "output") / wall_s,
+        waiting_share=math.fsum(row.waiting_s for row in others) / wall_s,
+        stalled_share=_stalled_s(others) / wall_s,
         system_share=math.fsum(s.system_s for s in seen) / wall_s,
         faults_per_step=sum(s.major_faults for s in seen) / max(sum(s.num_steps for s in seen), 1),
         places=_places(seen, wall_s),
     )
+
+
+def _stalled_s(rows: Sequence[StackRow]) -> float:
+    """Seconds of the lines that wait for a good part of their time."""
+    total: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for row in rows:
+        one = total[row.phase, row.place]
+        one[0] += row.wall_s
+        one[1] += row.waiting_s
+    return math.fsum(wall_s for wall_s, waiting_s in total.values() if waiting_s >= STALLS * wall_s)
 
 
 def _data_parts(seen: Sequence[Stacks], without_workers: Stacks | None) -> dict[str, float]:
@@ -111,9 +128,7 @@ def _data_parts(seen: Sequence[Stacks], without_workers: Stacks | None) -> dict[
     data_s = math.fsum(row.wall_s for row in data)
     if not data_s > 0:
         return {}
-    start_s = min(
-        math.fsum(row.wall_s for row in data if row.kind == "workers") + _awaited_s(seen, without_workers), data_s
-    )
+    start_s = min(_start_up_s(seen, data, without_workers), data_s)
     fetched = data if without_workers is None else [r for r in without_workers.rows if r.phase == "data"]
     parts = {"storage": 0.0, "decode": 0.0, "transform": 0.0, "collate": 0.0}
     names = {"decode": "decode", "collate": "collate", "code": "transform", "output": "transform"}
@@ -127,13 +142,14 @@ def _data_parts(seen: Sequence[Stacks], without_workers: Stacks | None) -> dict[
     return {**shares, "worker start-up": start_s / data_s}
 
 
-def _awaited_s(seen: Sequence[Stacks], without_workers: Stacks | None) -> float:
-    """Waiting for workers beyond what fetching costs without any: they were not ready yet, as after each start."""
-    if without_workers is None:
-        return 0.0
-    waited_s = math.fsum(row.waiting_s for s in seen for row in s.rows if (row.phase, row.kind) == ("data", "queue"))
+def _start_up_s(seen: Sequence[Stacks], data: Sequence[StackRow], without_workers: Stacks | None) -> float:
+    """Starting workers, and what batches cost beyond fetching them without any: they were not ready yet."""
+    started_s = math.fsum(row.wall_s for row in data if row.kind == "workers")
+    if without_workers is None or not started_s:
+        return started_s
     fetching_s = without_workers.wall_of("data") / max(without_workers.num_steps, 1)
-    return max(waited_s - fetching_s * sum(s.num_steps for s in seen), 0.0)
+    beyond_s = math.fsum(row.wall_s for row in data) - fetching_s * sum(s.num_steps for s in seen)
+    return max(started_s, beyond_s)
 
 
 def _places(seen: Sequence[Stacks], wall_s: float) -> tuple[Place, ...]:

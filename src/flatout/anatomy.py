@@ -27,6 +27,7 @@ class Anatomy:
         phases_s: Seconds by phase within the step, largest first, `unattributed` last; they and nothing else sum to
             `step_s`. `unattributed` is below 0 where something was counted twice.
         spread_fraction: By phase, half the interquartile range of its share of the step between windows; NaN with one.
+            Of what lies between steps, its share of both.
         outside_s: Seconds per step of what lies between steps (evaluation, checkpoints).
         not_observed: Phases that could not be seen in this run; none of them is known to be 0.
         device_s: Seconds by phase on the device's own clock; empty on a CPU.
@@ -70,12 +71,13 @@ def dissect(windows: Sequence[Window]) -> Anatomy:
     totals = {name: math.fsum(_total(w, name) for w in seen) for name in inside}
     rest_s = training_s - math.fsum(totals.values())
     totals["unattributed"] = 0.0 if abs(rest_s) < ROUNDING * training_s else rest_s
+    outside = _outside(seen, num_steps)
     ordered = sorted(totals, key=lambda name: (name == "unattributed", -totals[name]))
     return Anatomy(
         step_s=training_s / num_steps,
         phases_s={name: totals[name] / num_steps for name in ordered},
-        spread_fraction={name: _spread(seen, name) for name in (*inside, "unattributed")},
-        outside_s=_outside(seen, num_steps),
+        spread_fraction={name: _spread(seen, name) for name in (*inside, "unattributed", *outside)},
+        outside_s=outside,
         not_observed=tuple(name for name in PHASES if name not in totals and name not in (*OUTSIDE, "other")),
         device_s=_device(seen, num_steps),
         num_steps=num_steps,
@@ -92,7 +94,9 @@ def _total(window: Window, name: str) -> float:
 
 
 def _spread(windows: Sequence[Window], name: str) -> float:
-    shares = [_total(w, name) / w.training_s for w in windows if w.training_s > 0]
+    between = name in OUTSIDE  # a share of the steps and what lies between them
+    parts_s = [(_total(w, name), w.training_s) for w in windows if w.training_s > 0]
+    shares = [spent_s / (training_s + spent_s * between) for spent_s, training_s in parts_s]
     if len(shares) < 2:
         return float("nan")
     ordered = sorted(shares)

@@ -9,7 +9,17 @@ import math
 from collections.abc import Mapping
 
 from flatout import stats
-from flatout.findings import Findings, believed, fixed_share, model_s, peak, phase_s, without
+from flatout.findings import (
+    Findings,
+    assumed_s,
+    believed,
+    fixed_share,
+    model_s,
+    peak,
+    phase_s,
+    uninterrupted,
+    without,
+)
 
 WORTHWHILE = 1.1
 """A remedy whose bound is lower than this does not name the bottleneck."""
@@ -43,23 +53,36 @@ FAULT_S = 50e-6
 
 def causes(found: Findings) -> dict[str, float]:
     """Each cause that can hold a step back, and how many times as fast the step would be without it."""
-    step_s = found.anatomy.step_s
     return {
-        "input": believed(found.counterfactuals.get("free_data"), without(phase_s(found, "data"), found)),
+        "input": believed(found.counterfactuals.get("free_data"), uninterrupted(phase_s(found, "data"), found)),
         "optimizer": without(phase_s(found, "optimizer"), found),
         "host synchronisation": without(phase_s(found, "sync"), found),
         # What the step would gain if the model itself cost nothing, on the same scale as the other causes.
         model_cause(found): without(model_s(found) + phase_s(found, "loss"), found),
-        "checkpoints": 1 + found.anatomy.outside_s.get("checkpoint", 0.0) / step_s,
-        "garbage collection": without(phase_s(found, "garbage"), found),
+        **{
+            name: uninterrupted(seconds, found, _all_s(found) if name == "checkpoints" else None)
+            for name, seconds in interruptions(found).items()
+        },
+    }
+
+
+def _all_s(found: Findings) -> float:
+    """A step and what lies between steps: checkpoints."""
+    return found.anatomy.step_s + found.anatomy.outside_s.get("checkpoint", 0.0)
+
+
+def interruptions(found: Findings) -> dict[str, float]:
+    """Seconds of a mean step that each cause takes which is seen as it is."""
+    return {
+        "checkpoints": found.anatomy.outside_s.get("checkpoint", 0.0),
+        "garbage collection": phase_s(found, "garbage"),
         **_outside_of_phases(found),
     }
 
 
 def on_one_scale(worth: Mapping[str, float], found: Findings) -> dict[str, float]:
     """The same where checkpoints lie between steps: what each cause is worth of all the time, theirs included."""
-    step_s, between_s = found.anatomy.step_s, found.anatomy.outside_s.get("checkpoint", 0.0)
-    all_s = step_s + between_s
+    step_s, all_s = found.anatomy.step_s, _all_s(found)
     return {
         name: ratio if name == "checkpoints" else all_s / (all_s - step_s * (1 - 1 / ratio))
         for name, ratio in worth.items()
@@ -75,25 +98,32 @@ def _outside_of_phases(found: Findings) -> dict[str, float]:
     waiting_s = activity.waiting_share * step_s if activity is not None else 0.0
     faults = activity.faults_per_step if activity is not None else 0.0
     system_s = activity.system_share * step_s if activity is not None else 0.0
-    paging_s = min(max(waiting_s + system_s, faults * FAULT_S), rest_s + waiting_s) if faults >= FAULTS else 0.0
+    stalled_s = activity.stalled_share * step_s if activity is not None else 0.0  # what else they do, nobody can tell
+    paging_s = max(waiting_s + system_s, stalled_s, faults * FAULT_S) if faults >= FAULTS else 0.0
+    paging_s = min(paging_s, rest_s + waiting_s)
     slow_s = slow.excess_share * step_s if slow is not None and slow.phase != "data" else 0.0
     slow_s = max(slow_s - phase_s(found, "garbage"), 0.0)
     if output_s >= slow_s:  # what is slow now and then has a better name
         slow_s = 0.0
     in_rest_s = slow_s if slow is not None and slow.phase == "unattributed" else 0.0
     own_s = max(rest_s - min(output_s, rest_s) - in_rest_s - min(paging_s, rest_s), 0.0)
-    return {
-        "logging": without(output_s, found),
-        "paging": without(paging_s, found),
-        "slow steps": without(slow_s, found),
-        "own code": without(own_s, found),
-    }
+    return {"logging": output_s, "paging": paging_s, "slow steps": slow_s, "own code": own_s}
 
 
 def share_errors(found: Findings) -> dict[str, float]:
-    """Half of the 95 % interval of a cause's share of the step, for those that are seen as they are."""
+    """Half of the 95 % interval of what would be gone without an interruption, as a share of what it is a part of."""
+    seconds, errors = interruptions(found), _seen_errors(found)
+    whole_s = {"checkpoints": _all_s(found)}
+    return {
+        name: math.hypot(error, assumed_s(seconds[name], found) / whole_s.get(name, found.anatomy.step_s))
+        for name, error in errors.items()
+    }
+
+
+def _seen_errors(found: Findings) -> dict[str, float]:
     activity, slow = found.activity, found.slow_steps
-    errors = {"garbage collection": phase_error(found, "garbage"), "own code": phase_error(found, "unattributed")}
+    seen = {"garbage collection": "garbage", "own code": "unattributed", "checkpoints": "checkpoint"}
+    errors = {cause: phase_error(found, name) for cause, name in seen.items()}
     if activity is not None and activity.num_samples:
         for name, share in (("logging", activity.output_share), ("paging", activity.waiting_share)):
             errors[name] = 1.96 * math.sqrt(share * (1 - share) / activity.num_samples)

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from flatout import explained
 from flatout.causes import NEARLY_EQUAL, WORTHWHILE, causes, data_parts, on_one_scale, phase_error, share_errors
 from flatout.ceilings import model_flops_utilization
-from flatout.findings import Findings, arithmetic_of, believed, eased_s, fixed_s, model_s, peak, without
+from flatout.findings import (
+    Findings,
+    arithmetic_of,
+    assumed_s,
+    believed,
+    fixed_s,
+    model_s,
+    peak,
+    uninterrupted,
+    without,
+)
 from flatout.stats import Comparison
 
 #: What can bind.
@@ -176,8 +186,8 @@ def _bounds(found: Findings) -> list[Bound]:
     if free_data is not None and math.isfinite(free_data.ratio):
         result.append(_measured("free data", free_data, "one cached batch replayed", ("data",)))
     elif data is not None:
-        ratio, error = without(data + eased_s(data, found), found), phase_error(found, "data")
-        result.append(_of_share("free data", ratio, error, "its share of the step", ("data",)))
+        error = math.hypot(phase_error(found, "data"), assumed_s(data, found) / found.anatomy.step_s)
+        result.append(_of_share("free data", uninterrupted(data, found), error, "its share of the step", ("data",)))
     threads = found.counterfactuals.get("fitting_threads")
     if threads is not None and math.isfinite(threads.ratio):
         shortened = ("forward", "loss", "backward", "optimizer", "data")
@@ -202,18 +212,10 @@ def _bounds(found: Findings) -> list[Bound]:
 def _rare_bounds(found: Findings) -> list[Bound]:
     worth, errors = causes(found), share_errors(found)
     return [
-        _of_share(REMEDIES[name], _eased(name, worth[name], found), errors.get(name, float("nan")), how, shortens)
+        _of_share(REMEDIES[name], worth[name], errors.get(name, float("nan")), how, shortens)
         for name, (how, shortens) in SEEN_AS_THEY_ARE.items()
         if worth[name] >= WORTH_A_ROW
     ]
-
-
-def _eased(name: str, worth: float, found: Findings) -> float:
-    """What a cause is worth together with the computing that is quicker without its interruptions."""
-    step_s = found.anatomy.step_s
-    all_s = step_s * worth if name == "checkpoints" else step_s  # checkpoints lie between steps
-    left_s = all_s / worth - eased_s(all_s * (1 - 1 / worth), found)
-    return all_s / left_s
 
 
 def _of_share(remedy: str, ratio: float, error: float, how: str, shortens: tuple[str, ...]) -> Bound:

@@ -99,6 +99,26 @@ def eased_s(saved_s: float, found: Findings) -> float:
     return (1 - back_to_back(found)) * left_s * min(saved_s / interrupted_s, 1.0)
 
 
+def assumed_s(saved_s: float, found: Findings) -> float:
+    """Of `eased_s` what was not replayed, but is taken to gain as much as the model's calls."""
+    computing_s = sum(phase_s(found, name) for name in COMPUTING)
+    if computing_s <= 0:
+        return 0.0
+    return eased_s(saved_s, found) * (phase_s(found, "loss") + phase_s(found, "optimizer")) / computing_s
+
+
+def uninterrupted(saved_s: float, found: Findings, all_s: float | None = None) -> float:
+    """How many times as fast the step would be without an interruption, and with what that lets be quicker.
+
+    Args:
+        saved_s: What the interruption takes of a mean step.
+        found: For what is quicker back to back.
+        all_s: What that is a part of, where that is not the step.
+    """
+    all_s = found.anatomy.step_s if all_s is None else all_s
+    return max(all_s / max(all_s - saved_s - eased_s(saved_s, found), all_s * 1e-3), 1.0)
+
+
 def fixed_s(found: Findings) -> float | None:
     """Seconds of a step's model calls that do not shrink with the batch.
 

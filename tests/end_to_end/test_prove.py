@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -124,15 +125,29 @@ def test_with_a_seed_option_the_script_seeds_itself(tmp_path):
         assert float(plainly.split()[-1]) == runs[seed, "plain"] == runs[seed, "plan"]
 
 
-def test_an_interrupted_proof_goes_on(tmp_path):
+def children_of(folder: Path) -> list[Path]:
+    """Processes of runs in a folder, whoever their parent is by now."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"FLATOUT_SESSION={folder}".encode() in (process / "environ").read_bytes():
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_proof_leaves_no_process_and_goes_on(tmp_path, how):
     words = [*FLATOUT, "prove", *HERE, "--levers", "none", "--seeds", "3", *ACCURACY, PROVED, "--epochs", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     first = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob(".flatout/*/runs.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.05)
-    first.send_signal(signal.SIGINT)
+    first.send_signal(how)
     first.communicate(timeout=60)
+    while children_of(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not children_of(tmp_path)
     again = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
     assert "there already" in again.stderr and again.stderr.count("\n  seed ") < 6

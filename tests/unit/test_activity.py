@@ -46,6 +46,20 @@ def test_waiting_for_workers_beyond_what_fetching_costs_without_them_is_their_st
     assert parts["transform"] == pytest.approx(0.2 / 0.8)
 
 
+def test_workers_that_are_not_started_anew_are_not_blamed_for_their_start():
+    seen = stacks(row("data", "queue", 0.8, 0.8), row("forward", "code", 0.2))
+    without = stacks(row("data", "code", 0.2), row("forward", "code", 0.2), wall_s=0.4)
+    assert activity_of([seen], without).data_parts["worker start-up"] == 0.0
+
+
+def test_a_line_that_waits_for_a_good_part_of_its_time_is_stalled_as_a_whole():
+    found = activity_of([
+        stacks(row("unattributed", "code", 0.3, 0.15), row("backward", "code", 0.4, 0.1, place="train.py:9 in main")),
+        stacks(row("data", "code", 0.3, 0.3), row("unattributed", "output", 0.1, 0.1, place="train.py:5 in main")),
+    ])  # fmt: skip
+    assert found.stalled_share == pytest.approx(0.3 / 2)
+
+
 def test_output_and_waiting_outside_of_fetching_are_shares_of_the_step():
     found = activity_of([
         stacks(row("unattributed", "output", 0.25, 0.05), row("backward", "code", 0.5, 0.1), row("data", "code", 0.2)),

@@ -211,6 +211,13 @@ def test_computing_back_to_back_leaves_nothing_to_gain_where_the_interruption_li
     assert bound(found, "memory that suffices").ratio <= 1 / (0.1 * 2 / 3) + 1e-9
 
 
+def test_where_pages_come_from_a_disk_lines_that_stall_are_paging_as_a_whole():
+    stalled = Activity(num_samples=500, waiting_share=0.3, system_share=0.1, stalled_share=0.55, faults_per_step=100.0)
+    assert bound(diagnose(findings(BETWEEN, activity=stalled)), "memory that suffices").ratio == pytest.approx(1 / 0.45)
+    resident = replace(stalled, faults_per_step=0.0)
+    assert diagnose(findings(BETWEEN, activity=resident)).binding == "own code"
+
+
 def test_a_counterfactual_without_a_number_is_as_none():
     nan = compared(math.nan, math.nan, math.nan, "inconclusive")
     found = diagnose(findings(DATA_BOUND, counterfactuals={"free_data": nan}))

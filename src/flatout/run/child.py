@@ -23,7 +23,7 @@ from flatout import __version__
 from flatout.frameworks.contract import Framework
 from flatout.interruptions import raised_by_handler
 from flatout.records import from_json
-from flatout.run import foreign_cpu
+from flatout.run import foreign_cpu, lifeline
 from flatout.run.claim import claim
 from flatout.run.open_window import OpenWindow
 from flatout.run.orders import Order, SessionSpec, decode
@@ -49,6 +49,8 @@ MAX_PROBLEMS = 20
 def enter(session: str) -> None:
     """Called once the framework has been imported: attach to it as the session says."""
     spec = from_json(SessionSpec, json.loads(Path(session).read_text(encoding="utf-8")), where="session")
+    if spec.lives_with is not None:
+        lifeline.hold(spec.lives_with)
     from flatout.frameworks.pytorch.adapter import PyTorch
 
     framework = PyTorch(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import os
 import random
 import shutil
 import time
@@ -168,6 +169,7 @@ class Bench:
             **self._keeping(),
             cores_quota=self.cores_quota,
             flatout_started_unix_s=time.time(),
+            lives_with=os.getpid(),
         )
         launch = Launch(
             command=command,
