@@ -18,6 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import torch
 from planted_script import PAGES_BYTES
 
 from flatout import stats
@@ -33,7 +34,9 @@ ADDITIVE = (
 EQUAL = ("decode+transform", "transform+own code", "decode+logging", "storage+checkpoints")
 """Two causes of equal size: both are to be named."""
 WHOLE = ("launch overhead", "compute", "memory bandwidth", "optimizer", "thread oversubscription", "worker start-up")
-ALL = [*ADDITIVE, *WHOLE, *EQUAL]
+ON_GPU = ("sync per step", "sync per layer")
+"""On a CPU nothing runs ahead that the host could wait for."""
+ALL = [*ADDITIVE, *WHOLE, *EQUAL, *(ON_GPU if torch.cuda.is_available() else ())]
 STEADY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 """Memory is not given back between steps: whether glibc does so is a matter of chance, and doubles a backward pass."""
 
@@ -83,7 +86,7 @@ def row(kind: str, share: float, kept: Path | None = None) -> dict[str, Any]:
             with open(Path(folder) / "pages", "wb") as pages:
                 pages.write(os.urandom(PAGES_BYTES))
                 os.fsync(pages.fileno())
-        if kind not in WHOLE:  # the same amount for the diagnosis and for its removal
+        if kind not in (*WHOLE, *ON_GPU):  # the same amount for the diagnosis and for its removal
             words += ["--amount", last_line(timed([PYTHON, *words, "--calibrate"], Path(folder), STEADY).output)]
         before = removed(words, Path(folder)) if kind in ADDITIVE else None
         threads = {"OMP_NUM_THREADS": "24"} if kind == "thread oversubscription" else {}
@@ -101,7 +104,7 @@ def row(kind: str, share: float, kept: Path | None = None) -> dict[str, Any]:
         result = json.loads(next(Path(folder).glob(".flatout/*/result.json")).read_text(encoding="utf-8"))
         found = result["diagnosis"]
         named = names(found)
-        right = set(kind.split("+")) <= set(named)
+        right = set(wanted(kind)) <= set(named)
         if kept is not None:
             record(kind, share, next(Path(folder).glob(".flatout/*/findings.json")), kept, named, right=right)
         after = removed(words, Path(folder)) if kind in ADDITIVE else None
@@ -113,6 +116,11 @@ def row(kind: str, share: float, kept: Path | None = None) -> dict[str, Any]:
         "bounds": found["bounds"], "really": really, "bound_holds": holds(bound, really),
         "unattributed": result["anatomy"]["phases_s"].get("unattributed", 0) / result["anatomy"]["step_s"],
     }  # fmt: skip
+
+
+def wanted(kind: str) -> list[str]:
+    """The causes that are to be named."""
+    return ["host synchronisation"] if kind in ON_GPU else kind.split("+")
 
 
 def last_line(output: str) -> str:

@@ -364,7 +364,28 @@ def worker_start_up(share: float) -> None:
     train(model, loader, torch.optim.SGD(model.parameters(), lr=1e-3))
 
 
+def synchronising(share: float, *, per_layer: bool) -> None:
+    """The host waits for the device, once a step or after every layer; only a GPU runs ahead of it."""
+    width = {0.5: 512, 0.65: 256}.get(share, 128)  # what is left to wait for when the host comes to the next launch
+    layers = [layer for _ in range(20) for layer in (nn.Linear(width, width), nn.Tanh())]
+    model = nn.Sequential(*layers, nn.Linear(width, 2)).to("cuda")
+    if per_layer:
+        for layer in layers:
+            layer.register_forward_hook(lambda _module, _inputs, output: float(output.sum()) and None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x, y = torch.randn(1024, width, device="cuda"), torch.zeros(1024, dtype=torch.long, device="cuda")
+    while True:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        if not per_layer:
+            loss.item()
+
+
 STANDALONE = {
+    "sync per step": lambda share: synchronising(share, per_layer=False),
+    "sync per layer": lambda share: synchronising(share, per_layer=True),
     "launch overhead": launch_overhead,
     "compute": compute,
     "memory bandwidth": memory_bandwidth,
