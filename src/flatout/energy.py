@@ -260,7 +260,7 @@ class Curves:
                 why_not = why_not or f"{curve.counter.name} was not read before and after"
             elif (num := curve.num_updates(start_s, end_s)) < min_updates:
                 why_not = why_not or _too_short(curve.counter, end_s - start_s, num)
-            elif start_s < end_s and curve.at(end_s) == curve.at(start_s):
+            elif end_s - start_s >= curve.counter.resolution_s and curve.at(end_s) == curve.at(start_s):
                 why_not = why_not or f"{curve.counter.name} stood still"
             else:
                 parts[curve.counter.name] = used = curve.at(end_s) - curve.at(start_s)

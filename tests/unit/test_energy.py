@@ -4,7 +4,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flatout.energy import Counter, Curve, Curves, Log, Series, Span, load, save, unwrapped
@@ -171,6 +171,7 @@ def test_phases_that_leave_gaps_cannot_be_placed():
     cuts=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8),
     full=st.one_of(st.none(), st.floats(600.0, 5000.0)),
 )
+@example(watts=[1.0] * 28 + [5.0, 1.0], cuts=[0.9999999999999999], full=None)  # a window of one rounding
 def test_consecutive_windows_sum_to_the_run(watts, cuts, full):
     joules, total = [], 0.0
     for power in watts:

@@ -6,7 +6,6 @@ In: a script, levers, a seed, where the metric is found. Out: a `WholeRun`; a sc
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import stat
 import time
@@ -173,7 +172,6 @@ def _launch(setting: Setting, side: Side, seed: int, name: str, scratch: Path) -
         flatout_started_unix_s=time.time(),
         seed_run=None if setting.seed_option else seed,
         keep_losses=True,
-        lives_with=os.getpid(),
     )
     environment = {"PYTHONHASHSEED": str(seed), **QUIET_TRACKERS}
     for lever, chosen in levers.items():

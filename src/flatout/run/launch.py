@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -162,7 +162,7 @@ class Child:
 
     def _start(self) -> None:
         launch = self._launch
-        session_path = write_session(launch)
+        session_path = write_session(replace(launch, session=replace(launch.session, lives_with=os.getpid())))
         if launch.session.orders is not None:
             os.mkfifo(launch.session.orders)
             # Both ends, so that opening waits for nobody and the child sees the end only when we are gone.

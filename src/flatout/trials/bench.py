@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import os
 import random
 import shutil
 import time
@@ -169,7 +168,6 @@ class Bench:
             **self._keeping(),
             cores_quota=self.cores_quota,
             flatout_started_unix_s=time.time(),
-            lives_with=os.getpid(),
         )
         launch = Launch(
             command=command,
