@@ -142,7 +142,8 @@ def summarized(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """How many operations of undisturbed rounds stand above, and which reached the most."""
     quiet_rows = [row for row in rows if not row["disturbed"]]
     ops = [{"example": row["example"], **op} for row in quiet_rows for op in row["operations"]]
-    highest = sorted(ops, key=lambda op: -op["fraction"])[:10]
+    each = {(op["example"], op["name"], op["shape"]): op for op in sorted(ops, key=lambda op: op["fraction"])}
+    highest = sorted(each.values(), key=lambda op: -op["fraction"])[:10]
     return {
         "num_censuses": len(rows),
         "num_disturbed_censuses": len(rows) - len(quiet_rows),
