@@ -203,7 +203,7 @@ def beside_profiler(found: dict[str, Any]) -> list[str]:
         "|---|---|---|---|---|---|---|",
         *(
             f"| {row['script'].replace('_', ' ')} | {row['rounds'][0][0]['step_ms']:.0f} ms | "
-            + " | ".join(f"{100 * row[phase]:+.1f}" for phase in phases)
+            + " | ".join("" if row[phase] is None else f"{100 * row[phase]:+.1f}" for phase in phases)
             + f" | {100 * row['unattributed']:.1f} % |"
             for row in found["rows"]
         ),

@@ -35,6 +35,9 @@ SCRIPTS = {
         "9",
     ],
 }
+PHASES = ("data", "forward and loss", "backward", "optimizer")
+"""Those that both can see; a script without a loader has no data phase."""
+
 LIMIT = 0.05
 """Of the step, by which a phase may differ."""
 
@@ -49,10 +52,10 @@ def main() -> None:
     for name in arguments.scripts:
         rounds = [one_round(SCRIPTS[name]) for _ in range(arguments.rounds)]
         row: dict[str, Any] = {"script": name, "rounds": rounds}
-        for phase in ("data", "forward and loss", "backward", "optimizer"):
-            differences = [ours[phase] - oracle[phase] for ours, oracle in rounds if phase in oracle]
-            row[phase] = stats.summarize(differences).median
-        row["agrees"] = all(abs(row[p]) <= LIMIT for p in ("data", "forward and loss", "backward", "optimizer"))
+        for phase in PHASES:
+            differences = [ours[phase] - oracle[phase] for ours, oracle in rounds if phase in oracle and phase in ours]
+            row[phase] = stats.summarize(differences).median if differences else None
+        row["agrees"] = all(abs(row[phase]) <= LIMIT for phase in PHASES if row[phase] is not None)
         row["unattributed"] = stats.summarize([ours["unattributed"] for ours, _ in rounds]).median
         rows.append(row)
         print(json.dumps({k: v for k, v in row.items() if k != "rounds"}), flush=True)
