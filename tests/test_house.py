@@ -57,7 +57,7 @@ LOADED_IN_THE_USERS_PROCESS = {
     "flatout.run.foreign_cpu",
     "flatout.run.open_window",
     "flatout.run.orders",
-    "flatout.run.lifeline",
+    "flatout.lifeline",
     "flatout.run.pipe",
     "flatout.run.problems",
     "flatout.trace",

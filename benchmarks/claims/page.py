@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from profiled import PHASES
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "claims.md"
 RESULTS = ROOT / "benchmarks" / "results"
@@ -193,17 +195,16 @@ def levers_within(found: dict[str, Any]) -> list[str]:
 
 def beside_profiler(found: dict[str, Any]) -> list[str]:
     """A row for each script."""
-    phases = ("data", "forward and loss", "backward", "optimizer")
     num_rounds = len(found["rows"][0]["rounds"])
     return [
         "",
         f"The anatomy less the profiler's, in points of the step, medians of {num_rounds} rounds ({where(found)}).",
         "",
-        f"| script | step | {' | '.join(phases)} | unattributed |",
+        f"| script | step | {' | '.join(PHASES)} | unattributed |",
         "|---|---|---|---|---|---|---|",
         *(
             f"| {row['script'].replace('_', ' ')} | {row['rounds'][0][0]['step_ms']:.0f} ms | "
-            + " | ".join("" if row[phase] is None else f"{100 * row[phase]:+.1f}" for phase in phases)
+            + " | ".join("" if row[phase] is None else f"{100 * row[phase]:+.1f}" for phase in PHASES)
             + f" | {100 * row['unattributed']:.1f} % |"
             for row in found["rows"]
         ),

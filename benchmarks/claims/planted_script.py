@@ -100,6 +100,10 @@ class Cause:
             self._made[self.kind](amount)
             self.spent_s += time.perf_counter() - begun
 
+    def adjust(self, wanted_s: float, took_s: float, least: float) -> None:
+        """More or less of it; one noisy window must not lead to nothing, or to too much."""
+        self.amount = max(self.amount * min(max(wanted_s / took_s, 0.25), 4.0), least)
+
     @property
     def _made(self) -> dict[str, Callable[[float], object]]:
         return {
@@ -250,8 +254,7 @@ class Training:
         for _ in range(6):  # the cost of a piece depends on how many there are
             found = {side: float(np.median(step_s)) for side, step_s in self.measured([cause], 3).items()}
             extra_s = max(found["with"] - found["without"], 1e-6)
-            change = min(max(wanted_s / extra_s, 0.25), 4.0)  # a noisy window must not lead to nothing, or too much
-            cause.amount = max(cause.amount * change, least)
+            cause.adjust(wanted_s, extra_s, least)
         return cause.amount
 
     def alike(self, wanted_s: float) -> list[float]:
@@ -268,8 +271,7 @@ class Training:
                 num += 1
             for cause in self.causes:
                 least = PIECES.get(cause.kind, (0.0, 1e-4))[1]
-                change = min(max(wanted_s / max(cause.spent_s / num, 1e-6), 0.25), 4.0)
-                cause.amount = max(cause.amount * change, least)
+                cause.adjust(wanted_s, max(cause.spent_s / num, 1e-6), least)
         return [cause.amount for cause in self.causes]
 
     def measured(self, causes: list[Cause], num_pairs: int) -> dict[str, list[float]]:

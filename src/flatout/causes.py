@@ -18,6 +18,7 @@ from flatout.findings import (
     peak,
     phase_s,
     uninterrupted,
+    with_checkpoints_s,
     without,
 )
 
@@ -60,15 +61,10 @@ def causes(found: Findings) -> dict[str, float]:
         # What the step would gain if the model itself cost nothing, on the same scale as the other causes.
         model_cause(found): without(model_s(found) + phase_s(found, "loss"), found),
         **{
-            name: uninterrupted(seconds, found, _all_s(found) if name == "checkpoints" else None)
+            name: uninterrupted(seconds, found, with_checkpoints_s(found) if name == "checkpoints" else None)
             for name, seconds in interruptions(found).items()
         },
     }
-
-
-def _all_s(found: Findings) -> float:
-    """A step and what lies between steps: checkpoints."""
-    return found.anatomy.step_s + found.anatomy.outside_s.get("checkpoint", 0.0)
 
 
 def interruptions(found: Findings) -> dict[str, float]:
@@ -82,7 +78,7 @@ def interruptions(found: Findings) -> dict[str, float]:
 
 def on_one_scale(worth: Mapping[str, float], found: Findings) -> dict[str, float]:
     """The same where checkpoints lie between steps: what each cause is worth of all the time, theirs included."""
-    step_s, all_s = found.anatomy.step_s, _all_s(found)
+    step_s, all_s = found.anatomy.step_s, with_checkpoints_s(found)
     return {
         name: ratio if name == "checkpoints" else all_s / (all_s - step_s * (1 - 1 / ratio))
         for name, ratio in worth.items()
@@ -113,7 +109,7 @@ def _outside_of_phases(found: Findings) -> dict[str, float]:
 def share_errors(found: Findings) -> dict[str, float]:
     """Half of the 95 % interval of what would be gone without an interruption, as a share of what it is a part of."""
     seconds, errors = interruptions(found), _seen_errors(found)
-    whole_s = {"checkpoints": _all_s(found)}
+    whole_s = {"checkpoints": with_checkpoints_s(found)}
     return {
         name: math.hypot(error, assumed_s(seconds[name], found) / whole_s.get(name, found.anatomy.step_s))
         for name, error in errors.items()

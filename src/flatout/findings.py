@@ -58,10 +58,15 @@ def peak(found: Findings) -> Ceiling | None:
     return found.ceilings.peak(arithmetic) or (found.ceilings.peak("bfloat16") if arithmetic == "float16" else None)
 
 
-def without(seconds: float, found: Findings) -> float:
-    """How many times as fast the step would be without these seconds of it, at most a thousand times."""
-    step_s = found.anatomy.step_s
-    return max(step_s / max(step_s - seconds, step_s * 1e-3), 1.0)
+def without(seconds: float, found: Findings, all_s: float | None = None) -> float:
+    """How many times as fast the step, or `all_s`, would be without these seconds of it, at most a thousand times."""
+    all_s = found.anatomy.step_s if all_s is None else all_s
+    return max(all_s / max(all_s - seconds, all_s * 1e-3), 1.0)
+
+
+def with_checkpoints_s(found: Findings) -> float:
+    """Seconds of a mean step and of its part of the checkpoints between steps."""
+    return found.anatomy.step_s + found.anatomy.outside_s.get("checkpoint", 0.0)
 
 
 def phase_s(found: Findings, name: str) -> float:
@@ -90,8 +95,7 @@ def back_to_back(found: Findings) -> float:
 
 def eased_s(saved_s: float, found: Findings) -> float:
     """Seconds of computing that end with `saved_s` of interruptions: their share of what `back_to_back` promises."""
-    computing_s = sum(phase_s(found, name) for name in COMPUTING)
-    all_s = found.anatomy.step_s + found.anatomy.outside_s.get("checkpoint", 0.0)
+    computing_s, all_s = _computing_s(found), with_checkpoints_s(found)
     interrupted_s = all_s - computing_s
     if interrupted_s <= 0:
         return 0.0
@@ -101,7 +105,7 @@ def eased_s(saved_s: float, found: Findings) -> float:
 
 def assumed_s(saved_s: float, found: Findings) -> float:
     """Of `eased_s` what was not replayed, but is taken to gain as much as the model's calls."""
-    computing_s = sum(phase_s(found, name) for name in COMPUTING)
+    computing_s = _computing_s(found)
     if computing_s <= 0:
         return 0.0
     return eased_s(saved_s, found) * (phase_s(found, "loss") + phase_s(found, "optimizer")) / computing_s
@@ -115,8 +119,11 @@ def uninterrupted(saved_s: float, found: Findings, all_s: float | None = None) -
         found: For what is quicker back to back.
         all_s: What that is a part of, where that is not the step.
     """
-    all_s = found.anatomy.step_s if all_s is None else all_s
-    return max(all_s / max(all_s - saved_s - eased_s(saved_s, found), all_s * 1e-3), 1.0)
+    return without(saved_s + eased_s(saved_s, found), found, all_s)
+
+
+def _computing_s(found: Findings) -> float:
+    return sum(phase_s(found, name) for name in COMPUTING)
 
 
 def fixed_s(found: Findings) -> float | None:

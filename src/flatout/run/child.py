@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flatout import __version__
+from flatout import __version__, lifeline
 from flatout.frameworks.contract import Framework
 from flatout.interruptions import raised_by_handler
 from flatout.records import from_json
-from flatout.run import foreign_cpu, lifeline
+from flatout.run import foreign_cpu
 from flatout.run.claim import claim
 from flatout.run.open_window import OpenWindow
 from flatout.run.orders import Order, SessionSpec, decode

@@ -11,7 +11,6 @@ process. Out: the signals in it. Where flatout runs in a thread of somebody's pr
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -20,6 +19,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from flatout import lifeline
+
 #: Signals that stay what they are: not to be caught, about a fault of the process itself, or about its terminal.
 NOT_PASSED_ON = {
     *(signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT, signal.SIGCHLD),
@@ -27,9 +28,6 @@ NOT_PASSED_ON = {
     *(signal.SIGPIPE, signal.SIGWINCH, signal.SIGURG),
 }
 PASSED_ON = signal.valid_signals() - NOT_PASSED_ON
-
-PR_SET_PDEATHSIG = 1
-"""Source: `prctl(2)`, Linux manual pages."""
 
 WITNESS_S = 0.05
 """How long to wait for the witness to get a signal too: some senders go through processes one by one."""
@@ -62,20 +60,16 @@ class Signals:
         """
         former, parent = self._former, os.getpid()
         handled = [number for number in PASSED_ON if callable(signal.getsignal(number))]
-        try:
-            control = ctypes.CDLL(None).prctl
-        except (OSError, AttributeError):  # not on Linux
-            control = None
+        die_with_parent = lifeline.request()
 
         def prepare() -> None:
             if former is not None:
                 for number in handled:  # what comes from here on meets the default, as after the execution
                     signal.signal(number, signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_SETMASK, former)
-            if control is not None:
-                control(PR_SET_PDEATHSIG, signal.SIGKILL)
-                if os.getppid() != parent:  # it died just now
-                    os.kill(os.getpid(), signal.SIGKILL)
+            die_with_parent()
+            if os.getppid() != parent:  # it died just now
+                os.kill(os.getpid(), signal.SIGKILL)
 
         return prepare
 

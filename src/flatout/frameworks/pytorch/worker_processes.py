@@ -9,10 +9,8 @@ iterator.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ from torch.utils.data import DataLoader, _utils
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from flatout import lifeline
 from flatout.frameworks.pytorch.hand_back import GivenOrder, Recorded
 from flatout.frameworks.pytorch.hand_over import context_for
 from flatout.frameworks.pytorch.shuffles import shuffle_of
@@ -34,9 +33,6 @@ LOOK_S = 5.0
 MOST_LIFELESS = 6
 """Looks in a row at which a worker has not moved, though it has something to do. One that waits for a disk or a network
 moves whenever something comes. Counted in looks, not in seconds, for a whole machine may sleep as well."""
-
-PR_SET_PDEATHSIG = 1
-"""Source: `man 2 PR_SET_PDEATHSIG`, Linux."""
 
 
 class Process(type(multiprocessing.get_context("fork")).Process):  # type: ignore[misc]
@@ -50,8 +46,7 @@ class Process(type(multiprocessing.get_context("fork")).Process):  # type: ignor
     def run(self) -> None:
         """What the forked process does."""
         if self._by_main_thread:  # the signal comes when the thread that forked ends, and others may end early
-            with contextlib.suppress(OSError, AttributeError):  # not Linux
-                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+            lifeline.request()()
             if os.getppid() != self._parent_pid:
                 os._exit(1)
         super().run()

@@ -1,18 +1,27 @@
-"""How does a child end with the parent that nobody could end it for? Linux only; elsewhere it goes on to its own end.
+"""How does a child end with its parent, even one that is killed without notice? Linux only; elsewhere it goes on.
 
 In: the parent's process id. Imported in the user's process: standard library only.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
 """Source: `prctl(2)`, Linux manual pages. A child of its own does not inherit it, and entering a user namespace
 forgets it, so it is asked for in the process that it is for."""
+
+
+def request() -> Callable[[], None]:
+    """What asks the kernel to end the calling process when the thread that started it ends; made before a fork."""
+    try:
+        control = ctypes.CDLL(None).prctl
+    except (OSError, AttributeError):  # not on Linux
+        return lambda: None
+    return lambda: control(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
 
 
 def hold(parent_pid: int) -> None:
@@ -21,8 +30,7 @@ def hold(parent_pid: int) -> None:
     For runs that serve nobody but flatout: killed without notice, it cannot end them.
     """
     if os.getppid() == parent_pid:
-        with contextlib.suppress(OSError, AttributeError):  # not Linux
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        request()()
     if not _lives(parent_pid):
         os._exit(1)
 
