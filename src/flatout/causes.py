@@ -108,7 +108,8 @@ def _outside_of_phases(found: Findings) -> dict[str, float]:
 
 def share_errors(found: Findings) -> dict[str, float]:
     """Half of the 95 % interval of what would be gone without an interruption, as a share of what it is a part of."""
-    seconds, errors = interruptions(found), _seen_errors(found)
+    seconds = interruptions(found)
+    errors = _seen_errors(seconds, found)
     whole_s = {"checkpoints": with_checkpoints_s(found)}
     return {
         name: math.hypot(error, assumed_s(seconds[name], found) / whole_s.get(name, found.anatomy.step_s))
@@ -116,12 +117,13 @@ def share_errors(found: Findings) -> dict[str, float]:
     }
 
 
-def _seen_errors(found: Findings) -> dict[str, float]:
+def _seen_errors(seconds: Mapping[str, float], found: Findings) -> dict[str, float]:
     activity, slow = found.activity, found.slow_steps
     seen = {"garbage collection": "garbage", "own code": "unattributed", "checkpoints": "checkpoint"}
     errors = {cause: phase_error(found, name) for cause, name in seen.items()}
     if activity is not None and activity.num_samples:
-        for name, share in (("logging", activity.output_share), ("paging", activity.waiting_share)):
+        for name in ("logging", "paging"):
+            share = min(seconds[name] / found.anatomy.step_s, 1.0)
             errors[name] = 1.96 * math.sqrt(share * (1 - share) / activity.num_samples)
     if slow is not None and slow.num:
         errors["slow steps"] = 1.96 * slow.excess_share * (1 - slow.excess_share) / math.sqrt(slow.num)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 PATCHED = (
     (torch.autograd, "backward"), (torch.autograd, "grad"), (torch.optim.Optimizer, "zero_grad"), (torch, "save"),
-    (torch.amp.GradScaler, "step"), (DataLoader, "__iter__"), (nn.Module, "zero_grad"),
+    (torch.amp.GradScaler, "step"), (torch.optim.SGD, "step"), (DataLoader, "__iter__"), (nn.Module, "zero_grad"),
     *((torch.Tensor, name) for name in ("item", "cpu", "to", "cuda", "tolist", "__bool__", "numpy", "backward")),
 )  # fmt: skip
 
@@ -89,7 +89,7 @@ def run(watched, ticking, body, num=4, warm=6):
         optimizer.step()
     watched.pytorch.observe("phases")
     watched.pytorch.start_window()
-    watched.listener.each_step = lambda _: found.append((ticking.now, *watched.pytorch.end_step()))
+    watched.listener.each_step = lambda _: found.append((watched.listener.stamps[-1], *watched.pytorch.end_step()))
     begun = ticking.now
     for _ in range(num):
         body(script)
@@ -153,6 +153,44 @@ def test_parts_of_backward_and_of_the_update_are_seen(timed):
 
     _, found, _ = run(*timed, body)
     roughly(found[1][1], data=1000, forward=200, backward=400, optimizer=500)
+
+
+def test_what_lies_around_the_hooks_of_an_update_is_part_of_it(timed, monkeypatch):
+    hooked = None
+
+    def profiled(optimizer, *args, **kwargs):
+        timed[1].work(150)
+        result = hooked(optimizer, *args, **kwargs)
+        timed[1].work(100)
+        return result
+
+    def body(script):
+        nonlocal hooked
+        if hooked is None:
+            hooked = torch.optim.SGD.step
+            monkeypatch.setattr(torch.optim.SGD, "step", profiled)
+        plain_step(script)
+
+    _, found, _ = run(*timed, body)
+    roughly(found[2][1], data=1000, forward=200, loss=300, optimizer=250, unattributed=50)
+
+
+def test_our_own_work_between_steps_is_a_row_of_its_own(timed):
+    watched, ticking = timed
+
+    def body(script):
+        tell = watched.listener.each_step
+
+        def telling(now_s):
+            tell(now_s)
+            ticking.work(80)
+
+        watched.listener.each_step = telling
+        plain_step(script)
+        watched.listener.each_step = tell
+
+    _, found, _ = run(watched, ticking, body)
+    roughly(found[2][1], data=1000, forward=200, loss=300, recorder=80, unattributed=50)
 
 
 def test_gradient_accumulation_is_one_step_with_the_last_loss(timed):
@@ -360,7 +398,8 @@ def train(model, optimizer, num=8):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_observing_no_more_leaves_every_function_as_it_was(watch, device, monkeypatch):
     watched, model = watch(), nn.Linear(4, 2)
-    train(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    train(model, optimizer)
     watched.pytorch.observe("off")
     before = functions()
     if device == "cuda":  # its patches are those of a GPU; nothing is recorded on one
@@ -371,6 +410,9 @@ def test_observing_no_more_leaves_every_function_as_it_was(watch, device, monkey
         assert not same(before, functions())
         if device == "cuda":
             assert vars(torch.Tensor)["item"] is not None and torch.ones(1).item() == 1
+        else:
+            train(model, optimizer, num=1)
+            assert vars(torch.optim.SGD)["step"] is not before[PATCHED.index((torch.optim.SGD, "step"))]
         watched.pytorch.observe("ends")
         watched.pytorch.observe("off")
         assert same(before, functions())

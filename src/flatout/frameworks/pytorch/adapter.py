@@ -134,10 +134,17 @@ class PyTorch:
         if self._census is not None:
             self._census.pause()
         if self.observer.depth == "off":
-            now_s = perf_counter()
-        else:
-            self._last_phases, self._last_outside_s = self.observer.end_step()
-            now_s = self.observer.clock.last
+            self._told_of_step(perf_counter())
+            return
+        self._last_phases, self._last_outside_s = self.observer.end_step()
+        now_s = self.observer.clock.last
+        self.observer.clock.push("recorder")  # what we do here is ours, not the script's
+        try:
+            self._told_of_step(now_s)
+        finally:
+            self.observer.clock.pop("recorder")
+
+    def _told_of_step(self, now_s: float) -> None:
         self.loaders.num_steps += 1
         if self.capture.active:
             self.capture.at_boundary()

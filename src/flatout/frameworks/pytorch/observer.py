@@ -66,6 +66,8 @@ class Observer:
         self._save_began_s = 0.0
         self._sampler: StackSampler | None = None
         self._patches: list[Patch] = []
+        self._met: set[type] = set()
+        """Classes of optimizers whose `step` is patched."""
         self._save_patch: Patch | None = None
         self._started_step_s = 0.0
         self._trained_in_step = False
@@ -86,6 +88,7 @@ class Observer:
         for patch in reversed(self._patches):
             patch.remove()
         self._patches = []
+        self._met.clear()
         self.depth = depth
         self._use_device_clock(None)
         self.calls.observer = None if depth == "off" else self
@@ -200,6 +203,16 @@ class Observer:
             self._use_device_clock(None)
             if self.on_failure is not None:
                 self.on_failure("recorder", problem)
+
+    def meet(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer updates while phases are observed: from its next update on, all of `step` is seen.
+
+        Hooks are told of what lies within; PyTorch's own wrapper around them costs a small script several percent.
+        """
+        kind = type(optimizer)
+        if kind not in self._met:
+            self._met.add(kind)
+            self._patches.append(Patch(kind, "step", self._around("optimizer")))
 
     def around_closure(self, closure: Callable[..., Any]) -> Callable[..., Any]:
         """A closure that an optimizer calls in its update: what it does is no part of the update."""

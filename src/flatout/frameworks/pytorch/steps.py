@@ -124,6 +124,7 @@ class Steps:
                     observer.pop("optimizer")
                 known.updating = True
                 observer.push("optimizer")
+                observer.meet(optimizer)
             elif not framework.capture.active:
                 return None
             return self._with_closure(optimizer, args, kwargs)
