@@ -34,6 +34,8 @@ MOST_WAIT_S = 120.0
 """How long to wait at most for other processes to leave the machine alone."""
 
 ANATOMY_WINDOWS = 4
+MOST_ANATOMY_WINDOWS = 10
+"""Where others disturb some of them; with fewer than three that are calm, bounds have no interval."""
 STACKS_WINDOWS = 8
 STACKS_SAMPLES = 1000
 """So many samples are enough: they know a share of a half to within 5 %."""
@@ -96,9 +98,11 @@ class Plain:
         self.joules.weigh({})
 
     def _take_apart(self) -> None:
-        for _ in range(ANATOMY_WINDOWS):
-            self.bench.window({}, purpose="anatomy", observe="phases", skip=self.bench.size.skip_steps)
-            if time.perf_counter() > self.budget.deadline_s(0.4):
+        num_calm = 0
+        for _ in range(MOST_ANATOMY_WINDOWS):
+            window = self.bench.window({}, purpose="anatomy", observe="phases", skip=self.bench.size.skip_steps)
+            num_calm += calm(window)
+            if num_calm == ANATOMY_WINDOWS or time.perf_counter() > self.budget.deadline_s(0.4):
                 break
         self.anatomy = dissect(self._taken_apart())
 
