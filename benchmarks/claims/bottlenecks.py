@@ -45,7 +45,7 @@ SLACK = 1.10
 """A bound may exceed what removal really brings by so much."""
 
 UNEQUAL = 1.2
-"""Two causes of which one took so many times as long as the other, by the script's own clock, were not of equal size."""
+"""Two causes of which one took so many times as long as the other, by the script's clock, are not of equal size."""
 ATTEMPTS = 4
 """To plant two of equal size."""
 
