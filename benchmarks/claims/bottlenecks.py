@@ -89,12 +89,12 @@ def record(kind: str, share: float, found: Path, kept: Path, named: list[str], *
 def equal_row(kind: str, share: float, kept: Path | None) -> dict[str, Any]:
     """One script with two causes; again where they turn out not to be of equal size, whatever was named."""
     for number in range(1, ATTEMPTS + 1):
-        found = row(kind, share, kept)
+        found = {**row(kind, share, kept), "attempts": number}
         took = found.get("took_ms") or [1.0, 1.0]
         if max(took) <= UNEQUAL * min(took):
             break
         print(f"{kind}: {took} ms, in 50 steps, not of equal size", flush=True)
-    return {**found, "attempts": number}
+    return found
 
 
 def row(kind: str, share: float, kept: Path | None = None) -> dict[str, Any]:
