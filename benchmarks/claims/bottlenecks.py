@@ -55,6 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kinds", nargs="*", default=ALL, choices=ALL)
     parser.add_argument("--shares", nargs="*", type=float, default=[0.65, 0.5, 0.85])
+    parser.add_argument("--again", type=Path, help="a result, in which these kinds and shares are to be replaced")
     parser.add_argument("--record", type=Path, help="keep what each diagnosis was made from in this folder")
     arguments = parser.parse_args()
     rows = []
@@ -71,6 +72,16 @@ def main() -> None:
         print(f"{right} of {len(rows)} causes named", flush=True)
         if arguments.kinds == ALL:
             write("claims_bottlenecks", {"command": " ".join(sys.argv), "num_right": right, "rows": rows})
+    if arguments.again is not None:
+        rows = replaced(json.loads(arguments.again.read_text(encoding="utf-8"))["rows"], rows)
+        right = sum(r["right"] for r in rows)
+        write("claims_bottlenecks", {"command": " ".join(sys.argv), "num_right": right, "rows": rows})
+
+
+def replaced(rows: list[dict[str, Any]], again: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, with those that were measured again in place of the former ones."""
+    newer = {(row["kind"], row["share"]): row for row in again}
+    return [newer.get((row["kind"], row["share"]), row) for row in rows]
 
 
 def record(kind: str, share: float, found: Path, kept: Path, named: list[str], *, right: bool) -> None:
@@ -146,8 +157,11 @@ def taken_ms(folder: Path) -> list[float] | None:
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
         if line.startswith(SPENT)
     ]
-    # Where data were free there was nothing to fetch: windows with both are those of the larger sums.
-    whole = sorted(lines, key=sum)[len(lines) // 2 :]
+    if len(lines) < 4:
+        return None
+    usual = [statistics.quantiles(one)[2] for one in zip(*lines, strict=True)]
+    # Where data were free there was nothing to fetch, and nothing to compare.
+    whole = [line for line in lines if all(took >= ms / 2 for took, ms in zip(line, usual, strict=True))]
     return [statistics.median(one) for one in zip(*whole, strict=True)] if whole else None
 
 

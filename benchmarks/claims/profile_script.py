@@ -1,7 +1,7 @@
 """Run a script under `torch.profiler` and say where its steps go: `profile_script.py OUT SCRIPT [ARGUMENTS]...`.
 
 An oracle that shares no code with flatout: the profiler's own spans of loaders and optimizers, and of the autograd
-engine. A step ends with an optimizer's update; 30 are left out, then 30 are profiled, then the script is ended.
+engine. 30 updates are left out, then some are profiled, then the script is ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
 
-SKIPPED, PROFILED = 30, 30
+SKIPPED, PROFILED = 30, 31
+"""Updates. Between the first and the last that are profiled lie whole steps, also where two optimizers make one."""
 
 
 class Oracle:

@@ -46,8 +46,8 @@ def main() -> None:
                 name, found.get("verdict", found.get("failed")), equivalence.get("difference"),
                 equivalence.get("margin"), found.get("time", {}).get("ratio"), flush=True,
             )  # fmt: skip
-    if not arguments.levers:
-        write("claims_proved", {"command": " ".join(sys.argv), "rows": rows})
+            if not arguments.levers:
+                write("claims_proved", {"command": " ".join(sys.argv), "rows": rows})
 
 
 def applicable(folder: Path) -> list[str]:

@@ -7,7 +7,8 @@ import pytest
 from flatout.run.script import Script
 from flatout.search import Choice
 from flatout.trials.conduct import Conduct, Goal, Show
-from handmade import MACHINE, trial
+from flatout.trials.window_size import Size
+from handmade import MACHINE, trial, window
 
 LUCKY = trial({"workers": {"num": 1}}, 1.41, "inconclusive", ratio_low=1.17)
 SURE = trial({"bf16": {}}, 1.33, ratio_low=1.22)
@@ -60,3 +61,19 @@ def test_plain_against_itself_is_measured_again_whatever_the_screening_showed(tm
     one._measure_again = lambda found, leave_s=0.0: replace(found, outcome="no difference", remeasured=True)
     one.prove()
     assert one.final.levers == {} and one.final.outcome == "no difference"
+
+
+@pytest.mark.parametrize(("disturbed", "num_measured"), [((), 4), ((0, 2), 6), (range(99), 10)])
+def test_a_step_is_taken_apart_until_enough_windows_were_calm(conduct, monkeypatch, disturbed, num_measured):
+    plain, seen = conduct.plain, []
+
+    def measured(levers, *, purpose, observe, skip):
+        foreign = 0.5 if len(seen) in disturbed else 0.0
+        one = window(phases={"forward": (0.004, 0.004)}, purpose=purpose, observe=observe, foreign_fraction=foreign)
+        seen.append((None, one))
+        return one
+
+    monkeypatch.setattr(plain.bench, "window", measured)
+    plain.bench.windows, plain.bench.size = seen, Size(num_steps=2, skip_steps=0, loader_skip_steps=0)
+    plain._take_apart()
+    assert len(seen) == num_measured and plain.anatomy.num_windows == (4 if num_measured < 10 else 10)
