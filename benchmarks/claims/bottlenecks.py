@@ -86,7 +86,7 @@ def replaced(rows: list[dict[str, Any]], again: list[dict[str, Any]]) -> list[di
 
 def record(kind: str, share: float, found: Path, kept: Path, named: list[str], *, right: bool) -> None:
     """Keep a trace's findings, small, with the diagnosis that is expected of them."""
-    findings = json.loads(found.read_text(encoding="utf-8"))
+    findings = json.loads(found.read_text(encoding="utf-8").replace(f"{Path(SCRIPT).parent}/", ""))
     for ceiling in findings["ceilings"]["values"]:
         ceiling["samples"] = []
     findings["census"]["operations"] = findings["census"]["operations"][:40]
