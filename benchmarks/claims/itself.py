@@ -1,17 +1,19 @@
 """How often does a real script come out as faster or slower than itself, on a real machine?
 
-    python benchmarks/claims/itself.py quiet|busy [--comparisons 300]
+    python benchmarks/claims/itself.py quiet|busy [--comparisons 300] [--onto RESULT.json]
 
 Each comparison is the final measurement as `tune` makes it, of plain against plain, with fresh windows of a running
 script; the scripts take turns. `busy`: another process keeps one core busy by turns of half a minute (half a minute
 on, half off), so that comparisons begin, end and lie in it. They are judged twice: as `tune` does, which leaves
-disturbed windows out, and with all windows, as if nobody had looked at what others use.
+disturbed windows out, and with all windows, as if nobody had looked at what others use. `--onto` goes on with what
+an earlier sitting on the same kind of machine counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import signal
@@ -137,11 +139,14 @@ def main() -> None:
     parser.add_argument("--comparisons", type=int, default=300)
     parser.add_argument("--each", type=int, default=10, help="comparisons in one turn of a script")
     parser.add_argument("--scripts", nargs="*", default=list(SCRIPTS), choices=list(SCRIPTS))
+    parser.add_argument("--onto", type=Path, help="a result to go on with")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    if arguments.onto is not None:
+        rows = json.loads(arguments.onto.read_text(encoding="utf-8"))["comparisons"]
     with neighbour(arguments.condition):
         while len(rows) < arguments.comparisons:
-            for name in arguments.scripts:
+            for name in sorted(arguments.scripts, key=lambda name: sum(row["script"] == name for row in rows)):
                 rows += measure(name, SCRIPTS[name], arguments.each)
                 summary = summarized(rows)
                 write(f"claims_itself_{arguments.condition}", {"summary": summary, "comparisons": rows})

@@ -25,11 +25,11 @@ from flatout.findings import (
 WORTHWHILE = 1.1
 """A remedy whose bound is lower than this does not name the bottleneck."""
 
-NEARLY_EQUAL = 0.9
-"""A cause that is worth this share of the largest one is named beside it."""
+ALIKE = 0.75
+"""A cause, or a part of fetching, that takes this share of the largest one's time is named beside it.
 
-PARTS_ALIKE = 0.75
-"""The same for parts of fetching: sampled 300 times, two equal ones come out at 0.8 or less in one case of 20."""
+Sampled 300 times, two equal parts of fetching come out at 0.8 or less in one case of 20.
+"""
 
 FIXED_SHARE = 0.5
 """Share of the model's time that does not shrink with the batch, from which on starting operations is what costs."""
@@ -139,11 +139,21 @@ def phase_error(found: Findings, name: str) -> float:
     return stats.student(num - 1, 0.95) * NORMAL_BY_SPREAD * scatter / math.sqrt(num)
 
 
+def saved(ratio: float) -> float:
+    """The share of the time that is gone where the rest is so many times as fast."""
+    return 1 - 1 / ratio
+
+
+def nearly_as_large(ratio: float, largest: float) -> bool:
+    """Does a cause take about as much time as the largest? Both are given by what is to be had without them."""
+    return saved(ratio) >= ALIKE * saved(largest)
+
+
 def data_parts(found: Findings) -> tuple[str, ...]:
     """The part of fetching that takes most of it, and those nearly as large; none where it was not seen."""
     parts = found.activity.data_parts if found.activity is not None else {}
     largest = max(parts.values(), default=0.0)
-    alike = [name for name in parts if parts[name] > 0 and parts[name] >= PARTS_ALIKE * largest]
+    alike = [name for name in parts if parts[name] > 0 and parts[name] >= ALIKE * largest]
     return tuple(sorted(alike, key=lambda name: -parts[name]))
 
 

@@ -11,7 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flatout import explained
-from flatout.causes import NEARLY_EQUAL, WORTHWHILE, causes, data_parts, on_one_scale, phase_error, share_errors
+from flatout.causes import (
+    WORTHWHILE,
+    causes,
+    data_parts,
+    nearly_as_large,
+    on_one_scale,
+    phase_error,
+    saved,
+    share_errors,
+)
 from flatout.ceilings import model_flops_utilization
 from flatout.findings import (
     Findings,
@@ -143,7 +152,7 @@ def diagnose(found: Findings) -> Diagnosis:
     bounds = tuple(sorted(_bounds(found), key=lambda b: -b.ratio))
     worth = on_one_scale(causes(found), found)
     binding = _binding(found, worth)
-    also = _nearly_as_large(binding, worth)
+    also = _not_told_apart(binding, worth, _errors(bounds, found))
     parts = data_parts(found) if "input" in (binding, *also) else ()
     flops = found.census.flops if found.census and found.census.flops else None
     utilization = _utilization(found, flops)
@@ -220,7 +229,7 @@ def _rare_bounds(found: Findings) -> list[Bound]:
 
 def _of_share(remedy: str, ratio: float, error: float, how: str, shortens: tuple[str, ...]) -> Bound:
     """A bound that follows from a share of the step; its interval from that share's own."""
-    share = 1 - 1 / ratio
+    share = saved(ratio)
     low, high = (1 / max(1 - max(share + side * error, 0.0), 1e-3) for side in (-1, 1))
     return Bound(remedy=remedy, ratio=ratio, low=low, high=high, how=how, shortens=shortens)
 
@@ -246,12 +255,29 @@ def _binding(found: Findings, worth: Mapping[str, float]) -> str:
     return name if ratio >= WORTHWHILE else "nothing"
 
 
-def _nearly_as_large(binding: str, worth: Mapping[str, float]) -> tuple[str, ...]:
-    """A tie is no clear answer, and another hour may name the other cause."""
-    largest = worth.get(binding, math.inf)
-    return tuple(
-        name for name, ratio in worth.items() if name != binding and ratio >= max(WORTHWHILE, NEARLY_EQUAL * largest)
-    )
+def _not_told_apart(binding: str, worth: Mapping[str, float], errors: Mapping[str, float]) -> tuple[str, ...]:
+    """What is nearly as large, or may be as large: a tie is no clear answer, and another hour may name the other."""
+    if binding not in worth:  # too many threads make all else look larger than it is
+        return ()
+    largest = worth[binding]
+
+    def alike(name: str) -> bool:
+        error = math.hypot(errors.get(binding, 0.0), errors.get(name, 0.0))
+        return nearly_as_large(worth[name], largest) or saved(largest) - saved(worth[name]) <= error
+
+    return tuple(name for name in worth if name != binding and worth[name] >= WORTHWHILE and alike(name))
+
+
+def _errors(bounds: Sequence[Bound], found: Findings) -> dict[str, float]:
+    """Half of the interval of what is saved without each cause, as a share of all the time, where there is one."""
+    known = {bound.remedy: bound for bound in bounds if math.isfinite(bound.low) and math.isfinite(bound.high)}
+    errors = {}
+    for name, remedy in REMEDIES.items():
+        if remedy in known:
+            ends = (on_one_scale({name: end}, found)[name] for end in (known[remedy].low, known[remedy].high))
+            low, high = map(saved, ends)
+            errors[name] = (high - low) / 2
+    return errors
 
 
 def _utilization(found: Findings, flops: int | None) -> float | None:

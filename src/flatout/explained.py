@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flatout.causes import WORTHWHILE
+from flatout.causes import WORTHWHILE, nearly_as_large
 from flatout.ceilings import utilization_fault
 from flatout.findings import Findings, fixed_share, phase_s, without
 
@@ -74,9 +74,10 @@ def _nothing(found: Findings) -> str:
 
 
 def ties(binding: str, also: Sequence[str], worth: Mapping[str, float]) -> list[str]:
-    """Causes that are nearly as large as what binds."""
+    """Causes that are nearly as large as what binds, or whose intervals leave open which is larger."""
     return [
-        f"{name} is nearly as large: {worth[name]:.2f}x without it, {worth[binding]:.2f}x without {binding}"
+        f"{name} {'is nearly' if nearly_as_large(worth[name], worth[binding]) else 'may be'} as large: "
+        f"{worth[name]:.2f}x without it, {worth[binding]:.2f}x without {binding}"
         for name in also
         if binding in worth
     ]

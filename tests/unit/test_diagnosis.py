@@ -384,6 +384,15 @@ def test_of_two_causes_of_nearly_one_size_the_other_is_named_too():
         assert not any("nearly as large" in line for line in diagnose(clear).evidence)
 
 
+def test_a_cause_that_cannot_be_told_from_the_largest_is_named_beside_it():
+    phases = {"data": 0.5, "forward": 0.15, "backward": 0.2, "optimizer": 0.08, "unattributed": 0.07}
+    sure = findings(phases, counterfactuals={"free_data": compared(2.2, 2.1, 2.3)})
+    unsure = findings(phases, counterfactuals={"free_data": compared(2.2, 1.3, 3.4)})
+    assert diagnose(sure).also == ()
+    assert diagnose(unsure).also == ("compute",)
+    assert "compute may be as large: 1.54x without it, 2.20x without input" in diagnose(unsure).evidence
+
+
 @pytest.mark.parametrize(
     ("parts", "named"),
     [
