@@ -1,9 +1,9 @@
 """Are the measured ceilings what independent tools measure on the same machine?
 
-    python benchmarks/claims/ceilings.py --stream stream.c [--rounds 9]
+    python benchmarks/claims/ceilings.py --stream stream.c --mkl libmkl_rt.so.2 [--rounds 9]
 
 `stream.c` is McCalpin's (https://www.cs.virginia.edu/stream/FTP/Code/stream.c), compiled here with gcc, arrays as
-long as flatout's buffers. OpenBLAS comes with NumPy; `torch.utils.benchmark` measures the same statement as flatout
+long as flatout's buffers. OpenBLAS comes with NumPy, MKL (what PyTorch multiplies with) with `pip install mkl`; `torch.utils.benchmark` measures the same statement as flatout
 did, on tensors of its own. All of them by turns, in an order drawn by lot, each in a process of its own: neighbours
 and clocks change from minute to minute, so a ceiling is compared with what a tool found in the same round. A tool's
 rate is the same quantile of its blocks as a ceiling is of its windows; STREAM prints its best.
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ def refreshed(folder: Path) -> Ceilings:
 def asked(name: str, ceiling: Ceiling, threads: int) -> float:
     """What a Python tool finds, in the ceiling's unit."""
     command = [PYTHON, str(TOOLS), name, ceiling.source, str(threads)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
     seconds = np.array(json.loads(done.stdout.splitlines()[-1]))
     found = seconds if ceiling.unit == "s" else 1 / seconds
     return float(np.quantile(found, 1 - QUANTILE if ceiling.unit == "s" else QUANTILE))
@@ -76,24 +78,34 @@ class Stream:
         return float(re.search(rf"{kernel}:\s+([0-9.]+)", done.stdout)[1]) * 1e6  # type: ignore[index]
 
 
-def tools_of(ceiling: Ceiling, threads: int, stream: Stream | None) -> dict[str, Callable[[], float]]:
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Tools that have to be brought along; None is left out."""
+
+    stream: Stream | None
+    mkl: Path | None
+
+
+def tools_of(ceiling: Ceiling, threads: int, given: Given) -> dict[str, Callable[[], float]]:
     """The independent tools that can measure this ceiling."""
     found: dict[str, Callable[[], float]] = {
         "torch.utils.benchmark": lambda: asked(ceiling.name, ceiling, threads),
     }
     if ceiling.name == "matmul_float32":
         found["OpenBLAS"] = lambda: asked("openblas", ceiling, threads)
-    if ceiling.name == "memory_copy" and stream is not None:
+        if given.mkl is not None:
+            found["MKL"] = lambda: asked(str(given.mkl), ceiling, threads)
+    if ceiling.name == "memory_copy" and (stream := given.stream) is not None:
         found["STREAM"] = lambda: stream.rate(ceiling, threads)
     return found
 
 
-def one_round(folder: Path, stream: Stream | None, lots: random.Random) -> list[dict[str, Any]]:
+def one_round(folder: Path, given: Given, lots: random.Random) -> list[dict[str, Any]]:
     """Every ceiling once by flatout and once by each tool."""
     quiet(60)
     found = refreshed(folder)
     rows = []
-    jobs = [(c, tool, call) for c in found.values for tool, call in tools_of(c, found.num_threads, stream).items()]
+    jobs = [(c, tool, call) for c in found.values for tool, call in tools_of(c, found.num_threads, given).items()]
     lots.shuffle(jobs)
     for ceiling, tool, call in jobs:
         theirs = call()
@@ -139,13 +151,14 @@ def main() -> None:
     """All rounds."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--stream", type=Path, help="McCalpin's stream.c; without it STREAM is left out")
+    parser.add_argument("--mkl", type=Path, help="libmkl_rt.so.2; without it MKL is left out")
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="flatout-ceilings-") as folder:
-        stream = Stream(arguments.stream, Path(folder)) if arguments.stream else None
+        given = Given(Stream(arguments.stream, Path(folder)) if arguments.stream else None, arguments.mkl)
         for number in range(arguments.rounds):
-            rows += one_round(Path(folder), stream, random.Random(number))
+            rows += one_round(Path(folder), given, random.Random(number))
             print(f"round {number + 1} of {arguments.rounds}", flush=True)
     found = summarized(rows)
     for line in found:

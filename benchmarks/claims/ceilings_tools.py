@@ -1,17 +1,21 @@
 """One ceiling by a tool that is not flatout: `ceilings_tools.py NAME "SOURCE" THREADS BUFFER_BYTES`; prints a rate.
 
 NAME and SOURCE are a ceiling's, which says on what shape it was measured; the same is measured here by
-`torch.utils.benchmark`, a product of matrices also by OpenBLAS through NumPy (NAME `openblas`).
+`torch.utils.benchmark`, a product of matrices also by OpenBLAS through NumPy (NAME `openblas`) and by MKL's C interface
+(NAME is the path of `libmkl_rt.so.2`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
 import sys
 import time
 from collections.abc import Callable
+
+import numpy as np
 
 NUM_BLOCKS = 40
 BLOCK_S = 0.05
@@ -59,17 +63,36 @@ def stated(name: str, source: str) -> tuple[str, dict[str, object], float]:
 
 def openblas(source: str) -> list[float]:
     """Seconds per FLOP of each block of `numpy.matmul`; the number of threads comes from the environment."""
-    import numpy as np
-
-    side = int(re.findall(r"\d+", source)[0])
-    generator = np.random.default_rng(0)
-    left, right = (generator.standard_normal((side, side), dtype=np.float32) for _ in range(2))
-    result = np.empty_like(left)
+    left, right, result = matrices(source)
 
     def call() -> None:
         np.matmul(left, right, out=result)
 
+    return [block_s / (2.0 * len(left) ** 3) for block_s in blocks(call)]
+
+
+def mkl(library: str, source: str) -> list[float]:
+    """The same of `cblas_sgemm`, of the library that PyTorch multiplies with."""
+    left, right, result = matrices(source)
+    multiply = ctypes.CDLL(library).cblas_sgemm
+    by_rows, as_it_is = 101, 111
+    one, zero, side = ctypes.c_float(1), ctypes.c_float(0), len(left)
+    a, b, c = (ctypes.c_void_p(array.ctypes.data) for array in (left, right, result))
+
+    def call() -> None:
+        multiply(by_rows, as_it_is, as_it_is, side, side, side, one, a, side, b, side, zero, c, side)
+
+    call()
+    assert np.allclose(result, left @ right, atol=1e-2)
     return [block_s / (2.0 * side**3) for block_s in blocks(call)]
+
+
+def matrices(source: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two square ones to be multiplied, and one for the result."""
+    side = int(re.findall(r"\d+", source)[0])
+    generator = np.random.default_rng(0)
+    left, right = (generator.standard_normal((side, side), dtype=np.float32) for _ in range(2))
+    return left, right, np.empty_like(left)
 
 
 def blocks(call: Callable[[], None]) -> list[float]:
@@ -86,5 +109,9 @@ def blocks(call: Callable[[], None]) -> list[float]:
 
 if __name__ == "__main__":
     asked, text, num_threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    os.environ["OPENBLAS_NUM_THREADS"] = str(num_threads)
-    print(json.dumps(openblas(text) if asked == "openblas" else timer(asked, text, num_threads)))
+    if asked == "openblas":
+        print(json.dumps(openblas(text)))
+    elif asked.partition(".so")[1]:
+        print(json.dumps(mkl(asked, text)))
+    else:
+        print(json.dumps(timer(asked, text, num_threads)))
