@@ -1,12 +1,13 @@
 """Are the measured ceilings what independent tools measure on the same machine?
 
-    python benchmarks/claims/ceilings.py --stream stream.c --mkl libmkl_rt.so.2 [--rounds 9]
+    python benchmarks/claims/ceilings.py --stream stream.c --mkl libmkl_rt.so.3 [--rounds 9]
 
 `stream.c` is McCalpin's (https://www.cs.virginia.edu/stream/FTP/Code/stream.c), compiled here with gcc, arrays as
-long as flatout's buffers. OpenBLAS comes with NumPy, MKL (what PyTorch multiplies with) with `pip install mkl`; `torch.utils.benchmark` measures the same statement as flatout
-did, on tensors of its own. All of them by turns, in an order drawn by lot, each in a process of its own: neighbours
-and clocks change from minute to minute, so a ceiling is compared with what a tool found in the same round. A tool's
-rate is the same quantile of its blocks as a ceiling is of its windows; STREAM prints its best.
+long as flatout's buffers. OpenBLAS comes with NumPy; MKL, which PyTorch multiplies with, with `pip install mkl`.
+`torch.utils.benchmark` measures the same statement as flatout did, on tensors of its own. All of them by turns, in an
+order drawn by lot, each in a process of its own: neighbours and clocks change from minute to minute, so a ceiling is
+compared with what a tool found in the same round. A tool's rate is the same quantile of its blocks as a ceiling is of
+its windows; STREAM prints its best.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def main() -> None:
     """All rounds."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--stream", type=Path, help="McCalpin's stream.c; without it STREAM is left out")
-    parser.add_argument("--mkl", type=Path, help="libmkl_rt.so.2; without it MKL is left out")
+    parser.add_argument("--mkl", type=Path, help="libmkl_rt.so.3; without it MKL is left out")
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []

@@ -2,14 +2,13 @@
 
 NAME and SOURCE are a ceiling's, which says on what shape it was measured; the same is measured here by
 `torch.utils.benchmark`, a product of matrices also by OpenBLAS through NumPy (NAME `openblas`) and by MKL's C interface
-(NAME is the path of `libmkl_rt.so.2`).
+(NAME is the path of `libmkl_rt.so.3`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import os
 import re
 import sys
 import time
