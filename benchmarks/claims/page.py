@@ -167,11 +167,14 @@ def grid_of(found: dict[str, Any]) -> list[str]:
     right, holding = sum(row["right"] for row in rows), sum(row["bound_holds"] == "holds" for row in bounded)
     single = [row for row in rows if "+" not in row["kind"]]
     alone = sum(row["named"] == [row["kind"]] for row in single)
+    times = [row["bound"] / row["really"]["ratio"] for row in bounded]
     shares = sorted({row["share"] for row in rows})
     by_case = {(row["kind"], row["share"]): row for row in rows}
     return [
         f"{where(found)}: what was planted is named in **{right} of {len(rows)}** cases (one cause by itself in "
-        f"{alone} of {len(single)}, else beside what is nearly as large); of {len(bounded)} bounds **{holding}** hold.",
+        f"{alone} of {len(single)}, else beside what is nearly as large); of {len(bounded)} bounds **{holding}** hold. "
+        f"Without their intervals, {sum(t > 1.1 for t in times)} of these bounds are more than a tenth above what was "
+        f"brought, and {sum(t < 0.95 for t in times)} more than a twentieth below.",
         "",
         "In each cell the bound, and after the arrow what removing the cause really brought, with 95 % intervals; "
         "*and* other causes that were named beside it.",
