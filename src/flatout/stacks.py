@@ -22,7 +22,8 @@ class StackRow:
             (waiting for them), `output` (printing, logging, serialising), or `code`.
         place: `file:line` of the innermost line of the script, or of the library where it has none.
         wall_s: Time that they stand for.
-        waiting_s: The part of it in which the thread did not run: it waited for a disk, a network, a lock, a process.
+        waiting_s: The part of it in which the thread did not run: it waited for a disk, a network, a lock, a process;
+            not for a core, where the kernel tells that.
         num_samples: How many there were.
     """
 

@@ -57,7 +57,7 @@ class Squares(Dataset):
 
 class Slow(Squares):
     def __getitem__(self, k):
-        time.sleep(0.2)
+        time.sleep(0.4)  # a batch is not ready before the alarm, also where workers start slowly
         return super().__getitem__(k)
 
 

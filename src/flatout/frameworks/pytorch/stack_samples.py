@@ -1,13 +1,15 @@
 """What is the training thread doing? Its stack, looked at some hundred times a second by another thread in trials.
 
 In: the thread, and who knows the phase. Out: rows of time by phase, kind of code and place. A sample stands for the
-time since the one before; what the thread's own CPU clock did not advance meanwhile, it waited.
+time since the one before; what the thread's own CPU clock did not advance meanwhile, it waited, but for what it spent
+in the queue for a core: that a neighbour took, no disk.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import random
 import re
@@ -28,6 +30,9 @@ SWITCH_S = 1e-6
 
 While it waits, the code goes on: with 1 ms, items of 0.2 ms were taken for what came behind them and lets others run.
 """
+
+SETTLED_EVERY = 10
+"""Samples after which the kernel's account is read again."""
 
 PR_SET_TIMERSLACK = 29
 
@@ -52,6 +57,53 @@ INSIDE = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*|f
 
 Line: TypeAlias = tuple[CodeType, int]
 """Code, and the line of it that is being run."""
+
+
+class CoreQueue:
+    """What a thread has waited for a core, by the kernel's own account; nothing where that cannot be read.
+
+    Reading it lets the thread run on, so that fewer samples are had, and the kernel adds a wait only when it is over.
+    So it is read now and then, and taken from all that the thread has waited since.
+    """
+
+    def __init__(self, thread: int) -> None:
+        native_id = next((one.native_id for one in threading.enumerate() if one.ident == thread), None)
+        self._file: int | None = None
+        with contextlib.suppress(OSError):
+            self._file = os.open(f"/proc/self/task/{native_id}/schedstat", os.O_RDONLY)
+        self._settled_s = self._read()
+        self._waits: list[tuple[list[float], float]] = []
+
+    def waited(self, row: list[float], waiting_s: float) -> None:
+        """Note that the thread did not run for so long while it was seen at a row."""
+        row[1] += waiting_s
+        self._waits.append((row, waiting_s))
+        if len(self._waits) >= SETTLED_EVERY:
+            self._settle()
+
+    def close(self) -> None:
+        """Settle what is open, and read no more."""
+        self._settle()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _settle(self) -> None:
+        waited_s = math.fsum(seconds for _, seconds in self._waits)
+        queued_s = min(self._read() - self._settled_s, waited_s)
+        if queued_s > 0:
+            for row, seconds in self._waits:
+                row[1] -= seconds * queued_s / waited_s
+            self._settled_s += queued_s
+        self._waits.clear()
+
+    def _read(self) -> float:
+        if self._file is None:
+            return 0.0
+        try:
+            return int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0
 
 
 class StackSampler:
@@ -81,6 +133,7 @@ class StackSampler:
         """Begin; to be called, as `stop`, by the thread that is looked at."""
         self._faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
         self._system_s = resource.getrusage(resource.RUSAGE_THREAD).ru_stime
+        self._queue = CoreQueue(self._thread_id)
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         self._thread = threading.Thread(target=self._go_on, name="flatout-stacks", daemon=True)
@@ -91,6 +144,7 @@ class StackSampler:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+            self._queue.close()
         sys.setswitchinterval(self._switch_s)
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - self._faults
         system_s = resource.getrusage(resource.RUSAGE_THREAD).ru_stime - self._system_s
@@ -120,7 +174,7 @@ class StackSampler:
             now_s, cpu_s = time.perf_counter(), time.clock_gettime(self._cpu_clock)
             found = self._walls[phase, *self._classified(stack)]
             found[0] += now_s - last_s
-            found[1] += max(now_s - last_s - (cpu_s - last_cpu_s), 0.0)
+            self._queue.waited(found, max(now_s - last_s - (cpu_s - last_cpu_s), 0.0))
             found[2] += 1
             last_s, last_cpu_s = now_s, cpu_s
 
