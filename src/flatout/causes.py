@@ -43,6 +43,9 @@ FAIR_RATE = 0.25
 FAULTS = 1.0
 """From so many pages a step that had to be read from a disk, waiting is called paging."""
 
+OF_THE_MODEL = ("compute", "launch overhead", "memory bandwidth")
+"""How the model's time is called, by what it mostly is; what it is worth is all of that time."""
+
 MIN_WINDOWS = 3
 
 NORMAL_BY_SPREAD = 1.4826
@@ -101,7 +104,7 @@ def _outside_of_phases(found: Findings) -> dict[str, float]:
     slow_s = max(slow_s - phase_s(found, "garbage"), 0.0)
     if output_s >= slow_s:  # what is slow now and then has a better name
         slow_s = 0.0
-    in_rest_s = slow_s if slow is not None and slow.phase == "unattributed" else 0.0
+    in_rest_s = slow_s if slow is not None and slow.phase in ("unattributed", "") else 0.0  # "": it was not seen where
     own_s = max(rest_s - min(output_s, rest_s) - in_rest_s - min(paging_s, rest_s), 0.0)
     return {"logging": output_s, "paging": paging_s, "slow steps": slow_s, "own code": own_s}
 

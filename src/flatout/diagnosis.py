@@ -15,6 +15,7 @@ from flatout.causes import (
     WORTHWHILE,
     causes,
     data_parts,
+    interruptions,
     nearly_as_large,
     on_one_scale,
     phase_error,
@@ -82,14 +83,18 @@ PHASE_OF = {
 }
 
 #: Causes whose bound is their own worth, and how that was obtained.
+SHARE = "its share of the step"
+EASED = "its share, and computing that is quicker without it"
+
 SEEN_AS_THEY_ARE = {
     "checkpoints": ("what lies between steps", ()),
-    "garbage collection": ("its share of the step", ("garbage",)),
-    "logging": ("sampled stacks", ("unattributed",)),
-    "paging": ("sampled waiting", ("unattributed",)),
+    "garbage collection": (SHARE, ("garbage",)),
+    "logging": ("sampled stacks", ()),
+    "paging": ("sampled waiting", ()),
     "slow steps": ("what slow steps take beyond usual ones", ()),
-    "own code": ("its share of the step", ("unattributed",)),
+    "own code": (SHARE, ()),
 }
+"""How the bounds of causes are known that are seen as they are, and which phase each is; of a part of one, none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +201,8 @@ def _bounds(found: Findings) -> list[Bound]:
         result.append(_measured("free data", free_data, "one cached batch replayed", ("data",)))
     elif data is not None:
         error = math.hypot(phase_error(found, "data"), assumed_s(data, found) / found.anatomy.step_s)
-        result.append(_of_share("free data", uninterrupted(data, found), error, "its share of the step", ("data",)))
+        ratio = uninterrupted(data, found)
+        result.append(_of_share("free data", ratio, error, _said(SHARE, ratio, data, found), ("data",)))
     threads = found.counterfactuals.get("fitting_threads")
     if threads is not None and math.isfinite(threads.ratio):
         shortened = ("forward", "loss", "backward", "optimizer", "data")
@@ -206,9 +212,9 @@ def _bounds(found: Findings) -> list[Bound]:
         ("free launches", fixed_s(found), nan, "model calls replayed at half the batch",
          ("forward", "backward", "loss")),
         ("free optimizer", found.anatomy.phases_s.get("optimizer"), phase_error(found, "optimizer"),
-         "its share of the step", ("optimizer",)),
+         SHARE, ("optimizer",)),
         ("no host synchronisation", found.anatomy.phases_s.get("sync"), phase_error(found, "sync"),
-         "its share of the step", ("sync",)),
+         SHARE, ("sync",)),
         ("compute at its dtype's ceiling", _compute_slack_s(found), nan, "the step's FLOPs at the measured ceiling",
          ("forward", "backward")),
     )  # fmt: skip
@@ -219,12 +225,23 @@ def _bounds(found: Findings) -> list[Bound]:
 
 
 def _rare_bounds(found: Findings) -> list[Bound]:
-    worth, errors = causes(found), share_errors(found)
+    worth, errors, seconds = causes(found), share_errors(found), interruptions(found)
     return [
-        _of_share(REMEDIES[name], worth[name], errors.get(name, float("nan")), how, shortens)
+        _of_share(
+            REMEDIES[name],
+            worth[name],
+            errors.get(name, float("nan")),
+            _said(how, worth[name], seconds[name], found),
+            shortens,
+        )
         for name, (how, shortens) in SEEN_AS_THEY_ARE.items()
         if worth[name] >= WORTH_A_ROW
     ]
+
+
+def _said(how: str, ratio: float, saved_s: float, found: Findings) -> str:
+    """How a bound is known, and whether more than the share itself is in it."""
+    return EASED if how == SHARE and saved(ratio) > saved(without(saved_s, found)) + 0.005 else how
 
 
 def _of_share(remedy: str, ratio: float, error: float, how: str, shortens: tuple[str, ...]) -> Bound:

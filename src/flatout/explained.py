@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flatout.causes import WORTHWHILE, nearly_as_large
+from flatout.causes import OF_THE_MODEL, WORTHWHILE, nearly_as_large
 from flatout.ceilings import utilization_fault
 from flatout.findings import Findings, fixed_share, phase_s, without
 
@@ -19,6 +19,8 @@ WORTH_A_PLACE = 0.05
 
 HIDDEN = 0.05
 """From this share on it is said what may hide in the time that no phase explains."""
+
+MODELS_TIME = "the model's own time"
 
 PARTS = {
     "storage": "items wait for reads: a disk, a network",
@@ -75,12 +77,13 @@ def _nothing(found: Findings) -> str:
 
 def ties(binding: str, also: Sequence[str], worth: Mapping[str, float]) -> list[str]:
     """Causes that are nearly as large as what binds, or whose intervals leave open which is larger."""
-    return [
-        f"{name} {'is nearly' if nearly_as_large(worth[name], worth[binding]) else 'may be'} as large: "
-        f"{worth[name]:.2f}x without it, {worth[binding]:.2f}x without {binding}"
-        for name in also
-        if binding in worth
-    ]
+    lines = []
+    for name in also:
+        near = "is nearly" if nearly_as_large(worth[name], worth[binding]) else "may be"
+        this = MODELS_TIME if name in OF_THE_MODEL else "it"
+        that = MODELS_TIME if binding in OF_THE_MODEL else binding
+        lines.append(f"{name} {near} as large: {worth[name]:.2f}x without {this}, {worth[binding]:.2f}x without {that}")
+    return lines
 
 
 def evidence(binding: str, found: Findings) -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 
 from flatout.activity import Activity, SlowSteps
 from flatout.ceilings import Ceiling, Ceilings
+from flatout.causes import saved
 from flatout.diagnosis import BINDINGS, diagnose
 from flatout.findings import Findings, arithmetic_of
 from flatout.records import to_json
@@ -379,7 +380,7 @@ def test_replays_that_took_no_time_say_nothing_about_launches():
 def test_of_two_causes_of_nearly_one_size_the_other_is_named_too():
     found = diagnose(findings(TIE, counterfactuals={"free_data": compared(1.85)}))
     assert found.binding == "input"
-    assert "compute is nearly as large: 1.82x without it, 1.85x without input" in found.evidence
+    assert "compute is nearly as large: 1.82x without the model's own time, 1.85x without input" in found.evidence
     for clear in (findings(DATA_BOUND, counterfactuals={"free_data": compared(3.2)}), PLANTED["nothing"]):
         assert not any("nearly as large" in line for line in diagnose(clear).evidence)
 
@@ -390,7 +391,9 @@ def test_a_cause_that_cannot_be_told_from_the_largest_is_named_beside_it():
     unsure = findings(phases, counterfactuals={"free_data": compared(2.2, 1.3, 3.4)})
     assert diagnose(sure).also == ()
     assert diagnose(unsure).also == ("compute",)
-    assert "compute may be as large: 1.54x without it, 2.20x without input" in diagnose(unsure).evidence
+    assert (
+        "compute may be as large: 1.54x without the model's own time, 2.20x without input" in diagnose(unsure).evidence
+    )
 
 
 @pytest.mark.parametrize(
@@ -412,3 +415,16 @@ def test_time_that_does_not_shrink_with_the_batch_is_not_blamed_on_the_start_of_
     assert diagnose(few).binding in ("compute", "memory bandwidth")
     unknown = replace(PLANTED["launch overhead"], census=None)
     assert diagnose(unknown).binding == "launch overhead"
+
+
+def test_a_part_of_a_phase_is_no_bound_of_the_phase():
+    found = diagnose(PLANTED["logging"])
+    assert bound(found, "no logging").shortens == ()
+
+
+def test_a_bound_says_what_it_is_beyond_the_share():
+    waited = findings({"data": 0.4, "forward": 0.2, "backward": 0.3, "unattributed": 0.1}, scaling=SCALES)
+    assert bound(diagnose(waited), "free data").how.startswith("its share")
+    for each in diagnose(waited).bounds:
+        if each.how == "its share of the step" and len(each.shortens) == 1:
+            assert saved(each.ratio) == pytest.approx(waited.anatomy.share(each.shortens[0]), abs=0.006)

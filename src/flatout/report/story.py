@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from flatout.plan import Trial
 from flatout.report import words
-from flatout.report.tried import against_itself, best, input_reached, nothing_usable, remark
+from flatout.report.tried import against_itself, best, doubt, input_reached, nothing_usable, remark
 from flatout.result import Result
 
 
@@ -162,7 +162,7 @@ def _why(result: Result) -> Story:
     return Story(
         number=words.rate(result.baseline_steps_per_s).removesuffix(" steps/s"),
         unit="steps a second",
-        sentence=f"is bound by {result.diagnosis.sentence or 'something that was not found'}.",
+        sentence=f"is bound by {result.diagnosis.sentence or 'something that was not found'}{doubt(result)}.",
         lead=tuple(
             f"{bound.remedy.capitalize()} would bring at most {words.times(bound.ratio)} ({bound.how})."
             for bound in bounds[:1]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from flatout import stats
 from flatout.anatomy import Anatomy
-from flatout.diagnosis import Bound
+from flatout.diagnosis import EASED, SHARE, Bound
 from flatout.plan import Trial
 from flatout.report import energy, words
 from flatout.report.thinned import KINDS, Dot
@@ -109,7 +109,7 @@ def bounds(result: Result) -> Table:
 
 def behind_bound(bound: Bound) -> str:
     """Where the samples of a bound are."""
-    if bound.how == "its share of the step":
+    if bound.how in (SHARE, EASED):
         return ANATOMY
     return {"free data": FREE_DATA, "threads that fit": THREADS, "free launches": LAUNCHES}.get(bound.remedy, CENSUS)
 

@@ -73,7 +73,7 @@ def _measured(screen: Screen, result: Result, *, verbose: bool) -> None:
     screen.blank()
     _anatomy(screen, result, verbose=verbose)
     binding, _, rest = result.diagnosis.sentence.partition(":")
-    screen.say("binding", (binding or "not known", "bold"), f":{rest}" if rest else "")
+    screen.say("binding", (binding or "not known", "bold"), f":{rest}" if rest else "", (tried.doubt(result), "dim"))
 
 
 def _head(screen: Screen, result: Result) -> None:

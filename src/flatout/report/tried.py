@@ -28,6 +28,9 @@ MOST_REASONS = 3
 NOISY = 0.25
 """Where plain windows spread by more than this fraction, the phases' shares and bounds are as uncertain."""
 
+FOREIGN_LIMIT = 0.10
+"""Share of the CPU that others may use before what binds is doubtful."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -86,6 +89,12 @@ def against_itself(result: Result) -> tuple[str, str]:
         return "a false alarm", f": {measured}, called {found.outcome}; one such run in a hundred may be"
     reason = f": {found.reason}" if found.reason else ", as it should be"
     return found.outcome, f": {measured} when measured as if it were the best candidate{reason}"
+
+
+def doubt(result: Result) -> str:
+    """What stands beside what binds where others used a good part of the machine meanwhile."""
+    used = result.foreign_fraction or 0.0
+    return f" (doubtful: others used {percent(used)} of the CPU)" if used > FOREIGN_LIMIT else ""
 
 
 def warnings(result: Result) -> tuple[str, ...]:

@@ -20,6 +20,9 @@ from flatout.trials.pairs import FOREIGN_LIMIT
 if TYPE_CHECKING:
     from flatout.trials.conduct import Conduct
 
+OTHER_SPEED = 1.3
+"""Where the step took so many times as long at one time as at another, that is said."""
+
 
 def result_of(conduct: Conduct) -> Result:
     """Everything that was found."""
@@ -65,7 +68,7 @@ def result_of(conduct: Conduct) -> Result:
         refused=tuple(bench.refused),
         written=tuple(bench.written),
         isolation="namespaces with overlays" if conduct.goal.terms.isolate else "none (`--allow-writes`)",
-        warnings=_warnings(bench.warnings, foreign),
+        warnings=(*_warnings(bench.warnings, foreign), *_other_speed(conduct)),
         timeline=tuple(_timeline(bench.windows)),
         run=str(conduct.run_folder),
         stopped=conduct.stopped,
@@ -84,6 +87,20 @@ def _warnings(said: Iterable[str], foreign: Sequence[float]) -> tuple[str, ...]:
         f"others used {100 * mean:.0f} % of the CPU meanwhile: what binds may read otherwise when they do not",
         *said,
     )
+
+
+def _other_speed(conduct: Conduct) -> list[str]:
+    """That the step had another length while it was taken apart, where that is so."""
+    anatomy, plain = conduct.plain.anatomy, [w.training_step_s for w in conduct.plain.baseline]
+    if anatomy is None or not plain or not anatomy.step_s > 0:
+        return []
+    usual_s = math.fsum(plain) / len(plain)
+    if max(anatomy.step_s, usual_s) <= OTHER_SPEED * min(anatomy.step_s, usual_s):
+        return []
+    return [
+        f"a step took {1e3 * anatomy.step_s:.3g} ms when taken apart and {1e3 * usual_s:.3g} ms in the baseline: "
+        "phases and bounds are those of the former"
+    ]
 
 
 def _verdict(conduct: Conduct, won: Trial | None) -> Literal["faster", "no difference", "inconclusive"]:
