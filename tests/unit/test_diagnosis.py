@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from flatout.activity import Activity, SlowSteps
-from flatout.ceilings import Ceiling, Ceilings
 from flatout.causes import saved
+from flatout.ceilings import Ceiling, Ceilings
 from flatout.diagnosis import BINDINGS, diagnose
 from flatout.findings import Findings, arithmetic_of
 from flatout.records import to_json
