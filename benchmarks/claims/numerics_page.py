@@ -15,6 +15,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "claims.md"
 BEGIN, END = "<!-- numerics-output:begin -->", "<!-- numerics-output:end -->"
 FAMILIES = ("lenet", "resnet", "gpt", "lstm", "vae")
 
+WORDS = ("agrees", "inconclusive", "disagrees")
+
 
 def told(row: dict[str, Any]) -> str:
     """By what a bug was caught: the multiple of rounding, or in a word."""
@@ -53,22 +55,39 @@ def matrix(rows: list[dict[str, Any]]) -> list[str]:
 def sound(rows: list[dict[str, Any]]) -> list[str]:
     """Sound pairs by set of levers."""
     believed = [row for row in rows if not row["unsound"]]
-    lines = ["| levers | scripts | agrees | inconclusive | disagrees | largest multiple |", "|---|---|---|---|---|---|"]
+    lines = [
+        "How many roundings (of bfloat16 where a lever is of class precision) the worst parameter was off, "
+        "over all scripts:",
+        "",
+        "| levers | scripts | agrees | inconclusive | disagrees | its gradient | its update |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for levers in dict.fromkeys(row["levers"] for row in believed):
         here = [row for row in believed if row["levers"] == levers]
         words = Counter(row["word"] for row in here)
-        multiples = [m for row in here for m in row["multiples"].values() if m is not None]
-        largest = f"{max(multiples):.2g}" if multiples else ""
-        counts = " | ".join(str(words[word]) for word in ("agrees", "inconclusive", "disagrees"))
-        lines.append(f"| {levers.replace('+', ', ')} | {len(here)} | {counts} | {largest} |")
+        counts = " | ".join(str(words[word]) for word in WORDS)
+        worst = " | ".join(largest(here, check) for check in ("gradients", "updates"))
+        lines.append(f"| {levers.replace('+', ', ')} | {len(here)} | {counts} | {worst} |")
     words = Counter(row["word"] for row in believed)
-    counts = " | ".join(f"**{words[word]}**" for word in ("agrees", "inconclusive", "disagrees"))
-    return [*lines, f"| **all** | **{len(believed)}** | {counts} | |"]
+    counts = " | ".join(f"**{words[word]}**" for word in WORDS)
+    return [*lines, f"| **all** | **{len(believed)}** | {counts} | | |"]
+
+
+def largest(rows: list[dict[str, Any]], check: str) -> str:
+    """The largest multiple that a check has seen."""
+    seen = [row["multiples"][check] for row in rows if row["multiples"].get(check) is not None]
+    return f"{max(seen):.2g}" if seen else ""
 
 
 def truth(rows: list[dict[str, Any]]) -> list[str]:
     """Levers beside float64."""
-    lines = ["| lever | plain's distance from float64 | the lever's | multiple | said |", "|---|---|---|---|---|"]
+    lines = [
+        "Levers on scripts that compute badly themselves. What is nearer to the same step in float64 than plain is, "
+        "agrees, however many roundings it is off plain:",
+        "",
+        "| lever | plain's distance from float64 | the lever's | roundings off plain | said |",
+        "|---|---|---|---|---|",
+    ]
     for row in rows:
         name = row["case"] + (", with dropout" if row["dropout"] else "")
         distances = f"{row['baseline_truth_error']:.1e} | {row['truth_error']:.1e}"
@@ -80,6 +99,8 @@ def precision(rows: list[dict[str, Any]]) -> list[str]:
     """Families in which scaled gradients were seen under bfloat16."""
     factors = [f for f in dict.fromkeys(row["factor"] for row in rows) if f != 1.0]
     lines = [
+        "In how many of the five families a lever was refused that scales gradients so, under bfloat16:",
+        "",
         f"| when | which gradients | {' | '.join(f'x {f:g}' for f in factors)} |",
         "|---|---|" + "---|" * len(factors),
     ]
