@@ -327,7 +327,7 @@ def _next(result: Result) -> tuple[str, ...]:
         return (result.tune_command, result.typed)
     if result.plan is not None:
         return (result.run_command, result.typed)
-    if result.against_itself:
+    if result.against_itself and result.remeasured is not None and words.known(result.remeasured.ratio):
         return ("flatout tune", result.typed)
     return ("flatout why" if result.verdict == "no difference" else result.retry_command, result.typed)
 
