@@ -60,6 +60,8 @@ class Steps:
         """Updates begun since the last one that was part of no other ended; those that raised count too."""
         self._has_pushed = False
         """Whether the phase of the update under way was begun here, because no patch of `step` did."""
+        self._spent_before_s = 0.0
+        """The optimizer's time in this step until then."""
         self._num_backwards = 0
         self._num_since_end = 0
         """Backward passes since a step ended without an update."""
@@ -133,13 +135,25 @@ class Steps:
                 return None
             if self._num_begun > 1 and _within_update(sys._getframe(1)):
                 return None
-            if is_deep and framework.observer.clock.top != "optimizer":
-                framework.observer.push("optimizer")
-                self._has_pushed = True
+            if is_deep:
+                self._begin_phase()
             return self._with_closure(optimizer, args, kwargs)
         except Exception as problem:  # noqa: BLE001
             framework.fail("recorder", problem)
             return None
+
+    def _begin_phase(self) -> None:
+        """An update begins: its time is the optimizer's, unless a patch of `step` has said so already."""
+        observer = self._framework.observer
+        clock = observer.clock
+        if self._has_pushed and clock.top == "optimizer":  # the last update raised, and no patch saw it
+            self._has_pushed = False
+            observer.pop("optimizer")
+            clock.disown("optimizer", self._spent_before_s)
+        if clock.top != "optimizer":
+            observer.push("optimizer")
+            self._has_pushed = True
+            self._spent_before_s = clock.spent("optimizer")
 
     def _known_of(self, optimizer: torch.optim.Optimizer) -> _Known:
         """What is known of the optimizer; a new one takes the place of one that is gone."""
