@@ -145,8 +145,116 @@ def test_a_wrapper_around_an_optimizer_makes_one_step_of_both_updates(watch):
     watched.engage(4, {"fused_optimizer": {}})
     for _ in range(12):
         step(model, optimizer)
-    assert watched.pytorch.facts().optimizers_per_step == 2 and watched.listener.num_steps == 10
+    assert watched.pytorch.facts().optimizers_per_step == 1 and watched.listener.num_steps == 10
     assert watched.pytorch.session.flags.num_updates > 0
+
+
+class Sharp(torch.optim.Optimizer):
+    """Moves the parameters, evaluates the closure there, moves them back and lets another optimizer update."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for parameter in parameters:
+            parameter.add_(0.01)
+        self.zero_grad()
+        with torch.enable_grad():
+            loss = closure()
+        for parameter in parameters:
+            parameter.sub_(0.01)
+        self.inner.step()
+        return loss
+
+
+class Within(torch.optim.SGD):
+    """Calls its base class, whose `step` PyTorch hooks as well once a plain one was made."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("order", ["coast", "phases", "ends"])
+def test_an_update_that_calls_its_base_class_is_one_step(watch, order):
+    watched, model = watch(), mlp()
+    plain = torch.optim.SGD(mlp().parameters(), lr=0.1)
+    optimizer = Within(model.parameters(), lr=0.01)
+    watched.at(2, watched.pytorch.coast if order == "coast" else lambda: watched.pytorch.observe(order))
+    for _ in range(10):
+        step(model, optimizer)
+    assert vars(torch.optim.SGD)["step"].hooked and plain is not None
+    assert watched.listener.num_steps == 8 and watched.pytorch.steps.num_updates == 1
+
+
+@pytest.mark.parametrize("depth", ["ends", "phases"])
+def test_an_update_within_another_one_keeps_nobody_waiting(watch, depth):
+    watched, model = watch(), mlp()
+    optimizer = Sharp(torch.optim.SGD(model.parameters(), lr=0.01))
+    told = []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 4)).pow(2).mean()
+        loss.backward()
+        return loss
+
+    def begin():
+        watched.pytorch.begin_capture()
+        watched.listener.waiting = lambda: told.append(len(watched.pytorch.capture.present))
+
+    watched.at(2, lambda: watched.pytorch.observe(depth))
+    watched.at(4, begin)
+    for _ in range(10):
+        closure()
+        optimizer.step(closure)
+    assert told == [2] and watched.listener.num_steps == 8
+
+
+class Skip(Exception):
+    """What a script raises in order to leave an update out."""
+
+
+@pytest.mark.parametrize("order", ["coast", "phases", "ends"])
+@pytest.mark.parametrize("inner", [True, False])
+def test_updates_that_raise_and_are_caught_hide_no_later_one(watch, order, inner):
+    class Catching(torch.optim.SGD):
+        def step(self, closure=None):
+            try:
+                return super().step(closure)
+            except Skip:
+                return None
+
+    watched, model = watch(), mlp()
+    kinds = Catching if inner else torch.optim.SGD
+    plain, optimizer = torch.optim.SGD(mlp().parameters(), lr=0.1), kinds(model.parameters(), lr=0.01)
+    calls = []
+
+    def skip_some(*_):
+        calls.append(1)
+        if len(calls) % (4 if inner else 2) == 0:  # of the two calls in each step the inner one of every second step
+            raise Skip
+
+    optimizer.register_step_pre_hook(skip_some)
+    watched.at(2, watched.pytorch.coast if order == "coast" else lambda: watched.pytorch.observe(order))
+    for _ in range(16):
+        try:
+            step(model, optimizer)
+        except Skip:
+            assert not inner
+    assert plain is not None and watched.listener.num_steps == (14 if inner else 6)
+
+
+def test_an_optimizer_that_updates_within_another_one_is_not_waited_for(watch, monkeypatch):
+    monkeypatch.setattr("flatout.frameworks.pytorch.rhythm.PATIENCE", 1000)
+    monkeypatch.setattr("flatout.frameworks.pytorch.steps.num_optimizers", lambda: 2)
+    watched, model = watch(), mlp()
+    optimizer = Sharp(torch.optim.SGD(model.parameters(), lr=0.01))
+    for _ in range(10):
+        optimizer.step(lambda: model(torch.ones(3, 4)).sum().backward())
+    assert watched.listener.num_steps == 8
 
 
 def test_a_schedule_that_wraps_the_optimizers_step_changes_nothing(watch):

@@ -386,6 +386,77 @@ def test_an_update_that_raised_spoils_no_later_step(timed):
         roughly(phases, data=1000, forward=200, loss=300, optimizer=0)
 
 
+class Skip(Exception):
+    """What a script raises in order to leave an update out."""
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_what_follows_an_update_that_raised_is_no_part_of_it(timed, scheduled):
+    calls, schedules = [], []
+
+    def skip_some(*_):
+        calls.append(1)
+        if len(calls) % 2 == 0:
+            raise Skip
+
+    def body(script):
+        if not calls:
+            script.optimizer.register_step_pre_hook(skip_some)
+            if scheduled:  # from here on `step` is not looked up in the class
+                schedules.append(torch.optim.lr_scheduler.StepLR(script.optimizer, 100))
+        try:
+            plain_step(script)
+        except Skip:
+            script.ticking.work(50)
+
+    _, found, _ = run(*timed, body, num=9)
+    assert len(found) == 5
+    for _, phases, _ in found[1:]:
+        unseen = 300 if scheduled else 0  # the loss that follows an update whose end nobody saw
+        roughly(phases, data=2000, forward=400, loss=600 - unseen, unattributed=100 + unseen, optimizer=0)
+
+
+def test_an_update_within_another_one_is_time_of_the_optimizer(timed):
+    ticking = timed[1]
+
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, inner):
+            super().__init__(inner.param_groups, {})
+            self.inner = inner
+
+        def step(self, closure=None):
+            ticking.work(100)
+            self.inner.step(closure)
+            ticking.work(400)
+
+    outer = []
+
+    def body(script):
+        outer[:] = outer or [Outer(script.optimizer)]
+        (x,) = next(script.loader)
+        script.model(x).sum().backward()
+        outer[0].step()
+        ticking.work(70)
+
+    _, found, _ = run(*timed, body, num=12)
+    roughly(found[-1][1], data=1000, forward=200, optimizer=500, unattributed=70)
+
+
+def test_an_optimizer_whose_step_is_no_function_is_left_as_it_is(watch, monkeypatch):
+    class Own(torch.optim.SGD):
+        pass
+
+    watched, model = watch(), nn.Linear(4, 2)
+    optimizer = Own(model.parameters(), lr=0.01)
+    monkeypatch.setattr(Own, "step", functools.partialmethod(torch.optim.SGD.step, None))
+    before = vars(Own)["step"]
+    train(model, optimizer)
+    steps = watched.listener.num_steps
+    watched.pytorch.observe("phases")
+    train(model, optimizer, num=3)
+    assert vars(Own)["step"] is before and watched.listener.num_steps == steps + 3
+
+
 # -- patches -------------------------------------------------------------------------------------------------------
 
 

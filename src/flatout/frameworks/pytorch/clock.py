@@ -89,6 +89,16 @@ class PhaseClock:
         self._stamp()
         self._spent = defaultdict(float, {phase: sum(self._spent.values())})
 
+    def spent(self, phase: str) -> float:
+        """Seconds of `phase` in this step, until the latest stamp."""
+        return self._spent[phase]
+
+    def disown(self, phase: str, since_s: float) -> None:
+        """What `phase` has been given since it had `since_s` belongs to nothing: its end was not seen."""
+        extra_s = max(self._spent[phase] - since_s, 0.0)
+        self._spent[phase] -= extra_s
+        self._spent["unattributed"] += extra_s
+
     def end(self) -> dict[str, float]:
         """End the step here and begin the next one; returns the seconds by phase of the step that ended."""
         self._stamp()

@@ -11,8 +11,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from functools import wraps
+from inspect import getattr_static
 from threading import get_ident
 from time import perf_counter
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -210,8 +212,10 @@ class Observer:
         Hooks are told of what lies within; PyTorch's own wrapper around them costs a small script several percent.
         """
         kind = type(optimizer)
-        if kind not in self._met:
-            self._met.add(kind)
+        if kind in self._met:
+            return
+        self._met.add(kind)
+        if isinstance(getattr_static(kind, "step"), FunctionType):  # another descriptor binds in a way of its own
             self._patches.append(Patch(kind, "step", self._around("optimizer")))
 
     def around_closure(self, closure: Callable[..., Any]) -> Callable[..., Any]:

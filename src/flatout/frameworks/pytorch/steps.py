@@ -1,9 +1,10 @@
 """When does a step end, and when is its last update about to be made? Hooks on optimizers; fetches or calls else.
 
-Hooks that PyTorch offers for all optimizers tell of updates; a gradient scaler that skips one is told of as well. A
-script that updates by hand shows no update: then a step ends when the next batch is fetched, or the model called
-again, after gradients were taken. Nothing here may raise into the script. In: updates, backward passes, fetches,
-calls. Out: ends of steps.
+Hooks that PyTorch offers for all optimizers tell of updates; a gradient scaler that skips one is told of as well. An
+update that another one makes within its own (Lookahead, a subclass that calls its base) is part of that one. A script
+that updates by hand shows no update: then a step ends when the next batch is fetched, or the model called again,
+after gradients were taken. Nothing here may raise into the script. In: updates, backward passes, fetches, calls. Out:
+ends of steps.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from flatout.trace import EndedBy
 from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from flatout.frameworks.pytorch.adapter import PyTorch
 
 BACKWARDS_WITHOUT_UPDATE = 20
@@ -53,6 +56,12 @@ class Steps:
         self._patches: list[Patch] = []
         self._backward_patch: Patch | None = None
         self._num_updates = 0
+        self._num_begun = 0
+        """Updates begun since the last one that was part of no other ended; those that raised count too."""
+        self._has_pushed = False
+        """Whether the phase of the update under way was begun here, because no patch of `step` did."""
+        self._spent_before_s = 0.0
+        """The optimizer's time in this step until then."""
         self._num_backwards = 0
         self._num_since_end = 0
         """Backward passes since a step ended without an update."""
@@ -112,25 +121,39 @@ class Steps:
             self._begin()
         if get_ident() != framework.calls.thread:
             return None
+        self._num_begun += 1
         try:
             known = self._known_of(optimizer)
             if known.num_groups != len(optimizer.param_groups):
                 known.num_groups = len(optimizer.param_groups)
                 framework.meet(optimizer)
             framework.session.flags.before_update(optimizer)
-            observer = framework.observer
-            if observer.is_deep:
-                if known.updating:  # its last update raised, and never ended
-                    observer.pop("optimizer")
-                known.updating = True
-                observer.push("optimizer")
-                observer.meet(optimizer)
+            is_deep = framework.observer.is_deep
+            if is_deep:
+                framework.observer.meet(optimizer)
             elif not framework.capture.active:
                 return None
+            if self._num_begun > 1 and _within_update(sys._getframe(1)):
+                return None
+            if is_deep:
+                self._begin_phase()
             return self._with_closure(optimizer, args, kwargs)
         except Exception as problem:  # noqa: BLE001
             framework.fail("recorder", problem)
             return None
+
+    def _begin_phase(self) -> None:
+        """An update begins: its time is the optimizer's, unless a patch of `step` has said so already."""
+        observer = self._framework.observer
+        clock = observer.clock
+        if self._has_pushed and clock.top == "optimizer":  # the last update raised, and no patch saw it
+            self._has_pushed = False
+            observer.pop("optimizer")
+            clock.disown("optimizer", self._spent_before_s)
+        if clock.top != "optimizer":
+            observer.push("optimizer")
+            self._has_pushed = True
+            self._spent_before_s = clock.spent("optimizer")
 
     def _known_of(self, optimizer: torch.optim.Optimizer) -> _Known:
         """What is known of the optimizer; a new one takes the place of one that is gone."""
@@ -195,9 +218,13 @@ class Steps:
             self._num_updates += 1
             known = self._known_of(optimizer)
             framework.session.flags.after_update(optimizer)
-            if framework.observer.is_deep:
+            if self._num_begun > 1 and _within_update(sys._getframe(1)):
+                self._note_part(known)
+                return
+            self._num_begun = 0
+            if self._has_pushed:
+                self._has_pushed = False
                 framework.observer.pop("optimizer")
-                known.updating = False
             if self._rhythm.waits and perf_counter() - (self._first_update_s or 0.0) > PATIENCE_S:
                 self._rhythm.expect(0)
             if self._rhythm.update(known.place):
@@ -205,9 +232,15 @@ class Steps:
         except Exception as problem:  # noqa: BLE001
             framework.fail("recorder", problem)
 
+    def _note_part(self, known: _Known) -> None:
+        """An optimizer has updated within another one's update: none of its own is to be waited for."""
+        if not known.is_part:
+            known.is_part = True
+            self._rhythm.expect_one_less()
+
     def _count_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         framework = self._framework
-        if get_ident() != framework.calls.thread:
+        if get_ident() != framework.calls.thread or _within_update(sys._getframe(1)):
             return
         try:
             self._num_updates += 1
@@ -230,6 +263,7 @@ class Steps:
             if patch.active and scaler.is_enabled():
                 self._framework.session.scaler_seen = True
                 if self._num_updates == before and isinstance(optimizer, torch.optim.Optimizer):
+                    self._num_begun += 1
                     self._after_update(optimizer, (), {})
             return result
 
@@ -306,13 +340,30 @@ class _Known:
         optimizer: Which.
         place: Its number in the order of updates.
         num_groups: Parameter groups that it had when it was met; -1 before.
-        updating: Whether an update of it is under way, while phases are observed.
+        is_part: Whether it has updated within another one's update, or its own.
     """
 
     optimizer: weakref.ref[torch.optim.Optimizer]
     place: int
     num_groups: int = -1
-    updating: bool = False
+    is_part: bool = False
+
+
+_UPDATE = getattr(Optimizer.profile_hook_step(lambda *_: None), "__code__", None)
+"""What PyTorch runs for every `step`: its wrapper, which calls the hooks."""
+
+
+def _within_update(frame: FrameType | None) -> bool:
+    """Whether the update that calls a hook from `frame` is made within another one.
+
+    The stack tells, where a count would go wrong after an update that raised: no hook is told of its end.
+    """
+    frame = frame.f_back if frame is not None else None
+    while frame is not None:
+        if frame.f_code is _UPDATE:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def followed() -> bool:
