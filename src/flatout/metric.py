@@ -319,7 +319,11 @@ def in_losses(steps: Sequence[tuple[float, float]]) -> list[Reading]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+    """Exact as far as floats go; beyond, infinite or NaN, as floats add."""
+    try:
+        return math.fsum(values) / len(values)
+    except (OverflowError, ValueError):
+        return sum(values) / len(values)
 
 
 FALLING = ("loss", "err", "perplexity", "ppl", "rmse", "mae", "mse", "fid", "nll", "elbo")

@@ -6,6 +6,7 @@ In: the `WholeRun`s of several seeds. Out: a `Proof`. How they were run is in `f
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from os import SEEK_END
@@ -199,6 +200,8 @@ def _paired(runs: Sequence[WholeRun]) -> _Pairs:
 def seeds_ignored(runs: Sequence[WholeRun]) -> bool:
     """Whether plain runs of at least two seeds computed the same, loss by loss or, without losses, in every reading."""
     plain = [r for r in runs if r.side == "plain" and not r.problem]
+    if any(r.readings and not any(math.isfinite(one.value) for one in r.readings) for r in plain):
+        return False  # all that diverge at once look the same
     marks = {r.losses_hash or repr([reading.value for reading in r.readings]) for r in plain}
     return len(plain) > 1 and len(marks) == 1
 
@@ -300,7 +303,8 @@ def load(folder: Path) -> Proof:
         raise RecordError(
             f"no proof in `{folder}`", cause=f"`{FILE}` cannot be read: {problem}", hint="`flatout prove SCRIPT`"
         ) from None
-    return from_json(Proof, value, where=str(path))
+    found = from_json(Proof, value, where=str(path))
+    return replace(found, runs=tuple(_with_nan(run) for run in found.runs))
 
 
 def append(run: WholeRun, folder: Path) -> None:
@@ -320,6 +324,12 @@ def append(run: WholeRun, folder: Path) -> None:
         raise cannot_write(folder / RUNS, problem) from None
 
 
+def _with_nan(run: WholeRun) -> WholeRun:
+    """The run as it was written: JSON holds a metric of NaN as one that is not known."""
+    came_to_nan = run.value is None and not run.problem and run.num_readings > 0
+    return replace(run, value=float("nan")) if came_to_nan else run
+
+
 def finished_runs(folder: Path) -> list[WholeRun]:
     """The runs of a folder, in order; a line that an interruption cut off is left out."""
     try:
@@ -329,7 +339,7 @@ def finished_runs(folder: Path) -> list[WholeRun]:
     found = []
     for line in lines:
         try:
-            found.append(from_json(WholeRun, json.loads(line), where=RUNS))
+            found.append(_with_nan(from_json(WholeRun, json.loads(line), where=RUNS)))
         except (ValueError, RecordError):
             continue
     return found

@@ -134,6 +134,11 @@ def test_the_loss_in_the_end_is_that_of_the_last_tenth_and_smooth_on_its_way():
     assert in_losses([]) == [] and len(in_losses([(float(i), 1.0) for i in range(100_000)])) <= 202
 
 
+def test_losses_that_cannot_be_added_have_a_mean_all_the_same():
+    for losses, mean in (([1e308] * 40, "inf"), ([float("inf"), float("-inf")] * 20, "nan"), ([float("inf")], "inf")):
+        assert str(in_losses([(float(i), x) for i, x in enumerate(losses)])[-1].value) == mean
+
+
 def test_the_target_is_reached_from_the_side_that_the_metric_comes_from():
     falling = [Reading(value=v, at_s=t) for t, v in ((1.0, 3.0), (2.0, 0.4), (3.0, 0.6))]
     assert reached_s(falling, 0.5, rising=False) == 2.0 and reached_s(falling, 0.1, rising=False) is None

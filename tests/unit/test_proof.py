@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flatout import proof, prover
+from flatout.cli.proving import run_line
 from flatout.errors import RecordError, ScriptError
 from flatout.metric import Metric, Reading
 from flatout.proof import Aim, Asked, WholeRun
@@ -114,6 +115,41 @@ def test_plain_runs_that_computed_the_same_are_one_seed():
     without = [replace(run, losses_hash="") for run in same]
     assert proof.seeds_ignored(without), "by their readings where there are no losses"
     assert not proof.seeds_ignored(runs(4)) and not proof.seeds_ignored(same[:1])
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+def diverged(num, plain, plan):
+    return [whole(seed, side, value, losses_hash=f"{seed}") for seed in range(num)
+            for side, value in (("plain", plain), ("plan", plan))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("plain", "plan"), [(0.9, NAN), (INF, 0.9)])
+def test_one_side_that_came_to_nan_is_different_also_when_the_runs_are_read_again(tmp_path, plain, plan):
+    for run in diverged(3, plain, plan):
+        proof.append(run, tmp_path)
+    found = proved(proof.finished_runs(tmp_path))
+    assert found.equivalence.verdict == "different" and "only one side came to NaN or infinity" in text(found)
+    proof.save(found, tmp_path)
+    assert text(proof.load(tmp_path)) == text(found)
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_both_sides_that_diverged_leave_nothing_to_compare(value):
+    found = proved(diverged(3, value, value))
+    said = " ".join(text(found).split())
+    assert found.equivalence.verdict == "undecided" and not found.seeds_ignored
+    assert "nothing to compare: with every seed both sides came to NaN or infinity: mend the training" in said
+    assert "flatout prove --seeds 5 train.py" in said and " nan" not in said
+    json.dumps(to_json(shown.summary_of(found)), allow_nan=False)
+    for run in found.runs:
+        assert run_line(run).endswith({"nan": "NaN"}.get(str(value), str(value).replace("inf", "infinity")))
+
+
+def test_runs_that_are_nan_from_the_first_step_are_not_said_to_ignore_seeds():
+    first = [whole(seed, "plain", NAN, readings=(Reading(value=NAN),), losses_hash="same") for seed in range(3)]
+    assert not proof.seeds_ignored(first)
 
 
 def test_energy_is_compared_where_it_was_read():

@@ -10,7 +10,7 @@ from flatout.proof import Proof, WholeRun
 from flatout.proving.conduct import Show
 from flatout.records import to_json
 from flatout.report import words
-from flatout.report.proof import print_proof, summary_of
+from flatout.report.proof import number, print_proof, summary_of
 
 EXIT_CODES = {"identical": 0, "equivalent": 0, "different": 1, "undecided": 6}
 
@@ -48,5 +48,5 @@ def run_line(run: WholeRun) -> str:
     >>> run_line(WholeRun(seed=1, side="plan", exit_code=0, wall_s=12.0, training_s=10.0, num_steps=900, value=0.981))
     '  seed 1  plan       12 s  0.981'
     """
-    value = run.problem or (words.three(run.value) if run.value is not None else "no metric")
+    value = run.problem or (number(run.value) if run.value is not None else "no metric")
     return f"  seed {run.seed:<2} {run.side:<5} {words.duration(run.wall_s):>8}  {value[:90]}"

@@ -60,10 +60,12 @@ def _table(screen: Screen, proof: Proof) -> None:
 def number(value: float | None) -> str:
     """A metric with five digits, which is what one compares by eye.
 
-    >>> number(0.98163), number(1234.5678), number(None)
-    ('0.98163', '1234.6', '')
+    >>> number(0.98163), number(1234.5678), number(float("inf")), number(None)
+    ('0.98163', '1234.6', 'infinity', '')
     """
-    return "" if value is None else f"{value:.5g}"
+    if value is None:
+        return ""
+    return f"{value:.5g}" if words.known(value) else words.not_finite(value)
 
 
 def _value(run: WholeRun | None) -> str:
@@ -77,7 +79,7 @@ def _difference(plain: WholeRun | None, plan: WholeRun | None) -> str:
 
 
 def _signed(difference: float) -> str:
-    return "0" if difference == 0 else f"{difference:+.2g}"
+    return "0" if difference == 0 else f"{difference:+.2g}" if words.known(difference) else ""
 
 
 def _wall(run: WholeRun | None) -> str:
@@ -95,7 +97,12 @@ def verdict(proof: Proof) -> tuple[tuple[str, str], str]:
         return ("equivalent", "bold green"), f": {_between(found, name)}"
     if found.verdict == "different":
         return ("different", "bold red"), f": {found.reason or _between(found, name)}"
+    if found.num_diverged:
+        return ("nothing to compare", "bold yellow"), f": {found.reason}: {_MEND}"
     return ("not enough seeds to tell", "bold yellow"), f": {_undecided(proof)}"
+
+
+_MEND = "mend the training first, or name another metric"
 
 
 def _between(found: Equivalence, name: str) -> str:
@@ -161,6 +168,8 @@ def _seeds(proof: Proof) -> str:
 def _next(proof: Proof) -> str:
     found = proof.equivalence
     against_itself = not proof.asked.levers
+    if found.num_diverged:
+        return _prove(proof, proof.num_seeds)
     if against_itself and (found.verdict != "undecided" or proof.seeds_ignored):
         return f"flatout tune {proof.asked.script}"
     if found.verdict in ("identical", "equivalent"):
@@ -169,8 +178,12 @@ def _next(proof: Proof) -> str:
         return " ".join(filter(None, ("flatout run", proof.options, proof.asked.script)))
     if found.verdict == "different" or proof.seeds_ignored:
         return f"flatout tune --accept exact {proof.asked.script}"
+    return _prove(proof, found.num_seeds + (found.more_seeds or 1))
+
+
+def _prove(proof: Proof, num_seeds: int) -> str:
     options = " ".join(filter(None, (proof.options, proof.metric_options)))
-    return f"flatout prove --seeds {found.num_seeds + (found.more_seeds or 1)} {options} {proof.asked.script}"
+    return " ".join(filter(None, ("flatout prove", f"--seeds {num_seeds}", options, proof.asked.script)))
 
 
 def summary_of(proof: Proof) -> dict[str, Any]:
