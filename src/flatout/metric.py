@@ -291,8 +291,14 @@ def _in_events(place: Path, tag: str, shown: str) -> list[Reading]:
         tags |= {*reader.Tags()["scalars"]}
         if tag in reader.Tags()["scalars"]:
             events += [(event.wall_time, float(event.value)) for event in reader.Scalars(tag)]
+    if not tags:
+        raise RecordError(
+            f"`{shown}` holds no readable events with numbers",
+            cause="its event files are empty or damaged, or hold no scalars",
+            hint="the script should close its `SummaryWriter`, or flush it, before it ends",
+        )
     if not events:
-        raise _without(tag, shown, f"tags are {', '.join(f'`{t}`' for t in sorted(tags)[:12]) or 'none'}")
+        raise _without(tag, shown, f"tags are {', '.join(f'`{t}`' for t in sorted(tags)[:12])}")
     return [Reading(value=value, at_s=wall_s) for wall_s, value in sorted(events)]
 
 

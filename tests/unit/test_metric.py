@@ -124,6 +124,11 @@ def test_event_files_are_read_by_tensorboard_where_it_is_installed(tmp_path):
     with pytest.raises(RecordError) as caught:
         in_file(tmp_path / "runs", "f1", "runs")
     assert "`test/acc`" in caught.value.cause
+    broken = tmp_path / "events.out.tfevents.1.host"
+    for content in (b"", b"\x00 nothing that an event file begins with"):
+        broken.write_bytes(content)
+        with pytest.raises(RecordError, match="holds no readable events"):
+            in_file(broken, "f1", broken.name)
 
 
 def test_the_loss_in_the_end_is_that_of_the_last_tenth_and_smooth_on_its_way():
