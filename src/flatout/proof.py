@@ -26,6 +26,9 @@ FORMAT = 1  # 1: first version
 RUNS = "runs.jsonl"
 FILE = "proof.json"
 
+INTERRUPTED = "you stopped it"
+"""Why a proof ended that Ctrl-C ended."""
+
 Side = Literal["plain", "plan"]
 SIDES: tuple[Side, ...] = ("plain", "plan")
 
@@ -117,7 +120,7 @@ class Proof:
         notes: What the reader must know.
         losses_equal: Whether every recorded loss was the same on both sides of every seed.
         options: What names the plan or the levers, to be typed again.
-        metric_options: What says where the metric is, to be typed again.
+        metric_options: What else was typed, as where the metric is; to be typed again.
     """
 
     asked: Asked
@@ -140,6 +143,25 @@ class Proof:
     metric_options: str = ""
     rising: bool = True
     format: int = FORMAT
+
+    @property
+    def against_itself(self) -> bool:
+        """Whether both sides are plain (A/A)."""
+        return not self.asked.levers
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended it."""
+        return self.stopped == INTERRUPTED
+
+
+def side_name(side: Side, levers: Levers) -> str:
+    """How people call a side; without levers both are plain.
+
+    >>> side_name("plan", {"bf16": {}}), side_name("plan", {}), side_name("plain", {})
+    ('under the plan', 'plain again', 'plain')
+    """
+    return "plain" if side == "plain" else "under the plan" if levers else "plain again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +195,7 @@ def prove(asked: Asked, aim: Aim, runs: Sequence[WholeRun], machine: Machine, cr
     return Proof(
         asked=asked,
         num_seeds=aim.num_seeds,
-        equivalence=_despite_failures(_equivalence(pairs, aim, ignored), runs),
+        equivalence=_despite_failures(_equivalence(pairs, aim, ignored), runs, side_name("plan", asked.levers)),
         time=stats.compare([r.wall_s for r in pairs.plain], [r.wall_s for r in pairs.plan]),
         training_time=stats.compare([r.training_s for r in pairs.plain], [r.training_s for r in pairs.plan]),
         target=aim.target,
@@ -186,7 +208,7 @@ def prove(asked: Asked, aim: Aim, runs: Sequence[WholeRun], machine: Machine, cr
         machine=machine,
         created=created,
         stopped=stopped,
-        notes=tuple(_notes(runs, pairs)),
+        notes=tuple(_notes(runs, pairs, asked.levers)),
         losses_equal=all(a.losses_hash == b.losses_hash != "" for a, b in _beside(pairs)),
     )
 
@@ -214,18 +236,18 @@ def _equivalence(pairs: _Pairs, aim: Aim, ignored: bool) -> Equivalence:
     return equivalence.compare(plain, plan, aim.margin)
 
 
-def _despite_failures(found: Equivalence, runs: Sequence[WholeRun]) -> Equivalence:
+def _despite_failures(found: Equivalence, runs: Sequence[WholeRun], changed: str) -> Equivalence:
     """Seeds that the plan did not survive are no reason to call those that it did survive the same."""
     plain = {r.seed for r in runs if r.side == "plain" and not r.problem}
     ended = {r.seed for r in runs if r.side == "plan" and not r.problem}
     failed = [r for r in runs if r.side == "plan" and r.problem and r.seed in plain - ended]
     broken = [str(r.seed) for r in failed if r.exit_code != 0]
     if broken:
-        reason = f"under the plan the script failed with seed {', '.join(broken)}, with which it does not fail plain"
+        reason = f"{changed} the script failed with seed {', '.join(broken)}, with which it does not fail plain"
         return replace(found, verdict="different", more_seeds=None, reason=reason)
     if failed and found.verdict in ("identical", "equivalent"):
         numbers = ", ".join(str(r.seed) for r in failed)
-        reason = f"under the plan nothing came of seed {numbers}, which counts plain"
+        reason = f"{changed} nothing came of seed {numbers}, which counts plain"
         return replace(found, verdict="undecided", more_seeds=None, reason=reason)
     return found
 
@@ -254,15 +276,18 @@ def _beside(pairs: _Pairs) -> list[tuple[WholeRun, WholeRun]]:
     return list(zip(pairs.plain, pairs.plan, strict=True))
 
 
-def _notes(runs: Sequence[WholeRun], pairs: _Pairs) -> list[str]:
-    lines = [f"seed {r.seed}, {r.side}: {r.problem}" for r in runs if r.problem]
+def _notes(runs: Sequence[WholeRun], pairs: _Pairs, levers: Levers) -> list[str]:
+    first, second = ("without the plan", "with it") if levers else ("plain", "plain again")
+    lines = [
+        f"seed {r.seed}, {r.side if levers else side_name(r.side, levers)}: {r.problem}" for r in runs if r.problem
+    ]
     lines += [
-        f"seed {a.seed}: the metric was found {a.num_readings} times without the plan, {b.num_readings} times with it"
+        f"seed {a.seed}: the metric was found {a.num_readings} times {first}, {b.num_readings} times {second}"
         for a, b in _beside(pairs)
         if a.num_readings != b.num_readings
     ]
     lines += [
-        f"seed {a.seed}: {a.num_steps} steps without the plan, {b.num_steps} with it"
+        f"seed {a.seed}: {a.num_steps} steps {first}, {b.num_steps} {second}"
         for a, b in _beside(pairs)
         if a.num_steps != b.num_steps
     ]

@@ -63,4 +63,9 @@ def command(  # noqa: PLR0913  one parameter per option
         fresh=fresh,
     )
     script = from_words(words, module)
-    sys.exit(proved(lambda show: api.prove(script, request=request, show=show), as_json=as_json))
+    code = proved(
+        lambda show: api.prove(script, request=request, show=show),
+        as_json=as_json,
+        against_itself=request.levers == (),
+    )
+    sys.exit(code)
