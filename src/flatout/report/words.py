@@ -301,6 +301,16 @@ def moment(created: str) -> str:
     return created if found is None else f"{found.day} {found:%B %Y, %H:%M} UTC"
 
 
+def stamp(created: str) -> str:
+    """A time stamp in few characters.
+
+    >>> stamp("2026-11-21T10:46:07+00:00"), stamp("yesterday")
+    ('2026-11-21 10:46 UTC', 'yesterday')
+    """
+    found = _parsed(created)
+    return created if found is None else f"{found:%Y-%m-%d %H:%M} UTC"
+
+
 def unix_s(created: str) -> float | None:
     """A time stamp as seconds since 1970, None where it is none.
 
