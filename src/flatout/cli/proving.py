@@ -29,7 +29,7 @@ def proved(call: Callable[[Show], Proof], *, as_json: bool, against_itself: bool
         try:
             found = call(show)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt("before there was anything to keep") from None
+            raise progress.stopped("no run had ended: the same command begins anew") from None
     show_proof(found, as_json=as_json)
     return EXIT_CODES[found.equivalence.verdict]
 
