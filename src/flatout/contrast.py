@@ -8,7 +8,7 @@ differ, the contrast says first that it is not like with like.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from flatout.plan import label
 from flatout.result import Result
 from flatout.samples import Samples
 from flatout.stats import Comparison
-from flatout.trace import OUTSIDE, Facts
+from flatout.trace import OUTSIDE, PHASES, Facts
 
 FORMAT = 1  # 1: first version
 
@@ -213,31 +213,41 @@ def _tuned(first: Result, second: Result) -> Change | None:
 
 def _phases(first: Result, second: Result, ours: Samples, theirs: Samples) -> tuple[Change, ...]:
     inside = list(dict.fromkeys([*first.anatomy.phases_s, *second.anatomy.phases_s]))
-    sides = (first.anatomy.phases_s, second.anatomy.phases_s)
+    anatomies = (first.anatomy, second.anatomy)
+    sides = [anatomy.phases_s for anatomy in anatomies]
+    known = first.flatout == second.flatout
     among = sum(all(name in side for side in sides) for name in inside)
     ordered = sorted(inside, key=lambda name: -max(_finite(side.get(name)) for side in sides))
     ordered.sort(key=lambda name: name == "unattributed")
     found = [
         _change(
             name,
-            (sides[0].get(name), sides[1].get(name)),
+            (_seen_s(first.anatomy, name, known=known), _seen_s(second.anatomy, name, known=known)),
             (_quarters(first, ours, name), _quarters(second, theirs, name)),
             among,
         )
         for name in ordered
     ]
-    outside = (first.anatomy.outside_s, second.anatomy.outside_s)
-    between = [name for name in OUTSIDE if any(name in side for side in outside)]
-    return (*found, *(_between(name, outside) for name in between))
+    between = [name for name in OUTSIDE if any(name in one.outside_s for one in anatomies)]
+    return (*found, *(_between(name, anatomies) for name in between))
+
+
+def _seen_s(anatomy: Anatomy, name: str, *, known: bool = True) -> float | None:
+    """Seconds a step: 0 where it was looked for and never came; None where it could not be seen.
+
+    `known` says whether both runs looked for the same phases; if not, only those of the list are sure to have been.
+    """
+    looked = anatomy.num_windows > 0 and name not in anatomy.not_observed and (known or name in PHASES)
+    return {**anatomy.outside_s, **anatomy.phases_s}.get(name, 0.0 if looked else None)
 
 
 def _finite(value: float | None) -> float:
     return value if value is not None and math.isfinite(value) else 0.0
 
 
-def _between(name: str, sides: tuple[Mapping[str, float], Mapping[str, float]]) -> Change:
+def _between(name: str, anatomies: tuple[Anatomy, Anatomy]) -> Change:
     nan = float("nan")
-    one, other = sides[0].get(name), sides[1].get(name)
+    one, other = (_seen_s(anatomy, name) for anatomy in anatomies)
     return Change(
         name=name, first_s=one, second_s=other, first_spread_fraction=nan, second_spread_fraction=nan,
         difference_s=None if one is None or other is None else other - one,
@@ -250,9 +260,8 @@ def _quarters(result: Result, samples: Samples, name: str) -> tuple[float, ...]:
     Quarters of a single window say nothing of how windows differ.
     """
     windows = samples.calmest(result.anatomy.num_windows)
-    if len(windows) < 2:
-        return tuple(window.whole.phases_s.get(name, 0.0) for window in windows)
-    return tuple(part.phases_s.get(name, 0.0) for window in windows for part in window.quarters)
+    parts = [part for window in windows for part in (window.quarters if len(windows) > 1 else (window.whole,))]
+    return tuple(part.phases_s.get(name, 0.0) for part in parts)
 
 
 def _change(

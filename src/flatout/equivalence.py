@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from flatout.stats import student
@@ -41,7 +41,8 @@ class Equivalence:
         plain_spread: Standard deviation of the plain values between seeds.
         num_seeds: Seeds with a value on both sides.
         more_seeds: About how many more would decide; None where no reasonable number would, or nothing is open.
-        reason: Why it is undecided, or empty.
+        reason: Why it is undecided, or different without an interval; else empty.
+        num_diverged: Seeds whose values are NaN or infinite on both sides.
     """
 
     verdict: Word
@@ -54,6 +55,7 @@ class Equivalence:
     num_seeds: int
     more_seeds: int | None = None
     reason: str = ""
+    num_diverged: int = 0
 
 
 def compare(plain: Sequence[float], changed: Sequence[float], margin: float | None = None) -> Equivalence:
@@ -82,15 +84,18 @@ def compare(plain: Sequence[float], changed: Sequence[float], margin: float | No
     if margin is not None and not (math.isfinite(margin) and margin > 0):
         raise ValueError(f"{margin} is no margin")
     finite = [(a, b) for a, b in zip(plain, changed, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    one_side = sum(math.isfinite(a) != math.isfinite(b) for a, b in zip(plain, changed, strict=True))
     if any(abs(x) > LARGEST for pair in finite for x in pair):
-        return _too_large(finite, margin)
+        return _one_side_of(one_side, _too_large(finite, margin))
     spread = _deviation([a for a, _ in finite])
     source = "the standard deviation between plain seeds" if margin is None else "as asked for"
     found = _Found(finite, spread if margin is None else margin, source, spread)
-    if any(math.isfinite(a) != math.isfinite(b) for a, b in zip(plain, changed, strict=True)):
-        return found.says("different", reason="a value is NaN or infinite on one side only")
-    if len(finite) < len(plain):
-        return found.says("undecided", reason="a value is NaN or infinite on both sides")
+    if one_side:
+        return _one_side_of(one_side, found.says("different"))
+    if num := len(plain) - len(finite):
+        seeds = "every seed" if num == len(plain) else f"{num} of {len(plain)} seeds"
+        reason = f"with {seeds} both sides came to NaN or infinity"
+        return replace(found.says("undecided", reason=reason), num_diverged=num)
     if len(finite) < MIN_SEEDS:
         return found.says(
             "undecided", reason=f"{len(finite)} of at least {MIN_SEEDS} seeds that are needed",
@@ -99,6 +104,14 @@ def compare(plain: Sequence[float], changed: Sequence[float], margin: float | No
     if all(a == b for a, b in finite):
         return found.says("identical")
     return _judged(found)
+
+
+def _one_side_of(num: int, found: Equivalence) -> Equivalence:
+    """The same, but different where a value is not finite on one side only."""
+    if not num:
+        return found
+    seeds = "a seed" if num == 1 else f"{num} seeds"
+    return replace(found, verdict="different", reason=f"with {seeds} only one side came to NaN or infinity")
 
 
 def _too_large(pairs: Sequence[tuple[float, float]], margin: float | None) -> Equivalence:

@@ -93,7 +93,8 @@ def evidence(binding: str, found: Findings) -> list[str]:
     if fixed is not None and binding in ("launch overhead", "compute", "memory bandwidth"):
         lines.append(f"{percent(fixed)} of the model's time does not shrink with the batch")
     if found.census is not None:
-        lines.append(f"{found.census.num_operations:,} operations a step")
+        operations = found.census.num_operations
+        lines.append(f"{operations:,} operation{'' if operations == 1 else 's'} a step")
         if found.census.num_syncs:
             waits = "on a CPU that waits for nothing" if found.facts.device == "cpu" else "each waits for the device"
             values = "value" if found.census.num_syncs == 1 else "values"

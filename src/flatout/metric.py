@@ -291,8 +291,14 @@ def _in_events(place: Path, tag: str, shown: str) -> list[Reading]:
         tags |= {*reader.Tags()["scalars"]}
         if tag in reader.Tags()["scalars"]:
             events += [(event.wall_time, float(event.value)) for event in reader.Scalars(tag)]
+    if not tags:
+        raise RecordError(
+            f"`{shown}` holds no readable events with numbers",
+            cause="its event files are empty or damaged, or hold no scalars",
+            hint="the script should close its `SummaryWriter`, or flush it, before it ends",
+        )
     if not events:
-        raise _without(tag, shown, f"tags are {', '.join(f'`{t}`' for t in sorted(tags)[:12]) or 'none'}")
+        raise _without(tag, shown, f"tags are {', '.join(f'`{t}`' for t in sorted(tags)[:12])}")
     return [Reading(value=value, at_s=wall_s) for wall_s, value in sorted(events)]
 
 
@@ -319,7 +325,11 @@ def in_losses(steps: Sequence[tuple[float, float]]) -> list[Reading]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+    """Exact as far as floats go; beyond, infinite or NaN, as floats add."""
+    try:
+        return math.fsum(values) / len(values)
+    except (OverflowError, ValueError):
+        return sum(values) / len(values)
 
 
 FALLING = ("loss", "err", "perplexity", "ppl", "rmse", "mae", "mse", "fid", "nll", "elbo")

@@ -6,6 +6,7 @@ In: the `WholeRun`s of several seeds. Out: a `Proof`. How they were run is in `f
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from os import SEEK_END
@@ -24,6 +25,9 @@ from flatout.trace import Levers
 FORMAT = 1  # 1: first version
 RUNS = "runs.jsonl"
 FILE = "proof.json"
+
+INTERRUPTED = "you stopped it"
+"""Why a proof ended that Ctrl-C ended."""
 
 Side = Literal["plain", "plan"]
 SIDES: tuple[Side, ...] = ("plain", "plan")
@@ -116,7 +120,7 @@ class Proof:
         notes: What the reader must know.
         losses_equal: Whether every recorded loss was the same on both sides of every seed.
         options: What names the plan or the levers, to be typed again.
-        metric_options: What says where the metric is, to be typed again.
+        metric_options: What else was typed, as where the metric is; to be typed again.
     """
 
     asked: Asked
@@ -139,6 +143,25 @@ class Proof:
     metric_options: str = ""
     rising: bool = True
     format: int = FORMAT
+
+    @property
+    def against_itself(self) -> bool:
+        """Whether both sides are plain (A/A)."""
+        return not self.asked.levers
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended it."""
+        return self.stopped == INTERRUPTED
+
+
+def side_name(side: Side, levers: Levers) -> str:
+    """How people call a side; without levers both are plain.
+
+    >>> side_name("plan", {"bf16": {}}), side_name("plan", {}), side_name("plain", {})
+    ('under the plan', 'plain again', 'plain')
+    """
+    return "plain" if side == "plain" else "under the plan" if levers else "plain again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +195,7 @@ def prove(asked: Asked, aim: Aim, runs: Sequence[WholeRun], machine: Machine, cr
     return Proof(
         asked=asked,
         num_seeds=aim.num_seeds,
-        equivalence=_despite_failures(_equivalence(pairs, aim, ignored), runs),
+        equivalence=_despite_failures(_equivalence(pairs, aim, ignored), runs, side_name("plan", asked.levers)),
         time=stats.compare([r.wall_s for r in pairs.plain], [r.wall_s for r in pairs.plan]),
         training_time=stats.compare([r.training_s for r in pairs.plain], [r.training_s for r in pairs.plan]),
         target=aim.target,
@@ -185,7 +208,7 @@ def prove(asked: Asked, aim: Aim, runs: Sequence[WholeRun], machine: Machine, cr
         machine=machine,
         created=created,
         stopped=stopped,
-        notes=tuple(_notes(runs, pairs)),
+        notes=tuple(_notes(runs, pairs, asked.levers)),
         losses_equal=all(a.losses_hash == b.losses_hash != "" for a, b in _beside(pairs)),
     )
 
@@ -199,6 +222,8 @@ def _paired(runs: Sequence[WholeRun]) -> _Pairs:
 def seeds_ignored(runs: Sequence[WholeRun]) -> bool:
     """Whether plain runs of at least two seeds computed the same, loss by loss or, without losses, in every reading."""
     plain = [r for r in runs if r.side == "plain" and not r.problem]
+    if any(r.readings and not any(math.isfinite(one.value) for one in r.readings) for r in plain):
+        return False  # all that diverge at once look the same
     marks = {r.losses_hash or repr([reading.value for reading in r.readings]) for r in plain}
     return len(plain) > 1 and len(marks) == 1
 
@@ -211,18 +236,18 @@ def _equivalence(pairs: _Pairs, aim: Aim, ignored: bool) -> Equivalence:
     return equivalence.compare(plain, plan, aim.margin)
 
 
-def _despite_failures(found: Equivalence, runs: Sequence[WholeRun]) -> Equivalence:
+def _despite_failures(found: Equivalence, runs: Sequence[WholeRun], changed: str) -> Equivalence:
     """Seeds that the plan did not survive are no reason to call those that it did survive the same."""
     plain = {r.seed for r in runs if r.side == "plain" and not r.problem}
     ended = {r.seed for r in runs if r.side == "plan" and not r.problem}
     failed = [r for r in runs if r.side == "plan" and r.problem and r.seed in plain - ended]
     broken = [str(r.seed) for r in failed if r.exit_code != 0]
     if broken:
-        reason = f"under the plan the script failed with seed {', '.join(broken)}, with which it does not fail plain"
+        reason = f"{changed} the script failed with seed {', '.join(broken)}, with which it does not fail plain"
         return replace(found, verdict="different", more_seeds=None, reason=reason)
     if failed and found.verdict in ("identical", "equivalent"):
         numbers = ", ".join(str(r.seed) for r in failed)
-        reason = f"under the plan nothing came of seed {numbers}, which counts plain"
+        reason = f"{changed} nothing came of seed {numbers}, which counts plain"
         return replace(found, verdict="undecided", more_seeds=None, reason=reason)
     return found
 
@@ -251,15 +276,18 @@ def _beside(pairs: _Pairs) -> list[tuple[WholeRun, WholeRun]]:
     return list(zip(pairs.plain, pairs.plan, strict=True))
 
 
-def _notes(runs: Sequence[WholeRun], pairs: _Pairs) -> list[str]:
-    lines = [f"seed {r.seed}, {r.side}: {r.problem}" for r in runs if r.problem]
+def _notes(runs: Sequence[WholeRun], pairs: _Pairs, levers: Levers) -> list[str]:
+    first, second = ("without the plan", "with it") if levers else ("plain", "plain again")
+    lines = [
+        f"seed {r.seed}, {r.side if levers else side_name(r.side, levers)}: {r.problem}" for r in runs if r.problem
+    ]
     lines += [
-        f"seed {a.seed}: the metric was found {a.num_readings} times without the plan, {b.num_readings} times with it"
+        f"seed {a.seed}: the metric was found {a.num_readings} times {first}, {b.num_readings} times {second}"
         for a, b in _beside(pairs)
         if a.num_readings != b.num_readings
     ]
     lines += [
-        f"seed {a.seed}: {a.num_steps} steps without the plan, {b.num_steps} with it"
+        f"seed {a.seed}: {a.num_steps} steps {first}, {b.num_steps} {second}"
         for a, b in _beside(pairs)
         if a.num_steps != b.num_steps
     ]
@@ -300,7 +328,8 @@ def load(folder: Path) -> Proof:
         raise RecordError(
             f"no proof in `{folder}`", cause=f"`{FILE}` cannot be read: {problem}", hint="`flatout prove SCRIPT`"
         ) from None
-    return from_json(Proof, value, where=str(path))
+    found = from_json(Proof, value, where=str(path))
+    return replace(found, runs=tuple(_with_nan(run) for run in found.runs))
 
 
 def append(run: WholeRun, folder: Path) -> None:
@@ -320,6 +349,12 @@ def append(run: WholeRun, folder: Path) -> None:
         raise cannot_write(folder / RUNS, problem) from None
 
 
+def _with_nan(run: WholeRun) -> WholeRun:
+    """The run as it was written: JSON holds a metric of NaN as one that is not known."""
+    came_to_nan = run.value is None and not run.problem and run.num_readings > 0
+    return replace(run, value=float("nan")) if came_to_nan else run
+
+
 def finished_runs(folder: Path) -> list[WholeRun]:
     """The runs of a folder, in order; a line that an interruption cut off is left out."""
     try:
@@ -329,7 +364,7 @@ def finished_runs(folder: Path) -> list[WholeRun]:
     found = []
     for line in lines:
         try:
-            found.append(from_json(WholeRun, json.loads(line), where=RUNS))
+            found.append(_with_nan(from_json(WholeRun, json.loads(line), where=RUNS)))
         except (ValueError, RecordError):
             continue
     return found

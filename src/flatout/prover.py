@@ -80,7 +80,7 @@ def proved(script: Script, request: ProveRequest, show: Show) -> Proof:
         show.remark(chosen.line)
         proving = Proving(asked, setting, request.aim, machine, show)
         show.remark(proving.estimate(_usual_s(chosen.plan)))
-        proving.typed = (_levers_typed(request), _metric_typed(request))
+        proving.typed = (_levers_typed(request), _rest_typed(request))
         return proving.run()
 
 
@@ -91,14 +91,16 @@ def _levers_typed(request: ProveRequest) -> str:
     return shlex.join(words)
 
 
-def _metric_typed(request: ProveRequest) -> str:
+def _rest_typed(request: ProveRequest) -> str:
     metric = request.metric
     words = [] if metric.file is None else ["--metric-file", metric.file]
     name = metric.key if metric.file is not None else metric.pattern
     words += [] if name is None else ["--metric", name]
     words += [f"--seed-option={request.seed_option}"] if request.seed_option else []
-    words += [] if request.aim.margin is None else ["--margin", f"{request.aim.margin:g}"]
-    words += [] if request.aim.target is None else ["--target", f"{request.aim.target:g}"]
+    words += [] if request.aim.margin is None else ["--margin", f"{request.aim.margin}"]
+    words += [] if request.aim.target is None else ["--target", f"{request.aim.target}"]
+    words += [] if request.accept == ProveRequest().accept else ["--accept", request.accept]
+    words += [] if request.isolate else ["--allow-writes"]
     return shlex.join(words)
 
 

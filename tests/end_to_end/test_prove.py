@@ -163,6 +163,8 @@ def test_an_interrupted_proof_leaves_no_process_and_goes_on(tmp_path, how):
         (ACCURACY, ["--exit", "3"], 3, "ended with exit code 3"),
         (["--metric", "accuracy"], [], 2, "has 0 groups, not one"),
         (["--margin", "0"], [], 2, "is no positive number"),
+        (["--margin", "inf"], [], 2, "`--margin inf` is no finite number"),
+        (["--target", "nan"], [], 2, "`--target nan` is no finite number"),
         (["--seeds", "0"], [], 2, "leaves nothing to run"),
     ],
 )

@@ -192,6 +192,7 @@ def test_ctrl_c_leaves_no_child_alive(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 130 and "stopped before there was anything to keep" in said
+    assert "\ncause: Ctrl-C came " in said and "\nhint:  " in said
     mark = f"FLATOUT_TEST_MARK={tmp_path}".encode()
     left = [p for p in Path("/proc").glob("[0-9]*/environ") if mark in _bytes(p)]
     assert left == []

@@ -85,6 +85,7 @@ def test_one_factor_for_every_phase_is_said_to_look_like_another_machine_speed()
 
 def test_a_phase_that_one_run_did_not_see_is_not_observed_and_never_zero():
     found = contrasted(run("a"), run("b", phases={**PHASES, "copy": 0.003}))
+    assert "copy" in run("a")[0].anatomy.not_observed
     copy = changes_of(found)["copy"]
     assert (copy.first_s, copy.second_s, copy.difference_s) == (None, pytest.approx(0.003), None)
     assert copy.compared is None and copy.verdict == "not observed" and copy.first_samples_s == ()
@@ -92,6 +93,32 @@ def test_a_phase_that_one_run_did_not_see_is_not_observed_and_never_zero():
     text = screen.plain(contrast_terminal.contrast(found))
     assert "copy in a" in text and "communication, sync in either" in text
     assert contrast.summary_of(found)["phases"]["copy"]["first_s"] is None
+
+
+def outside(side, **seconds):
+    return replace(side[0], anatomy=replace(side[0].anatomy, outside_s=seconds)), side[1]
+
+
+def test_a_phase_that_was_looked_for_and_never_came_took_no_time():
+    second = outside(run("b", phases={**PHASES, "garbage": 0.003}), checkpoint=0.01)
+    found = contrasted(run("a"), second)
+    garbage, checkpoint = (changes_of(found)[name] for name in ("garbage", "checkpoint"))
+    assert (garbage.first_s, checkpoint.first_s) == (0.0, 0.0) and checkpoint.difference_s == pytest.approx(0.01)
+    assert garbage.verdict == "inconclusive" and "no ratio" in garbage.compared.reason
+    assert checkpoint.verdict == "not compared"
+    text = screen.plain(contrast_terminal.contrast(found))
+    assert "garbage in a" not in text and "checkpoint in a" not in text and "0 s" in text
+    older = replace(run("a")[0], flatout="0.0.1"), run("a")[1]
+    assert changes_of(contrasted(older, second))["garbage"].first_s is None, "it may not have known of it"
+    assert changes_of(contrasted(older, second))["checkpoint"].first_s == 0.0
+
+
+def test_the_times_of_the_runs_are_never_cut():
+    runs = [(replace(one, created=f"2026-11-23T17:2{n}:00+00:00", typed="train.py " + "--long " * 20), more)
+            for n, (one, more) in enumerate((run("a"), run("b")))]  # fmt: skip
+    found = contrasted(*runs)
+    for shown in (screen.plain(contrast_terminal.contrast(found)), contrast_page.html_text(found)):
+        assert "2026-11-23 17:20 UTC" in shown and "2026-11-23 17:21 UTC" in shown
 
 
 def test_one_window_says_nothing_of_how_windows_differ():

@@ -64,7 +64,11 @@ def test_a_run_that_diverged_on_one_side_only_is_different():
     assert compare([0.9, 0.9, 0.9], [0.9, math.nan, 0.9]).verdict == "different"
     assert compare([0.9, math.inf, 0.9], [0.9, 0.9, 0.9]).verdict == "different"
     both = compare([0.9, math.nan, 0.9], [0.9, math.nan, 0.9])
-    assert both.verdict == "undecided" and "both sides" in both.reason
+    assert both.verdict == "undecided" and both.reason == "with 1 of 3 seeds both sides came to NaN or infinity"
+    assert both.num_diverged == 1 and both.more_seeds is None
+    every = compare([math.nan, math.inf, math.nan], [math.nan, -math.inf, math.inf])
+    assert (every.verdict, every.num_diverged, every.num_seeds) == ("undecided", 3, 0) and "every seed" in every.reason
+    assert compare([1e200, 1e200, 0.5], [1e200, 1e200, math.nan]).verdict == "different", "and no crash"
 
 
 def test_seeds_that_all_come_out_alike_give_no_margin():

@@ -124,6 +124,11 @@ def test_event_files_are_read_by_tensorboard_where_it_is_installed(tmp_path):
     with pytest.raises(RecordError) as caught:
         in_file(tmp_path / "runs", "f1", "runs")
     assert "`test/acc`" in caught.value.cause
+    broken = tmp_path / "events.out.tfevents.1.host"
+    for content in (b"", b"\x00 nothing that an event file begins with"):
+        broken.write_bytes(content)
+        with pytest.raises(RecordError, match="holds no readable events"):
+            in_file(broken, "f1", broken.name)
 
 
 def test_the_loss_in_the_end_is_that_of_the_last_tenth_and_smooth_on_its_way():
@@ -132,6 +137,11 @@ def test_the_loss_in_the_end_is_that_of_the_last_tenth_and_smooth_on_its_way():
     assert found[-1].value == pytest.approx(sum(100.0 - i for i in range(90, 100)) / 10)
     assert found[0] == Reading(value=pytest.approx(99.5), at_s=pytest.approx(0.1))
     assert in_losses([]) == [] and len(in_losses([(float(i), 1.0) for i in range(100_000)])) <= 202
+
+
+def test_losses_that_cannot_be_added_have_a_mean_all_the_same():
+    for losses, mean in (([1e308] * 40, "inf"), ([float("inf"), float("-inf")] * 20, "nan"), ([float("inf")], "inf")):
+        assert str(in_losses([(float(i), x) for i, x in enumerate(losses)])[-1].value) == mean
 
 
 def test_the_target_is_reached_from_the_side_that_the_metric_comes_from():

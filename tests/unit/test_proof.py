@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flatout import proof, prover
+from flatout.cli.proving import run_line
 from flatout.errors import RecordError, ScriptError
 from flatout.metric import Metric, Reading
 from flatout.proof import Aim, Asked, WholeRun
@@ -116,6 +117,57 @@ def test_plain_runs_that_computed_the_same_are_one_seed():
     assert not proof.seeds_ignored(runs(4)) and not proof.seeds_ignored(same[:1])
 
 
+def test_an_interruption_before_the_first_pair_says_so_and_proposes_what_was_typed():
+    one = proof.prove(ASKED, Aim(), runs(1)[:1], MACHINE, "2026-11-23T00:00:00+00:00", proof.INTERRUPTED)
+    said = " ".join(text(one).split())
+    assert "no seed with both runs" in said and "0 seeds" not in said
+    assert said.endswith("next flatout prove train.py --epochs 3")
+
+
+def test_plain_against_plain_is_not_said_to_be_under_a_plan():
+    broken = whole(4, "plan", None, exit_code=1, problem="ended with exit code 1: boom")
+    itself = replace(ASKED, levers={})
+    for seen in (runs(4), [*runs(4), whole(4, "plain"), broken], [replace(r, losses_hash="one") for r in runs(3)]):
+        said = text(proof.prove(itself, Aim(target=0.5), seen, MACHINE, "2026-11-23T00:00:00+00:00"))
+        assert "A/A: plain against plain" in said and "under it" not in said and "under the plan" not in said
+    assert "again" in run_line(broken, against_itself=True)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+def diverged(num, plain, plan):
+    return [whole(seed, side, value, losses_hash=f"{seed}") for seed in range(num)
+            for side, value in (("plain", plain), ("plan", plan))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("plain", "plan"), [(0.9, NAN), (INF, 0.9)])
+def test_one_side_that_came_to_nan_is_different_also_when_the_runs_are_read_again(tmp_path, plain, plan):
+    for run in diverged(3, plain, plan):
+        proof.append(run, tmp_path)
+    found = proved(proof.finished_runs(tmp_path))
+    assert found.equivalence.verdict == "different" and "only one side came to NaN or infinity" in text(found)
+    proof.save(found, tmp_path)
+    assert text(proof.load(tmp_path)) == text(found)
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_both_sides_that_diverged_leave_nothing_to_compare(value):
+    found = proved(diverged(3, value, value))
+    said = " ".join(text(found).split())
+    assert found.equivalence.verdict == "undecided" and not found.seeds_ignored
+    assert "nothing to compare: with every seed both sides came to NaN or infinity: mend the training" in said
+    assert "flatout prove train.py" in said and " nan" not in said
+    json.dumps(to_json(shown.summary_of(found)), allow_nan=False)
+    for run in found.runs:
+        assert run_line(run).endswith({"nan": "NaN"}.get(str(value), str(value).replace("inf", "infinity")))
+
+
+def test_runs_that_are_nan_from_the_first_step_are_not_said_to_ignore_seeds():
+    first = [whole(seed, "plain", NAN, readings=(Reading(value=NAN),), losses_hash="same") for seed in range(3)]
+    assert not proof.seeds_ignored(first)
+
+
 def test_energy_is_compared_where_it_was_read():
     assert proved(runs(4)).energy is None
     weighed = [replace(run, joules=100.0 + run.seed if run.side == "plain" else 50.0) for run in runs(4)]
@@ -178,7 +230,11 @@ def test_ctrl_c_keeps_what_is_there_and_the_next_time_goes_on(tmp_path, monkeypa
 
     made, _ = proving(tmp_path, monkeypatch, stops, num_seeds=4)
     found = made.run()
-    assert "the same command goes on" in found.stopped and found.equivalence.num_seeds == 2
+    assert found.interrupted and found.equivalence.num_seeds == 2
+    said = " ".join(text(found).split())
+    assert "2 of 4 seeds" in said and "you stopped it; the command below goes on" in said
+    assert "; about 1 more would do;" in said and "`--seeds 3`" not in said
+    assert said.endswith("next flatout prove --seeds 4 train.py --epochs 3")
     again, done = proving(tmp_path, monkeypatch, lambda seed, side: whole(seed, side, 0.9 + seed / 100), num_seeds=4)
     assert again.run().equivalence.num_seeds == 4 and {seed for seed, _ in done} == {2, 3}
 

@@ -278,3 +278,18 @@ def test_results_with_hardly_a_step_are_shown(capsys, num):
     kept("a-1", timeline=examples.lenet().timeline[:num])
     flatout.main(["report", "a-1"])
     assert "3.6x faster" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["tune", "why", "prove"])
+def test_an_early_interruption_says_where_it_came_and_what_to_do(capsys, folder, monkeypatch, command):
+    def interrupted(*_, show, **__):
+        show.stage("starting the script", 0.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, command, interrupted)
+    monkeypatch.setattr("flatout.cli.progress.end_children_when_told_to_end", lambda: None)
+    monkeypatch.setattr("flatout.cli.proving.end_children_when_told_to_end", lambda: None)
+    assert flatout.main([command, "train.py"]) == 130
+    error, cause, hint = capsys.readouterr().err.splitlines()[-3:]
+    assert error == "flatout: stopped before there was anything to keep"
+    assert cause == "cause: Ctrl-C came at the stage `starting the script`" and hint.startswith("hint:  ")

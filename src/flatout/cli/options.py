@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -198,10 +199,29 @@ def positive(value: float | None, option: str) -> float | None:
     Raises:
         UsageError: It is none.
     """
-    if value is None or 0 < value < float("inf"):
+    value = finite(value, option)
+    if value is None or value > 0:
         return value
     raise UsageError(
         f"`{option} {value:g}` is no positive number", cause="it is a distance", hint=f"e.g. `{option} 0.01`"
+    )
+
+
+def finite(value: float | None, option: str) -> float | None:
+    """A number that is neither NaN nor infinite; None where the option was not given.
+
+    >>> finite(-0.5, "--target")
+    -0.5
+
+    Raises:
+        UsageError: It is one of these.
+    """
+    if value is None or math.isfinite(value):
+        return value
+    raise UsageError(
+        f"`{option} {value:g}` is no finite number",
+        cause="nothing can be compared with it",
+        hint=f"e.g. `{option} 0.01`",
     )
 
 

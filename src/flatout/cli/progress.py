@@ -30,7 +30,7 @@ def measured(call: Callable[[Show], Result], *, as_json: bool, verbose: bool = F
         try:
             result = call(progress.show)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt("before there was anything to keep") from None
+            raise progress.stopped("the same command begins anew; with `--budget 1m` it takes less time") from None
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who stopped it twice still wants to see what it came to
     show(result, as_json=as_json, verbose=verbose)
 
@@ -90,6 +90,11 @@ class Progress:
     def _trial(self, trial: Trial) -> None:
         self._num_trials += 1
         self.line(trial_line(trial))
+
+    def stopped(self, hint: str) -> KeyboardInterrupt:
+        """Ctrl-C before there was anything to keep: at what, and what to do."""
+        at = f"at the stage `{self._text}`" if self._text else "before the script was started"
+        return KeyboardInterrupt(f"before there was anything to keep\ncause: Ctrl-C came {at}\nhint:  {hint}")
 
     def line(self, text: str) -> None:
         """A line that stays, above the one that renews itself."""

@@ -51,7 +51,7 @@ def command(  # noqa: PLR0913  one parameter per option
     from flatout.proof import Aim
     from flatout.run.script import from_words
 
-    aim = Aim(num_seeds=seeds, margin=options.positive(margin, "--margin"), target=target)
+    aim = Aim(num_seeds=seeds, margin=options.positive(margin, "--margin"), target=options.finite(target, "--target"))
     request = api.ProveRequest(
         plan=plan,
         levers=options.names(lever_names),
@@ -63,4 +63,9 @@ def command(  # noqa: PLR0913  one parameter per option
         fresh=fresh,
     )
     script = from_words(words, module)
-    sys.exit(proved(lambda show: api.prove(script, request=request, show=show), as_json=as_json))
+    code = proved(
+        lambda show: api.prove(script, request=request, show=show),
+        as_json=as_json,
+        against_itself=request.levers == (),
+    )
+    sys.exit(code)

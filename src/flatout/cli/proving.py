@@ -10,12 +10,12 @@ from flatout.proof import Proof, WholeRun
 from flatout.proving.conduct import Show
 from flatout.records import to_json
 from flatout.report import words
-from flatout.report.proof import print_proof, summary_of
+from flatout.report.proof import number, print_proof, summary_of
 
 EXIT_CODES = {"identical": 0, "equivalent": 0, "different": 1, "undecided": 6}
 
 
-def proved(call: Callable[[Show], Proof], *, as_json: bool) -> int:
+def proved(call: Callable[[Show], Proof], *, as_json: bool, against_itself: bool = False) -> int:
     """Make the call with live progress on stderr, show the proof, and give the exit code."""
     end_children_when_told_to_end()
     progress = Progress()
@@ -24,12 +24,12 @@ def proved(call: Callable[[Show], Proof], *, as_json: bool) -> int:
             stage=progress.show.stage,
             tick=progress.show.tick,
             remark=progress.show.remark,
-            run=lambda run: progress.line(run_line(run)),
+            run=lambda run: progress.line(run_line(run, against_itself=against_itself)),
         )
         try:
             found = call(show)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt("before there was anything to keep") from None
+            raise progress.stopped("no run had ended: the same command begins anew") from None
     show_proof(found, as_json=as_json)
     return EXIT_CODES[found.equivalence.verdict]
 
@@ -42,11 +42,12 @@ def show_proof(found: Proof, *, as_json: bool) -> None:
         print_proof(found)
 
 
-def run_line(run: WholeRun) -> str:
+def run_line(run: WholeRun, *, against_itself: bool = False) -> str:
     """What a run came to.
 
     >>> run_line(WholeRun(seed=1, side="plan", exit_code=0, wall_s=12.0, training_s=10.0, num_steps=900, value=0.981))
     '  seed 1  plan       12 s  0.981'
     """
-    value = run.problem or (words.three(run.value) if run.value is not None else "no metric")
-    return f"  seed {run.seed:<2} {run.side:<5} {words.duration(run.wall_s):>8}  {value[:90]}"
+    side = "again" if against_itself and run.side == "plan" else run.side
+    value = run.problem or (number(run.value) if run.value is not None else "no metric")
+    return f"  seed {run.seed:<2} {side:<5} {words.duration(run.wall_s):>8}  {value[:90]}"

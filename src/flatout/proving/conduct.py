@@ -45,7 +45,7 @@ class Proving:
         self.runs = proof.finished_runs(setting.run_folder)
         self.stopped = ""
         self.typed = ("", "")
-        """What names the levers, and what says where the metric is, to be typed again."""
+        """What names the levers, and what else is to be typed again."""
 
     def run(self) -> Proof:
         """All of it; Ctrl-C ends it and keeps what is there, if there is a pair.
@@ -64,7 +64,7 @@ class Proving:
                     self.stopped = "more seeds would bring nothing new"
                     break
         except KeyboardInterrupt:
-            self.stopped = "you stopped it; the same command goes on"
+            self.stopped = proof.INTERRUPTED
             if not self.runs:
                 raise
         self.show.stage("done", 1.0)
@@ -75,7 +75,8 @@ class Proving:
         missing = len(self._missing())
         if not self.runs:
             return estimate(missing, usual_s)
-        there = f"{len(self.runs)} runs are there already, in `{self.setting.run_folder}`"
+        are = "run is" if len(self.runs) == 1 else "runs are"
+        there = f"{len(self.runs)} {are} there already, in `{self.setting.run_folder}`"
         mean_s = _mean([run.wall_s for run in self._wanted()]) or usual_s
         return f"{there}; {estimate(missing, mean_s)}" if missing else f"{there}: nothing is left to run"
 
@@ -107,7 +108,7 @@ class Proving:
 
     def _one(self, seed: int, side: Side) -> None:
         share = len(self._wanted()) / (2 * self.aim.num_seeds)
-        text = f"seed {seed}, {'under the plan' if side == 'plan' else 'plain'}{self._left()}"
+        text = f"seed {seed}, {proof.side_name(side, self.asked.levers)}{self._left()}"
         self.show.stage(text, share)
         found = run_whole(self.setting, side, seed, lambda seconds: self.show.tick())
         proof.append(found, self.setting.run_folder)

@@ -113,7 +113,7 @@ def _sides(found: Contrast) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "created": words.moment(side.created),
+            "created": words.stamp(side.created),
             "command": side.again,
             "report": f"flatout report {contrast_words.nearby(Path(side.run))}",
         }

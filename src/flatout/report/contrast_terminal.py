@@ -90,7 +90,7 @@ def exported(done: Exported) -> Report:
 
 
 def _side(screen: Screen, letter: str, name: str, side: Side) -> None:
-    screen.row((f"{letter}  {name}", "bold"), f"  {side.typed} · {side.command} · {words.moment(side.created)}")
+    screen.row((f"{letter}  {name}", "bold"), f"  {words.stamp(side.created)} · {side.command} · {side.typed}")
 
 
 def _unlike(screen: Screen, found: Contrast) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from flatout.equivalence import Equivalence
 from flatout.plan import label
-from flatout.proof import Proof, WholeRun
+from flatout.proof import Aim, Proof, WholeRun, side_name
 from flatout.report import words
 from flatout.report.screen import Report, Screen, show
 from flatout.stats import MIN_PAIRS, Comparison
@@ -26,11 +26,8 @@ def _energy(screen: Screen, proof: Proof) -> None:
 
 
 def _compose(screen: Screen, proof: Proof) -> None:
-    found = proof.equivalence
-    levers = label(proof.asked.levers)
-    screen.say(
-        "", f"{proof.asked.script} · {words.plural(found.num_seeds, 'seed')} · plain and {levers}, by turns", indent=0
-    )
+    sides = "A/A: plain against plain" if proof.against_itself else f"plain and {label(proof.asked.levers)}"
+    screen.say("", f"{proof.asked.script} · {_finished(proof)} · {sides}, by turns", indent=0)
     screen.blank()
     _table(screen, proof)
     screen.blank()
@@ -40,14 +37,25 @@ def _compose(screen: Screen, proof: Proof) -> None:
     for number, note in enumerate(proof.notes):
         screen.say("note" if number == 0 else "", (note, "yellow"), most=3)
     if proof.stopped:
-        screen.say("stopped", proof.stopped)
+        screen.say("stopped", proof.stopped + ("; the command below goes on" if proof.interrupted else ""))
     screen.say("seeds", _seeds(proof))
     screen.command("next", _next(proof))
 
 
+def _finished(proof: Proof) -> str:
+    """Of how many seeds both runs came to their end."""
+    num = proof.time.num_pairs
+    if num == 0:
+        return "no seed with both runs"
+    if proof.interrupted and num < proof.num_seeds:
+        return f"{num} of {words.plural(proof.num_seeds, 'seed')}"
+    return words.plural(num, "seed")
+
+
 def _table(screen: Screen, proof: Proof) -> None:
+    second = "again" if proof.against_itself else "under it"
     screen.row(f"{proof.asked.metric.name} of each run, and its wall time")
-    screen.row(("seed", "bold"), f"{'plain':>13}{'under it':>13}{'difference':>13}{'plain took':>15}{'under it':>13}")
+    screen.row(("seed", "bold"), f"{'plain':>13}{second:>13}{'difference':>13}{'plain took':>15}{second:>13}")
     sides = {(r.seed, r.side): r for r in proof.runs}
     for seed in sorted({r.seed for r in proof.runs}):
         plain, plan = sides.get((seed, "plain")), sides.get((seed, "plan"))
@@ -60,10 +68,12 @@ def _table(screen: Screen, proof: Proof) -> None:
 def number(value: float | None) -> str:
     """A metric with five digits, which is what one compares by eye.
 
-    >>> number(0.98163), number(1234.5678), number(None)
-    ('0.98163', '1234.6', '')
+    >>> number(0.98163), number(1234.5678), number(float("inf")), number(None)
+    ('0.98163', '1234.6', 'infinity', '')
     """
-    return "" if value is None else f"{value:.5g}"
+    if value is None:
+        return ""
+    return f"{value:.5g}" if words.known(value) else words.not_finite(value)
 
 
 def _value(run: WholeRun | None) -> str:
@@ -77,7 +87,7 @@ def _difference(plain: WholeRun | None, plan: WholeRun | None) -> str:
 
 
 def _signed(difference: float) -> str:
-    return "0" if difference == 0 else f"{difference:+.2g}"
+    return "0" if difference == 0 else f"{difference:+.2g}" if words.known(difference) else ""
 
 
 def _wall(run: WholeRun | None) -> str:
@@ -95,7 +105,12 @@ def verdict(proof: Proof) -> tuple[tuple[str, str], str]:
         return ("equivalent", "bold green"), f": {_between(found, name)}"
     if found.verdict == "different":
         return ("different", "bold red"), f": {found.reason or _between(found, name)}"
+    if found.num_diverged:
+        return ("nothing to compare", "bold yellow"), f": {found.reason}: {_MEND}"
     return ("not enough seeds to tell", "bold yellow"), f": {_undecided(proof)}"
+
+
+_MEND = "mend the training first, or name another metric"
 
 
 def _between(found: Equivalence, name: str) -> str:
@@ -111,12 +126,16 @@ def _undecided(proof: Proof) -> str:
     if proof.seeds_ignored:
         first = next((r.value for r in proof.runs if r.side == "plain"), None)
         same = first is not None and {r.value for r in proof.runs} == {first}
-        one = f", on which {proof.asked.metric.name} is the same under the plan" if same else ""
+        one = (
+            f", on which {proof.asked.metric.name} is the same {side_name('plan', proof.asked.levers)}" if same else ""
+        )
         return f"the script ignores seeds: plain runs of different ones computed the very same, so all are one run{one}"
     more = ""
     if found.more_seeds is not None:
         wanted = found.num_seeds + found.more_seeds
-        more = f"; about {found.more_seeds:,} more would do: `--seeds {wanted}` goes on from here"
+        more = f"; about {found.more_seeds:,} more would do"
+        if not proof.interrupted or wanted > proof.num_seeds:
+            more += f": `--seeds {wanted}` goes on from here"
     elif found.reason.startswith("the interval"):
         more = "; no reasonable number of them would: a wider `--margin`, perhaps"
     detail = f"; {_between(found, proof.asked.metric.name)}" if found.low == found.low else ""
@@ -146,7 +165,7 @@ def _target(proof: Proof) -> str:
     plain, plan = proof.reached
     name = f"{proof.asked.metric.name} of at {'least' if proof.rising else 'most'} {number(proof.target)}"
     seeds = words.plural(proof.time.num_pairs, "seed")
-    reached = f"{name} reached with {plain} and, under the plan, {plan} of {seeds}"
+    reached = f"{name} reached with {plain} and, {side_name('plan', proof.asked.levers)}, {plan} of {seeds}"
     if proof.target_time is None or proof.target_time.num_pairs < MIN_PAIRS:
         return f"{reached}; when, was seen too rarely to compare"
     return f"{reached}; until then {_compared(proof.target_time)}"
@@ -160,8 +179,9 @@ def _seeds(proof: Proof) -> str:
 
 def _next(proof: Proof) -> str:
     found = proof.equivalence
-    against_itself = not proof.asked.levers
-    if against_itself and (found.verdict != "undecided" or proof.seeds_ignored):
+    if proof.interrupted or found.num_diverged:
+        return _prove(proof, proof.num_seeds)
+    if proof.against_itself and (found.verdict != "undecided" or proof.seeds_ignored):
         return f"flatout tune {proof.asked.script}"
     if found.verdict in ("identical", "equivalent"):
         if "slower" in (proof.time.verdict, proof.training_time.verdict):
@@ -169,8 +189,13 @@ def _next(proof: Proof) -> str:
         return " ".join(filter(None, ("flatout run", proof.options, proof.asked.script)))
     if found.verdict == "different" or proof.seeds_ignored:
         return f"flatout tune --accept exact {proof.asked.script}"
+    return _prove(proof, found.num_seeds + (found.more_seeds or 1))
+
+
+def _prove(proof: Proof, num_seeds: int) -> str:
     options = " ".join(filter(None, (proof.options, proof.metric_options)))
-    return f"flatout prove --seeds {found.num_seeds + (found.more_seeds or 1)} {options} {proof.asked.script}"
+    seeds = "" if num_seeds == Aim().num_seeds else f"--seeds {num_seeds}"
+    return " ".join(filter(None, ("flatout prove", seeds, options, proof.asked.script)))
 
 
 def summary_of(proof: Proof) -> dict[str, Any]:

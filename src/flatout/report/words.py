@@ -44,9 +44,11 @@ def known(value: float | None) -> bool:
 def three(value: float) -> str:
     """A number with three digits, thousands grouped, without zeros that say nothing.
 
-    >>> [three(x) for x in (4.3291, 231.2, 36.0, 22693.0, 0.0421, 999.7, 0.0)]
-    ['4.33', '231', '36', '22,700', '0.0421', '1,000', '0']
+    >>> [three(x) for x in (4.3291, 231.2, 36.0, 22693.0, 0.0421, 999.7, 0.0, float("nan"))]
+    ['4.33', '231', '36', '22,700', '0.0421', '1,000', '0', 'NaN']
     """
+    if not math.isfinite(value):
+        return not_finite(value)
     if value == 0:
         return "0"
     digits = 2 - math.floor(math.log10(abs(value)))
@@ -54,6 +56,15 @@ def three(value: float) -> str:
         digits -= 1
     text = f"{round(value, digits):,.{max(digits, 0)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def not_finite(value: float) -> str:
+    """What no digits can say.
+
+    >>> not_finite(float("nan")), not_finite(float("-inf"))
+    ('NaN', '-infinity')
+    """
+    return "NaN" if math.isnan(value) else "infinity" if value > 0 else "-infinity"
 
 
 def seconds(value: float | None) -> str:
@@ -288,6 +299,16 @@ def moment(created: str) -> str:
     """
     found = _parsed(created)
     return created if found is None else f"{found.day} {found:%B %Y, %H:%M} UTC"
+
+
+def stamp(created: str) -> str:
+    """A time stamp in few characters.
+
+    >>> stamp("2026-11-21T10:46:07+00:00"), stamp("yesterday")
+    ('2026-11-21 10:46 UTC', 'yesterday')
+    """
+    found = _parsed(created)
+    return created if found is None else f"{found:%Y-%m-%d %H:%M} UTC"
 
 
 def unix_s(created: str) -> float | None:
