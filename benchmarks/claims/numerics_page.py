@@ -37,6 +37,8 @@ def told(row: dict[str, Any]) -> str:
         "other items": "items",
         "memory": "memory",
         "lost": "lost",
+        "of an earlier step": "stale",
+        "no gradient any more": "cut",
     }
     return next((word for part, word in words.items() if part in row["detail"]), "seen")
 
