@@ -1,8 +1,9 @@
 """Does every lever train `lenet.py` on MNIST to the same accuracy? `flatout prove` for one after the other.
 
-    python benchmarks/claims/proved.py [--seeds 8] [--levers fused_fetch bf16 ...]
+    python benchmarks/claims/proved.py [--seeds 8] [--levers fused_fetch bf16 ...] [--onto RESULT.json]
 
-Levers are those that apply to the script, with the first setting that `tune` would try.
+Levers are those that apply to the script, with the first setting that `tune` would try. `--onto` goes on with the levers
+that an earlier sitting did not reach.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--levers", nargs="*")
+    parser.add_argument("--onto", type=Path, help="a result to go on with")
     arguments = parser.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
+    if arguments.onto is not None:
+        rows = json.loads(arguments.onto.read_text(encoding="utf-8"))["rows"]
     with tempfile.TemporaryDirectory(prefix="flatout-proved-") as folder:
         names = arguments.levers or applicable(Path(folder))
-        for name in names:
+        for name in [one for one in names if one not in {row["lever"] for row in rows}]:
             quiet(60)
             words = [FLATOUT, "prove", "--json", "--seeds", str(arguments.seeds), "--levers", name, *METRIC]
             done = timed([*words, "--accept", "statistical", *SCRIPT], Path(folder))
