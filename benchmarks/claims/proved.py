@@ -2,7 +2,7 @@
 
     python benchmarks/claims/proved.py [--seeds 8] [--levers fused_fetch bf16 ...] [--onto RESULT.json]
 
-Levers are those that apply to the script, with the first setting that `tune` would try. `--onto` goes on with the levers
+Levers are those that apply to the script, with the first setting that `tune` would try. `--onto` goes on with those
 that an earlier sitting did not reach.
 """
 
