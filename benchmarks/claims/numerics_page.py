@@ -45,7 +45,7 @@ def told(row: dict[str, Any]) -> str:
 
 def caught(rows: list[dict[str, Any]]) -> str:
     """How many of how many."""
-    return f"{sum(row['word'] == 'disagrees' for row in rows)} of {len(rows)}"
+    return f"{sum(row['check'] in row['checks'] for row in rows)} of {len(rows)}"
 
 
 def matrix(rows: list[dict[str, Any]]) -> list[str]:

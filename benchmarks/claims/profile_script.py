@@ -76,7 +76,7 @@ def spans(events: Any, cost_s: float) -> dict[str, float]:
     }
     special["forward and loss"] = between([span for some in special.values() for span in some], inside)
     num_steps = len(updates) - 1
-    total = {"steps": float(num_steps), "step": (last - first - cost_s * len(inside)) / num_steps}
+    total = {"step": (last - first - cost_s * len(inside)) / num_steps}
     for name, some in special.items():
         num_events = sum(any(a <= s and e <= b for a, b in some) for s, e, _ in inside)
         total[name] = (covered(some) - cost_s * num_events) / num_steps

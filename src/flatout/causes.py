@@ -83,7 +83,7 @@ def on_one_scale(worth: Mapping[str, float], found: Findings) -> dict[str, float
     """The same where checkpoints lie between steps: what each cause is worth of all the time, theirs included."""
     step_s, all_s = found.anatomy.step_s, with_checkpoints_s(found)
     return {
-        name: ratio if name == "checkpoints" else all_s / (all_s - step_s * (1 - 1 / ratio))
+        name: ratio if name == "checkpoints" else all_s / (all_s - step_s * saved(ratio))
         for name, ratio in worth.items()
     }
 

@@ -82,7 +82,6 @@ PHASE_OF = {
     "own code": "unattributed",
 }
 
-#: Causes whose bound is their own worth, and how that was obtained.
 SHARE = "its share of the step"
 EASED = "its share, and computing that is quicker without it"
 
@@ -94,7 +93,7 @@ SEEN_AS_THEY_ARE = {
     "slow steps": ("what slow steps take beyond usual ones", ()),
     "own code": (SHARE, ()),
 }
-"""How the bounds of causes are known that are seen as they are, and which phase each is; of a part of one, none."""
+"""Causes whose bound is their own worth: how that was obtained, and which phase each is; of a part of one, none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,9 @@ PHASES = (
 #: Phases that lie between steps; they are accounted for but never enter a ratio.
 OUTSIDE = ("evaluation", "checkpoint")
 
+FOREIGN_LIMIT = 0.10
+"""A window in which others used more than this share of the cores says little: of a plan, of what binds, of energy."""
+
 Setting = str | int | float | bool
 Levers = Mapping[str, Mapping[str, Setting]]
 

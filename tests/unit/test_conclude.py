@@ -1,4 +1,4 @@
-"""What is said beside a result: that the machine was another one meanwhile."""
+"""Does a result say that the machine changed while it was measured? (`flatout.trials.conclude`)"""
 
 from types import SimpleNamespace
 

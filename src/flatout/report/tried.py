@@ -13,6 +13,7 @@ from typing import Literal
 from flatout.plan import Candidate, Trial, label
 from flatout.report.words import interval, known, percent, plural, ratio
 from flatout.result import Result, Untried
+from flatout.trace import FOREIGN_LIMIT
 
 Mark = Literal["yes", "even", "no", "never"]
 
@@ -27,9 +28,6 @@ MOST_REASONS = 3
 
 NOISY = 0.25
 """Where plain windows spread by more than this fraction, the phases' shares and bounds are as uncertain."""
-
-FOREIGN_LIMIT = 0.10
-"""Share of the CPU that others may use before what binds is doubtful."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

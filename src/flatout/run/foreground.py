@@ -22,7 +22,7 @@ from flatout.run.energy_counters import RUN_EVERY_S, EnergyMeter
 from flatout.run.launch import POLL_S, Launch, discard_channels, environment_for, session_files, write_session
 from flatout.run.orders import Order, SessionSpec, encode, settling_steps
 from flatout.run.signals import Signals
-from flatout.trace import End, Facts, Failure, Header, Levers, Ready, Record, Remark, Window
+from flatout.trace import FOREIGN_LIMIT, End, Facts, Failure, Header, Levers, Ready, Record, Remark, Window
 from flatout.trace_file import Follower
 
 CHECK_PAIRS = 8
@@ -34,9 +34,6 @@ CHECK_LIMIT_S = 1.0
 
 REST_WINDOWS = 6
 """After each pair the plan runs on for so many windows, so that the check costs a slow script or a short run little."""
-
-FOREIGN_LIMIT = 0.10
-"""A window in which others used more than this share of the cores says nothing about the plan."""
 
 COMPILE_SKIP_STEPS = 3
 LISTEN_EVERY_S = 0.25

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from flatout import __version__, stats
 from flatout.plan import PLAN_FORMAT, Plan, Trial, input_levers, label
 from flatout.result import FORMAT, Result, TimelineStep
-from flatout.trace import Window
-from flatout.trials.pairs import FOREIGN_LIMIT
+from flatout.trace import FOREIGN_LIMIT, Window
 
 if TYPE_CHECKING:
     from flatout.trials.conduct import Conduct

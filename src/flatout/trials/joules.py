@@ -18,7 +18,7 @@ from flatout.energy import MIN_UPDATES, Curves, Device, Energy, EnergySummary, S
 from flatout.errors import Inconclusive
 from flatout.plan import label
 from flatout.run.energy_counters import WINDOWS_EVERY_S, EnergyMeter
-from flatout.trace import Levers, Window
+from flatout.trace import FOREIGN_LIMIT, Levers, Window
 
 if TYPE_CHECKING:
     from flatout.trials.bench import Bench
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 FILE = "energy.json"
 """The log, in the run folder."""
 
-FOREIGN_LIMIT = 0.10
-"""A package counts everybody's work: a window in which others used more than this share of the cores is left out."""
-
 OUTSIDE_LIMIT = 0.01
-"""So is one of which evaluation or checkpoints took more than this share: their energy cannot be told apart."""
+"""A window of which evaluation or checkpoints took more than this share is left out: their energy cannot be told apart.
+
+So is one beside others that compute: a package counts everybody's work.
+"""
 
 PLAIN = ("baseline", "plain energy")
 TRIED = ("trial", "winner", "energy")

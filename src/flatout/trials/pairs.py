@@ -13,12 +13,9 @@ from typing import Literal
 from flatout import stats
 from flatout.looks import Looks
 from flatout.stats import Comparison
-from flatout.trace import Levers, Window
+from flatout.trace import FOREIGN_LIMIT, Levers, Window
 from flatout.trials.bench import Bench
 from flatout.trials.window_size import Size
-
-FOREIGN_LIMIT = 0.10
-"""A window in which others used more than this share of the cores is discarded."""
 
 STRETCH = 0.25
 """Each pair's windows are longer or shorter by up to this share, drawn by lot: no rhythm of the machine stays in step.
