@@ -190,7 +190,10 @@ _OTHER_CODES = [
         "not an error",
     ],
     ["1", "`prove`: the metric is another under the plan"],
-    ["5", "`prove`: these seeds cannot tell (or a `MachineError`, which says so on stderr)"],
+    [
+        "6",
+        "`prove`: these seeds cannot tell, or nothing can be compared (or an `Inconclusive`, which says so on stderr)",
+    ],
     ["130", "you stopped it (Ctrl-C) before there was anything to keep"],
     ["143", "`tune` or `why` was told to end (SIGTERM); its children are ended with it"],
     ["141", "whoever read our output went away"],

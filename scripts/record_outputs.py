@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TUTORIAL = ROOT / "docs" / "tutorials" / "lenet.md"
 BIN = Path(sys.executable).parent
 EPOCHS = ("--epochs", "60")
+PROVED = ("--metric", "accuracy: ([0-9.]+)", "--margin", "0.01")
 SHOWN_LINES = 6
 
 
@@ -87,15 +88,6 @@ def _run(folder: Path) -> str:
     return block("\n".join([ours[0], "...", *script[-3:], ours[-1]]))
 
 
-def _seeds(folder: Path) -> str:
-    lines = []
-    for seed in map(str, range(5)):
-        for command in (("python",), ("flatout", "run", "-q", "--fixed")):
-            out = said(folder, *command, "lenet.py", *EPOCHS, "--seed", seed).splitlines()[-1]
-            lines.append(f"seed {seed}  {command[0]:8} {out}")
-    return block("\n".join(lines))
-
-
 PROGRESS = re.compile(
     r"flatout: (starting|this machine|measuring|warming|plain against|where|what|counting|trying|others|done)"
     r"|  \S.*\d\.\d\dx  (faster|slower|no difference|inconclusive|disagrees|failed)|  \S.*  failed"
@@ -121,7 +113,7 @@ PLACES: dict[str, tuple[Path, Callable[[Path], str]]] = {
     "why-output": (TUTORIAL, _plainly("flatout", "why", "lenet.py", *EPOCHS)),
     "tune-output": (TUTORIAL, _plainly("flatout", "tune", "lenet.py", *EPOCHS)),
     "run-output": (TUTORIAL, _run),
-    "seeds-output": (TUTORIAL, _seeds),
+    "prove-output": (TUTORIAL, _plainly("flatout", "prove", *PROVED, "lenet.py", *EPOCHS)),
     "demo-output": (ROOT / "README.md", _demo),
 }
 

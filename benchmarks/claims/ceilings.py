@@ -3,11 +3,13 @@
     python benchmarks/claims/ceilings.py --stream stream.c --mkl libmkl_rt.so.3 [--rounds 9]
 
 `stream.c` is McCalpin's (https://www.cs.virginia.edu/stream/FTP/Code/stream.c), compiled here with gcc, arrays as
-long as flatout's buffers. OpenBLAS comes with NumPy; MKL, which PyTorch multiplies with, with `pip install mkl`.
-`torch.utils.benchmark` measures the same statement as flatout did, on tensors of its own. All of them by turns, in an
-order drawn by lot, each in a process of its own: neighbours and clocks change from minute to minute, so a ceiling is
-compared with what a tool found in the same round. A tool's rate is the same quantile of its blocks as a ceiling is of
-its windows; STREAM prints its best.
+long as flatout's buffers and on huge pages as those are. OpenBLAS comes with NumPy; MKL, which PyTorch multiplies with,
+with `pip install mkl`. `torch.utils.benchmark` measures the same statement as flatout did, on tensors of its own. All
+of them by turns, in an order drawn by lot, each in a process of its own: neighbours and clocks change from minute to
+minute, so a ceiling is compared with what a tool found in the same round. What memory gives changes within seconds
+where it is shared, by half on the machine this was written on; so tools for memory are asked three times a round, as
+long as flatout's own windows are spread over. A tool's rate is the same quantile of its blocks as a ceiling is of its
+windows; of STREAM's, of the best that each of its runs prints.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ from measuring import FLATOUT, PYTHON, quiet, write
 TOOLS = Path(__file__).parent / "ceilings_tools.py"
 QUANTILE = 0.9
 """Of rates, as in `flatout.ceilings.ceiling_of`."""
+MEMORY_TURNS = 3
+"""How often a tool for memory is asked in a round."""
 ALLOWED = 0.05
 """How far the median over rounds may lie from the tool's."""
 
@@ -48,14 +52,33 @@ def refreshed(folder: Path) -> Ceilings:
     return from_json(Ceilings, json.loads(done.stdout))
 
 
-def asked(name: str, ceiling: Ceiling, threads: int) -> float:
-    """What a Python tool finds, in the ceiling's unit."""
+def asked(name: str, ceiling: Ceiling, threads: int) -> list[float]:
+    """What each block of a Python tool found, in the ceiling's unit."""
     command = [PYTHON, str(TOOLS), name, ceiling.source, str(threads)]
-    env = {**os.environ, "OPENBLAS_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    env = {
+        **os.environ,
+        "OPENBLAS_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "THP_MEM_ALLOC_ENABLE": "1",  # huge pages, which flatout's own buffers lie on
+    }
     done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
-    seconds = np.array(json.loads(done.stdout.splitlines()[-1]))
-    found = seconds if ceiling.unit == "s" else 1 / seconds
-    return float(np.quantile(found, 1 - QUANTILE if ceiling.unit == "s" else QUANTILE))
+    seconds = json.loads(done.stdout.splitlines()[-1])
+    return [s if ceiling.unit == "s" else 1 / s for s in seconds]
+
+
+HUGE_PAGES = """
+#include <stdint.h>
+#include <sys/mman.h>
+extern double a[], b[], c[];
+__attribute__((constructor)) static void huge(void) {
+    double *arrays[] = {a, b, c};
+    for (int n = 0; n < 3; n++) {
+        uintptr_t begin = ((uintptr_t)arrays[n] + 4095) & ~(uintptr_t)4095;
+        madvise((void *)begin, 8UL * STREAM_ARRAY_SIZE - 4096, MADV_HUGEPAGE);
+    }
+}
+"""
+"""Asks for huge pages for STREAM's arrays, before it touches them."""
 
 
 class Stream:
@@ -64,19 +87,21 @@ class Stream:
     def __init__(self, source: Path, folder: Path) -> None:
         self.source, self.folder = source, folder
 
-    def rate(self, ceiling: Ceiling, threads: int) -> float:
-        """Its best rate for the kernel that the ceiling names."""
+    def rates(self, ceiling: Ceiling, threads: int) -> list[float]:
+        """Its best rate for the kernel that the ceiling names, of one run."""
         size = float(re.search(r"buffers of ([0-9.]+) MiB", ceiling.source)[1]) * 2**20  # type: ignore[index]
         count = int(size) // 8  # its elements are doubles
         binary = self.folder / f"stream-{count}"
         if not binary.exists():
             options = ["-O3", "-march=native", "-fopenmp", "-mcmodel=medium", "-fno-tree-loop-distribute-patterns"]
-            define = [f"-DSTREAM_ARRAY_SIZE={count}", "-DNTIMES=20"]
-            subprocess.run(["gcc", *options, *define, str(self.source), "-o", str(binary)], check=True)
+            define = [f"-DSTREAM_ARRAY_SIZE={count}", "-DNTIMES=20", "-Dstatic="]  # its arrays are named in huge.c
+            (self.folder / "huge.c").write_text(HUGE_PAGES, encoding="utf-8")
+            sources = [str(self.source), str(self.folder / "huge.c")]
+            subprocess.run(["gcc", *options, *define, *sources, "-o", str(binary)], check=True)
         env = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_PROC_BIND": "true"}
         done = subprocess.run([str(binary)], env=env, check=True, capture_output=True, text=True)
         kernel = "Triad" if "triad" in ceiling.source else "Copy"
-        return float(re.search(rf"{kernel}:\s+([0-9.]+)", done.stdout)[1]) * 1e6  # type: ignore[index]
+        return [float(re.search(rf"{kernel}:\s+([0-9.]+)", done.stdout)[1]) * 1e6]  # type: ignore[index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +112,9 @@ class Given:
     mkl: Path | None
 
 
-def tools_of(ceiling: Ceiling, threads: int, given: Given) -> dict[str, Callable[[], float]]:
+def tools_of(ceiling: Ceiling, threads: int, given: Given) -> dict[str, Callable[[], list[float]]]:
     """The independent tools that can measure this ceiling."""
-    found: dict[str, Callable[[], float]] = {
+    found: dict[str, Callable[[], list[float]]] = {
         "torch.utils.benchmark": lambda: asked(ceiling.name, ceiling, threads),
     }
     if ceiling.name == "matmul_float32":
@@ -97,7 +122,7 @@ def tools_of(ceiling: Ceiling, threads: int, given: Given) -> dict[str, Callable
         if given.mkl is not None:
             found["MKL"] = lambda: asked(str(given.mkl), ceiling, threads)
     if ceiling.name == "memory_copy" and (stream := given.stream) is not None:
-        found["STREAM"] = lambda: stream.rate(ceiling, threads)
+        found["STREAM"] = lambda: stream.rates(ceiling, threads)
     return found
 
 
@@ -105,15 +130,24 @@ def one_round(folder: Path, given: Given, lots: random.Random) -> list[dict[str,
     """Every ceiling once by flatout and once by each tool."""
     quiet(60)
     found = refreshed(folder)
-    rows = []
-    jobs = [(c, tool, call) for c in found.values for tool, call in tools_of(c, found.num_threads, given).items()]
+    jobs = [
+        (ceiling, tool, call)
+        for ceiling in found.values
+        for tool, call in tools_of(ceiling, found.num_threads, given).items()
+        for _ in range(MEMORY_TURNS if ceiling.name.startswith("memory") else 1)
+    ]
     lots.shuffle(jobs)
+    blocks: dict[tuple[str, str], list[float]] = {}
     for ceiling, tool, call in jobs:
-        theirs = call()
+        blocks.setdefault((ceiling.name, tool), []).extend(call())
+    rows = []
+    for (name, tool), values in blocks.items():
+        ceiling = next(c for c in found.values if c.name == name)
+        theirs = float(np.quantile(values, 1 - QUANTILE if ceiling.unit == "s" else QUANTILE))
         ratio = ceiling.value / theirs
         rows.append(
             {
-                "ceiling": ceiling.name,
+                "ceiling": name,
                 "source": ceiling.source,
                 "unit": ceiling.unit,
                 "tool": tool,

@@ -153,8 +153,9 @@ class Diagnosis:
 
 def diagnose(found: Findings) -> Diagnosis:
     """Name what binds."""
-    bounds = tuple(sorted(_bounds(found), key=lambda b: -b.ratio))
-    worth = on_one_scale(causes(found), found)
+    alone = causes(found)
+    bounds = tuple(sorted(_bounds(found, alone), key=lambda b: -b.ratio))
+    worth = on_one_scale(alone, found)
     binding = _binding(found, worth)
     also = _not_told_apart(binding, worth, _errors(bounds, found))
     parts = data_parts(found) if "input" in (binding, *also) else ()
@@ -192,7 +193,7 @@ def _best_bounds(binding: str, bounds: Sequence[Bound]) -> list[str]:
     return [f"{bound.remedy}: at most {bound.ratio:.2f}x ({bound.how})" for bound in first]
 
 
-def _bounds(found: Findings) -> list[Bound]:
+def _bounds(found: Findings, worth: Mapping[str, float]) -> list[Bound]:
     result = []
     free_data = found.counterfactuals.get("free_data")
     data = found.anatomy.phases_s.get("data")
@@ -220,11 +221,11 @@ def _bounds(found: Findings) -> list[Bound]:
     for remedy, saved_s, error, how, shortens in seconds:
         if saved_s is not None:
             result.append(_of_share(remedy, without(saved_s, found), error, how, shortens))
-    return result + _rare_bounds(found)
+    return result + _rare_bounds(found, worth)
 
 
-def _rare_bounds(found: Findings) -> list[Bound]:
-    worth, errors, seconds = causes(found), share_errors(found), interruptions(found)
+def _rare_bounds(found: Findings, worth: Mapping[str, float]) -> list[Bound]:
+    errors, seconds = share_errors(found), interruptions(found)
     return [
         _of_share(
             REMEDIES[name],

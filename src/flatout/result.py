@@ -140,6 +140,8 @@ class Result:
     """Why the search ended before it was done, or empty."""
     short_budget_s: float | None = None
     """The budget, where that is why; None else."""
+    asked_budget_s: float | None = None
+    """The budget that was asked for; None for the default."""
     energy: EnergySummary | None = None
 
     @property
@@ -151,8 +153,8 @@ class Result:
 
     @property
     def tune_command(self) -> str:
-        """What to type to tune under the same terms."""
-        return " ".join(filter(None, ("flatout tune", self.options)))
+        """What to type to tune under the same terms; a budget that `why` was given says nothing of those."""
+        return self._tune(self.asked_budget_s if self.command == "tune" else None)
 
     @property
     def run_command(self) -> str:
@@ -164,8 +166,11 @@ class Result:
     def retry_command(self) -> str:
         """What to type to tune once more: with twice the budget, or what it really took, where the budget was spent."""
         short_s = self.short_budget_s
-        more = f"--budget {max(2 * short_s, round(2 * self.tuning_s, -1)):.0f}s" if short_s is not None else ""
-        return " ".join(filter(None, ("flatout tune", more, self.options)))
+        return self.tune_command if short_s is None else self._tune(max(2 * short_s, round(2 * self.tuning_s, -1)))
+
+    def _tune(self, budget_s: float | None) -> str:
+        budget = f"--budget {budget_s:.10g}s" if budget_s is not None else ""
+        return " ".join(filter(None, ("flatout tune", budget, self.options)))
 
     @property
     def winner(self) -> Trial | None:

@@ -122,6 +122,14 @@ def test_where_the_budget_was_spent_the_next_one_is_twice_as_large(stopped, shor
     assert result(stopped=stopped, short_budget_s=short_budget_s, options="--levers bf16").retry_command == again
 
 
+def test_a_budget_that_was_asked_for_is_asked_for_again():
+    asked = result(command="tune", asked_budget_s=90.0, short_budget_s=None, options="--levers bf16")
+    assert asked.tune_command == asked.retry_command == "flatout tune --budget 90s --levers bf16"
+    spent = replace(asked, short_budget_s=90.0, tuning_s=88.0)
+    assert spent.retry_command == "flatout tune --budget 180s --levers bf16"
+    assert replace(asked, command="why").tune_command == "flatout tune --levers bf16"
+
+
 def test_a_plan_that_lies_elsewhere_is_named_in_what_to_type_next():
     assert result(plan_path="flatout.toml").run_command == "flatout run"
     assert result(plan_path="my plans/a.toml").run_command == "flatout run --plan 'my plans/a.toml'"

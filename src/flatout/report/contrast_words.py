@@ -76,13 +76,13 @@ def groups(found: Contrast) -> list[tuple[str, str]]:
             where = one if change.first_s is None else other
             by.setdefault("not observed", []).append(f"{change.name} in {where}")
     for reason, phases in _reasons(found.phases):
-        by.setdefault("not told", []).append(f"{', '.join(phases)}: {reason}")
+        by.setdefault("inconclusive", []).append(f"{', '.join(phases)}: {reason}")
     if found.not_observed:
         by.setdefault("not observed", []).append(f"{', '.join(found.not_observed)} in either")
-    return [(name, ", ".join(by[name]) if name != "not told" else "; ".join(by[name])) for name in _ORDER if name in by]
+    return [(name, ("; " if name == "inconclusive" else ", ").join(by[name])) for name in _ORDER if name in by]
 
 
-_ORDER = ("changed", "unchanged", "not told", "not observed")
+_ORDER = ("changed", "unchanged", "inconclusive", "not observed")
 
 
 def _reasons(phases: Iterable[Change]) -> list[tuple[str, list[str]]]:

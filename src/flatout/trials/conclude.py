@@ -72,6 +72,7 @@ def result_of(conduct: Conduct) -> Result:
         run=str(conduct.run_folder),
         stopped=conduct.stopped,
         short_budget_s=conduct.short_budget_s,
+        asked_budget_s=conduct.goal.budget_s,
         energy=conduct.joules.summary(conduct),
     )
     return replace(result, plan=_plan(conduct, result, won)) if won and won.levers else result
