@@ -4,17 +4,18 @@
 
 `stream.c` is McCalpin's (https://www.cs.virginia.edu/stream/FTP/Code/stream.c), compiled here with gcc, arrays as
 long as flatout's buffers and on huge pages as those are. OpenBLAS comes with NumPy; MKL, which PyTorch multiplies with,
-with `pip install mkl`. `torch.utils.benchmark` measures the same statement as flatout did, on tensors of its own. All
-of them by turns, in an order drawn by lot, each in a process of its own: neighbours and clocks change from minute to
-minute, so a ceiling is compared with what a tool found in the same round. What memory gives changes within seconds
-where it is shared, by half on the machine this was written on; so tools for memory are asked three times a round, as
-long as flatout's own windows are spread over. A tool's rate is the same quantile of its blocks as a ceiling is of its
-windows; of STREAM's, of the best that each of its runs prints.
+with `pip install mkl`. `torch.utils.benchmark` measures the same statement as flatout did, on tensors of its own.
+
+What a shared machine has to give changes within seconds (its memory by half on the one this was written on), so all of
+them take turns window by window: flatout's own measuring process and each tool, in processes of their own that wait
+for their turn, in an order drawn by lot. A round has new processes and so many turns; a tool's rate is the same
+quantile of its blocks as a ceiling is of its windows. STREAM takes a second for a turn, of which the best block counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -22,8 +23,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,39 +33,99 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from flatout.ceilings import Ceiling, Ceilings
-from flatout.records import from_json
-from measuring import FLATOUT, PYTHON, quiet, write
+from flatout.ceilings import Ceiling, Machine, ceiling_of
+from flatout.run import calibrate
+from flatout.run.machine import read_machine
+from measuring import PYTHON, ROOT, quiet, write
 
 TOOLS = Path(__file__).parent / "ceilings_tools.py"
+CALIBRATION = ROOT / "src" / "flatout" / "frameworks" / "pytorch" / "calibration.py"
+TURNS = 20
+BETWEEN_S = 0.03
+"""Threads of the last one have gone to sleep by then."""
 QUANTILE = 0.9
 """Of rates, as in `flatout.ceilings.ceiling_of`."""
-MEMORY_TURNS = 3
-"""How often a tool for memory is asked in a round."""
 ALLOWED = 0.05
 """How far the median over rounds may lie from the tool's."""
 
-
-def refreshed(folder: Path) -> Ceilings:
-    """`flatout machine` with nothing cached."""
-    env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
-    command = [FLATOUT, "machine", "--refresh", "--json"]
-    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
-    return from_json(Ceilings, json.loads(done.stdout))
+Process = subprocess.Popen[str]
 
 
-def asked(name: str, ceiling: Ceiling, threads: int) -> list[float]:
-    """What each block of a Python tool found, in the ceiling's unit."""
-    command = [PYTHON, str(TOOLS), name, ceiling.source, str(threads)]
+@contextlib.contextmanager
+def waiting(command: list[str], threads: int) -> Iterator[Process]:
+    """A process that measures when a line comes."""
     env = {
         **os.environ,
         "OPENBLAS_NUM_THREADS": str(threads),
+        "OPENBLAS_THREAD_TIMEOUT": "4",  # threads that turn round in wait of work would disturb whose turn it is
         "MKL_NUM_THREADS": str(threads),
+        "KMP_BLOCKTIME": "0",
         "THP_MEM_ALLOC_ENABLE": "1",  # huge pages, which flatout's own buffers lie on
     }
-    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
-    seconds = json.loads(done.stdout.splitlines()[-1])
-    return [s if ceiling.unit == "s" else 1 / s for s in seconds]
+    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def answer(process: Process, request: str) -> str:
+    """The next line after a request."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(f"{request}\n")
+    process.stdin.flush()
+    return process.stdout.readline()
+
+
+class Flatout:
+    """The process that `flatout machine` measures with."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        assert process.stdout is not None
+        self.num_threads: int = json.loads(process.stdout.readline())["num_threads"]
+        self.probes: dict[str, dict[str, Any]] = {}
+        self.samples: dict[str, list[float]] = {}
+        self._ask("choose")
+
+    def turn(self) -> None:
+        """Two windows of each ceiling."""
+        self._ask("round")
+
+    def _ask(self, what: str) -> None:
+        assert self._process.stdout is not None
+        line = json.loads(answer(self._process, what))
+        while line["kind"] != "end":
+            if line["kind"] == "probe":
+                self.probes[line["name"]] = line
+            else:
+                self.samples.setdefault(line["name"], []).append(line["value"])
+            line = json.loads(self._process.stdout.readline())
+
+    def ceilings(self) -> list[Ceiling]:
+        """What all windows so far come to."""
+        return [ceiling_of(n, p["unit"], self.samples[n], source=p["source"]) for n, p in self.probes.items()]
+
+
+@dataclass
+class Tool:
+    """Another way to measure one ceiling."""
+
+    name: str
+    ceiling: str
+    unit: str
+    measure: Callable[[], list[float]]
+    values: list[float] = field(default_factory=list)
+
+    def turn(self) -> None:
+        """A block or two."""
+        self.values.extend(self.measure())
+
+    @property
+    def value(self) -> float:
+        """In the ceiling's unit."""
+        return float(np.quantile(self.values, 1 - QUANTILE if self.unit == "s" else QUANTILE))
 
 
 HUGE_PAGES = """
@@ -87,20 +149,20 @@ class Stream:
     def __init__(self, source: Path, folder: Path) -> None:
         self.source, self.folder = source, folder
 
-    def rates(self, ceiling: Ceiling, threads: int) -> list[float]:
-        """Its best rate for the kernel that the ceiling names, of one run."""
-        size = float(re.search(r"buffers of ([0-9.]+) MiB", ceiling.source)[1]) * 2**20  # type: ignore[index]
+    def rates(self, described: str, threads: int) -> list[float]:
+        """Its best rate for the kernel that the ceiling's source names, of one run."""
+        size = float(re.search(r"buffers of ([0-9.]+) MiB", described)[1]) * 2**20  # type: ignore[index]
         count = int(size) // 8  # its elements are doubles
         binary = self.folder / f"stream-{count}"
         if not binary.exists():
             options = ["-O3", "-march=native", "-fopenmp", "-mcmodel=medium", "-fno-tree-loop-distribute-patterns"]
-            define = [f"-DSTREAM_ARRAY_SIZE={count}", "-DNTIMES=20", "-Dstatic="]  # its arrays are named in huge.c
+            define = [f"-DSTREAM_ARRAY_SIZE={count}", "-DNTIMES=4", "-Dstatic="]  # its arrays are named in huge.c
             (self.folder / "huge.c").write_text(HUGE_PAGES, encoding="utf-8")
             sources = [str(self.source), str(self.folder / "huge.c")]
             subprocess.run(["gcc", *options, *define, *sources, "-o", str(binary)], check=True)
         env = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_PROC_BIND": "true"}
         done = subprocess.run([str(binary)], env=env, check=True, capture_output=True, text=True)
-        kernel = "Triad" if "triad" in ceiling.source else "Copy"
+        kernel = "Triad" if "triad" in described else "Copy"
         return [float(re.search(rf"{kernel}:\s+([0-9.]+)", done.stdout)[1]) * 1e6]  # type: ignore[index]
 
 
@@ -112,53 +174,60 @@ class Given:
     mkl: Path | None
 
 
-def tools_of(ceiling: Ceiling, threads: int, given: Given) -> dict[str, Callable[[], list[float]]]:
-    """The independent tools that can measure this ceiling."""
-    found: dict[str, Callable[[], list[float]]] = {
-        "torch.utils.benchmark": lambda: asked(ceiling.name, ceiling, threads),
-    }
-    if ceiling.name == "matmul_float32":
-        found["OpenBLAS"] = lambda: asked("openblas", ceiling, threads)
+def tools_of(ours: Flatout, given: Given, stack: contextlib.ExitStack) -> list[Tool]:
+    """The independent tools that can measure each of the ceilings, ready."""
+    threads = ours.num_threads
+
+    def python(tool: str, probe: dict[str, Any], asked: str) -> Tool:
+        command = [PYTHON, str(TOOLS), asked, probe["source"], str(threads)]
+        process = stack.enter_context(waiting(command, threads))
+
+        def measure() -> list[float]:
+            seconds = json.loads(answer(process, "block"))
+            return [s if probe["unit"] == "s" else 1 / s for s in seconds]
+
+        measure()  # the first one prepares all
+        return Tool(tool, probe["name"], probe["unit"], measure)
+
+    found = [python("torch.utils.benchmark", probe, probe["name"]) for probe in ours.probes.values()]
+    if (probe := ours.probes.get("matmul_float32")) is not None:
+        found.append(python("OpenBLAS", probe, "openblas"))
         if given.mkl is not None:
-            found["MKL"] = lambda: asked(str(given.mkl), ceiling, threads)
-    if ceiling.name == "memory_copy" and (stream := given.stream) is not None:
-        found["STREAM"] = lambda: stream.rates(ceiling, threads)
+            found.append(python("MKL", probe, str(given.mkl)))
+    if (probe := ours.probes.get("memory_copy")) is not None and (stream := given.stream) is not None:
+        source = probe["source"]
+        found.append(Tool("STREAM", "memory_copy", "B/s", lambda: stream.rates(source, threads)))
     return found
 
 
-def one_round(folder: Path, given: Given, lots: random.Random) -> list[dict[str, Any]]:
-    """Every ceiling once by flatout and once by each tool."""
+def one_round(machine: Machine, given: Given, lots: random.Random) -> list[dict[str, Any]]:
+    """Every ceiling by flatout and by each tool, window by window."""
     quiet(60)
-    found = refreshed(folder)
-    jobs = [
-        (ceiling, tool, call)
-        for ceiling in found.values
-        for tool, call in tools_of(ceiling, found.num_threads, given).items()
-        for _ in range(MEMORY_TURNS if ceiling.name.startswith("memory") else 1)
+    command = [PYTHON, str(CALIBRATION), "/dev/stdout", *calibrate.options(machine, "cpu")]
+    with contextlib.ExitStack() as stack:
+        ours = Flatout(stack.enter_context(waiting(command, machine.num_cores)))
+        tools = tools_of(ours, given, stack)
+        jobs = [ours.turn, *(tool.turn for tool in tools)]
+        for _ in range(TURNS):
+            for job in lots.sample(jobs, len(jobs)):
+                time.sleep(BETWEEN_S)
+                job()
+    ceilings = {ceiling.name: ceiling for ceiling in ours.ceilings()}
+    return [
+        {
+            "ceiling": tool.ceiling,
+            "source": ceilings[tool.ceiling].source,
+            "unit": tool.unit,
+            "tool": tool.name,
+            "flatout": ceilings[tool.ceiling].value,
+            "theirs": tool.value,
+            "ratio": ceilings[tool.ceiling].value / tool.value,
+            "spread_fraction": ceilings[tool.ceiling].spread_fraction,
+            "windows": list(ceilings[tool.ceiling].samples),
+            "blocks": tool.values,
+        }
+        for tool in tools
     ]
-    lots.shuffle(jobs)
-    blocks: dict[tuple[str, str], list[float]] = {}
-    for ceiling, tool, call in jobs:
-        blocks.setdefault((ceiling.name, tool), []).extend(call())
-    rows = []
-    for (name, tool), values in blocks.items():
-        ceiling = next(c for c in found.values if c.name == name)
-        theirs = float(np.quantile(values, 1 - QUANTILE if ceiling.unit == "s" else QUANTILE))
-        ratio = ceiling.value / theirs
-        rows.append(
-            {
-                "ceiling": name,
-                "source": ceiling.source,
-                "unit": ceiling.unit,
-                "tool": tool,
-                "flatout": ceiling.value,
-                "theirs": theirs,
-                "ratio": ratio,
-                "spread_fraction": ceiling.spread_fraction,
-                "remarks": list(found.remarks),
-            }
-        )
-    return rows
 
 
 def summarized(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -190,10 +259,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    machine = read_machine()
     with tempfile.TemporaryDirectory(prefix="flatout-ceilings-") as folder:
         given = Given(Stream(arguments.stream, Path(folder)) if arguments.stream else None, arguments.mkl)
         for number in range(arguments.rounds):
-            rows += one_round(Path(folder), given, random.Random(number))
+            rows += one_round(machine, given, random.Random(number))
             print(f"round {number + 1} of {arguments.rounds}", flush=True)
     found = summarized(rows)
     for line in found:

@@ -1,8 +1,9 @@
-"""One ceiling by a tool that is not flatout: `ceilings_tools.py NAME "SOURCE" THREADS BUFFER_BYTES`; prints a rate.
+"""One ceiling by a tool that is not flatout: `ceilings_tools.py NAME "SOURCE" THREADS`.
 
 NAME and SOURCE are a ceiling's, which says on what shape it was measured; the same is measured here by
 `torch.utils.benchmark`, a product of matrices also by OpenBLAS through NumPy (NAME `openblas`) and by MKL's C interface
-(NAME is the path of `libmkl_rt.so.3`).
+(NAME is the path of `libmkl_rt.so.3`). For each line on stdin two blocks are measured, and the seconds per unit of work
+(an operation, a byte, a call) of each printed, as JSON.
 """
 
 from __future__ import annotations
@@ -16,19 +17,22 @@ from collections.abc import Callable
 
 import numpy as np
 
-NUM_BLOCKS = 40
+NUM_BLOCKS = 2
 BLOCK_S = 0.05
 
+Blocks = Callable[[], list[float]]
+"""Seconds per unit of work of so many blocks."""
 
-def timer(name: str, source: str, threads: int) -> list[float]:
-    """Seconds per unit of work of each block, by `torch.utils.benchmark.Timer`."""
+
+def timer(name: str, source: str, threads: int) -> Blocks:
+    """By `torch.utils.benchmark.Timer`."""
     import torch
     from torch.utils.benchmark import Timer
 
     statement, around, work = stated(name, source)
     measuring = Timer(statement, globals={"torch": torch, **around}, num_threads=threads)
     number = max(1, round(BLOCK_S / measuring.blocked_autorange(min_run_time=0.5).median))
-    return [measuring.timeit(number).mean / work for _ in range(NUM_BLOCKS)]
+    return lambda: [measuring.timeit(number).mean / work for _ in range(NUM_BLOCKS)]
 
 
 def stated(name: str, source: str) -> tuple[str, dict[str, object], float]:
@@ -60,30 +64,30 @@ def stated(name: str, source: str) -> tuple[str, dict[str, object], float]:
     return ("c.relu_()", {**operands}, 2 * size) if "relu_" in source else ("c.mul_(a)", {**operands}, 3 * size)
 
 
-def openblas(source: str) -> list[float]:
-    """Seconds per FLOP of each block of `numpy.matmul`; the number of threads comes from the environment."""
+def openblas(source: str) -> Blocks:
+    """By `numpy.matmul`; the number of threads comes from the environment."""
     left, right, result = matrices(source)
 
     def call() -> None:
         np.matmul(left, right, out=result)
 
-    return [block_s / (2.0 * len(left) ** 3) for block_s in blocks(call)]
+    return lambda: [block_s / (2.0 * len(left) ** 3) for block_s in blocks(call)]
 
 
-def mkl(library: str, source: str) -> list[float]:
-    """The same of `cblas_sgemm`, of the library that PyTorch multiplies with."""
+def mkl(library: str, source: str) -> Blocks:
+    """By `cblas_sgemm` of the library that PyTorch multiplies with."""
     left, right, result = matrices(source)
     multiply = ctypes.CDLL(library).cblas_sgemm
     by_rows, as_it_is = 101, 111
     one, zero, side = ctypes.c_float(1), ctypes.c_float(0), len(left)
-    a, b, c = (ctypes.c_void_p(array.ctypes.data) for array in (left, right, result))
 
     def call() -> None:
+        a, b, c = (ctypes.c_void_p(array.ctypes.data) for array in (left, right, result))
         multiply(by_rows, as_it_is, as_it_is, side, side, side, one, a, side, b, side, zero, c, side)
 
     call()
     assert np.allclose(result, left @ right, atol=1e-2)
-    return [block_s / (2.0 * side**3) for block_s in blocks(call)]
+    return lambda: [block_s / (2.0 * side**3) for block_s in blocks(call)]
 
 
 def matrices(source: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -95,22 +99,25 @@ def matrices(source: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def blocks(call: Callable[[], None]) -> list[float]:
-    """Mean seconds of a call in each block, after one block to warm up."""
+    """Mean seconds of a call in each block."""
     found = []
-    for _ in range(NUM_BLOCKS + 1):
+    for _ in range(NUM_BLOCKS):
         begun, num = time.perf_counter(), 0
         while (elapsed := time.perf_counter() - begun) < BLOCK_S or num == 0:
             call()
             num += 1
         found.append(elapsed / num)
-    return found[1:]
+    return found
+
+
+def ready(name: str, source: str, threads: int) -> Blocks:
+    """The tool of that name, prepared."""
+    if name == "openblas":
+        return openblas(source)
+    return mkl(name, source) if ".so" in name else timer(name, source, threads)
 
 
 if __name__ == "__main__":
-    asked, text, num_threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    if asked == "openblas":
-        print(json.dumps(openblas(text)))
-    elif asked.partition(".so")[1]:
-        print(json.dumps(mkl(asked, text)))
-    else:
-        print(json.dumps(timer(asked, text, num_threads)))
+    measured = ready(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    for _ in sys.stdin:
+        print(json.dumps(measured()), flush=True)

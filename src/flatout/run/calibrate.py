@@ -145,7 +145,7 @@ def measure(machine: Machine, *, python: str, framework: str, device: str, limit
     started_s = time.monotonic()
     script = Path(__file__).resolve().parent.parent / "frameworks" / framework / "calibration.py"
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-        with _child([python, str(script)], _options(machine, device), errors) as child:
+        with _child([python, str(script)], options(machine, device), errors) as child:
             measuring = Measuring(child, machine, deadline_s=started_s + limit_s, limit_s=limit_s)
             measuring.converse()
         errors.seek(0)
@@ -167,8 +167,11 @@ def measure(machine: Machine, *, python: str, framework: str, device: str, limit
     )
 
 
-def _options(machine: Machine, device: str) -> list[str]:
-    """Threads: one per logical or per physical core, whichever is faster. Buffers: three of two last-level caches."""
+def options(machine: Machine, device: str) -> list[str]:
+    """What the measuring process is started with.
+
+    Threads: one per logical or per physical core, whichever is faster. Buffers: three of two last-level caches.
+    """
     threads = sorted({machine.num_cores, machine.num_physical_cores}, reverse=True)
     memory_bytes = min(machine.memory_bytes, machine.memory_limit_bytes or machine.memory_bytes)
     buffer_bytes = min(max(2 * (machine.last_level_cache_bytes or 0), 2**28), memory_bytes // 16)

@@ -113,6 +113,8 @@ class Conduct:
         self.untried: list[Untried] = []
         self.stopped = ""
         self.short_budget_s: float | None = None
+        self.judging_s = 0.0
+        """The longest that comparing numbers took, which nothing ends early."""
         self.tuned_anatomy: Anatomy | None = None
         self.final: Trial | None = None
         self.joules = Joules(self.bench)
@@ -221,7 +223,7 @@ class Conduct:
     def _fits(self, candidate: Candidate) -> bool:
         """Whether what is left of the budget suffices for a candidate."""
         left_s = self.budget.left_s - self._reserve_s()
-        needed_s = stats.MIN_PAIRS * self._pair_s(candidate.levers)
+        needed_s = stats.MIN_PAIRS * self._pair_s(candidate.levers) + self.judging_s
         if any(self.levers[name].compiles for name in candidate.levers):
             needed_s += COMPILE_S
         return left_s >= needed_s
@@ -232,7 +234,7 @@ class Conduct:
         if best is None or (best.ratio or 0.0) < search.WORTH_TRYING:  # then whatever is untried comes first
             return 0.0
         num_pairs = PROCESS_PAIRS if self._apart(best.levers) else self._num_final_pairs(best.levers)
-        return (num_pairs + 3) * self._pair_s(best.levers) + self._second_s(best)
+        return (num_pairs + 3) * self._pair_s(best.levers) + self._second_s(best) + self.judging_s
 
     def _second_s(self, best: Trial) -> float:
         """What measuring the next best will take, where it may come to that."""
@@ -361,7 +363,9 @@ class Conduct:
         )
 
     def _with_agreement(self, trial: Trial, judged: agreement.Judgement | None, begun_s: float) -> Trial:
+        judging_begun_s = time.perf_counter()
         judgement = judged or self._judge(trial.levers, trial.class_)
+        self.judging_s = max(self.judging_s, time.perf_counter() - judging_begun_s)
         changed = replace(
             trial, agreement=judgement.verdict, agreement_detail=judgement.detail, took_s=time.perf_counter() - begun_s
         )
