@@ -99,8 +99,9 @@ def matrices(source: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def blocks(call: Callable[[], None]) -> list[float]:
-    """Mean seconds of a call in each block."""
+    """Mean seconds of a call in each block, after a call to warm up, as the Timer makes it."""
     found = []
+    call()
     for _ in range(NUM_BLOCKS):
         begun, num = time.perf_counter(), 0
         while (elapsed := time.perf_counter() - begun) < BLOCK_S or num == 0:

@@ -107,18 +107,18 @@ def ceilings() -> list[str]:
 def beside_tools(found: dict[str, Any]) -> list[str]:
     """A row for each ceiling and tool."""
     lines = [
-        f"{where(found)}: flatout's ceiling over the tool's, the median of the rounds and their middle half.",
+        f"{where(found)}: flatout's rate over the tool's (`kernel_launch`: time), of the medians of their windows and of "
+        f"the ceilings; medians of {found['summary'][0]['num_rounds']} rounds and their middle half.",
         "",
-        "| ceiling | tool | rounds | ratio | middle half | the ceiling's own spread |",
-        "|---|---|---|---|---|---|",
+        "| ceiling | tool | of the medians | middle half | of the ceilings | middle half | the ceiling's own spread |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in found["summary"]:
-        low, high = row["quartiles"]
-        spread = 100 * row["median_spread_fraction"]
-        lines.append(
-            f"| {row['ceiling']} | {row['tool']} | {row['num_rounds']} | {row['median_ratio']:.3f} "
-            f"| {low:.3f} to {high:.3f} | {spread:.1f} % |"
-        )
+        cells = [row["ceiling"], row["tool"]]
+        for what in ("ratio_of_medians", "ratio"):
+            low, high = row[f"quartiles_of_{what}"]
+            cells += [f"{row[f'median_{what}']:.3f}", f"{low:.3f} to {high:.3f}"]
+        lines.append(f"| {' | '.join(cells)} | {100 * row['median_spread_fraction']:.1f} % |")
     return lines
 
 
