@@ -51,17 +51,21 @@ ALLOWED = 0.05
 Process = subprocess.Popen[str]
 
 
+TOOLS_ENVIRONMENT = {
+    # threads that turn round in wait of work would disturb whose turn it is
+    "OPENBLAS_THREAD_TIMEOUT": "4",
+    "KMP_BLOCKTIME": "0",
+    # huge pages, which flatout's own buffers lie on
+    "THP_MEM_ALLOC_ENABLE": "1",
+    # a process with one convolution gives its output's memory back after each, and pays 5 % to have it cleared again
+    "GLIBC_TUNABLES": "glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_threshold=4294967296",
+}
+
+
 @contextlib.contextmanager
-def waiting(command: list[str], threads: int) -> Iterator[Process]:
+def waiting(command: list[str], environment: dict[str, str]) -> Iterator[Process]:
     """A process that measures when a line comes."""
-    env = {
-        **os.environ,
-        "OPENBLAS_NUM_THREADS": str(threads),
-        "OPENBLAS_THREAD_TIMEOUT": "4",  # threads that turn round in wait of work would disturb whose turn it is
-        "MKL_NUM_THREADS": str(threads),
-        "KMP_BLOCKTIME": "0",
-        "THP_MEM_ALLOC_ENABLE": "1",  # huge pages, which flatout's own buffers lie on
-    }
+    env = {**os.environ, **environment}
     process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield process
@@ -177,10 +181,11 @@ class Given:
 def tools_of(ours: Flatout, given: Given, stack: contextlib.ExitStack) -> list[Tool]:
     """The independent tools that can measure each of the ceilings, ready."""
     threads = ours.num_threads
+    environment = {**TOOLS_ENVIRONMENT, "OPENBLAS_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
     def python(tool: str, probe: dict[str, Any], asked: str) -> Tool:
         command = [PYTHON, str(TOOLS), asked, probe["source"], str(threads)]
-        process = stack.enter_context(waiting(command, threads))
+        process = stack.enter_context(waiting(command, environment))
 
         def measure() -> list[float]:
             seconds = json.loads(answer(process, "block"))
@@ -205,7 +210,7 @@ def one_round(machine: Machine, given: Given, lots: random.Random) -> list[dict[
     quiet(60)
     command = [PYTHON, str(CALIBRATION), "/dev/stdout", *calibrate.options(machine, "cpu")]
     with contextlib.ExitStack() as stack:
-        ours = Flatout(stack.enter_context(waiting(command, machine.num_cores)))
+        ours = Flatout(stack.enter_context(waiting(command, {})))
         tools = tools_of(ours, given, stack)
         jobs = [ours.turn, *(tool.turn for tool in tools)]
         for _ in range(TURNS):

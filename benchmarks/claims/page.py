@@ -107,8 +107,8 @@ def ceilings() -> list[str]:
 def beside_tools(found: dict[str, Any]) -> list[str]:
     """A row for each ceiling and tool."""
     lines = [
-        f"{where(found)}: flatout's rate over the tool's (`kernel_launch`: time), of the medians of their windows and of "
-        f"the ceilings; medians of {found['summary'][0]['num_rounds']} rounds and their middle half.",
+        f"{where(found)}: flatout's rate over the tool's (`kernel_launch`: time), of the medians of their windows and "
+        f"of the ceilings; medians of {found['summary'][0]['num_rounds']} rounds and their middle half.",
         "",
         "| ceiling | tool | of the medians | middle half | of the ceilings | middle half | the ceiling's own spread |",
         "|---|---|---|---|---|---|---|",

@@ -164,7 +164,8 @@ class Ceiling:
         name: What is limited, e.g. `matmul_bfloat16`, `memory_copy`, `kernel_launch`.
         value: The limit in `unit`: a rate that is not exceeded, or (`s`) a duration that is not undercut.
         unit: `FLOP/s`, `B/s` or `s`.
-        spread_fraction: Half the interquartile range of the samples over their median.
+        spread_fraction: Half the interquartile range of the samples over their median; or half of how far the second
+            fastest lies beyond the faster quartile, over the value, where that is more: fast now and then.
         num_samples: Windows that it was judged from.
         source: One sentence: what was measured, on what shape, with how many threads.
         samples: What each window gave, in `unit`; empty where an older flatout measured it.
@@ -205,14 +206,16 @@ def ceiling_of(name: str, unit: Unit, samples: Sequence[float], *, source: str) 
     """
     if not samples:
         raise ValueError(f"no samples of `{name}`")
-    low = _quantile(samples, 0.25)
-    middle = _quantile(samples, 0.5)
-    high = _quantile(samples, 0.75)
+    low, middle, high = (_quantile(samples, fraction) for fraction in (0.25, 0.5, 0.75))
+    value = _quantile(samples, 0.1 if unit == "s" else 0.9)
+    ordered = sorted(samples, reverse=unit != "s")
+    second = ordered[min(1, len(ordered) - 1)]
+    ahead = low - second if unit == "s" else second - high
     return Ceiling(
         name=name,
-        value=_quantile(samples, 0.1 if unit == "s" else 0.9),
+        value=value,
         unit=unit,
-        spread_fraction=(high - low) / 2 / middle if middle else 0.0,
+        spread_fraction=max((high - low) / 2 / middle, ahead / 2 / value) if middle and value else 0.0,
         num_samples=len(samples),
         source=source,
         samples=tuple(samples),

@@ -136,15 +136,24 @@ def test_a_rate_lies_between_median_and_maximum_and_a_duration_between_minimum_a
     assert duration.value <= rate.value + tolerance
     assert min(samples) - tolerance <= duration.value and rate.value <= max(samples) + tolerance
     assert rate.num_samples == len(samples)
-    assert rate.spread_fraction == duration.spread_fraction >= 0
+    assert rate.spread_fraction >= 0 and duration.spread_fraction >= 0
 
 
 def test_disturbed_windows_do_not_lower_a_ceiling():
     assert ceiling_of("x", "B/s", [10.0] * 9 + [1.0] * 6, source="made up").value == 10.0
 
 
-def test_one_lucky_window_does_not_raise_a_ceiling():
-    assert ceiling_of("x", "B/s", [10.0] * 15 + [99.0], source="made up").value == 10.0
+def test_one_lucky_window_raises_neither_a_ceiling_nor_its_spread():
+    ceiling = ceiling_of("x", "B/s", [10.0] * 15 + [99.0], source="made up")
+    assert ceiling.value == 10.0 and ceiling.spread_fraction == 0.0
+
+
+@pytest.mark.parametrize(("unit", "usual", "fast"), [("B/s", 50.0, 80.0), ("s", 1 / 50.0, 1 / 80.0)])
+def test_a_machine_that_is_fast_in_a_window_of_eight_has_a_spread_that_says_so(unit, usual, fast):
+    # a rate between the two hangs on how many fast windows were met, and another measurement may give either
+    ceiling = ceiling_of("x", unit, [usual] * 15 + [fast] * 2, source="made up")
+    assert min(usual, fast) <= ceiling.value <= max(usual, fast)
+    assert ceiling.spread_fraction == pytest.approx(abs(fast - usual) / 2 / ceiling.value)
 
 
 def test_no_samples_are_no_ceiling():
