@@ -98,7 +98,9 @@ def write(name: str, value: dict[str, Any]) -> Path:
     text = "{\n" + ",\n".join(rows) + "\n}\n"
     for place, said in ((SHARED, "$FLATOUT_DATA"), (ROOT, "."), (Path(tempfile.gettempdir()), "$TMPDIR")):
         text = text.replace(str(place), said)  # where things lie on one machine is nobody's business
-    path.write_text(text, encoding="utf-8")
+    draft = path.with_suffix(".draft")  # a benchmark that is stopped keeps what it had
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
     print(f"wrote {path.relative_to(ROOT)}", flush=True)
     return path
 

@@ -114,9 +114,8 @@ def neighbour(condition: str) -> Iterator[None]:
         process.wait()
 
 
-def measure(name: str, words: list[str], num: int) -> list[dict[str, Any]]:
+def measure(name: str, words: list[str], num: int) -> Iterator[dict[str, Any]]:
     """So many comparisons of one script, in one run of it (started again where it ends)."""
-    rows = []
     with tempfile.TemporaryDirectory(prefix="flatout-itself-") as folder:
         script = Script(path=words[0], arguments=tuple(words[1:]))
         bench = Bench(script, Path(folder), registry(), Terms())
@@ -127,9 +126,9 @@ def measure(name: str, words: list[str], num: int) -> list[dict[str, Any]]:
             bench.settle()
             for _ in range(num):
                 begun_s = time.perf_counter()
-                rows.append({"script": name, **compare(bench), "took_s": round(time.perf_counter() - begun_s, 1)})
-                print(name, rows[-1]["verdict"], f"{rows[-1]['ratio']:.3f}", rows[-1]["num_pairs"], flush=True)
-    return rows
+                found = compare(bench)
+                print(name, found["verdict"], f"{found['ratio']:.3f}", found["num_pairs"], flush=True)
+                yield {"script": name, **found, "took_s": round(time.perf_counter() - begun_s, 1)}
 
 
 def main() -> None:
@@ -147,10 +146,10 @@ def main() -> None:
     with neighbour(arguments.condition):
         while len(rows) < arguments.comparisons:
             for name in sorted(arguments.scripts, key=lambda name: sum(row["script"] == name for row in rows)):
-                rows += measure(name, SCRIPTS[name], arguments.each)
-                summary = summarized(rows)
-                write(f"claims_itself_{arguments.condition}", {"summary": summary, "comparisons": rows})
-                print(summary, flush=True)
+                for row in measure(name, SCRIPTS[name], arguments.each):
+                    rows.append(row)
+                    write(f"claims_itself_{arguments.condition}", {"summary": summarized(rows), "comparisons": rows})
+                print(summarized(rows), flush=True)
 
 
 def summarized(rows: list[dict[str, Any]]) -> dict[str, Any]:
