@@ -165,7 +165,7 @@ def diagnose(found: Findings) -> Diagnosis:
         binding=binding,
         part=parts[0] if parts else "",
         also=(*also, *parts[1:]),
-        sentence=explained.sentence(binding, parts, found),
+        sentence="; ".join([explained.sentence(binding, parts, found), *explained.beside(binding, also, worth)]),
         evidence=(
             *_main_share(binding, found),
             *explained.ties(binding, also, worth),

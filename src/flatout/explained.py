@@ -75,6 +75,16 @@ def _nothing(found: Findings) -> str:
     return f"nothing that can be named: {share} is `{name}`"
 
 
+def beside(binding: str, also: Sequence[str], worth: Mapping[str, float]) -> list[str]:
+    """The same causes in a few words, to stand behind the sentence that names what binds."""
+    found = []
+    for said, nearly in (("nearly", True), ("perhaps", False)):
+        names = [name for name in also if nearly_as_large(worth[name], worth[binding]) == nearly]
+        if names:
+            found.append(f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} {said} as large")
+    return found
+
+
 def ties(binding: str, also: Sequence[str], worth: Mapping[str, float]) -> list[str]:
     """Causes that are nearly as large as what binds, or whose intervals leave open which is larger."""
     lines = []
