@@ -33,18 +33,17 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from flatout.ceilings import Ceiling, Machine, ceiling_of
+from flatout.ceilings import Machine, Unit, ceiling_of
 from flatout.run import calibrate
 from flatout.run.machine import read_machine
-from measuring import PYTHON, ROOT, quiet, write
+from measuring import PYTHON, quiet, write
 
 TOOLS = Path(__file__).parent / "ceilings_tools.py"
-CALIBRATION = ROOT / "src" / "flatout" / "frameworks" / "pytorch" / "calibration.py"
 TURNS = 20
+ROUND_S = 900.0
+"""No round takes as long."""
 BETWEEN_S = 0.03
 """Threads of the last one have gone to sleep by then."""
-QUANTILE = 0.9
-"""Of rates, as in `flatout.ceilings.ceiling_of`."""
 ALLOWED = 0.05
 """How far the median over rounds may lie from the tool's."""
 
@@ -64,7 +63,7 @@ TOOLS_ENVIRONMENT = {
 
 @contextlib.contextmanager
 def waiting(command: list[str], environment: dict[str, str]) -> Iterator[Process]:
-    """A process that measures when a line comes."""
+    """A tool that measures when a line comes."""
     env = {**os.environ, **environment}
     process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -82,43 +81,13 @@ def answer(process: Process, request: str) -> str:
     return process.stdout.readline()
 
 
-class Flatout:
-    """The process that `flatout machine` measures with."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        assert process.stdout is not None
-        self.num_threads: int = json.loads(process.stdout.readline())["num_threads"]
-        self.probes: dict[str, dict[str, Any]] = {}
-        self.samples: dict[str, list[float]] = {}
-        self._ask("choose")
-
-    def turn(self) -> None:
-        """Two windows of each ceiling."""
-        self._ask("round")
-
-    def _ask(self, what: str) -> None:
-        assert self._process.stdout is not None
-        line = json.loads(answer(self._process, what))
-        while line["kind"] != "end":
-            if line["kind"] == "probe":
-                self.probes[line["name"]] = line
-            else:
-                self.samples.setdefault(line["name"], []).append(line["value"])
-            line = json.loads(self._process.stdout.readline())
-
-    def ceilings(self) -> list[Ceiling]:
-        """What all windows so far come to."""
-        return [ceiling_of(n, p["unit"], self.samples[n], source=p["source"]) for n, p in self.probes.items()]
-
-
 @dataclass
 class Tool:
     """Another way to measure one ceiling."""
 
     name: str
     ceiling: str
-    unit: str
+    unit: Unit
     measure: Callable[[], list[float]]
     values: list[float] = field(default_factory=list)
 
@@ -129,7 +98,7 @@ class Tool:
     @property
     def value(self) -> float:
         """In the ceiling's unit."""
-        return float(np.quantile(self.values, 1 - QUANTILE if self.unit == "s" else QUANTILE))
+        return ceiling_of(self.ceiling, self.unit, self.values, source=self.name).value
 
 
 HUGE_PAGES = """
@@ -178,9 +147,9 @@ class Given:
     mkl: Path | None
 
 
-def tools_of(ours: Flatout, given: Given, stack: contextlib.ExitStack) -> list[Tool]:
+def tools_of(ours: calibrate.Measuring, given: Given, stack: contextlib.ExitStack) -> list[Tool]:
     """The independent tools that can measure each of the ceilings, ready."""
-    threads = ours.num_threads
+    threads = ours.start["num_threads"]
     environment = {**TOOLS_ENVIRONMENT, "OPENBLAS_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
     def python(tool: str, probe: dict[str, Any], asked: str) -> Tool:
@@ -208,16 +177,17 @@ def tools_of(ours: Flatout, given: Given, stack: contextlib.ExitStack) -> list[T
 def one_round(machine: Machine, given: Given, lots: random.Random) -> list[dict[str, Any]]:
     """Every ceiling by flatout and by each tool, window by window."""
     quiet(60)
-    command = [PYTHON, str(CALIBRATION), "/dev/stdout", *calibrate.options(machine, "cpu")]
     with contextlib.ExitStack() as stack:
-        ours = Flatout(stack.enter_context(waiting(command, {})))
+        child = stack.enter_context(calibrate.measuring_process(machine, PYTHON, "pytorch", "cpu"))
+        ours = calibrate.Measuring(child, machine, deadline_s=time.monotonic() + ROUND_S, limit_s=ROUND_S)
+        assert ours.begin() and ours.ask("choose")
         tools = tools_of(ours, given, stack)
-        jobs = [ours.turn, *(tool.turn for tool in tools)]
+        jobs: list[Callable[[], object]] = [lambda: ours.ask("round"), *(tool.turn for tool in tools)]
         for _ in range(TURNS):
             for job in lots.sample(jobs, len(jobs)):
                 time.sleep(BETWEEN_S)
                 job()
-    ceilings = {ceiling.name: ceiling for ceiling in ours.ceilings()}
+    ceilings = {ceiling.name: ceiling for ceiling in calibrate.summarize(ours.rounds, ours.probes)}
     return [
         {
             "ceiling": tool.ceiling,
@@ -252,7 +222,8 @@ def summarized(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             line[f"median_{what}"] = round(float(middle), 4)
             line[f"quartiles_of_{what}"] = [round(float(low), 4), round(float(high), 4)]
         line["median_spread_fraction"] = round(float(np.median([row["spread_fraction"] for row in mine])), 4)
-        line["within"] = abs(line["median_ratio_of_medians"] - 1) <= ALLOWED
+        for what in ("ratio", "ratio_of_medians"):
+            line[f"{what}_within"] = abs(line[f"median_{what}"] - 1) <= ALLOWED
         found.append(line)
     return found
 

@@ -267,7 +267,7 @@ def test_measure_says_what_the_process_said_last(tmp_path):
 
 def test_the_process_is_told_threads_and_a_buffer_beyond_the_caches():
     def options(**changes):
-        found = calibrate.options(dataclasses.replace(MACHINE, **changes), "auto")
+        found = calibrate._options(dataclasses.replace(MACHINE, **changes), "auto")
         return dict(zip(found[0:6:2], found[1:6:2], strict=True))
 
     assert options(last_level_cache_bytes=2**28)["--buffer-bytes"] == str(2**29)

@@ -143,9 +143,8 @@ def measure(machine: Machine, *, python: str, framework: str, device: str, limit
         MachineError: The child failed, or had nothing when the limit came.
     """
     started_s = time.monotonic()
-    script = Path(__file__).resolve().parent.parent / "frameworks" / framework / "calibration.py"
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-        with _child([python, str(script)], options(machine, device), errors) as child:
+        with measuring_process(machine, python, framework, device, errors) as child:
             measuring = Measuring(child, machine, deadline_s=started_s + limit_s, limit_s=limit_s)
             measuring.converse()
         errors.seek(0)
@@ -167,11 +166,18 @@ def measure(machine: Machine, *, python: str, framework: str, device: str, limit
     )
 
 
-def options(machine: Machine, device: str) -> list[str]:
-    """What the measuring process is started with.
+@contextlib.contextmanager
+def measuring_process(
+    machine: Machine, python: str, framework: str, device: str, errors: IO[str] | None = None
+) -> Iterator[Child]:
+    """A framework's `calibration.py`, started for this machine; it measures when it is asked."""
+    script = Path(__file__).resolve().parent.parent / "frameworks" / framework / "calibration.py"
+    with _child([python, str(script)], _options(machine, device), errors) as child:
+        yield child
 
-    Threads: one per logical or per physical core, whichever is faster. Buffers: three of two last-level caches.
-    """
+
+def _options(machine: Machine, device: str) -> list[str]:
+    """Threads: one per logical or per physical core, whichever is faster. Buffers: three of two last-level caches."""
     threads = sorted({machine.num_cores, machine.num_physical_cores}, reverse=True)
     memory_bytes = min(machine.memory_bytes, machine.memory_limit_bytes or machine.memory_bytes)
     buffer_bytes = min(max(2 * (machine.last_level_cache_bytes or 0), 2**28), memory_bytes // 16)
@@ -221,7 +227,7 @@ class Lines:
 
 
 @contextlib.contextmanager
-def _child(command: Sequence[str], options: Sequence[str], errors: IO[str]) -> Iterator[Child]:
+def _child(command: Sequence[str], options: Sequence[str], errors: IO[str] | None) -> Iterator[Child]:
     """Start it in a session of its own, so that its CPU time can be told from others' and all of it be killed.
 
     The results have their own pipe: libraries may print to stdout (`MKL_VERBOSE`). `PYTHONSAFEPATH` keeps the
@@ -267,23 +273,26 @@ class Measuring:
         self._deadline_s = deadline_s
         self._choose_until_s = deadline_s - (1 - CHOOSING_SHARE) * limit_s
 
+    def begin(self) -> bool:
+        """Wait until the child is ready; False when it has ended before, or the time is up."""
+        self.start = self._child.lines.next(self._deadline_s) or {}
+        return bool(self.start)
+
     def converse(self) -> None:
         """Have sizes chosen, then rounds measured, until enough were quiet or the time is up."""
-        line = self._child.lines.next(self._deadline_s)
-        if line is None:
+        if not self.begin():
             return
-        self.start = line
-        while self._ask("choose") and not self.rounds[-1].is_quiet() and time.monotonic() < self._choose_until_s:
+        while self.ask("choose") and not self.rounds[-1].is_quiet() and time.monotonic() < self._choose_until_s:
             self._pause()
         longest_s = 0.0
         while sum(part.is_quiet() for part in self.rounds) < NUM_ROUNDS + 1 and self._time_for(longest_s):
-            if not self._ask("round"):
+            if not self.ask("round"):
                 break
             longest_s = max(longest_s, self.rounds[-1].wall_s)
             if not self.rounds[-1].is_quiet():
                 self._pause()
 
-    def _ask(self, what: str) -> bool:
+    def ask(self, what: str) -> bool:
         """Have the child do `what` and keep what came; False when it did not finish."""
         before, started_s = foreign_cpu.take(self._child.process.pid), time.monotonic()
         if not self._child.request(what):
