@@ -21,9 +21,8 @@ from flatout.diagnosis import Bound, Diagnosis
 from flatout.lever_rows import LeverRow
 from flatout.metric import Metric
 from flatout.plan import PLAN_FILE, PLAN_FORMAT, Plan, Trial
-from flatout.proof import SIDES, Aim, Asked, Proof, WholeRun, prove
+from flatout.proof import SIDES, Aim, Asked, Proof, WholeRun, prove, summary_of
 from flatout.records import to_json
-from flatout.report.proof import summary_of
 from flatout.reporting import Exported
 from flatout.result import FORMAT, Result
 from flatout.run.foreground import Outcome
@@ -161,6 +160,7 @@ PROVED: list[Row] = [
         "list of objects",
         "each with `seed`, `side`, `value`, `wall_s`, and `problem` where it counts for nothing",
     ),
+    ("run", "string", "path of the run folder"),
 ]
 WITHOUT_A_PLAN = (
     "Without a plan `ratio`, `ratio_low` and `ratio_high` are 1 because nothing is changed, not because equality was "

@@ -1,30 +1,24 @@
 """What do whole runs with and without a plan prove? Their metric, their time, their energy, seed by seed.
 
-In: the `WholeRun`s of several seeds. Out: a `Proof`. How they were run is in `flatout.proving`.
+In: the `WholeRun`s of several seeds. Out: a `Proof`. How they were run is in `flatout.proving`, their files in
+`flatout.proof_file`.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from os import SEEK_END
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from flatout import equivalence, stats
 from flatout.ceilings import Machine
 from flatout.equivalence import Equivalence
-from flatout.errors import RecordError, cannot_write
 from flatout.metric import Metric, Reading, reached_s, rises
-from flatout.records import from_json, to_json
 from flatout.stats import Comparison
 from flatout.trace import Levers
 
 FORMAT = 1  # 1: first version
-RUNS = "runs.jsonl"
-FILE = "proof.json"
 
 INTERRUPTED = "you stopped it"
 """Why a proof ended that Ctrl-C ended."""
@@ -80,7 +74,7 @@ class Asked:
 
     Attributes:
         script: As it was typed, with its arguments.
-        source_hash: Of the script's file.
+        source_hash: Of the script's file and what it imports from beside it.
         levers: The plan's.
         metric: Where the metric is found.
         seed_option: The script's option for a seed, or empty.
@@ -121,6 +115,7 @@ class Proof:
         losses_equal: Whether every recorded loss was the same on both sides of every seed.
         options: What names the plan or the levers, to be typed again.
         metric_options: What else was typed, as where the metric is; to be typed again.
+        run: The folder of its runs.
     """
 
     asked: Asked
@@ -142,6 +137,7 @@ class Proof:
     options: str = ""
     metric_options: str = ""
     rising: bool = True
+    run: str = ""
     format: int = FORMAT
 
     @property
@@ -153,6 +149,11 @@ class Proof:
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended it."""
         return self.stopped == INTERRUPTED
+
+    def by_seed(self) -> list[tuple[int, WholeRun | None, WholeRun | None]]:
+        """Each seed with its run without the plan and the one with it, as far as they were made."""
+        made = {(run.seed, run.side): run for run in self.runs}
+        return [(seed, made.get((seed, "plain")), made.get((seed, "plan"))) for seed in sorted({s for s, _ in made})]
 
 
 def side_name(side: Side, levers: Levers) -> str:
@@ -300,71 +301,27 @@ def _notes(runs: Sequence[WholeRun], pairs: _Pairs, levers: Levers) -> list[str]
     return lines
 
 
-# -- files ---------------------------------------------------------------------------------------------------------
-
-
-def save(proof: Proof, folder: Path) -> None:
-    """Write a proof beside its runs.
-
-    Raises:
-        MachineError: The disk is full, or the folder gone.
-    """
-    try:
-        (folder / FILE).write_text(json.dumps(to_json(proof), allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as problem:
-        raise cannot_write(folder / FILE, problem) from None
-
-
-def load(folder: Path) -> Proof:
-    """The proof of a run folder.
-
-    Raises:
-        RecordError: There is none, or it cannot be read.
-    """
-    path = folder / FILE
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise RecordError(
-            f"no proof in `{folder}`", cause=f"`{FILE}` cannot be read: {problem}", hint="`flatout prove SCRIPT`"
-        ) from None
-    found = from_json(Proof, value, where=str(path))
-    return replace(found, runs=tuple(_with_nan(run) for run in found.runs))
-
-
-def append(run: WholeRun, folder: Path) -> None:
-    """Add a finished run to those of a folder.
-
-    Raises:
-        MachineError: The disk is full, or the folder gone.
-    """
-    try:
-        with open(folder / RUNS, "ab+") as file:
-            begun = file.seek(0, SEEK_END)
-            torn = begun > 0 and file.seek(begun - 1) >= 0 and file.read(1) != b"\n"
-            # behind a line that was cut off this one would be lost with it
-            line = json.dumps(to_json(run), allow_nan=False) + "\n"
-            file.write(("\n" * torn + line).encode())
-    except OSError as problem:
-        raise cannot_write(folder / RUNS, problem) from None
-
-
-def _with_nan(run: WholeRun) -> WholeRun:
-    """The run as it was written: JSON holds a metric of NaN as one that is not known."""
-    came_to_nan = run.value is None and not run.problem and run.num_readings > 0
-    return replace(run, value=float("nan")) if came_to_nan else run
-
-
-def finished_runs(folder: Path) -> list[WholeRun]:
-    """The runs of a folder, in order; a line that an interruption cut off is left out."""
-    try:
-        lines = (folder / RUNS).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            found.append(_with_nan(from_json(WholeRun, json.loads(line), where=RUNS)))
-        except (ValueError, RecordError):
-            continue
-    return found
+def summary_of(proof: Proof) -> dict[str, Any]:
+    """The proof for programs."""
+    found = proof.equivalence
+    return {
+        "script": proof.asked.script,
+        "levers": proof.asked.levers,
+        "metric": proof.asked.metric.name,
+        "verdict": found.verdict,
+        "equivalence": found,
+        "time": proof.time,
+        "training_time": proof.training_time,
+        "target": proof.target,
+        "target_time": proof.target_time,
+        "reached": proof.reached,
+        "energy": proof.energy,
+        "seeds_ignored": proof.seeds_ignored,
+        "notes": proof.notes,
+        "stopped": proof.stopped,
+        "runs": [
+            {"seed": r.seed, "side": r.side, "value": r.value, "wall_s": r.wall_s, "problem": r.problem}
+            for r in proof.runs
+        ],
+        "run": proof.run,
+    }

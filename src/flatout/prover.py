@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import platform
 import shlex
 from dataclasses import dataclass, field
@@ -16,10 +15,11 @@ from flatout.errors import FlatoutError, MachineError, UsageError
 from flatout.frameworks.pytorch.levers import registry
 from flatout.metric import Metric
 from flatout.plan import Plan
-from flatout.proof import RUNS, Aim, Asked, Proof
+from flatout.proof import Aim, Asked, Proof
+from flatout.proof_file import RUNS
 from flatout.proving.conduct import Proving, Show, former
 from flatout.proving.whole_run import Setting
-from flatout.run import folder, isolation
+from flatout.run import folder, isolation, sources
 from flatout.run.installed import framework_version
 from flatout.run.machine import read_machine
 from flatout.run.script import Script, check_source
@@ -146,27 +146,15 @@ def _chosen(script: Script, request: ProveRequest, machine: Machine) -> Engageme
 
 
 def _asked(script: Script, request: ProveRequest, chosen: Engagement, machine: Machine) -> Asked:
-    source = b""
-    with contextlib.suppress(OSError):
-        source = _source(script).read_bytes()
     return Asked(
         script=script.typed,
-        source_hash=hashlib.sha256(source).hexdigest()[:16],
+        source_hash=sources.hash_of(script),
         levers=chosen.levers,
         metric=request.metric,
         seed_option=request.seed_option,
         versions=(__version__, _version(script), platform.python_version()),
         machine_key=machine.machine_key(),
     )
-
-
-def _source(script: Script) -> Path:
-    """The file that is run; of a module the one in the working folder, of a folder the one in it that is run."""
-    if script.module is None:
-        path = Path(script.path or "")
-        return path / "__main__.py" if path.is_dir() else path
-    path = Path(*script.module.split("."))
-    return path / "__main__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
 
 
 @functools.cache

@@ -62,10 +62,10 @@ def report(run: str | None = None) -> Result:
 
 def proof(run: str | None = None) -> Proof | None:
     """The proof of a run folder, of the newest without a name; None where it holds something else."""
-    from flatout import proof as proofs
+    from flatout import proof_file
 
     place = folder.find(folder.working_folder(), run)
-    return proofs.load(place) if (place / proofs.FILE).exists() else None
+    return replace(proof_file.load(place), run=str(place)) if (place / proof_file.FILE).exists() else None
 
 
 def contrast(first: str, second: str) -> Contrast:

@@ -14,11 +14,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 import report_examples as examples  # noqa: E402
 
 from flatout.contrast import contrast  # noqa: E402
-from flatout.report import write_contrast, write_html  # noqa: E402
+from flatout.report import write_contrast, write_html, write_proof  # noqa: E402
 from flatout.samples import Samples  # noqa: E402
+from proofs import PROOFS  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-NAMES = [*sorted(examples.EXAMPLES), "lenet-nothing", "lenet-huge"]
+NAMES = [*sorted(examples.EXAMPLES), "lenet-nothing", "lenet-huge", *(f"proof {name}" for name in PROOFS)]
 PHONE, DESK = {"width": 390, "height": 800}, {"width": 1280, "height": 900}
 
 CONTRAST = """
@@ -80,6 +81,8 @@ def files(tmp_path_factory):
     for first, second in (("lenet", "nothing"), ("lenet", "huge")):
         found = contrast(examples.EXAMPLES[first](), examples.EXAMPLES[second](), Samples(), Samples())
         pages[f"{first}-{second}"] = write_contrast(found, folder / f"{first}-{second}.html")
+    for name, make in PROOFS.items():
+        pages[f"proof {name}"] = write_proof(make(), folder / f"proof {name}.html")
     return pages
 
 

@@ -1,11 +1,14 @@
 """Which number says how good a trained model is?"""
 
 import math
+import signal
 
 import pytest
 
+from flatout import metric
 from flatout.errors import MachineError, RecordError, UsageError
-from flatout.metric import Metric, Reading, in_file, in_lines, in_losses, metric_of, reached_s, rises
+from flatout.metric import Metric, Reading, in_lines, in_losses, metric_of, reached_s, rises
+from flatout.metric_file import in_file
 
 
 def values(readings):
@@ -102,6 +105,15 @@ def test_a_column_of_csv_whose_last_line_is_cut_counts_up_to_there(tmp_path):
 def test_a_file_that_was_not_written_is_said(tmp_path):
     with pytest.raises(RecordError, match="was not written"):
         in_file(tmp_path / "none.json", "acc", "none.json")
+
+
+def test_a_pattern_that_searches_without_end_is_ended(monkeypatch):
+    monkeypatch.setattr(metric, "SEARCH_S", 0.1)
+    former = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(RecordError, match="was not done") as found:
+        in_lines(r"^(?:a+)+(\d)$", [(0.0, "a" * 64 + "!")])
+    assert "nested repeats" in found.value.cause
+    assert signal.getsignal(signal.SIGALRM) is former and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_event_files_are_read_by_tensorboard_where_it_is_installed(tmp_path):

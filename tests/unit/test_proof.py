@@ -2,58 +2,28 @@
 
 import json
 import os
-import random
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from flatout import proof, prover
+from flatout import proof, proof_file
 from flatout.cli.proving import run_line
 from flatout.errors import RecordError, ScriptError
-from flatout.metric import Metric, Reading
-from flatout.proof import Aim, Asked, WholeRun
+from flatout.metric import Reading
+from flatout.proof import Aim
 from flatout.proving import conduct, whole_run
 from flatout.proving.conduct import Proving, Show, estimate, former
 from flatout.proving.whole_run import Setting
 from flatout.records import to_json
-from flatout.report import proof as shown
-from flatout.report import screen
+from flatout.report import proof_terminal, screen
 from flatout.run.script import Script
 from handmade import MACHINE
-
-ASKED = Asked(
-    script="train.py --epochs 3", source_hash="ab", levers={"bf16": {}}, metric=Metric(pattern="acc: (.*)"),
-    seed_option="", versions=("1", "2.13", "3.11"), machine_key="k",
-)  # fmt: skip
-
-
-def whole(seed, side, value=0.98, wall_s=10.0, **changes):
-    found = WholeRun(
-        seed=seed, side=side, exit_code=0, wall_s=wall_s, training_s=wall_s - 2, num_steps=100, value=value,
-        num_readings=2, readings=(Reading(value=0.5, at_s=wall_s / 2), Reading(value=value or 0.0, at_s=wall_s)),
-        losses_hash=f"{seed}{side if value is None else value}",
-    )  # fmt: skip
-    return replace(found, **changes)
-
-
-def runs(num, gain=1.0, shift=0.0):
-    chance = random.Random(1)
-    found = []
-    for seed in range(num):
-        value = 0.98 + chance.gauss(0, 0.003)
-        found.append(whole(seed, "plain", value, 10 + chance.random() / 10))
-        found.append(whole(seed, "plan", value + shift * (1 + seed / 20), (10 + chance.random() / 10) / gain))
-    return found
-
-
-def proved(found, **aim):
-    return proof.prove(ASKED, Aim(**aim), found, MACHINE, "2026-11-23T00:00:00+00:00")
+from proofs import ASKED, proved, runs, whole
 
 
 def text(found):
-    return screen.plain(screen.Report(lambda s: shown._compose(s, found)))
+    return screen.plain(proof_terminal.proof(found))
 
 
 def test_equal_values_in_less_time():
@@ -144,11 +114,11 @@ def diverged(num, plain, plan):
 @pytest.mark.parametrize(("plain", "plan"), [(0.9, NAN), (INF, 0.9)])
 def test_one_side_that_came_to_nan_is_different_also_when_the_runs_are_read_again(tmp_path, plain, plan):
     for run in diverged(3, plain, plan):
-        proof.append(run, tmp_path)
-    found = proved(proof.finished_runs(tmp_path))
+        proof_file.append(run, tmp_path)
+    found = proved(proof_file.finished_runs(tmp_path))
     assert found.equivalence.verdict == "different" and "only one side came to NaN or infinity" in text(found)
-    proof.save(found, tmp_path)
-    assert text(proof.load(tmp_path)) == text(found)
+    proof_file.save(found, tmp_path)
+    assert text(proof_file.load(tmp_path)) == text(found)
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
@@ -158,7 +128,7 @@ def test_both_sides_that_diverged_leave_nothing_to_compare(value):
     assert found.equivalence.verdict == "undecided" and not found.seeds_ignored
     assert "nothing to compare: with every seed both sides came to NaN or infinity: mend the training" in said
     assert "flatout prove train.py" in said and " nan" not in said
-    json.dumps(to_json(shown.summary_of(found)), allow_nan=False)
+    json.dumps(to_json(proof.summary_of(found)), allow_nan=False)
     for run in found.runs:
         assert run_line(run).endswith({"nan": "NaN"}.get(str(value), str(value).replace("inf", "infinity")))
 
@@ -176,26 +146,26 @@ def test_energy_is_compared_where_it_was_read():
 
 def test_a_proof_survives_its_file_and_runs_theirs_even_where_the_last_line_is_cut(tmp_path):
     found = proved(runs(3))
-    proof.save(found, tmp_path)
-    assert to_json(proof.load(tmp_path)) == to_json(found)
+    proof_file.save(found, tmp_path)
+    assert to_json(proof_file.load(tmp_path)) == to_json(found)
     for run in runs(2):
-        proof.append(run, tmp_path)
-    file = tmp_path / proof.RUNS
+        proof_file.append(run, tmp_path)
+    file = tmp_path / proof_file.RUNS
     file.write_text(file.read_text()[:-30])
-    assert [(r.seed, r.side) for r in proof.finished_runs(tmp_path)] == [(0, "plain"), (0, "plan"), (1, "plain")]
-    (tmp_path / proof.FILE).write_text("{")
+    assert [(r.seed, r.side) for r in proof_file.finished_runs(tmp_path)] == [(0, "plain"), (0, "plan"), (1, "plain")]
+    (tmp_path / proof_file.FILE).write_text("{")
     with pytest.raises(RecordError, match="no proof in"):
-        proof.load(tmp_path)
+        proof_file.load(tmp_path)
 
 
 def test_a_run_that_follows_a_line_that_was_cut_is_not_lost_with_it(tmp_path):
     first, second, third = runs(2)[:3]
-    proof.append(first, tmp_path)
-    file = tmp_path / proof.RUNS
+    proof_file.append(first, tmp_path)
+    file = tmp_path / proof_file.RUNS
     file.write_text(file.read_text()[:-30])
-    proof.append(second, tmp_path)
-    proof.append(third, tmp_path)
-    assert [(r.seed, r.side) for r in proof.finished_runs(tmp_path)] == [(0, "plan"), (1, "plain")]
+    proof_file.append(second, tmp_path)
+    proof_file.append(third, tmp_path)
+    assert [(r.seed, r.side) for r in proof_file.finished_runs(tmp_path)] == [(0, "plan"), (1, "plain")]
 
 
 def proving(tmp_path, monkeypatch, make, **aim):
@@ -219,7 +189,7 @@ def test_each_seed_is_run_twice_in_an_order_drawn_by_lot_and_kept_at_once(tmp_pa
     assert found.equivalence.verdict == "identical" and len(done) == 24
     firsts = [side for _, side in done[::2]]
     assert done[0] == (0, "plain") and {*firsts} == {"plain", "plan"}
-    assert len(proof.finished_runs(tmp_path)) == 24 and (tmp_path / proof.FILE).exists()
+    assert len(proof_file.finished_runs(tmp_path)) == 24 and (tmp_path / proof_file.FILE).exists()
 
 
 def test_ctrl_c_keeps_what_is_there_and_the_next_time_goes_on(tmp_path, monkeypatch):
@@ -258,6 +228,21 @@ def test_a_script_that_fails_plainly_ends_it_at_once_one_that_fails_under_the_pl
     assert len(done) == 6 and found.equivalence.verdict == "different" and len(found.notes) == 3
 
 
+def test_an_edit_of_the_script_ends_a_proof_and_what_was_run_before_it_is_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import model")
+    (tmp_path / "model.py").write_text("x = 1")
+
+    def make(seed, side):
+        (tmp_path / "model.py").write_text(f"x = {1 + (seed == 1)}")
+        return whole(seed, side, 0.9)
+
+    made, done = proving(tmp_path, monkeypatch, make, num_seeds=3)
+    with pytest.raises(ScriptError, match="changed while it was being proved"):
+        made.run()
+    assert len(done) == 3 and [run.seed for run in proof_file.finished_runs(tmp_path)] == [0, 0]
+
+
 def test_a_metric_that_is_not_there_costs_one_run(tmp_path, monkeypatch):
     lost = {"value": None, "problem": "the metric was not found"}
     made, done = proving(tmp_path, monkeypatch, lambda seed, side: whole(seed, side, **lost))
@@ -279,17 +264,6 @@ def test_runs_of_another_question_are_left_alone(tmp_path):
 def test_how_long_it_takes_is_said_before_it_starts():
     assert estimate(10, 200.0) == "10 whole runs of about 3 min 20 s: about 33 min 20 s"
     assert "not known" in estimate(10, None)
-
-
-def test_what_a_module_runs_is_part_of_what_was_asked(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "package" / "inner").mkdir(parents=True)
-    for name in ("package/train.py", "package/inner/__main__.py"):
-        (tmp_path / name).write_text("x = 1")
-    assert prover._source(Script(module="package.train")) == Path("package/train.py")
-    assert prover._source(Script(module="package.inner")) == Path("package/inner/__main__.py")
-    assert prover._source(Script(path="package/inner")) == Path("package/inner/__main__.py")
-    assert prover._source(Script(path="package/train.py")) == Path("package/train.py")
 
 
 def test_a_plain_script_that_fails_with_a_later_seed_is_not_said_to_fail_with_its_own(tmp_path, monkeypatch):

@@ -16,19 +16,34 @@ from hypothesis import strategies as st
 
 import flatout.report.html
 from flatout.plan import Trial
-from flatout.report import evidence, figures, html, json_text, roofline, svg, tables, thinned, ticks, write_html
+from flatout.report import (
+    evidence,
+    figures,
+    html,
+    json_text,
+    proof_page,
+    roofline,
+    svg,
+    tables,
+    thinned,
+    ticks,
+    write_html,
+)
 from flatout.result import TimelineStep
 from flatout.samples import Samples, gather
 from flatout.trace import Agreement, Scaling
 from flatout.trace_file import encode
 from handmade import HEADER, gradients, window
+from proofs import PROOFS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 
 import report_examples as examples
 
 RESULTS = {name: make() for name, make in examples.EXAMPLES.items()}
+PROVED = {name: make() for name, make in PROOFS.items()}
 PAGES = {name: html.html_text(result) for name, result in RESULTS.items()}
+PAGES |= {f"proof {name}": proof_page.html_text(found) for name, found in PROVED.items()}
 VOID = {"meta", "br", "wbr", "link", "img", "input", "hr"}
 
 
@@ -454,3 +469,40 @@ def test_a_single_step_or_a_constant_timeline_is_no_problem():
     one = TimelineStep(start_s=0.0, step_s=0.004, group="baseline")
     assert figures.timeline(thinned.dots(replace(RESULTS["lenet"], timeline=(one,)))) is None
     assert figures.timeline(thinned.dots(replace(RESULTS["lenet"], timeline=(one, one)))) is not None
+
+
+# -- a proof -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_a_proof_begins_with_the_verdict_and_what_it_rests_on():
+    text = Page(PAGES["proof identical"]).text
+    assert "equal acc, 8 seeds" in text and "under bf16" in text
+    assert "Equal: the same acc, to the last digit, with all 8 seeds" in text and "Time: a whole run 2" in text
+    assert "undecided" in Page(PAGES["proof undecided"]).text
+    assert "Not enough seeds to tell: 2 of at least 3" in Page(PAGES["proof undecided"]).text
+    assert "Different: acc differs by -0.059" in Page(PAGES["proof different"]).text
+
+
+def test_a_proof_is_drawn_where_there_is_something_to_draw():
+    drawn = {name: len(Page(PAGES[f"proof {name}"]).named("svg")) // 2 for name in PROOFS}
+    assert drawn["equivalent"] == drawn["different"] == 2
+    assert drawn["of nothing"] == drawn["without metric"] == drawn["of huge numbers"] == 0
+    many = PAGES["proof of many seeds"]
+    assert many.count("seed 39</text>") == 2 and "seed 40</text>" not in many
+
+
+def test_every_number_of_a_proof_leads_to_its_samples():
+    found = PROVED["different"]
+    anchors = {one.anchor for one in proof_page.evidence(found)}
+    seeds = proof_page.seeds(found)
+    assert len(seeds.rows) == 8 and {to for column in seeds.links.values() for to in column} <= anchors
+    assert all(one.command.startswith("flatout prove") for one in proof_page.evidence(found))
+    assert repr(found.runs[0].value) in PAGES["proof different"], "with every digit"
+    assert "killed by signal 9" in PAGES["proof with failures"]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.97, 0.98), (-1.0, 1.0), (0.1, 250.0), (-1e30, 1e30), (1.0, 1.0 + 1e-9)])
+def test_ticks_between_two_values_are_few_round_and_inside(low, high):
+    found = ticks.between(low, high, 5)
+    room = 1e-9 * (high - low)
+    assert 2 <= len(found) <= 6 and all(low - room <= x <= high + room for x in found)

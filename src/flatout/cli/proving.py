@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 from flatout.cli.progress import Progress, end_children_when_told_to_end
+from flatout.cli.showing import show_proof
 from flatout.proof import Proof, WholeRun
 from flatout.proving.conduct import Show
-from flatout.records import to_json
 from flatout.report import words
-from flatout.report.proof import number, print_proof, summary_of
+from flatout.report.proof_words import number
 
 EXIT_CODES = {"identical": 0, "equivalent": 0, "different": 1, "undecided": 6}
 
@@ -32,14 +31,6 @@ def proved(call: Callable[[Show], Proof], *, as_json: bool, against_itself: bool
             raise progress.stopped("no run had ended: the same command begins anew") from None
     show_proof(found, as_json=as_json)
     return EXIT_CODES[found.equivalence.verdict]
-
-
-def show_proof(found: Proof, *, as_json: bool) -> None:
-    """Print a proof for people or for programs."""
-    if as_json:
-        print(json.dumps(to_json(summary_of(found))))
-    else:
-        print_proof(found)
 
 
 def run_line(run: WholeRun, *, against_itself: bool = False) -> str:

@@ -35,7 +35,7 @@ def command(
               flatout report lenet-3 --export steps.csv
     """  # noqa: D301, D205
     from flatout import api
-    from flatout.cli.showing import show, show_contrast, show_exported
+    from flatout.cli.showing import show, show_contrast, show_exported, show_proof
     from flatout.reporting import proof
 
     if file is not None:
@@ -49,14 +49,6 @@ def command(
     elif other is not None and run is not None:
         show_contrast(api.contrast(run, other), html=html, as_json=as_json)
     elif (proved := proof(run)) is not None:
-        if html is not None:
-            raise UsageError(
-                "`--html` for a run of `prove`",
-                cause="a proof has no page",
-                hint=f"`flatout report {run or ''} --json`".replace("  ", " "),
-            )
-        from flatout.cli.proving import show_proof
-
-        show_proof(proved, as_json=as_json)
+        show_proof(proved, html=html, as_json=as_json)
     else:
         show(api.report(run), html=html, as_json=as_json, verbose=verbose)

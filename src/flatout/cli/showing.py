@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flatout.cli import tell
 from flatout.errors import UsageError
 from flatout.records import to_json
-from flatout.report import print_contrast, print_exported, print_result, write_contrast, write_html
+from flatout.report import (
+    PAGE,
+    print_contrast,
+    print_exported,
+    print_proof,
+    print_result,
+    write_contrast,
+    write_html,
+    write_proof,
+)
 from flatout.result import Result, summary_of
 from flatout.samples import gather
 
 if TYPE_CHECKING:
     from flatout.contrast import Contrast
+    from flatout.proof import Proof
     from flatout.reporting import Exported
 
 
@@ -25,14 +36,9 @@ def show(result: Result, *, html: Path | None = None, as_json: bool, verbose: bo
         UsageError: The page was asked for, and cannot be written there. In the run folder that is only said: what was
             measured must not be lost for it.
     """
-    page = html or Path(result.run) / "report.html"
-    try:
-        write_html(result, page, gather(Path(result.run)) if result.run else None)
-    except OSError as problem:
-        cause = str(problem.strerror or problem)
-        if html is not None:
-            raise _cannot_write(html, problem) from None
-        tell(f"flatout: cannot write `{page}`: {cause}")
+    page = html or Path(result.run) / PAGE
+    samples = gather(Path(result.run)) if result.run else None
+    _write_page(page, html is not None, lambda path: write_html(result, path, samples))
     if as_json:
         print(json.dumps(summary_of(result)))
     else:
@@ -48,14 +54,27 @@ def show_contrast(found: Contrast, *, html: Path | None, as_json: bool) -> None:
     from flatout import contrast
 
     if html is not None:
-        try:
-            write_contrast(found, html)
-        except OSError as problem:
-            raise _cannot_write(html, problem) from None
+        _write_page(html, True, lambda path: write_contrast(found, path))
     if as_json:
         print(json.dumps(contrast.summary_of(found)))
     else:
         print_contrast(found, page=html)
+
+
+def show_proof(found: Proof, *, html: Path | None = None, as_json: bool) -> None:
+    """Write the page of a proof, to `html` or into the run folder, and print the rest.
+
+    Raises:
+        UsageError: The page was asked for, and cannot be written there.
+    """
+    from flatout import proof
+
+    page = html or Path(found.run) / PAGE
+    _write_page(page, html is not None, lambda path: write_proof(found, path))
+    if as_json:
+        print(json.dumps(to_json(proof.summary_of(found))))
+    else:
+        print_proof(found, page=page)
 
 
 def show_exported(done: Exported, *, as_json: bool) -> None:
@@ -66,6 +85,16 @@ def show_exported(done: Exported, *, as_json: bool) -> None:
         print_exported(done)
 
 
-def _cannot_write(html: Path, problem: OSError) -> UsageError:
-    cause = str(problem.strerror or problem)
-    return UsageError(f"cannot write `{html}`", cause=cause, hint="`--html FILE` in a folder of yours")
+def _write_page(page: Path, asked: bool, write: Callable[[Path], object]) -> None:
+    """Write a page; that one which nobody asked for cannot be written is only said.
+
+    Raises:
+        UsageError: It was asked for.
+    """
+    try:
+        write(page)
+    except OSError as problem:
+        cause = str(problem.strerror or problem)
+        if asked:
+            raise UsageError(f"cannot write `{page}`", cause=cause, hint="`--html FILE` in a folder of yours") from None
+        tell(f"flatout: cannot write `{page}`: {cause}")

@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flatout import proof
+from flatout import proof, proof_file
 from flatout.ceilings import Machine
 from flatout.errors import RecordError, ScriptError
 from flatout.proof import SIDES, Aim, Asked, Proof, Side, WholeRun
 from flatout.proving.whole_run import Setting, run_whole
 from flatout.records import from_json, to_json
+from flatout.run import sources
 
 ASKED = "asked.json"
 
@@ -42,8 +43,9 @@ class Proving:
         self.aim = aim
         self.machine = machine
         self.show = show
-        self.runs = proof.finished_runs(setting.run_folder)
+        self.runs = proof_file.finished_runs(setting.run_folder)
         self.stopped = ""
+        self.source_hash = sources.hash_of(setting.script)
         self.typed = ("", "")
         """What names the levers, and what else is to be typed again."""
 
@@ -84,8 +86,9 @@ class Proving:
         """What the runs so far come to."""
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         judged = proof.prove(self.asked, self.aim, self._wanted(), self.machine, created, self.stopped)
-        found = replace(judged, options=self.typed[0], metric_options=self.typed[1])
-        proof.save(found, self.setting.run_folder)
+        place = self.setting.run_folder
+        found = replace(judged, options=self.typed[0], metric_options=self.typed[1], run=str(place))
+        proof_file.save(found, place)
         return found
 
     def _wanted(self) -> list[WholeRun]:
@@ -111,7 +114,9 @@ class Proving:
         text = f"seed {seed}, {proof.side_name(side, self.asked.levers)}{self._left()}"
         self.show.stage(text, share)
         found = run_whole(self.setting, side, seed, lambda seconds: self.show.tick())
-        proof.append(found, self.setting.run_folder)
+        if sources.hash_of(self.setting.script) != self.source_hash:
+            raise _changed(self.setting.script.name, seed, proof.side_name(side, self.asked.levers))
+        proof_file.append(found, self.setting.run_folder)
         self.runs.append(found)
         self.show.run(found)
 
@@ -160,6 +165,15 @@ class Proving:
         option = self.setting.seed_option
         again = f"`python {typed} {option} {seed}` shows the same" if option else f"it fails with seed {seed}"
         return again if seed == 0 else f"{again}; `--seeds {seed}` judges the runs before"
+
+
+def _changed(script: str, seed: int, side: str) -> ScriptError:
+    """Runs before and after an edit are of two scripts: nothing is to be concluded from their difference."""
+    return ScriptError(
+        f"`{script}` changed while it was being proved",
+        cause=f"it, or a file beside it that it imports, was edited during the run of seed {seed}, {side}",
+        hint="the same command begins anew with the files as they are now; put back, it goes on where it was",
+    )
 
 
 def former(folders: Sequence[Path], asked: Asked) -> Path | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flatout import metric as metrics
+from flatout import metric_file
 from flatout.errors import FlatoutError, RecordError
 from flatout.metric import Metric, Reading
 from flatout.plan import Lever
@@ -188,7 +189,7 @@ def _readings(
         if metric.file is not None:
             place = isolation.seen(scratch, Path(metric.file)) if setting.isolate else Path(metric.file)
             _check_new(place, metric.file, begun[0])
-            found = metrics.in_file(place, metric.key, metric.file)
+            found = metric_file.in_file(place, metric.key, metric.file)
             timed = [r if r.at_s is None else Reading(value=r.value, at_s=r.at_s - begun[0]) for r in found]
             return [r for r in timed if r.at_s is None or r.at_s >= 0]  # a folder of events keeps those of former runs
         if metric.pattern is not None:

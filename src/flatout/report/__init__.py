@@ -18,6 +18,7 @@ from flatout.result import Result, summary_of
 if TYPE_CHECKING:
     from flatout.contrast import Contrast
     from flatout.energy import Log
+    from flatout.proof import Proof
     from flatout.report.contrast_terminal import Exported
     from flatout.report.levers import LeverRow
     from flatout.samples import Samples
@@ -81,6 +82,24 @@ def print_contrast(found: Contrast, *, page: Path | str | None = None, file: IO[
     from flatout.report import contrast_terminal, screen
 
     screen.show(contrast_terminal.contrast(found, page=page), file)
+
+
+def write_proof(found: Proof, path: Path | str) -> Path:
+    """Write the page of a proof, whole or not at all; returns its path.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    from flatout.report import proof_page
+
+    return proof_page.write_html(found, path)
+
+
+def print_proof(found: Proof, *, page: Path | str | None = None, file: IO[str] | None = None) -> None:
+    """Print a proof; `page` is where its page was written."""
+    from flatout.report import proof_terminal, screen
+
+    screen.show(proof_terminal.proof(found, page=page), file)
 
 
 def print_exported(done: Exported, *, file: IO[str] | None = None) -> None:

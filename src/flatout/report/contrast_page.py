@@ -115,7 +115,7 @@ def _sides(found: Contrast) -> list[dict[str, Any]]:
             "name": name,
             "created": words.stamp(side.created),
             "command": side.again,
-            "report": f"flatout report {contrast_words.nearby(Path(side.run))}",
+            "report": f"flatout report {words.nearby(Path(side.run))}",
         }
         for name, side in zip(contrast_words.names(found), (found.first, found.second), strict=True)
     ]

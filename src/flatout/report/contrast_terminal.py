@@ -84,7 +84,7 @@ def exported(done: Exported) -> Report:
             screen.say("mind" if number == 0 else "", (remark, "yellow"))
         if done.file.lower().endswith(".json"):
             screen.say("open it", "at https://ui.perfetto.dev, or `chrome://tracing`; it stays on your machine")
-        screen.command("next", f"flatout report {shlex.quote(str(contrast_words.nearby(Path(done.run))))}")
+        screen.command("next", f"flatout report {shlex.quote(str(words.nearby(Path(done.run))))}")
 
     return Report(compose)
 

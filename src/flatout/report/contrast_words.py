@@ -139,10 +139,5 @@ def _from_to(change: Change) -> str:
 
 def command(found: Contrast, *options: str) -> str:
     """What to type to see this again."""
-    runs = (shlex.quote(str(nearby(Path(side.run)))) for side in (found.first, found.second))
+    runs = (shlex.quote(str(words.nearby(Path(side.run)))) for side in (found.first, found.second))
     return " ".join(["flatout report", *runs, *options])
-
-
-def nearby(path: Path) -> Path:
-    """A path as it is typed in this folder."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from flatout.ceilings import Machine
 from flatout.plan import label
 from flatout.report import evidence, figures, roofline, story, tables, thinned, tried, words
 from flatout.result import Result
@@ -194,10 +195,10 @@ def _roofline(result: Result) -> dict[str, Any]:
     }
 
 
-def _machine(result: Result) -> list[tuple[str, str]]:
-    here, header = result.machine, result.header
+def machine_rows(here: Machine) -> list[tuple[str, str]]:
+    """What the page says of the machine."""
     accelerators = ", ".join(f"{a.name} ({words.memory(a.memory_bytes)})" for a in here.accelerators)
-    rows = [
+    return [
         ("machine", here.hostname),
         ("processor", here.cpu),
         ("cores", f"{here.num_cores} usable of {here.num_cores_total}"),
@@ -205,6 +206,13 @@ def _machine(result: Result) -> list[tuple[str, str]]:
         ("GPU", accelerators),
         ("memory", words.memory(here.memory_bytes)),
         ("system", here.operating_system),
+    ]
+
+
+def _machine(result: Result) -> list[tuple[str, str]]:
+    header = result.header
+    rows = [
+        *machine_rows(result.machine),
         ("trained on", result.facts.device),
         ("threads", words.count(result.facts.num_threads)),
         ("ranks", words.count(header.world_size) if header.world_size > 1 else ""),

@@ -318,7 +318,7 @@ def _places(screen: Screen, result: Result, page: Path | str | None) -> None:
     elif result.plan is not None:
         screen.say("plan", label(result.plan.levers))
     if page is not None or result.run:
-        screen.command("report", str(_nearby(Path(page) if page is not None else Path(result.run) / PAGE)))
+        screen.command("report", str(words.nearby(Path(page) if page is not None else Path(result.run) / PAGE)))
     screen.command("next", *_next(result))
 
 
@@ -330,7 +330,3 @@ def _next(result: Result) -> tuple[str, ...]:
     if result.against_itself and result.remeasured is not None and words.known(result.remeasured.ratio):
         return ("flatout tune", result.typed)
     return ("flatout why" if result.verdict == "no difference" else result.retry_command, result.typed)
-
-
-def _nearby(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -30,6 +30,13 @@ def even(last: float, most: int) -> list[float]:
     return [number * stride for number in range(int(last / stride) + 1)]
 
 
+def between(low: float, high: float, most: int) -> list[float]:
+    """Round numbers from `low` to `high`, wherever zero lies."""
+    size = 10.0 ** math.floor(math.log10((high - low) / most))
+    stride = next(size * k for k in (1, 2, 5, 10, 20) if (high - low) / (size * k) <= most)
+    return [number * stride for number in range(math.ceil(low / stride), math.floor(high / stride) + 1)]
+
+
 def clock_times(last_s: float, most: int) -> list[float]:
     """The same for times of day: from two minutes on in whole minutes or hours."""
     if last_s < 120:

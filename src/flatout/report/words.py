@@ -10,6 +10,7 @@ import math
 import re
 import unicodedata
 from datetime import UTC, datetime
+from pathlib import Path
 
 MISSING = "not measured"
 """What stands where a number was not measured; never 0."""
@@ -337,6 +338,11 @@ def printable(text: str) -> str:
     """
     flat = _BREAKS.sub(" ", text)
     return "".join(_escaped(c) if _is_control(c) else c for c in flat)
+
+
+def nearby(path: Path) -> Path:
+    """A path as it is typed in this folder."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def sentence(text: str) -> str:

@@ -1,48 +1,19 @@
-"""What does a proof look like on a terminal? In: a `Proof`. Out: lines; nothing is computed here."""
+"""What is said of a proof? The verdict, what became of time and energy, and what to type next.
+
+In: a `Proof`. Out: words, the same for the terminal and the page.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
 from flatout.equivalence import Equivalence
-from flatout.plan import label
 from flatout.proof import Aim, Proof, WholeRun, side_name
 from flatout.report import words
-from flatout.report.screen import Report, Screen, show
 from flatout.stats import MIN_PAIRS, Comparison
 
-
-def print_proof(proof: Proof) -> None:
-    """Print on stdout."""
-    show(Report(lambda screen: _compose(screen, proof)))
+_MEND = "mend the training first, or name another metric"
 
 
-def _energy(screen: Screen, proof: Proof) -> None:
-    why = next((run.why_no_energy for run in proof.runs if run.why_no_energy), "")
-    if proof.energy is not None and proof.energy.num_pairs >= MIN_PAIRS:
-        screen.say("energy", f"a whole run takes {_compared(proof.energy, 'less', 'more')}")
-    elif why:
-        screen.say("energy", f"not known: {why}", most=2)
-
-
-def _compose(screen: Screen, proof: Proof) -> None:
-    sides = "A/A: plain against plain" if proof.against_itself else f"plain and {label(proof.asked.levers)}"
-    screen.say("", f"{proof.asked.script} · {_finished(proof)} · {sides}, by turns", indent=0)
-    screen.blank()
-    _table(screen, proof)
-    screen.blank()
-    screen.say("result", *verdict(proof))
-    _times(screen, proof)
-    _energy(screen, proof)
-    for number, note in enumerate(proof.notes):
-        screen.say("note" if number == 0 else "", (note, "yellow"), most=3)
-    if proof.stopped:
-        screen.say("stopped", proof.stopped + ("; the command below goes on" if proof.interrupted else ""))
-    screen.say("seeds", _seeds(proof))
-    screen.command("next", _next(proof))
-
-
-def _finished(proof: Proof) -> str:
+def finished(proof: Proof) -> str:
     """Of how many seeds both runs came to their end."""
     num = proof.time.num_pairs
     if num == 0:
@@ -52,17 +23,9 @@ def _finished(proof: Proof) -> str:
     return words.plural(num, "seed")
 
 
-def _table(screen: Screen, proof: Proof) -> None:
-    second = "again" if proof.against_itself else "under it"
-    screen.row(f"{proof.asked.metric.name} of each run, and its wall time")
-    screen.row(("seed", "bold"), f"{'plain':>13}{second:>13}{'difference':>13}{'plain took':>15}{second:>13}")
-    sides = {(r.seed, r.side): r for r in proof.runs}
-    for seed in sorted({r.seed for r in proof.runs}):
-        plain, plan = sides.get((seed, "plain")), sides.get((seed, "plan"))
-        screen.row(
-            f"{seed:>4}{_value(plain):>13}{_value(plan):>13}{_difference(plain, plan):>13}"
-            f"{_wall(plain):>15}{_wall(plan):>13}"
-        )
+def second_name(proof: Proof) -> str:
+    """What the second run of a seed is called in a table."""
+    return "again" if proof.against_itself else "under it"
 
 
 def number(value: float | None) -> str:
@@ -76,26 +39,30 @@ def number(value: float | None) -> str:
     return f"{value:.5g}" if words.known(value) else words.not_finite(value)
 
 
-def _value(run: WholeRun | None) -> str:
+def value_of(run: WholeRun | None) -> str:
+    """What a run came to, if it was made."""
     return "" if run is None else "failed" if run.problem else number(run.value)
 
 
-def _difference(plain: WholeRun | None, plan: WholeRun | None) -> str:
+def difference(plain: WholeRun | None, plan: WholeRun | None) -> str:
+    """The metric under the plan minus plain, where there are both."""
     if plain is None or plan is None or plain.value is None or plan.value is None:
         return ""
-    return _signed(plan.value - plain.value)
+    return signed(plan.value - plain.value)
 
 
-def _signed(difference: float) -> str:
-    return "0" if difference == 0 else f"{difference:+.2g}" if words.known(difference) else ""
+def signed(value: float) -> str:
+    """A difference with its sign."""
+    return "0" if value == 0 else f"{value:+.2g}" if words.known(value) else ""
 
 
-def _wall(run: WholeRun | None) -> str:
+def wall(run: WholeRun | None) -> str:
+    """How long a run took, if it was made."""
     return "" if run is None else words.duration(run.wall_s)
 
 
 def verdict(proof: Proof) -> tuple[tuple[str, str], str]:
-    """The verdict in one word, and the rest of the sentence."""
+    """The verdict in one word with a `rich` style, and the rest of the sentence."""
     found, name = proof.equivalence, proof.asked.metric.name
     seeds = words.plural(found.num_seeds, "seed")
     if found.verdict == "identical":
@@ -110,13 +77,10 @@ def verdict(proof: Proof) -> tuple[tuple[str, str], str]:
     return ("not enough seeds to tell", "bold yellow"), f": {_undecided(proof)}"
 
 
-_MEND = "mend the training first, or name another metric"
-
-
 def _between(found: Equivalence, name: str) -> str:
     ends = f"[{number(found.low)}, {number(found.high)}]"
     return (
-        f"{name} differs by {_signed(found.difference)} on average, 90 % interval {ends}; "
+        f"{name} differs by {signed(found.difference)} on average, 90 % interval {ends}; "
         f"nothing is said to change within ± {found.margin:.3g} ({found.margin_source})"
     )
 
@@ -142,13 +106,20 @@ def _undecided(proof: Proof) -> str:
     return f"{found.reason}{more}{detail}"
 
 
-def _times(screen: Screen, proof: Proof) -> None:
+def time(proof: Proof) -> str:
+    """What became of the wall time."""
     if proof.time.num_pairs < MIN_PAIRS:
-        screen.say("time", f"compared from {MIN_PAIRS} seeds on")
-    else:
-        screen.say("time", f"a whole run {_compared(proof.time)}; its training steps {_compared(proof.training_time)}")
-    if proof.target is not None:
-        screen.say("target", _target(proof))
+        return f"compared from {MIN_PAIRS} seeds on"
+    return f"a whole run {_compared(proof.time)}; its training steps {_compared(proof.training_time)}"
+
+
+def energy(proof: Proof) -> str:
+    """What became of the energy, or why that is not known; empty where nothing is to be said."""
+    if proof.energy is not None and proof.energy.num_pairs >= MIN_PAIRS:
+        found = _compared(proof.energy, "less", "more")
+        return f"a whole run takes {found}" if words.known(proof.energy.ratio) else found
+    why = next((run.why_no_energy for run in proof.runs if run.why_no_energy), "")
+    return f"not known: {why}" if why else ""
 
 
 def _compared(found: Comparison, faster: str = "faster", slower: str = "slower") -> str:
@@ -161,7 +132,10 @@ def _compared(found: Comparison, faster: str = "faster", slower: str = "slower")
     return f"{words.ratio(found.ratio)}x {ends} {word}"
 
 
-def _target(proof: Proof) -> str:
+def target(proof: Proof) -> str:
+    """With how many seeds the target was reached, and what became of the time to it; empty without one."""
+    if proof.target is None:
+        return ""
     plain, plan = proof.reached
     name = f"{proof.asked.metric.name} of at {'least' if proof.rising else 'most'} {number(proof.target)}"
     seeds = words.plural(proof.time.num_pairs, "seed")
@@ -171,16 +145,18 @@ def _target(proof: Proof) -> str:
     return f"{reached}; until then {_compared(proof.target_time)}"
 
 
-def _seeds(proof: Proof) -> str:
+def seeds(proof: Proof) -> str:
+    """What a seed is."""
     if proof.asked.seed_option:
         return f"passed as `{proof.asked.seed_option}`"
     return "0 is the script's own; for each other one, what the script seeds torch, numpy and random with is replaced"
 
 
-def _next(proof: Proof) -> str:
+def next_command(proof: Proof) -> str:
+    """What to type now."""
     found = proof.equivalence
     if proof.interrupted or found.num_diverged:
-        return _prove(proof, proof.num_seeds)
+        return again(proof, proof.num_seeds)
     if proof.against_itself and (found.verdict != "undecided" or proof.seeds_ignored):
         return f"flatout tune {proof.asked.script}"
     if found.verdict in ("identical", "equivalent"):
@@ -189,35 +165,11 @@ def _next(proof: Proof) -> str:
         return " ".join(filter(None, ("flatout run", proof.options, proof.asked.script)))
     if found.verdict == "different" or proof.seeds_ignored:
         return f"flatout tune --accept exact {proof.asked.script}"
-    return _prove(proof, found.num_seeds + (found.more_seeds or 1))
+    return again(proof, found.num_seeds + (found.more_seeds or 1))
 
 
-def _prove(proof: Proof, num_seeds: int) -> str:
+def again(proof: Proof, num_seeds: int) -> str:
+    """The command of this proof, over so many seeds."""
     options = " ".join(filter(None, (proof.options, proof.metric_options)))
-    seeds = "" if num_seeds == Aim().num_seeds else f"--seeds {num_seeds}"
-    return " ".join(filter(None, ("flatout prove", seeds, options, proof.asked.script)))
-
-
-def summary_of(proof: Proof) -> dict[str, Any]:
-    """The proof for programs."""
-    found = proof.equivalence
-    return {
-        "script": proof.asked.script,
-        "levers": proof.asked.levers,
-        "metric": proof.asked.metric.name,
-        "verdict": found.verdict,
-        "equivalence": found,
-        "time": proof.time,
-        "training_time": proof.training_time,
-        "target": proof.target,
-        "target_time": proof.target_time,
-        "reached": proof.reached,
-        "energy": proof.energy,
-        "seeds_ignored": proof.seeds_ignored,
-        "notes": proof.notes,
-        "stopped": proof.stopped,
-        "runs": [
-            {"seed": r.seed, "side": r.side, "value": r.value, "wall_s": r.wall_s, "problem": r.problem}
-            for r in proof.runs
-        ],
-    }
+    over = "" if num_seeds == Aim().num_seeds else f"--seeds {num_seeds}"
+    return " ".join(filter(None, ("flatout prove", over, options, proof.asked.script)))
