@@ -281,6 +281,27 @@ def gpt_at_start() -> Iterator[None]:
         yield
 
 
+class Spectral(nn.Module):
+    """A layer in the frequencies of its input, with complex weights and a complex buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.2 * torch.randn(8, 12, 12, dtype=torch.cfloat))
+        self.register_buffer("turn", torch.polar(torch.ones(8), torch.linspace(0, 1, 8)))
+        self.head = nn.Linear(12 * 16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        modes = torch.fft.rfft(x.flatten(2).mean(1).reshape(len(x), 9, 16), dim=2)[..., :8]
+        mixed = torch.einsum("bim,mio->bom", F.pad(modes, (0, 0, 0, 3)), self.weight) * self.turn
+        return self.head(torch.relu(torch.fft.irfft(mixed, n=16, dim=2)).flatten(1))
+
+
+def spectral() -> Iterator[None]:
+    """Weights that are complex numbers."""
+    model = Spectral()
+    return classify(model, torch.optim.Adam(model.parameters(), lr=1e-3))
+
+
 def with_worker() -> Iterator[None]:
     """A loader with a worker process."""
     model = LeNet()
@@ -306,6 +327,7 @@ SCRIPTS: dict[str, Script] = {
     "checkpoints, 4 micro-batches": checkpointed,
     "encoder and GRU": encoder,
     "gpt at its start": gpt_at_start,
+    "complex weights": spectral,
     "one worker": with_worker,
 }
 

@@ -434,6 +434,14 @@ def test_even_ticks_are_few_round_and_inside(last, most):
     assert found[0] == 0 and found[-1] <= last * (1 + 1e-9) and len(found) <= most + 2
 
 
+@given(st.floats(0, 1e6), st.floats(min_value=1e-3, max_value=1e6), st.integers(4, 8))
+def test_times_of_day_are_few_inside_and_each_said_once(first, over, most):
+    found = ticks.clock_times(first, first + over, most)
+    said = [ticks.clock(t) for t in found]
+    assert 1 <= len(found) <= most + 1 and len({*said}) == len(said)
+    assert all(first - 1e-6 <= t <= first + over + 1e-6 for t in found)
+
+
 @given(st.floats(min_value=1e-3, max_value=0.99), st.floats(min_value=1.01, max_value=900), st.integers(4, 8))
 def test_one_is_among_the_ticks_of_every_range_of_ratios(low, high, most):
     found = ticks.ratios(low, high, most)

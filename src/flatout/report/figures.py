@@ -116,9 +116,7 @@ def _draw_timeline(canvas: Canvas, found: Sequence[Dot], kinds: Sequence[str]) -
     first, last = min(d.start_s for d in found), max(d.start_s for d in found)
     margin = 0.015 * (last - first) or 0.5
     axes.set_xlim(first - margin, last + margin)
-    ticks.place(
-        axes.xaxis, [t for t in ticks.clock_times(last, 4 if canvas.narrow else 8) if t >= first - margin], ticks.clock
-    )
+    ticks.place(axes.xaxis, ticks.clock_times(first, last, 4 if canvas.narrow else 8), ticks.clock)
     axes.grid(axis="y", color=colour("line"), linewidth=0.7)
     axes.set_axisbelow(True)
 

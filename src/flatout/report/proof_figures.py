@@ -135,6 +135,6 @@ def _draw_curves(canvas: Canvas, found: Proof, lines: Sequence[tuple[WholeRun, S
         axes.axhline(found.target, color=colour("soft"), linewidth=1, linestyle=(0, (4, 3)))
     last_s = max(at_s for _, points in lines for at_s, _ in points)
     axes.set_xlim(0, 1.02 * last_s)
-    ticks.place(axes.xaxis, ticks.clock_times(last_s, 4 if canvas.narrow else 8), ticks.clock)
+    ticks.place(axes.xaxis, ticks.clock_times(0.0, last_s, 4 if canvas.narrow else 8), ticks.clock)
     axes.grid(axis="y", color=colour("line"), linewidth=0.7)
     axes.set_axisbelow(True)

@@ -6,7 +6,7 @@ In: the range of an axis and how many labels it has room for. Out: places, and w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from flatout.report import words
@@ -37,13 +37,25 @@ def between(low: float, high: float, most: int) -> list[float]:
     return [number * stride for number in range(math.ceil(low / stride), math.floor(high / stride) + 1)]
 
 
-def clock_times(last_s: float, most: int) -> list[float]:
-    """The same for times of day: from two minutes on in whole minutes or hours."""
-    if last_s < 120:
-        return even(last_s, most)
-    strides = (30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400)
-    stride = next((s for s in strides if last_s / s <= most), 10 * 86400)
-    return [float(number * stride) for number in range(int(last_s / stride) + 1)]
+def clock_times(first_s: float, last_s: float, most: int) -> list[float]:
+    """The same for times of day: over two minutes or more in whole minutes or hours.
+
+    >>> clock_times(0.0, 400.0, 4), clock_times(118.0, 131.0, 4)
+    ([0.0, 120.0, 240.0, 360.0], [120.0, 125.0, 130.0])
+    """
+    over_s = last_s - first_s
+    if over_s <= 0:
+        return [first_s]
+    if over_s < 120:
+        return _each_once(between(first_s, last_s, most))
+    strides = (30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 432000)
+    stride = next((s for s in strides if over_s / s <= most), 10 * 86400)
+    return _each_once(float(n * stride) for n in range(math.ceil(first_s / stride), int(last_s / stride) + 1))
+
+
+def _each_once(times_s: Iterable[float]) -> list[float]:
+    """Those that `clock` says differently: of 3 min 20.2 s and 3 min 20.4 s the first."""
+    return list({clock(time_s): time_s for time_s in reversed([*times_s])}.values())[::-1]
 
 
 def clock(value_s: float) -> str:

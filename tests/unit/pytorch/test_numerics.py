@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from flatout.frameworks.pytorch.differences import reals, relative_error, slope  # noqa: E402
 from flatout.frameworks.pytorch.replay import Replayer  # noqa: E402
 
 WORKLOADS = ("conv", "transformer", "mlp", "lstm", "gan")
@@ -570,6 +571,33 @@ def test_sparse_gradients_are_compared(watch):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     found = loop(watch, step, optimizers=[optimizer]).difference()
     assert found.explained_cosine == pytest.approx(1, abs=1e-9) and found.error == 0
+
+
+def test_complex_parameters_are_compared_in_both_parts(watch):
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 3, dtype=torch.cfloat))
+            self.register_buffer("seen", torch.zeros(3, dtype=torch.cfloat))
+
+        def forward(self, x):
+            self.seen += 1j
+            return x.to(torch.cfloat) @ self.weight
+
+    model, watched = Turned(), watch()
+    optimizer = torch.optim.Adam(model.parameters())
+    watched.compare(4, {}, *EVERYTHING)
+    for _ in range(9):
+        optimizer.zero_grad()
+        model(torch.randn(6, 4)).abs().mean().backward()
+        optimizer.step()
+    for check in EVERYTHING:
+        assert watched.difference(check).error == 0 and watched.difference(check).detail == ""
+    assert watched.difference().explained_cosine == pytest.approx(1, abs=1e-9)
+    assert watched.difference().output_error == 0
+    plain = {model.weight: reals(torch.tensor([1 + 2j]))}
+    assert relative_error({model.weight: reals(torch.tensor([1 + 2j]).conj())}, plain) == pytest.approx((16 / 5) ** 0.5)
+    assert slope({model.weight: reals(torch.tensor([2 + 4j]))}, plain) == 2
 
 
 def test_a_model_under_a_transform_of_functions_is_left_in_peace(watch):

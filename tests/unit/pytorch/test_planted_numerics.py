@@ -42,6 +42,7 @@ HARD = {
     "3D, groups, weight norm": {"threads": {"num": 2}},
     "checkpoints, 4 micro-batches": {"foreach_optimizer": {}},
     "gpt at its start": {"fused_fetch": {}},
+    "complex weights": {"bf16": {}, "foreach_optimizer": {}, "threads": {"num": 2}},
 }
 
 
@@ -56,6 +57,13 @@ def test_a_planted_bug_is_caught_by_the_check_that_its_lever_names(bug, family):
     found = judged(FAMILIES[family], {NAME: {}}, {NAME: bug.lever()})
     assert found.word == "disagrees", found.detail
     assert found.checks == (bug.check,)
+
+
+@pytest.mark.parametrize("bug", ["gradients scaled by 1.01", "momentum or beta off", "the input of an earlier step"])
+def test_complex_weights_are_looked_at_in_both_parts(bug):
+    lever = next(one for one in BUGS if one.name == bug)
+    found = judged(SCRIPTS["complex weights"], {NAME: {}}, {NAME: lever.lever()})
+    assert found.word == "disagrees" and found.checks == (lever.check,), found.detail
 
 
 @pytest.mark.parametrize("script", HARD)

@@ -16,7 +16,7 @@ import torch
 
 from flatout.frameworks.pytorch.between import Clearing
 from flatout.frameworks.pytorch.capture import CapturedCall
-from flatout.frameworks.pytorch.differences import Gradients, dense, relative_error, square
+from flatout.frameworks.pytorch.differences import Gradients, reals, relative_error, square
 from flatout.frameworks.pytorch.replay import Replayed, Replayer
 
 TOLERANCE = 1e-5
@@ -75,7 +75,7 @@ class Accumulation:
                 self._replayer.run(self._calls, levers=levers, into_parameters=True)
             except RuntimeError:  # computed from values that a former update has changed
                 return None
-            return {p: dense(p.grad.detach()).clone() for p in parameters if p.grad is not None}  # type: ignore[misc]
+            return {p: reals(p.grad.detach()).clone() for p in parameters if p.grad is not None}  # type: ignore[misc]
 
 
 def _distributed() -> bool:

@@ -16,14 +16,15 @@ Key = tuple[int, str]
 BUFFER_SHARE = 1e-3
 
 
-def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """A sparse gradient written out."""
-    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+def reals(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as plain real numbers: a sparse gradient written out, a complex one as its two parts."""
+    tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def square(tensor: torch.Tensor) -> float:
     """The squared norm of a tensor."""
-    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)) ** 2
+    return float(torch.linalg.vector_norm(reals(tensor.detach()), dtype=torch.float64)) ** 2
 
 
 def relative_error(found: Gradients, baseline: Gradients) -> float:

@@ -23,9 +23,9 @@ from flatout.frameworks.pytorch.differences import (
     Key,
     buffer_error,
     cosine,
-    dense,
     lost_or_new,
     output_error,
+    reals,
     relative_error,
     slope,
     square,
@@ -160,13 +160,13 @@ class Numerics:
         ids = {id(p) for p in parameters}
         ours = {p: g for p, g in present.gradients.items() if id(p) in ids}
         kept = self._capture.own_gradients
-        own: Gradients = {p: dense(g) for p in parameters if (g := kept.get(p, p.grad)) is not None}
+        own: Gradients = {p: reals(g) for p in parameters if (g := kept.get(p, p.grad)) is not None}
         if not any(square(g) for g in own.values()):
             return None if not any(square(g) for g in ours.values()) else 0.0
         for parameter in own:
-            ours.setdefault(parameter, torch.zeros_like(parameter))
+            ours.setdefault(parameter, torch.zeros_like(own[parameter]))
         for parameter in ours:
-            own.setdefault(parameter, torch.zeros_like(parameter))
+            own.setdefault(parameter, torch.zeros_like(ours[parameter]))
         return cosine(ours, own) if any(square(g) for g in ours.values()) else 0.0
 
     def _name(self, parameter: torch.Tensor | None) -> str:

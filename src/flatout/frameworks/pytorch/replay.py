@@ -17,7 +17,7 @@ from torch import nn
 
 from flatout.frameworks.pytorch.calls import Calls
 from flatout.frameworks.pytorch.capture import CapturedCall
-from flatout.frameworks.pytorch.differences import Gradients, dense
+from flatout.frameworks.pytorch.differences import Gradients, reals
 from flatout.frameworks.pytorch.module_state import ModuleState
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
@@ -134,7 +134,7 @@ class Replayer:
                 found.of_inputs += of_inputs
             self._wait()
             found.took_s += perf_counter() - begun_s
-        found.outputs += [t.detach() for t in tensors if t.is_floating_point()]
+        found.outputs += [reals(t.detach()) for t in tensors if t.is_floating_point() or t.is_complex()]
         found.kinds += [(t.dtype, tuple(t.shape)) for t in tensors]
         return gradients
 
@@ -149,7 +149,7 @@ def _settings() -> Settings:
 
 
 def _buffers(module: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
-    return {(id(module), name): b.detach().clone() for name, b in module.named_buffers()}
+    return {(id(module), name): reals(b.detach()).clone() for name, b in module.named_buffers()}
 
 
 def _gradients(
@@ -167,8 +167,8 @@ def _gradients(
         if "use_reentrant" not in str(problem):
             raise
         return _accumulated(outputs, given, parameters), []
-    of_inputs: list[torch.Tensor | None] = [None if g is None else dense(g) for g in found[len(parameters) :]]
-    return {p: dense(g) for p, g in zip(parameters, found, strict=False) if g is not None}, of_inputs
+    of_inputs: list[torch.Tensor | None] = [None if g is None else reals(g) for g in found[len(parameters) :]]
+    return {p: reals(g) for p, g in zip(parameters, found, strict=False) if g is not None}, of_inputs
 
 
 def _accumulated(outputs: list[torch.Tensor], given: list[torch.Tensor], parameters: Sequence[nn.Parameter]) -> Any:
@@ -178,7 +178,7 @@ def _accumulated(outputs: list[torch.Tensor], given: list[torch.Tensor], paramet
         for parameter in parameters:
             parameter.grad = None
         _backward(outputs, given)
-        return {p: dense(p.grad) for p in parameters if p.grad is not None}
+        return {p: reals(p.grad) for p in parameters if p.grad is not None}
     finally:
         for parameter, gradient in kept:
             parameter.grad = gradient

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from flatout.frameworks.pytorch.capture import CapturedCall
-from flatout.frameworks.pytorch.differences import Key, square
+from flatout.frameworks.pytorch.differences import Key, reals, square
 from flatout.frameworks.pytorch.replay import Replayed, Replayer
 from flatout.frameworks.pytorch.trees import map_tensors
 
@@ -119,6 +119,9 @@ def shaken(calls: Sequence[CapturedCall], seed: int, least_epsilon: float = 0.0)
 
 def _shaken(call: CapturedCall, noise: Any, epsilon: float) -> CapturedCall:
     def move(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_complex():
+            moved = torch.view_as_complex(move(reals(tensor.detach())).contiguous())
+            return moved.requires_grad_(tensor.requires_grad)
         if not tensor.is_floating_point() or tensor.layout is not torch.strided:
             return tensor
         random = noise(tensor)
@@ -126,7 +129,7 @@ def _shaken(call: CapturedCall, noise: Any, epsilon: float) -> CapturedCall:
         moved = (value + value * epsilon * random).to(tensor.dtype)
         return torch.where(torch.isfinite(tensor), moved, tensor.detach()).requires_grad_(tensor.requires_grad)
 
-    parameters = [p for p in call.call.module.parameters() if p.is_floating_point()]
+    parameters = [p for p in call.call.module.parameters() if _has_places(p)]
     return call.changed(
         args=map_tensors(move, call.args, objects=False),
         kwargs=map_tensors(move, call.kwargs, objects=False),
@@ -137,6 +140,11 @@ def _shaken(call: CapturedCall, noise: Any, epsilon: float) -> CapturedCall:
 
 def _epsilon(call: CapturedCall, least: float) -> float:
     """Spacing of the coarsest floats that the call computes with, relative to 1."""
-    dtypes = {p.dtype for p in call.call.module.parameters() if p.is_floating_point()}
+    dtypes = {p.dtype for p in call.call.module.parameters() if _has_places(p)}
     dtypes |= call.autocast_dtypes
     return max(least, *(torch.finfo(d).eps for d in dtypes)) if dtypes else max(least, torch.finfo(torch.float32).eps)
+
+
+def _has_places(tensor: torch.Tensor) -> bool:
+    """Whether its numbers have a last place."""
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flatout.frameworks.pytorch.differences import Gradients, square
+from flatout.frameworks.pytorch.differences import Gradients, reals, square
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.session import Session
 
@@ -58,12 +58,12 @@ class Snapshot:
 
     def moved(self) -> Gradients:
         """How far each parameter is from here."""
-        return {p: p.detach() - value for p, value in self._parameters.items()}  # type: ignore[misc]
+        return {p: reals(p.detach() - value) for p, value in self._parameters.items()}
 
     def scale(self, parameter: torch.Tensor, moved: torch.Tensor) -> float:
         """How far rounding may move a parameter: one unit in the last place of it and of its movement."""
         size = math.sqrt(square(self._parameters[parameter])) + math.sqrt(square(moved))
-        return torch.finfo(parameter.dtype).eps * size if parameter.is_floating_point() else 0.0
+        return torch.finfo(moved.dtype).eps * size if moved.is_floating_point() else 0.0
 
     def restore(self) -> None:
         """Put everything back, in the memory format that it has now."""
@@ -199,6 +199,7 @@ def worst_update(found: Moved, plain: Moved, snapshot: Snapshot) -> tuple[torch.
 def _multiple(found: torch.Tensor, plain: torch.Tensor) -> float:
     if found.shape != plain.shape:
         return math.inf
+    found, plain = reals(found), reals(plain)
     error = math.sqrt(square(found.double() - plain.double()))
     if error == 0:
         return 0.0
