@@ -65,7 +65,7 @@ def space_of(
 ) -> Space:
     """The single candidates worth trying, most promising first, and why the rest is left out."""
     anatomy, diagnosis = found
-    rows: list[tuple[tuple[int, bool, float, int], Candidate]] = []
+    rows: list[tuple[tuple[int, bool, float, int, int], Candidate]] = []
     untried: list[Untried] = []
     for lever in levers.values():
         reason = _left_out(lever, choice) or lever.applies(facts, machine)
@@ -78,8 +78,9 @@ def space_of(
         for settings in tried:
             candidate = Candidate(levers={lever.name: settings}, reason=f"bound {bound:.2f}x")
             late = _leaves_cores_idle(candidate, machine)
-            # of equal bounds the lever that may change more comes first: it is the one that can bring most
-            rows.append(((_cost(lever), late, -bound, -CLASSES.index(lever.class_)), candidate))
+            # of equal bounds the lever that may change more comes first: it is the one that can bring most; of equal
+            # ones that which a single trial tells all about, before those with a number to be found
+            rows.append(((_cost(lever), late, -bound, -CLASSES.index(lever.class_), len(tried)), candidate))
     rows.sort(key=lambda row: row[0])
     return Space(
         singles=tuple(c for _, c in rows), untried=tuple(untried), levers=dict(levers), num_cores=machine.num_cores

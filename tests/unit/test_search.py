@@ -243,6 +243,13 @@ def test_every_lever_is_either_proposed_or_named():
     assert {n for c in where.singles for n in c.levers} | {u.lever for u in where.untried} == set(LEVERS)
 
 
+def test_of_equal_promises_that_which_one_trial_tells_all_about_comes_first():
+    several = lever("several", parameter="num", settings=numbers(1, 2, 3), shortens=("data",), class_="exact")
+    one = lever("one", shortens=("data",), class_="exact")
+    names = [next(iter(c.levers)) for c in space(registry(several, one)).singles]
+    assert names == ["one", "several", "several", "several"]
+
+
 def test_cheap_levers_with_the_largest_bound_come_first():
     found = anatomy({"data": 0.7, "forward": 0.1, "backward": 0.1, "optimizer": 0.1})
     names = [next(iter(c.levers)) for c in space(found=found).singles]
