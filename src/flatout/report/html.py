@@ -6,7 +6,6 @@ move text is made visible first (`flatout.report.words.printable`).
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from importlib import resources
@@ -16,6 +15,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from flatout import output_file
 from flatout.ceilings import Machine
 from flatout.plan import label
 from flatout.report import evidence, figures, roofline, story, tables, thinned, tried, words
@@ -43,14 +43,8 @@ def write_whole(text: str, path: Path | str) -> Path:
     Raises:
         OSError: It cannot be written.
     """
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path
+    output_file.write_whole([text], Path(path))
+    return Path(path)
 
 
 def html_text(result: Result, samples: Samples | None = None) -> str:
