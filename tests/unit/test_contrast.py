@@ -255,3 +255,21 @@ def test_a_trace_that_cannot_be_read_is_a_remark_and_the_others_count(tmp_path):
     (tmp_path / "trace-2.jsonl").write_text("nonsense\n")
     found = samples.gather(tmp_path)
     assert len(found.windows) == 1 and "is not a record" in found.remarks[0]
+
+
+def test_a_step_of_another_length_where_it_was_taken_apart_is_said_with_numbers_by_terminal_and_page():
+    first, second = run("a", seed=1), run("b", seed=2)
+    assert contrast_words.taken_apart(contrasted(first, second)) == ""
+    slow = (replace(first[0], anatomy=replace(first[0].anatomy, step_s=0.0188)), first[1])
+    found = contrasted(slow, second)
+    said = contrast_words.taken_apart(found)
+    assert "a step took 18.8 ms instead of 10" in said and "ms in a:" in said and "in b" not in said
+    shown = " ".join(screen.plain(contrast_terminal.contrast(found), width=100).split())
+    assert said in shown
+    assert "18.8\xa0ms instead of 10" in contrast_page.html_text(found)
+
+
+def test_a_step_without_a_time_has_no_other_length():
+    first, second = run("a", seed=1), run("b", seed=2)
+    hollow = (replace(first[0], baseline_window_step_s=(), anatomy=anatomy({}, num_windows=0)), first[1])
+    assert contrast_words.taken_apart(contrasted(hollow, second)) == ""

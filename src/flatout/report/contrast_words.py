@@ -13,6 +13,9 @@ from pathlib import Path
 from flatout.contrast import Change, Contrast
 from flatout.report import words
 
+OTHER_LENGTH = 1.1
+"""From this ratio on a step that was taken apart is no longer as long as one that was not."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
@@ -91,6 +94,25 @@ def _reasons(phases: Iterable[Change]) -> list[tuple[str, list[str]]]:
         if change.verdict == "inconclusive" and change.compared is not None:
             found.setdefault(change.compared.reason, []).append(change.name)
     return list(found.items())
+
+
+def taken_apart(found: Contrast) -> str:
+    """How long a step took in the windows in which it was taken apart, where that is another length; else empty."""
+    parts = []
+    for name, side, usual_s in zip(
+        names(found), (found.first, found.second), (found.step.first_s, found.step.second_s), strict=True
+    ):
+        apart_s = side.anatomy.step_s
+        if usual_s is None or not (words.known(usual_s) and words.known(apart_s)) or min(usual_s, apart_s) <= 0:
+            continue
+        if max(usual_s, apart_s) > OTHER_LENGTH * min(usual_s, apart_s):
+            parts.append(f"{words.seconds(apart_s)} instead of {words.seconds(usual_s)} in {name}")
+    if not parts:
+        return ""
+    return (
+        f"phases were timed in windows of their own, in which a step took {', and '.join(parts)}: they sum to that, "
+        "not to the step above them"
+    )
 
 
 def alike(found: Contrast) -> str:
