@@ -16,7 +16,7 @@ from flatout.anatomy import Anatomy
 from flatout.report import ticks, words
 from flatout.report.svg import FONT, LETTER, Canvas, both, colour, cut
 from flatout.report.thinned import Dot, Kind, thin
-from flatout.report.tried import Row, rows
+from flatout.report.tried import Row, ends, rows
 from flatout.result import Result
 from flatout.trace import PHASES
 
@@ -145,8 +145,7 @@ def forest(result: Result) -> Markup | None:
     if not shown:
         return None
     label = "; ".join(
-        f"{t.label} {words.times(t.ratio)} {words.interval(t.ratio_low, t.ratio_high)}, {t.outcome}"
-        for t in (row.trial for row in shown)
+        f"{t.label} {words.times(t.ratio)} {ends(t)}".rstrip() + f", {t.outcome}" for t in (row.trial for row in shown)
     )
     heights = (28 * len(shown) + 58, 46 * len(shown) + 58)
     return both("tried", label, heights, lambda canvas: _draw_forest(canvas, result, shown))
@@ -199,7 +198,7 @@ def _interval(axes: Axes, row: Row, y: float) -> None:
 
 def _names(canvas: Canvas, row: Row, y: float) -> None:
     indent = (10 if canvas.narrow else 12) * min(row.depth, 6)
-    numbers = f"{words.ratio(row.trial.ratio)} {words.interval(row.trial.ratio_low, row.trial.ratio_high)}"
+    numbers = f"{words.ratio(row.trial.ratio)} {ends(row.trial)}".rstrip()
     room = (canvas.width - LETTER * (len(numbers) + 1) if canvas.narrow else 232) - indent
     weight = "bold" if row.chosen else "normal"
     canvas.write(2 + indent, y, cut(row.words, int(room / LETTER)), weight=weight)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flatout.plan import Trial
-from flatout.report import words
+from flatout.report import tried, words
 from flatout.report.tried import against_itself, best, doubt, input_reached, nothing_usable, remark
 from flatout.result import Result
 
@@ -48,7 +48,7 @@ def _faster(result: Result) -> Story:
     assert won is not None
     gain = words.times(won.ratio)
     again = " when measured again in fresh windows" if won.remeasured else ""
-    ends = words.interval(won.ratio_low, won.ratio_high)
+    ends = tried.ends(won)
     lead = [
         f"{words.rate(result.baseline_steps_per_s)} before, {words.rate(result.tuned_steps_per_s)} with the plan. "
         f"The ratio has the 95 % interval {ends}{again}{_noise(result, '; ')}.",
@@ -97,7 +97,7 @@ def _nothing(result: Result) -> Story:
     at = f" It reaches {words.percent(used)} of {ceiling}." if used is not None else ""
     lead = (
         f"{words.plural(len(result.trials), 'candidate')} were measured beside the plain script; the best brought "
-        f"{number} {words.interval(found.ratio_low, found.ratio_high) if found else ''}".rstrip()
+        f"{number} {tried.ends(found) if found else ''}".rstrip()
         + f"{_noise(result, ', and ')}.",
         f"What binds is {result.diagnosis.sentence}.{at}" if result.diagnosis.sentence else "",
         _cost(result),
@@ -115,7 +115,7 @@ def _inconclusive(result: Result) -> Story:
     found = best(result)
     if found is not None and found.outcome in ("faster", "disagrees"):
         return _unproven(result, found)
-    ends = words.interval(found.ratio_low, found.ratio_high) if found is not None else ""
+    ends = tried.ends(found) if found is not None else ""
     lead = []
     if found is not None:
         lead.append(f"The best candidate brought {words.ratio(found.ratio)}x: {remark(found)}.")
@@ -128,10 +128,11 @@ def _inconclusive(result: Result) -> Story:
     if result.foreign_fraction is not None:
         lead.append(f"Other processes used {words.percent(result.foreign_fraction)} of the CPU meanwhile.")
     became = "could be used" if result.trials else "was measured"
+    unit = "95 % interval of the best candidate" if ends else f"no candidate {became}"
     lead.append("Nothing was changed and no plan was written. On a quieter machine, or with more time, measure again.")
     return Story(
         number=ends or "?",
-        unit="95 % interval of the best candidate" if ends else f"no candidate {became}",
+        unit=unit if ends or found is None else "too few pairs of windows for an interval",
         sentence="may or may not be faster with a lever: this measurement cannot tell.",
         lead=tuple(lead),
         command=f"{result.retry_command} {result.typed}",
@@ -141,7 +142,7 @@ def _inconclusive(result: Result) -> Story:
 def _unproven(result: Result, found: Trial) -> Story:
     """Speed without numbers to trust is no result."""
     compared = found.outcome == "disagrees"
-    ends = words.interval(found.ratio_low, found.ratio_high)
+    ends = tried.ends(found)
     detail = found.agreement_detail or found.reason or "nothing was captured"
     return Story(
         number=words.times(found.ratio),
@@ -149,7 +150,7 @@ def _unproven(result: Result, found: Trial) -> Story:
         sentence="stays as it is: the fastest candidate "
         + ("does not compute the same." if compared else "could not be shown to compute the same."),
         lead=(
-            f"`{found.label}` is {words.ratio(found.ratio)}x as fast {ends}, but: {detail}.",
+            f"`{found.label}` is {words.ratio(found.ratio)}x as fast{ends and f' {ends}'}, but: {detail}.",
             "Nothing was changed and no plan was written.",
             _cost(result),
         ),

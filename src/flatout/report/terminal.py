@@ -229,7 +229,7 @@ def _faster(screen: Screen, result: Result, equal: str) -> None:
     won = result.winner
     gain = words.times(won.ratio if won else None)
     speeds = f"{words.rate(result.baseline_steps_per_s).removesuffix(' steps/s')} → "
-    ends = words.interval(won.ratio_low, won.ratio_high) if won else ""
+    ends = tried.ends(won) if won else ""
     again = "when measured again" if won and won.remeasured else ""
     rest = "  " + " ".join(filter(None, (ends, again))) if ends else ""
     screen.say(
@@ -247,7 +247,7 @@ def _best_words(result: Result) -> str:
         return f": {tried.nothing_usable(result)}"
     again = " when measured again" if found.remeasured else ""
     among = f"best of {words.plural(len(result.trials), 'candidate')}"
-    return f": {among} {words.ratio(found.ratio)}x {words.interval(found.ratio_low, found.ratio_high)}{again}"
+    return f": {among} {words.ratio(found.ratio)}x {tried.ends(found)}".rstrip() + again
 
 
 def _limit_words(result: Result) -> str:

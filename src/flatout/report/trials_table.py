@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from flatout.report import energy, words
 from flatout.report.screen import Screen
-from flatout.report.tried import ASCII_MARKS, MARKS, Mark, Row, brief, nothing_tried, reasons, rows
+from flatout.report.tried import ASCII_MARKS, MARKS, Mark, Row, brief, ends, nothing_tried, reasons, rows
 from flatout.result import NOT_NAMED, Result
 
 MOST_ROWS = 7
@@ -57,7 +57,7 @@ def _row(screen: Screen, row: Row, cells: int) -> bool:
     marks = ASCII_MARKS if screen.ascii_only else MARKS
     head = ("▸ " if row.chosen else "  ", "bold")
     style = "bold" if row.chosen else ""
-    numbers = f" {words.ratio(row.trial.ratio):>5}  {words.interval(row.trial.ratio_low, row.trial.ratio_high):<12}"
+    numbers = f" {words.ratio(row.trial.ratio):>5}  {ends(row.trial):<12}"
     if not words.known(row.trial.ratio):
         numbers = ""
     room = screen.width - cells - 6 - len(numbers)

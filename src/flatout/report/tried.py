@@ -76,13 +76,25 @@ def best(result: Result) -> Trial | None:
     return max(measured, key=lambda t: t.ratio or 0.0, default=None)
 
 
+def ends(trial: Trial) -> str:
+    """Both ends of a trial's interval; nothing of a single pair, which says how large and not how sure.
+
+    >>> ends(Trial(levers={}, outcome="faster", ratio=1.3, ratio_low=1.28, ratio_high=1.32, num_pairs=9))
+    '[1.28, 1.32]'
+    >>> ends(Trial(levers={}, outcome="inconclusive", ratio=1.28, ratio_low=1.28, ratio_high=1.28, num_pairs=1))
+    ''
+    """
+    alone = trial.num_pairs < 2 and trial.ratio_low == trial.ratio_high
+    return "" if alone else interval(trial.ratio_low, trial.ratio_high)
+
+
 def against_itself(result: Result) -> tuple[str, str]:
     """What measuring plain as if it were a candidate came to: the verdict, and the rest of the sentence."""
     found = result.remeasured
     assert found is not None
     if not known(found.ratio):
         return "inconclusive", f": plain against itself could not be measured: {found.reason or 'nothing was seen'}"
-    measured = f"plain against itself {ratio(found.ratio)}x {interval(found.ratio_low, found.ratio_high)}"
+    measured = f"plain against itself {ratio(found.ratio)}x {ends(found)}".rstrip()
     if found.outcome in ("faster", "slower"):
         return "a false alarm", f": {measured}, called {found.outcome}; one such run in a hundred may be"
     reason = f": {found.reason}" if found.reason else ", as it should be"
@@ -106,7 +118,7 @@ def warnings(result: Result) -> tuple[str, ...]:
     found = next((trial for trial in result.trials if _is_chosen(result, trial)), None)
     if found is not None and result.winner is not None and _exclude(found, result.winner):
         said.append(
-            f"the search had measured {ratio(found.ratio)}x {interval(found.ratio_low, found.ratio_high)} for the same "
+            f"the search had measured {ratio(found.ratio)}x {ends(found)} for the same "
             "levers: the machine changed between the two, and each holds for its own minutes"
         )
     return tuple(said)
@@ -127,7 +139,7 @@ def input_reached(result: Result) -> str:
         return ""
     won = percent(share_won(found.ratio or 1.0, bound.ratio))
     most = f"{ratio(bound.ratio)}x {interval(bound.low, bound.high)}".rstrip()
-    gain = f"{ratio(found.ratio)}x {interval(found.ratio_low, found.ratio_high)}".rstrip()
+    gain = f"{ratio(found.ratio)}x {ends(found)}".rstrip()
     return f"free data would bring {most}, `{found.label}` brings {gain}: {won} of the time that waiting for data takes"
 
 
