@@ -17,14 +17,17 @@ from hypothesis import strategies as st
 import flatout.report.html
 from flatout.plan import Trial
 from flatout.report import (
+    answer,
     evidence,
     figures,
     html,
     json_text,
     proof_page,
     roofline,
+    screen,
     svg,
     tables,
+    terminal,
     thinned,
     ticks,
     write_html,
@@ -514,3 +517,16 @@ def test_ticks_between_two_values_are_few_round_and_inside(low, high):
     found = ticks.between(low, high, 5)
     room = 1e-9 * (high - low)
     assert 2 <= len(found) <= 6 and all(low - room <= x <= high + room for x in found)
+
+
+@pytest.mark.parametrize("name", sorted(RESULTS))
+@pytest.mark.parametrize("foreign", [0.58, 0.0, None])
+def test_the_page_and_the_terminal_say_the_same_of_plain_of_what_binds_and_of_what_is_next(name, foreign):
+    found = replace(RESULTS[name], foreign_fraction=foreign, options="--accept exact --levers none")
+    page = " ".join("".join(Page(html.html_text(found)).words).split())
+    make = terminal.why if found.command == "why" else terminal.tune
+    shown = " ".join(screen.plain(make(found, verbose=True), width=120).replace(" \\\n", " ").split())
+    for said in (str(answer.baseline(found, windows=True)), " ".join(answer.next_command(found)).strip()):
+        assert " ".join(said.split()) in page and " ".join(said.split()) in shown
+    doubtful = "(doubtful: others used 58 % of the CPU)"
+    assert (doubtful in page) == (doubtful in shown) == (foreign == 0.58)

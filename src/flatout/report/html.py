@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from flatout import output_file
 from flatout.ceilings import Machine
 from flatout.plan import label
-from flatout.report import evidence, figures, roofline, story, tables, thinned, tried, words
+from flatout.report import answer, evidence, figures, roofline, story, tables, thinned, tried, words
 from flatout.result import Result
 from flatout.samples import Samples
 
@@ -128,6 +128,8 @@ def _context(result: Result, samples: Samples | None) -> dict[str, Any]:
         "script": result.script or "a script",
         "created": words.moment(result.created),
         "story": story.tell(result),
+        "baseline": answer.baseline(result, windows=True),
+        "binding": answer.binding(result),
         "levers": [label({name: how}) for name, how in result.plan.levers.items()] if result.plan is not None else [],
         "warnings": tried.warnings(result),
         "notes": [note for note in result.diagnosis.notes if not note.startswith("not observed: ")],

@@ -13,7 +13,6 @@ from typing import Literal
 from flatout.plan import Candidate, Trial, label
 from flatout.report.words import interval, known, percent, plural, ratio
 from flatout.result import Result, Untried
-from flatout.trace import FOREIGN_LIMIT
 
 Mark = Literal["yes", "even", "no", "never"]
 
@@ -99,12 +98,6 @@ def against_itself(result: Result) -> tuple[str, str]:
         return "a false alarm", f": {measured}, called {found.outcome}; one such run in a hundred may be"
     reason = f": {found.reason}" if found.reason else ", as it should be"
     return found.outcome, f": {measured} when measured as if it were the best candidate{reason}"
-
-
-def doubt(result: Result) -> str:
-    """What stands beside what binds where others used a good part of the machine meanwhile."""
-    used = result.foreign_fraction or 0.0
-    return f" (doubtful: others used {percent(used)} of the CPU)" if used > FOREIGN_LIMIT else ""
 
 
 def warnings(result: Result) -> tuple[str, ...]:
