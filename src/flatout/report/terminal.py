@@ -131,8 +131,13 @@ def _anatomy(screen: Screen, result: Result, *, verbose: bool) -> None:
         bar = screen.bar((share or 0.0) / largest if largest > 0 else 0.0, BAR)
         own = f"{words.seconds(anatomy.phases_s[name]):>8}   " if verbose else ""
         bound = alone.get(name)
-        end = "" if bound is None else f"{words.times(bound.ratio):<5} {'' if verbose else bound.how}".rstrip()
-        screen.row(f"  {screen.fit(name, NAME)}", (bar, "cyan"), f"{words.share(share):>6}   {own}", end)
+        gain = "" if bound is None else f"{words.times(bound.ratio):<5} "
+        before = f"{words.share(share):>6}   {own}{gain}"
+        indent = 2 + NAME + BAR + len(before)
+        how, *more = screen.folded("" if bound is None or verbose else bound.how, screen.width - indent)
+        screen.row(f"  {screen.fit(name, NAME)}", (bar, "cyan"), before, how)
+        for line in more:
+            screen.row(" " * indent, line)
     _not_in_the_account(screen, result)
     together = [b for b in bounds if len(b.shortens) != 1 or b.shortens[0] not in anatomy.phases_s]
     if together:

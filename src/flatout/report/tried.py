@@ -29,6 +29,15 @@ NOISY = 0.25
 """Where plain windows spread by more than this fraction, the phases' shares and bounds are as uncertain."""
 
 
+_SHORTER = (
+    ("gradient error", "error"),
+    ("items and random streams equal", "items equal"),
+    (" pairs of windows that are needed", " pairs needed"),
+    ("not sure enough: ", "not sure: "),
+)
+"""How a narrow column says what elsewhere has room."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One trial as it is shown.
@@ -202,8 +211,10 @@ def brief(trial: Trial) -> str:
     ...             agreement_detail="gradient error 2.1e-07, noise 0.7; update error 2.1e-07"))
     'rounding: error 2.1e-07, noise 0.7; update error 2.1e-07'
     """
-    text = remark(trial).removeprefix("disagrees: ").replace("gradient error", "error")
-    return text.replace("items and random streams equal", "items equal")
+    text = remark(trial).removeprefix("disagrees: ")
+    for long, short in _SHORTER:
+        text = text.replace(long, short)
+    return text
 
 
 def mark(trial: Trial) -> Mark:

@@ -354,6 +354,18 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def shortened(text: str, most: int) -> str:
+    """Text of at most so many characters: what does not fit ends at a word, with an ellipsis.
+
+    >>> shortened("the interval is too wide to tell", 20), shortened("short", 20), shortened("x" * 30, 20)
+    ('the interval is too…', 'short', 'xxxxxxxxxxxxxxxxxxx…')
+    """
+    if len(text) <= most:
+        return text
+    cut = text[:most].rpartition(" ")[0].rstrip(" ,;:+")
+    return f"{cut if len(cut) > most // 2 else text[: most - 1]}…"
+
+
 def unbroken(text: str, glue: str) -> str:
     """Text in which the spaces that must stay in one line, as between a number and its unit, are `glue`.
 
