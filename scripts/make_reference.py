@@ -79,8 +79,12 @@ _CLASSES = {
     "exact": ("nothing: same batches, same random numbers, same bits", "bit for bit", "on"),
     "rounding": ("the order of float operations", "agreement", "on"),
     "precision": ("the width of floats", "agreement", "on"),
-    "statistical": ("which random numbers are drawn", "by you, over several seeds", "`--accept statistical`"),
-    "semantics": ("batch size, learning rate, the model", "by you", "`--accept semantics`; no such lever yet"),
+    "statistical": ("which random numbers are drawn", "`flatout prove`, over several seeds", "`--accept statistical`"),
+    "semantics": (
+        "batch size, learning rate, the model",
+        "`flatout prove`, and by you",
+        "`--accept semantics`; no such lever yet",
+    ),
 }
 
 

@@ -1,7 +1,9 @@
 """Which number says how good a trained model is?"""
 
 import math
+import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -169,3 +171,11 @@ def test_which_way_a_metric_is_to_go_is_in_its_name_or_asked_of_all_runs():
     assert rises("x", []) and rises("x", [[Reading(value=math.nan)], usual[:1]])
     assert rises("Accuracy", [beyond]) and not rises("val_loss", [usual])
     assert reached_s(beyond, 0.9, rising=True) == 1.0
+
+
+def test_the_documentation_names_every_word_that_decides_between_at_least_and_at_most():
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "prove.md").read_text()
+    falling, _, rising = page.partition("**at most** where it holds")[2].partition("**at least** where it holds")
+    rising = rising.partition("Where it holds neither")[0]
+    assert re.findall("`(.*?)`", falling) == list(metric.FALLING)
+    assert re.findall("`(.*?)`", rising) == list(metric.RISING)
