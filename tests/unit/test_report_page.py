@@ -502,6 +502,11 @@ def test_a_proof_is_drawn_where_there_is_something_to_draw():
     assert many.count("seed 39</text>") == 2 and "seed 40</text>" not in many
 
 
+@pytest.mark.parametrize("page", ["lenet", "proof equivalent"])
+def test_the_framework_is_called_by_its_name(page):
+    assert re.search(r"<dt>framework</dt><dd>PyTorch 2\.13", PAGES[page])
+
+
 def test_every_number_of_a_proof_leads_to_its_samples():
     found = PROVED["different"]
     anchors = {one.anchor for one in proof_page.evidence(found)}
