@@ -37,14 +37,19 @@ def baseline(result: Result, *, windows: bool) -> Said:
     spread = result.baseline_spread_fraction
     measured = [s for s in result.baseline_window_step_s if words.known(s)]
     details = []
+    rest = f" ± {words.percent(spread)}" if words.known(spread) else ""
     if measured:
-        step = words.seconds(stats.summarize(measured).median)
-        details.append(f"{step} a step" + (f", median of {words.plural(len(measured), 'window')}" if windows else ""))
+        step_s = stats.summarize(measured).median
+        rest = words.scatter(step_s, spread)
+        details.append(
+            f"{words.seconds(step_s)} a step"
+            + (f", median of {words.plural(len(measured), 'window')}" if windows else "")
+        )
     if result.foreign_fraction is not None:
         details.append(f"others used {words.percent(result.foreign_fraction)} of the CPU")
     return Said(
         head=words.rate(result.baseline_steps_per_s),
-        rest=f" ± {words.percent(spread)}" if words.known(spread) else "",
+        rest=rest,
         aside=f"  ({'; '.join(details)})" if details else "",
     )
 

@@ -136,7 +136,7 @@ def _result(screen: Screen, found: Contrast) -> None:
     said = contrast_words.headline(found)
     _, other = contrast_words.names(found)
     style = {"faster": "bold green", "slower": "bold red", "inconclusive": "bold yellow"}.get(said.verdict, "bold")
-    screen.say("result", (said.verdict, style), f": {other} {said.sentence.removesuffix('.')}", indent=13)
+    screen.say("result", (said.verdict, style), f": `{other}` {said.sentence.removesuffix('.')}", indent=13)
     if same := contrast_words.alike(found):
         screen.say("", same, indent=13)
 

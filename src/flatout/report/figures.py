@@ -79,9 +79,12 @@ def _draw_step(canvas: Canvas, bars: Sequence[tuple[str, Anatomy]]) -> None:
             axes.text(left_s + value_s / 2, top + 42, text, ha="center", va="center_baseline", color=colour("on-phase"))
             left_s += value_s
         axes.barh(top + 42, left_s, 34, color="none", edgecolor=colour("soft"), linewidth=0.8)
-    ticks.place(axes.xaxis, ticks.even(longest_s, 4 if canvas.narrow else 7), words.seconds)
+    places = ticks.even(longest_s, 4 if canvas.narrow else 7)
+    ticks.place(axes.xaxis, places, words.seconds)
     axes.set_yticks([])
     axes.get_xticklabels()[0].set_horizontalalignment("left")
+    if places[-1] > 0.97 * longest_s:  # else half of it lies outside of the drawing
+        axes.get_xticklabels()[-1].set_horizontalalignment("right")
 
 
 # -- the steps in time ---------------------------------------------------------------------------------------------

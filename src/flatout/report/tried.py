@@ -113,10 +113,9 @@ def warnings(result: Result) -> tuple[str, ...]:
     """What the reader must know, also how noisy it was and that the winner's two measurements exclude each other."""
     said = list(result.warnings)
     if result.baseline_spread_fraction > NOISY:
-        said.append(
-            f"plain steps varied by ± {percent(result.baseline_spread_fraction)}: what binds may read otherwise on a "
-            "quieter machine"
-        )
+        spread = result.baseline_spread_fraction
+        varied = f"varied by ± {percent(spread)}" if spread <= 1 else "varied by more than a step takes"
+        said.append(f"plain steps {varied}: what binds may read otherwise on a quieter machine")
     found = next((trial for trial in result.trials if _is_chosen(result, trial)), None)
     if found is not None and result.winner is not None and _exclude(found, result.winner):
         said.append(

@@ -198,6 +198,17 @@ def percent(value: float | None) -> str:
     return f"{'0' if text == '-0' else text} %"
 
 
+def scatter(value_s: float, fraction: float | None) -> str:
+    """How far samples lie from the median of them, half of their quartiles' distance; beyond it that distance itself.
+
+    >>> scatter(0.00742, 0.02), scatter(0.00742, 6.19), scatter(0.00742, None)
+    (' ± 2 %', ' (quartiles 91.9 ms apart)', '')
+    """
+    if fraction is None or not math.isfinite(fraction):
+        return ""
+    return f" ± {percent(fraction)}" if fraction <= 1 else f" (quartiles {seconds(2 * fraction * value_s)} apart)"
+
+
 def share(value: float | None) -> str:
     """A part of a whole in a column of such: no decimals from 1 % on.
 
