@@ -286,12 +286,12 @@ def test_a_headline_without_a_ratio_reads_as_a_sentence_and_names_stay_whole():
     assert "<code>lenet-2</code> cannot be held against <code>lenet-1</code>" in contrast_page.html_text(found)
 
 
-def test_samples_that_scatter_beyond_their_median_are_told_by_the_distance_of_their_quartiles():
+def test_samples_that_scatter_beyond_their_median_are_told_by_their_interquartile_range():
     wild = run("a", seed=1)
     wild = (replace(wild[0], baseline_window_step_s=(0.004, 0.005, 0.006, 0.1, 0.2, 0.3)), wild[1])
     found = contrasted(wild, run("b", seed=2))
     first, second, *_ = contrast_words.cells(found.step)
-    assert first.startswith("53 ms (quartiles ") and first.endswith(" ms apart)") and " ± " in second
+    assert first.startswith("53 ms (IQR ") and first.endswith(" ms)") and " ± " in second
 
 
 def test_the_last_label_of_an_axis_lies_inside_the_drawing(monkeypatch):

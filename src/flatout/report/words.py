@@ -199,14 +199,14 @@ def percent(value: float | None) -> str:
 
 
 def scatter(value_s: float, fraction: float | None) -> str:
-    """How far samples lie from the median of them, half of their quartiles' distance; beyond it that distance itself.
+    """Half the interquartile range of samples over their median; where it is more than that, the range itself.
 
     >>> scatter(0.00742, 0.02), scatter(0.00742, 6.19), scatter(0.00742, None)
-    (' ± 2 %', ' (quartiles 91.9 ms apart)', '')
+    (' ± 2 %', ' (IQR 91.9 ms)', '')
     """
     if fraction is None or not math.isfinite(fraction):
         return ""
-    return f" ± {percent(fraction)}" if fraction <= 1 else f" (quartiles {seconds(2 * fraction * value_s)} apart)"
+    return f" ± {percent(fraction)}" if fraction <= 1 else f" (IQR {seconds(2 * fraction * value_s)})"
 
 
 def share(value: float | None) -> str:
