@@ -177,7 +177,7 @@ def _document(text: str | None, path: Path) -> Any:
     try:
         found = tomlkit.parse(text)
     except (ValueError, RecursionError) as problem:  # of tomlkit, or of a number or a depth that nobody can read
-        raise _not_understood(path, str(problem)) from None
+        raise _not_understood(path, f"it does not read as TOML: {problem}") from None
     _check_format(found, path)
     return found
 
@@ -302,7 +302,7 @@ def _plans(path: Path) -> dict[str, Any]:
     try:
         found = tomllib.loads(text)
     except (ValueError, RecursionError) as problem:
-        raise _not_understood(path, str(problem)) from None
+        raise _not_understood(path, f"it does not read as TOML: {problem}") from None
     _check_format(found, path)
     plans = found.get("plan", {})
     if not isinstance(plans, dict):

@@ -25,6 +25,7 @@ from flatout.report import (
     proof_page,
     roofline,
     screen,
+    story,
     svg,
     tables,
     terminal,
@@ -535,3 +536,11 @@ def test_the_page_and_the_terminal_say_the_same_of_plain_of_what_binds_and_of_wh
         assert " ".join(said.split()) in page and " ".join(said.split()) in shown
     doubtful = "(doubtful: others used 58 % of the CPU)"
     assert (doubtful in page) == (doubtful in shown) == (foreign == 0.58)
+
+
+def test_no_page_begins_with_a_lone_question_mark():
+    found = replace(RESULTS["nothing"], verdict="inconclusive", trials=(), remeasured=None)
+    said = story.tell(found)
+    assert (said.number, said.unit) == ("No answer", "no candidate was measured")
+    unclear = replace(found, options="--levers none", remeasured=Trial(levers={}, outcome="inconclusive"))
+    assert "?" not in story.tell(unclear).number

@@ -73,7 +73,7 @@ def _against_itself(result: Result) -> Story:
     word, rest = against_itself(result)
     found = result.remeasured
     return Story(
-        number=words.ratio(found.ratio) + "x" if found is not None and words.known(found.ratio) else "?",
+        number=words.ratio(found.ratio) + "x" if found is not None and words.known(found.ratio) else "No ratio",
         unit="against itself",
         sentence="was measured against itself, as if it were a lever: any difference that this finds is an error.",
         lead=(words.sentence(f"{word}{rest}."), _cost(result)),
@@ -132,7 +132,7 @@ def _inconclusive(result: Result) -> Story:
     unit = "95 % interval of the best candidate" if ends else f"no candidate {became}"
     lead.append("Nothing was changed and no plan was written. On a quieter machine, or with more time, measure again.")
     return Story(
-        number=ends or "?",
+        number=ends or "No answer",
         unit=unit if ends or found is None else "too few pairs of windows for an interval",
         sentence="may or may not be faster with a lever: this measurement cannot tell.",
         lead=tuple(lead),
