@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from numerics_bugs import BUGS
+from numerics_bugs import BUGS, PLANTED_IN
 from numerics_judging import WARM_UP_STEPS, Verdict, judged
 from numerics_planting import NAME, planted
 from numerics_precision import FACTORS, MOMENTS, PLACES, curves
@@ -55,11 +55,11 @@ def numbers(found: Verdict) -> dict[str, Any]:
 
 
 def bugs() -> list[dict[str, Any]]:
-    """Every bug in every family in which it can happen."""
+    """Every bug in every script in which it can happen."""
     rows = []
     for bug in BUGS:
         for family in bug.families:
-            found = judged(FAMILIES[family], {NAME: {}}, {NAME: bug.lever()})
+            found = judged(PLANTED_IN[family], {NAME: {}}, {NAME: bug.lever()})
             assert found is not None
             row = {"bug": bug.name, "class": bug.class_, "check": bug.check, "family": family, **numbers(found)}
             rows.append(row)

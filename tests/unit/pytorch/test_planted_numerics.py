@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "cla
 
 from numerics_bugs import (  # noqa: E402
     BUGS,
+    PLANTED_IN,
     copied_once,
     rate_kept,
 )
@@ -54,7 +55,7 @@ def test_there_are_more_than_twenty_bugs_in_five_families():
 
 @pytest.mark.parametrize(("bug", "family"), [pytest.param(b, f, id=f"{b.name}, {f}") for b, f in IN_TURN])
 def test_a_planted_bug_is_caught_by_the_check_that_its_lever_names(bug, family):
-    found = judged(FAMILIES[family], {NAME: {}}, {NAME: bug.lever()})
+    found = judged(PLANTED_IN[family], {NAME: {}}, {NAME: bug.lever()})
     assert found.word == "disagrees", found.detail
     assert found.checks == (bug.check,)
 
