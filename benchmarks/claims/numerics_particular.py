@@ -7,6 +7,7 @@ time, as those of the families do.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -26,7 +27,7 @@ def two_layers(width: int = 2) -> nn.Sequential:
 
 
 class Classes(nn.Module):
-    """Returns what it takes for the class of each row, beside how sure it is."""
+    """Returns what it takes for the class of each row, and which of them are more likely than not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,14 +39,14 @@ class Classes(nn.Module):
 
 
 def whole_numbers() -> Iterator[None]:
-    """Rows are weighted by what the model takes them for."""
+    """Rows are weighted by what the model takes them for; nothing can be learnt, so that classes are nearly alike."""
     model = Classes()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     while True:
-        x, labels = rows(model, 64)
+        x, labels = rows(model, 64)[0], torch.randint(0, 12, (64,))
         optimizer.zero_grad()
-        logits, classes, sure = model(x)
-        weights = (1 + classes) * (1 + sure.sum(1))
+        logits, classes, likely = model(x)
+        weights = 1 + classes % 2 + likely.sum(1) / 12
         (F.cross_entropy(logits, labels, reduction="none") * weights).mean().backward()
         optimizer.step()
         yield
@@ -79,7 +80,8 @@ class Remembering(nn.Module):
 
 def growing_buffer() -> Iterator[None]:
     """A buffer of another shape in each step."""
-    return classified(model := Remembering(), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    model = Remembering()
+    return classified(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
 
 
 def classified(
@@ -105,15 +107,14 @@ def scheduled_momentum() -> Iterator[None]:
 
 def whole_rate() -> Iterator[None]:
     """A learning rate of 1, written as an integer."""
-    return classified(model := nn.Linear(8, 2), torch.optim.SGD(model.parameters(), lr=1))
+    model = nn.Linear(8, 2)
+    return classified(model, torch.optim.SGD(model.parameters(), lr=1))
 
 
 def turning_double() -> Iterator[None]:
     """A model whose parameters are of another type from the tenth step on, which is between two that are kept."""
     model = two_layers()
-    steps = classified(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    for _ in range(9):
-        yield next(steps)
+    yield from itertools.islice(classified(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)), 9)
     model.double()
     yield from classified(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
 

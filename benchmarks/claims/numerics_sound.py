@@ -1,9 +1,9 @@
 """Scripts on which sound levers are judged: what is hard for a check of numbers, on purpose.
 
 Frozen layers, tied weights, gradients that are zero by construction, losses near zero, batches of one, sums that
-cancel, models in bfloat16 and double, sparse gradients, learning rates below the last place of the weights, and what each
-script of `numerics_particular` has.
-In: nothing. Out: scripts by name, each a generator that makes one step at a time.
+cancel, models in bfloat16 and double, sparse gradients, learning rates below the last place of the weights, and what
+each script of `numerics_particular` has. In: nothing. Out: scripts by name, each a generator that makes one step at a
+time.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Difference:
         multiple_of: The parameter, buffer or output where that is.
         truth_error: Relative error against float64.
         baseline_truth_error: The same of the baseline.
-        truth_multiple: The largest multiple, over all parameters or outputs, of the baseline's own distance from float64.
+        truth_multiple: The largest multiple, over all parameters or outputs, of the baseline's distance from float64.
         fault: Something that is wrong whatever the error; empty where nothing.
         detail: A remark for people.
     """

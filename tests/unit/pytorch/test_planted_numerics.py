@@ -43,6 +43,12 @@ HARD = {
     "3D, groups, weight norm": {"threads": {"num": 2}},
     "checkpoints, 4 micro-batches": {"foreach_optimizer": {}},
     "gpt at its start": {"fused_fetch": {}},
+    "whole numbers": {"bf16": {}},
+    "two calls": {"threads": {"num": 2}},
+    "growing buffer": {"bf16": {}},
+    "scheduled momentum": {"fused_optimizer": {}},
+    "whole learning rate": {"fused_optimizer": {}},
+    "turning double": {"bf16": {}, "fused_optimizer": {}, "threads": {"num": 2}},
     "complex weights": {"bf16": {}, "foreach_optimizer": {}, "threads": {"num": 2}},
 }
 

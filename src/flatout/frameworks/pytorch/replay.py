@@ -42,7 +42,7 @@ class Replayed:
         self.integers: list[tuple[str, torch.Tensor]] = []
         """Outputs that are no floats (classes, masks, counts), with their names."""
         self.buffers: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}
-        """Buffers by module and name: as they were before the first call (empty where not there), and after the last."""
+        """Buffers by module and name: before the first call (empty where there was none yet), and after the last."""
         self.kinds: list[tuple[torch.dtype, tuple[int, ...]]] = []
         """Type and shape of each output."""
         self.settings: Settings = ()

@@ -2,7 +2,8 @@
 
 The step is replayed with every number that goes into it (parameters, inputs, the gradients that came back for the
 outputs) moved by one unit in its last place: what that moves, another order of the same operations may move as well.
-In: captured calls and their plain replay. Out: for each parameter and output the size of that movement. Loaded in trials only.
+In: captured calls and their plain replay. Out: for each parameter and output the size of that movement. Loaded in
+trials only.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LEAST_SHARE = 0.25
 def rounding_scales(
     replayer: Replayer, calls: Sequence[CapturedCall], plain: Replayed, least_epsilon: float = 0.0
 ) -> Scales:
-    """Replay the calls with all numbers moved by their last place, and note how far each gradient, buffer and output goes.
+    """Replay the calls with all numbers moved by their last place, and note how far gradients, buffers and outputs go.
 
     Args:
         replayer: Runs calls again.

@@ -169,9 +169,7 @@ def updated(
         session.silent = False
 
 
-def bears_other_options(
-    session: Session, optimizers: Sequence[torch.optim.Optimizer], snapshot: Snapshot
-) -> bool:
+def bears_other_options(session: Session, optimizers: Sequence[torch.optim.Optimizer], snapshot: Snapshot) -> bool:
     """Whether plain updates with lessened options still give numbers, where they do with the script's own."""
     try:
         varied = updated(session, optimizers, snapshot)
