@@ -38,9 +38,10 @@ def numbers(found: Verdict) -> dict[str, Any]:
     made = [d for point in found.points for d in point.differences]
 
     def largest(name: str) -> float | None:
-        return max((v for d in made if (v := getattr(d, name)) is not None), default=None)
+        told = [getattr(d, name) for d in made if d.check != "outputs"]  # whose error stands beside the gradients'
+        return max((v for v in told if v is not None), default=None)
 
-    names = ("error", "rounding", "truth_error", "baseline_truth_error")
+    names = ("error", "output_error", "rounding", "truth_error", "baseline_truth_error")
     multiples = {d.check: None if d.multiple is None else float(f"{d.multiple:.3g}") for d in made}
     for d in made:
         if d.multiple is not None:
