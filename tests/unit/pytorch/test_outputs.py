@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from flatout.frameworks.pytorch.differences import buffer_error, outputs_apart, whole_error  # noqa: E402
-from flatout.frameworks.pytorch.outputs import integers_fault  # noqa: E402
+from flatout.frameworks.pytorch.outputs import compared_outputs, integers_fault  # noqa: E402
+from flatout.frameworks.pytorch.replay import Replayed  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "claims"))
 
@@ -42,6 +43,16 @@ def test_outputs_that_are_missing_or_of_another_shape_are_infinitely_off():
     assert [a.distance for a in outputs_apart([torch.ones(1), torch.ones(2)], plain)] == [math.inf, 0]
     assert whole_error(outputs_apart([torch.zeros(2)], [torch.zeros(2)])) == 0
     assert whole_error(outputs_apart([torch.ones(2)], [torch.zeros(2)])) == math.inf
+
+
+def test_infinities_of_both_signs_and_outputs_of_no_elements_can_be_measured():
+    mixed = [torch.tensor([math.inf, 1.0]), torch.tensor([-math.inf, 1.0]), torch.zeros(0)]
+    found, plain = Replayed(), Replayed()
+    found.outputs, plain.outputs = mixed, [torch.ones(2), torch.ones(2), torch.zeros(0)]
+    plain.output_names = ["a", "b", "c"]
+    measured = compared_outputs(found, plain, [])
+    assert measured.error == math.inf and not measured.finite and measured.worst in ("a", "b")
+    assert compared_outputs(plain, plain, []).error == 0
 
 
 def test_whole_numbers_may_change_in_as_many_places_as_rounding_changes():

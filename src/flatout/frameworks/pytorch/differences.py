@@ -19,6 +19,9 @@ BUFFER_SHARE = 1e-3
 NO_NUMBER = 1e30
 """From here on an output stands for something else (a place that is masked), as infinity and NaN do."""
 
+AT_ONCE = 2**22
+"""Numbers of an output that are held in double precision at a time."""
+
 
 def reals(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor as plain real numbers: a sparse gradient written out, a complex one as its two parts."""
@@ -95,16 +98,22 @@ def outputs_apart(found: Sequence[torch.Tensor], baseline: Sequence[torch.Tensor
 
 
 def _apart(found: torch.Tensor | None, plain: torch.Tensor) -> Apart:
-    plain = plain.double()
     if found is None or found.shape != plain.shape:
         return Apart(math.inf, math.sqrt(square(plain)), math.inf, 0.0)
-    found, numbers = found.double(), plain.abs() < NO_NUMBER
+    parts = zip(found.reshape(-1).split(AT_ONCE), plain.reshape(-1).split(AT_ONCE), strict=True)
+    sums = [_sums(ours.double(), theirs.double()) for ours, theirs in parts]
+    distance, size, own_size = (math.sqrt(math.fsum(s[n] for s in sums)) for n in range(3))
+    return Apart(distance, size, own_size, sum(s[3] for s in sums))
+
+
+def _sums(found: torch.Tensor, plain: torch.Tensor) -> tuple[float, float, float, float]:
+    """Squares of the difference, of both, and their product, over the places in which plain has a number."""
+    numbers = plain.abs() < NO_NUMBER
     if not bool(numbers.all()):  # what stands for no number has to stand for the same
         same = torch.where(plain.isnan(), found.isnan(), (found.abs() >= NO_NUMBER) & (found.sign() == plain.sign()))
         found = torch.where(numbers, found, torch.where(same, 0.0, math.inf))
         plain = torch.where(numbers, plain, 0.0)
-    product = float((found * plain).sum())
-    return Apart(math.sqrt(square(found - plain)), math.sqrt(square(plain)), math.sqrt(square(found)), product)
+    return square(found - plain), square(plain), square(found), float(torch.dot(found, plain))
 
 
 def output_error(found: Sequence[torch.Tensor], baseline: Sequence[torch.Tensor]) -> float | None:

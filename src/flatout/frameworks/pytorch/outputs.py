@@ -35,7 +35,7 @@ def compared_outputs(found: Replayed, plain: Replayed, again: Sequence[Apart]) -
     apart = outputs_apart(found.outputs, plain.outputs)
     errors = [whole_error([a]) for a in apart]
     furthest = max(range(len(errors)), key=lambda n: math.inf if math.isnan(errors[n]) else errors[n], default=None)
-    size2, product = math.fsum(a.size**2 for a in apart), math.fsum(a.product for a in apart)
+    size2, product = math.fsum(a.size**2 for a in apart), sum(a.product for a in apart)
     norms = math.sqrt(size2) * math.hypot(*(a.own_size for a in apart))
     return Difference(
         check="outputs",
