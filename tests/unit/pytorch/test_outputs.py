@@ -1,4 +1,4 @@
-"""Are the values of a model's outputs compared, and what of them is no number left alone?"""
+"""Are values of outputs, growing buffers and kept options compared, and is what is no number left alone?"""
 
 import math
 import sys
@@ -13,9 +13,11 @@ from torch import nn  # noqa: E402
 from flatout.frameworks.pytorch.differences import buffer_error, outputs_apart, whole_error  # noqa: E402
 from flatout.frameworks.pytorch.outputs import compared_outputs, integers_fault  # noqa: E402
 from flatout.frameworks.pytorch.replay import Replayed  # noqa: E402
+from flatout.frameworks.pytorch.updates import _lessened  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "claims"))
 
+from numerics_bugs import kept_since  # noqa: E402
 from numerics_judging import judged  # noqa: E402
 from numerics_output_bugs import each_output, valued  # noqa: E402
 from numerics_particular import classified, two_layers  # noqa: E402
@@ -117,3 +119,34 @@ def test_bfloat16_with_wrong_outputs_is_told_from_bfloat16(change, word):
     lever = planted(plant, "precision", "gradients")
     found = judged(masked, {NAME: {}}, {NAME: lever})
     assert found.word == word, found.detail
+
+
+# -- options of optimizers -----------------------------------------------------------------------------------------
+
+
+class Insisting(torch.optim.SGD):
+    """Updates with the momentum that it was made with only."""
+
+    def step(self, closure=None):
+        assert all(group["momentum"] == 0.9 for group in self.param_groups), "another momentum"
+        return super().step(closure)
+
+
+def insisting():
+    model = two_layers()
+    return classified(model, Insisting(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2))
+
+
+def test_an_optimizer_that_bears_no_other_options_is_compared_with_its_own():
+    still = planted(lambda session: lambda: None, "rounding", "updates")
+    assert judged(insisting, {NAME: {}}, {NAME: still}).word == "agrees"
+    rate = planted(kept_since("lr"), "rounding", "updates")
+    assert judged(insisting, {NAME: {}}, {NAME: rate}).word == "disagrees"
+
+
+def test_options_are_lessened_whatever_they_are_made_of_and_switches_and_counts_are_not():
+    assert _lessened(0.5) == 0.25 and _lessened((0.5, (1.0, None))) == (0.25, (0.5, None))
+    assert _lessened([0.5, True]) == [0.25, True] and _lessened(3) == 3
+    assert _lessened(3, integers=True) == 1.5 and _lessened(True, integers=True) is True
+    betas = (torch.tensor(0.5), 0.5)
+    assert _lessened(betas)[0] == 0.25 and betas[0] == 0.5, "the script's own tensor stays as it is"
