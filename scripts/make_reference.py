@@ -79,8 +79,12 @@ _CLASSES = {
     "exact": ("nothing: same batches, same random numbers, same bits", "bit for bit", "on"),
     "rounding": ("the order of float operations", "agreement", "on"),
     "precision": ("the width of floats", "agreement", "on"),
-    "statistical": ("which random numbers are drawn", "by you, over several seeds", "`--accept statistical`"),
-    "semantics": ("batch size, learning rate, the model", "by you", "`--accept semantics`; no such lever yet"),
+    "statistical": ("which random numbers are drawn", "`flatout prove`, over several seeds", "`--accept statistical`"),
+    "semantics": (
+        "batch size, learning rate, the model",
+        "`flatout prove`, and by you",
+        "`--accept semantics`; no such lever yet",
+    ),
 }
 
 
@@ -163,7 +167,10 @@ def errors() -> str:
         cause="it is not in `/home/me/project`",
         hint="flatout's own options stand before the script; check the path",
     )
-    rows = [[f"`{kind.__name__}`", str(kind.exit_code), (inspect.getdoc(kind) or "").rstrip(".")] for kind in kinds]
+    rows = [
+        [f"`{kind.__name__}`", str(kind.exit_code), " ".join((inspect.getdoc(kind) or "").split()).rstrip(".")]
+        for kind in kinds
+    ]
     tree = textwrap.dedent((inspect.getdoc(module) or "").split("\n\n")[1])
     return "\n\n".join(
         [
@@ -195,7 +202,11 @@ _OTHER_CODES = [
         "`prove`: these seeds cannot tell, or nothing can be compared (or an `Inconclusive`, which says so on stderr)",
     ],
     ["130", "you stopped it (Ctrl-C) before there was anything to keep"],
-    ["143", "`tune` or `why` was told to end (SIGTERM); its children are ended with it"],
+    [
+        "143",
+        "it was told to end (SIGTERM), whichever command it was; the children of `tune`, `why` and `prove` are ended "
+        "with it, and the runs that `prove` has finished are kept",
+    ],
     ["141", "whoever read our output went away"],
 ]
 

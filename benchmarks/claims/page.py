@@ -7,6 +7,7 @@ two comment lines made anew.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def simulated(found: dict[str, Any]) -> list[str]:
             f"| {alarms(final, num)} | {covered(final, gain)} | {gain['found_within_60_windows'] / num:.1%} "
             f"| {scaled['found_within_60_windows'] / num:.1%} |"
         )
-    return [line.replace("%", " %") for line in lines]
+    return [re.sub(" ?%", " %", line) for line in lines]
 
 
 def num_comparisons(found: dict[str, Any]) -> int:

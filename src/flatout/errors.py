@@ -3,7 +3,7 @@
     FlatoutError
     ├── UsageError        the command line or a file given on it is wrong           exit code 2
     ├── ScriptError       the user's script failed, or never trained                exit code 3
-    ├── RecordError       a trace, plan or ceilings file is missing, torn or newer  exit code 4
+    ├── RecordError       a file is missing, torn or newer, or lacks what was asked exit code 4
     ├── MachineError      the machine refuses something that is needed              exit code 5
     └── Inconclusive      there was not enough to judge by                          exit code 6
 
@@ -56,7 +56,11 @@ class ScriptError(FlatoutError):
 
 
 class RecordError(FlatoutError):
-    """A file that flatout wrote is missing, torn, from a newer version, or not for here."""
+    """A file does not hold what it should.
+
+    One that flatout wrote is missing, torn, from a newer version, or not for here; one that was named as a plan is
+    none; or what a script printed or wrote has no such metric.
+    """
 
     exit_code = 4
 

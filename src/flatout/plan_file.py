@@ -35,6 +35,11 @@ _HEAD = """\
 # if the name of the machine and the script's arguments are: both stand here.
 """
 
+_BEGINS = re.compile(r"\ufeff?(?:# Plans made by flatout|(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*format[ \t]*=[ \t]*[0-9])")
+"""How every plan file begins, also one whose comments somebody took away."""
+
+_BEGINNING_BYTES = 4096
+
 _OURS = re.compile(r"# .*: \S+x \[\S+, \S+\]")
 """The line under a plan's head, which is written anew with the plan."""
 
@@ -73,10 +78,10 @@ def check_place(path: Path) -> None:
 
     Raises:
         MachineError: The folder is not there, or cannot be written.
-        RecordError: The file is there and is not a plan file.
+        RecordError: The file is there, is not empty, and is not a plan file.
     """
     try:
-        if path.exists():
+        if path.exists() and not _is_empty(path):
             _plans(path)
         folder = folder_of(path)
         if not folder.is_dir():
@@ -92,16 +97,16 @@ def write(plan: Plan, path: Path) -> None:
 
     Raises:
         MachineError: The file cannot be written.
-        RecordError: The file is there and is not a plan file.
+        RecordError: The file is there, is not empty, and is not a plan file.
         UsageError: The script's name or arguments are not text.
     """
     place = Path(os.path.realpath(path))  # a link stays a link
     try:
         with _locked(place.parent):
-            text = _text(place) if place.exists() else None
+            text = _text(place) if place.exists() and not _is_empty(place) else None
             _put(place, _with_plan(text, plan, path))
     except UnicodeDecodeError as problem:
-        raise torn(path, str(problem)) from None
+        raise _not_understood(path, str(problem)) from None
     except UnicodeEncodeError:
         raise UsageError(
             f"no plan can be written for {plan.script!r}",
@@ -172,7 +177,7 @@ def _document(text: str | None, path: Path) -> Any:
     try:
         found = tomlkit.parse(text)
     except (ValueError, RecursionError) as problem:  # of tomlkit, or of a number or a depth that nobody can read
-        raise torn(path, str(problem)) from None
+        raise _not_understood(path, str(problem)) from None
     _check_format(found, path)
     return found
 
@@ -293,11 +298,11 @@ def _plans(path: Path) -> dict[str, Any]:
             hint="`flatout tune SCRIPT` writes one",
         ) from None
     except UnicodeDecodeError as problem:
-        raise torn(path, str(problem)) from None
+        raise _not_understood(path, str(problem)) from None
     try:
         found = tomllib.loads(text)
     except (ValueError, RecursionError) as problem:
-        raise torn(path, str(problem)) from None
+        raise _not_understood(path, str(problem)) from None
     _check_format(found, path)
     plans = found.get("plan", {})
     if not isinstance(plans, dict):
@@ -308,7 +313,7 @@ def _plans(path: Path) -> dict[str, Any]:
 def _check_format(found: Any, path: Path) -> None:
     number = found.get("format")
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise torn(path, "it states no `format`, so it is not a plan file, or its head is gone")
+        raise _not_understood(path, _instead_of_a_format(found))
     if number > PLAN_FORMAT:
         raise RecordError(
             f"`{path}` has format {number}, this version reads up to {PLAN_FORMAT}",
@@ -317,9 +322,44 @@ def _check_format(found: Any, path: Path) -> None:
         )
 
 
+def _instead_of_a_format(found: Any) -> str:
+    if not found:
+        return "it is empty, or holds nothing but comments"
+    if "format" not in found:
+        return "it states no `format`, which every plan file begins with"
+    stated = found["format"]
+    literal = str(stated).lower() if isinstance(stated, bool) else str(stated)[:40]
+    return f"its `format` is `{literal}`, that of a plan file is a whole number from 1 to {PLAN_FORMAT}"
+
+
+def _not_understood(path: Path, why: str) -> RecordError:
+    """The error for a file that cannot be understood: what never was a plan is somebody's work, and not torn."""
+    try:
+        with open(path, "rb") as file:
+            beginning = file.read(_BEGINNING_BYTES).decode(errors="replace")
+    except OSError:
+        beginning = ""
+    if _BEGINS.match(beginning):
+        return torn(path, why)
+    return RecordError(
+        f"`{path}` is no plan file",
+        cause=why,
+        hint="`--plan` names another: one that `flatout tune` wrote, or for `tune` a new one",
+    )
+
+
 def torn(path: Path, why: str) -> RecordError:
     """The error for a plan file that cannot be understood."""
-    return RecordError(f"`{path}` is torn", cause=why, hint="restore the file, or delete it and tune again")
+    return RecordError(
+        f"`{path}` is torn",
+        cause=why,
+        hint="mend it by hand or restore it; `flatout tune --plan NEW SCRIPT` makes another beside it",
+    )
+
+
+def _is_empty(path: Path) -> bool:
+    place = path.stat()
+    return stat.S_ISREG(place.st_mode) and not place.st_size
 
 
 def unknown_levers(plan: Plan, known: Iterable[str]) -> tuple[str, ...]:

@@ -5,8 +5,6 @@ In: names of run folders. Out: a `Result`, a `Contrast`, or a file and what went
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from errno import EDQUOT, ENOENT, ENOSPC
@@ -14,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flatout import output_file
 from flatout.errors import MachineError, RecordError, UsageError, cannot_write
 from flatout.run import folder
 
@@ -108,7 +107,8 @@ def export(run: str | None, path: Path) -> Exported:
             cause="the ending decides: `.csv` is a table with one row a step, `.json` a trace for Perfetto",
             hint="e.g. `--export steps.csv`",
         )
-    _check_place(path, exports.HEADS[kind])
+    mark = exports.HEADS[kind].encode()
+    output_file.check(path, output_file.Kind(name="export", mark=mark), option="--export")
     place = folder.find(folder.working_folder(), run)
     source = _Source(place)
     found = source.stretches()
@@ -135,44 +135,25 @@ def _too_large(path: Path, kind: str) -> list[str]:
     return [f"the file has {size / 1e9:.1f} GB, which {hint}"] if large else []
 
 
-def _check_place(path: Path, head: str) -> None:
-    """The file is new, empty or an earlier export: what else is there is somebody's work."""
-    if path.is_dir():
-        raise UsageError(f"`--export {path}` is a folder", cause="a file is written", hint="name a file in it")
-    try:
-        with open(path, "rb") as file:
-            begins = file.read(len(head.encode()))
-    except OSError:  # new, or writing it fails as well, which is said then
-        return
-    if begins and begins != head.encode():
-        raise UsageError(
-            f"`--export {path}` would overwrite a file that is no export",
-            cause="only an earlier export is written over",
-            hint="name another file, or remove this one",
-        )
-
-
 def _write(text: Iterator[str], path: Path, source: _Source) -> None:
     """All of it or nothing."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(draft, "w", encoding="utf-8", errors="replace", newline="") as file:
-            for piece in text:
-                file.write(piece)
-        if not source.num_steps:
-            raise RecordError(
-                f"there is no step to export in `{source.place}`",
-                cause="; ".join(source.remarks()) or "the run ended before a step was recorded",
-                hint="`flatout why SCRIPT` records steps",
-            )
-        os.replace(draft, path)
+        output_file.write_whole(_with_steps(text, source), path)
     except OSError as problem:
         found = cannot_write(path, problem)
         hint = found.hint if problem.errno in (ENOENT, ENOSPC, EDQUOT) else "`--export FILE` in a folder of yours"
         raise MachineError(found.error, cause=found.cause, hint=hint) from None
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
+
+
+def _with_steps(text: Iterator[str], source: _Source) -> Iterator[str]:
+    """The text; in its end it is known whether there was a step in it."""
+    yield from text
+    if not source.num_steps:
+        raise RecordError(
+            f"there is no step to export in `{source.place}`",
+            cause="; ".join(source.remarks()) or "the run ended before a step was recorded",
+            hint="`flatout why SCRIPT` records steps",
+        )
 
 
 class _Source:

@@ -294,6 +294,8 @@ class Failure:
     order: int = -1
     filename: str | None = None
     out_of_memory: bool = False
+    place: str = ""
+    """File and line of the script's own last frame, as `/home/me/train.py:20`; empty where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -259,13 +259,13 @@ LENET_TRIALS = (
     trial(BEST, 3.61, 3.50, 3.71, class_="rounding", agreement="agrees", num_discarded=3,
           agreement_detail="gradient error 2.4e-07, noise 0.7; update error 2.1e-07; items and random streams equal"),
     trial({**BEST, "bf16": {}}, 3.55, 3.43, 3.68, "no difference", class_="precision",
-          reason="no difference to the set without bf16"),
+          reason="as fast without bf16"),
     trial({"workers": {"num": 2}}, 1.32, 1.27, 1.36, agreement="agrees",
           agreement_detail="items and random streams equal", took_s=4.5),
     unmeasured({"workers": {"num": 4}}, "disagrees", "other items: needs `--accept statistical`",
                agreement="disagrees", agreement_detail="other items: needs `--accept statistical`"),
     trial({**BEST, "compile": {}}, 3.66, 3.41, 3.88, "no difference", class_="rounding", engage_s=27.0, took_s=30.0,
-          reason="27 s to compile, then no difference to the set without it"),
+          reason="compiled in 27 s, and no faster"),
 )  # fmt: skip
 
 UNTRIED = (

@@ -561,6 +561,23 @@ def test_an_exception_without_words_is_told_by_its_place():
     assert problems.failure("script", AssertionError()).message == ""
 
 
+def test_the_place_of_an_exception_is_the_last_line_of_the_scripts_own_code_not_of_what_it_called():
+    def own():
+        json.loads("{")
+
+    with pytest.raises(ValueError, match="Expecting") as raised:
+        own()
+    line = own.__code__.co_firstlineno + 1
+    assert problems.failure("script", raised.value).place == f"{__file__}:{line}"
+    assert problems.failure("script", ValueError()).place == ""
+
+
+def test_the_place_of_a_syntax_error_is_where_it_is_written():
+    with pytest.raises(SyntaxError) as raised:
+        compile("x = 1\ny = (", "/home/me/train.py", "exec")
+    assert problems.failure("script", raised.value).place == "/home/me/train.py:2"
+
+
 # -- a record that cannot be kept ----------------------------------------------------------------------------------
 
 

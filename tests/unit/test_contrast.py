@@ -255,3 +255,53 @@ def test_a_trace_that_cannot_be_read_is_a_remark_and_the_others_count(tmp_path):
     (tmp_path / "trace-2.jsonl").write_text("nonsense\n")
     found = samples.gather(tmp_path)
     assert len(found.windows) == 1 and "is not a record" in found.remarks[0]
+
+
+def test_a_step_of_another_length_where_it_was_taken_apart_is_said_with_numbers_by_terminal_and_page():
+    first, second = run("a", seed=1), run("b", seed=2)
+    assert contrast_words.taken_apart(contrasted(first, second)) == ""
+    slow = (replace(first[0], anatomy=replace(first[0].anatomy, step_s=0.0188)), first[1])
+    found = contrasted(slow, second)
+    said = contrast_words.taken_apart(found)
+    assert "a step took 18.8 ms instead of 10" in said and "ms in `a`:" in said and "in `b`" not in said
+    shown = " ".join(screen.plain(contrast_terminal.contrast(found), width=100).split())
+    assert said in shown
+    assert "18.8\xa0ms instead of 10" in contrast_page.html_text(found)
+
+
+def test_a_step_without_a_time_has_no_other_length():
+    first, second = run("a", seed=1), run("b", seed=2)
+    hollow = (replace(first[0], baseline_window_step_s=(), anatomy=anatomy({}, num_windows=0)), first[1])
+    assert contrast_words.taken_apart(contrasted(hollow, second)) == ""
+
+
+def test_a_headline_without_a_ratio_reads_as_a_sentence_and_names_stay_whole():
+    few = run("lenet-1", seed=1)
+    few = (replace(few[0], baseline_window_step_s=(0.01, 0.011)), few[1])
+    found = contrasted(few, run("lenet-2", seed=2))
+    said = contrast_words.headline(found)
+    assert f"{said.number} {said.unit}" == "No ratio of `lenet-1` to `lenet-2` can be given"
+    page = Page(contrast_page.html_text(found))
+    assert "?" not in page.text.partition("Where a step goes")[0]
+    assert "<code>lenet-2</code> cannot be held against <code>lenet-1</code>" in contrast_page.html_text(found)
+
+
+def test_samples_that_scatter_beyond_their_median_are_told_by_their_interquartile_range():
+    wild = run("a", seed=1)
+    wild = (replace(wild[0], baseline_window_step_s=(0.004, 0.005, 0.006, 0.1, 0.2, 0.3)), wild[1])
+    found = contrasted(wild, run("b", seed=2))
+    first, second, *_ = contrast_words.cells(found.step)
+    assert first.startswith("53 ms (IQR ") and first.endswith(" ms)") and " ± " in second
+
+
+def test_the_last_label_of_an_axis_lies_inside_the_drawing(monkeypatch):
+    from flatout.report import figures
+
+    kept = []
+    draw = figures._draw_step
+    monkeypatch.setattr(figures, "_draw_step", lambda canvas, bars: (draw(canvas, bars), kept.append(canvas)))
+    figures.stacked([("a", run("a")[0].anatomy)])
+    assert len(kept) == 2
+    for canvas in kept:
+        label = canvas.figure.axes[0].get_xticklabels()[-1]
+        assert label.get_text() == "10 ms" and label.get_horizontalalignment() == "right"

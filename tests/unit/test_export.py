@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout import api, reporting
+from flatout import api, output_file
 from flatout.cli import flatout
 from flatout.errors import MachineError, RecordError, UsageError
 from flatout.result import TimelineStep, save
@@ -189,7 +189,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(reporting.os, "replace", full)
+    monkeypatch.setattr(output_file.os, "replace", full)
     with pytest.raises(MachineError) as caught:
         api.export("train-1", tmp_path / "steps.csv")
     assert (caught.value.cause, caught.value.hint) == ("the disk is full", "free some space")

@@ -73,6 +73,21 @@ def test_the_claim_of_a_killed_process_does_not_stay(tmp_path):
         assert place.name == "train-2"
 
 
+@pytest.mark.parametrize("call", ["open", "ftruncate", "write"])
+def test_a_disk_too_full_for_the_lock_is_said_in_three_parts_and_leaves_it_free(tmp_path, monkeypatch, call):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder.root(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, full)
+        with pytest.raises(MachineError, match=r"cannot write `.*lock`") as caught:
+            folder.claimed(tmp_path, "train").__enter__()
+    assert (caught.value.cause, caught.value.hint) == ("the disk is full", "free some space")
+    with folder.claimed(tmp_path, "train") as place:
+        assert place.name == "train-1"
+
+
 def test_a_run_gets_a_folder_that_stays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with folder.for_run("train") as (place, problem):

@@ -1,7 +1,9 @@
 """Which number says how good a trained model is?"""
 
 import math
+import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -217,3 +219,11 @@ def test_a_sign_or_digits_before_the_group_are_not_left_behind(pattern, line):
 @pytest.mark.parametrize("pattern", [r"acc: (?P<v>[0-9.]+)", r"(?:acc: ([0-9.]+))", r"acc[:] +([0-9.]+)"])
 def test_nan_counts_however_the_group_is_written(pattern):
     assert str(values(in_lines(pattern, [(0.0, "acc: 0.9"), (1.0, "acc: nan")]))) == "[0.9, nan]"
+
+
+def test_the_documentation_names_every_word_that_decides_between_at_least_and_at_most():
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "prove.md").read_text()
+    falling, _, rising = page.partition("**at most** where it holds")[2].partition("**at least** where it holds")
+    rising = rising.partition("Where it holds neither")[0]
+    assert re.findall("`(.*?)`", falling) == list(metric.FALLING)
+    assert re.findall("`(.*?)`", rising) == list(metric.RISING)

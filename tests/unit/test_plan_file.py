@@ -263,7 +263,7 @@ def test_where_no_plan_can_be_written_is_known_before_one_is_made(path):
     check_place(path)
     assert "make its folder first" in refusal(check_place, path.parent / "gone" / "plan.toml", kind=MachineError).hint
     path.write_text("garbage = [")
-    assert "is torn" in refusal(check_place, path).error
+    assert "is no plan file" in refusal(check_place, path).error
 
 
 def test_names_in_a_file_reached_through_a_link_are_seen_from_where_it_lies(tmp_path, monkeypatch):
@@ -334,16 +334,14 @@ def test_a_plan_for_another_script_names_those_there_are(path):
     "content",
     [
         b"format = 1\n[plan.",
-        b"\xff\xfe",
-        b"",
-        b'[plan."train.py"]\n',
-        b"format = 'one'\n",
-        b"format = true\n",
+        b"# Plans made by flatout: what to change\n\xff\xfe",
+        b"# Plans made by flatout: what to change\n",
+        b"# Plans made by flatout: what to change\n[plan]\n",
+        b"# mine\n\n  # ours\nformat = 1\n[plan.",
         b"format = 0\n",
         b"format = 1\nplan = 3\n",
         b"format = 1\nplan = ['train.py']\n",
         b"format = 1\n[plan]\n'train.py' = 3\n",
-        b'{"format": 1}',
     ],
 )
 def test_a_torn_file_is_refused_for_reading_and_never_written_over(path, content):
@@ -352,6 +350,43 @@ def test_a_torn_file_is_refused_for_reading_and_never_written_over(path, content
     if content != b"format = 1\n[plan]\n'train.py' = 3\n":  # there the plan of the script itself is what is torn
         assert refusal(write, plan(), path).error == f"`{path}` is torn"
         assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (b"import torch\n", "Expected '='"),
+        (b"[project]\nname = 'mine'\n", "it states no `format`, which every plan file begins with"),
+        (b'[plan."train.py"]\n', "it states no `format`, which every plan file begins with"),
+        (b"format = 'x'\n", "its `format` is `x`, that of a plan file is a whole number from 1 to 1"),
+        (b"format = true\n", "its `format` is `true`"),
+        (b"\xff\xfe", "can't decode"),
+        (b'{"format": 1}', "Invalid statement"),
+        (b"# mine\n", "it is empty, or holds nothing but comments"),
+    ],
+)
+def test_what_never_was_a_plan_is_not_called_torn_and_nobody_is_told_to_delete_it(path, content, cause):
+    path.write_bytes(content)
+    for call in ((read, path, "train.py"), (scripts, path), (check_place, path)):
+        problem = refusal(*call)
+        assert problem.error == f"`{path}` is no plan file" and cause in problem.cause
+        assert problem.hint.startswith("`--plan` names another")
+    assert refusal(write, plan(), path).error == f"`{path}` is no plan file"
+    assert path.read_bytes() == content
+
+
+def test_nobody_is_told_to_delete_a_torn_plan(path):
+    path.write_text("format = 1\n[plan.")
+    hint = refusal(read, path, "train.py").hint
+    assert "mend it" in hint and "delete" not in hint
+
+
+def test_an_empty_file_is_no_plan_to_read_and_a_place_to_write_one(path):
+    path.touch(mode=0o640)
+    assert refusal(read, path, "train.py").cause == "it is empty, or holds nothing but comments"
+    check_place(path)
+    write(plan(), path)
+    assert read(path, "train.py") == plan() and stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
 def test_a_plan_that_is_torn_itself_is_mended_by_a_new_one(path):

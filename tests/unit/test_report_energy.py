@@ -39,9 +39,20 @@ def test_where_it_is_known_one_line_says_what_a_step_uses_before_and_with_the_pl
 
 def test_where_it_is_not_known_nobody_is_bothered():
     assert terminal_text(replace(examples.lenet(), energy=UNKNOWN)) == terminal_text(examples.lenet())
-    assert "energy     not known: RAPL: no counters" in terminal_text(
-        replace(examples.lenet(), energy=UNKNOWN), verbose=True
+    text = terminal_text(replace(examples.lenet(), energy=UNKNOWN), verbose=True)
+    assert "energy     not readable here; `flatout machine` says why\n" in text and "RAPL" not in text
+
+
+def test_the_machine_says_the_reason_that_the_short_line_leaves_to_it():
+    assert "not readable: RAPL: no counters" in screen.plain(
+        machine.machine(examples.lenet().ceilings, energy=Log(missing=UNKNOWN.missing)), width=120
     )
+
+
+def test_counters_that_were_there_and_gave_no_number_say_why_at_once():
+    found = replace(UNKNOWN, counters=(PACKAGE,), baseline=Energy(why_not="too few windows were calm"))
+    text = terminal_text(replace(examples.lenet(), energy=found), verbose=True)
+    assert "energy     not known: too few windows were calm" in text
 
 
 def test_all_of_it_is_there_for_whoever_asks():

@@ -17,14 +17,17 @@ from hypothesis import strategies as st
 import flatout.report.html
 from flatout.plan import Trial
 from flatout.report import (
+    answer,
     evidence,
     figures,
     html,
     json_text,
     proof_page,
     roofline,
+    screen,
     svg,
     tables,
+    terminal,
     thinned,
     ticks,
     write_html,
@@ -499,6 +502,11 @@ def test_a_proof_is_drawn_where_there_is_something_to_draw():
     assert many.count("seed 39</text>") == 2 and "seed 40</text>" not in many
 
 
+@pytest.mark.parametrize("page", ["lenet", "proof equivalent"])
+def test_the_framework_is_called_by_its_name(page):
+    assert re.search(r"<dt>framework</dt><dd>PyTorch 2\.13", PAGES[page])
+
+
 def test_every_number_of_a_proof_leads_to_its_samples():
     found = PROVED["different"]
     anchors = {one.anchor for one in proof_page.evidence(found)}
@@ -514,3 +522,16 @@ def test_ticks_between_two_values_are_few_round_and_inside(low, high):
     found = ticks.between(low, high, 5)
     room = 1e-9 * (high - low)
     assert 2 <= len(found) <= 6 and all(low - room <= x <= high + room for x in found)
+
+
+@pytest.mark.parametrize("name", sorted(RESULTS))
+@pytest.mark.parametrize("foreign", [0.58, 0.0, None])
+def test_the_page_and_the_terminal_say_the_same_of_plain_of_what_binds_and_of_what_is_next(name, foreign):
+    found = replace(RESULTS[name], foreign_fraction=foreign, options="--accept exact --levers none")
+    page = " ".join("".join(Page(html.html_text(found)).words).split())
+    make = terminal.why if found.command == "why" else terminal.tune
+    shown = " ".join(screen.plain(make(found, verbose=True), width=120).replace(" \\\n", " ").split())
+    for said in (str(answer.baseline(found, windows=True)), " ".join(answer.next_command(found)).strip()):
+        assert " ".join(said.split()) in page and " ".join(said.split()) in shown
+    doubtful = "(doubtful: others used 58 % of the CPU)"
+    assert (doubtful in page) == (doubtful in shown) == (foreign == 0.58)

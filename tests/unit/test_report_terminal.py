@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from flatout import api
-from flatout.diagnosis import Bound
+from flatout.diagnosis import EASED, Bound
 from flatout.plan import Trial
 from flatout.report import levers, machine, screen, terminal, trials_table, tried
 
@@ -359,3 +359,41 @@ def test_plain_against_itself_is_told_as_what_it_is(outcome, said):
     assert (word + rest).startswith(said)
     never = replace(again, ratio=None, outcome="inconclusive", reason="others used the CPU")
     assert "could not be measured: others" in tried.against_itself(replace(examples.lenet(), remeasured=never))[1]
+
+
+REASONS = [
+    "not sure enough: 1 lies in the 99 % interval",
+    "1 of at least 4 pairs of windows that are needed",
+    "the interval is too wide to tell",
+    "other processes used the CPU in every window",
+    "27 s to compile, then no difference to the set without it",
+]
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("reason", REASONS)
+def test_no_reason_in_the_table_is_cut(reason, width):
+    again = trial(
+        {"workers": {"num": 1}, "threads": {"num": 1}}, 1.2, outcome="inconclusive", ratio_low=1.07, ratio_high=1.33,
+        reason=reason,
+    )  # fmt: skip
+    text = shown(replace(RESULTS["lenet"], trials=(again,)), width=width)
+    table = text.partition("numerics\n")[2].partition("not tried")[0]
+    assert "…" not in table
+    assert " ".join(table.split()).endswith((tried.brief(again), tried.remark(again)))
+
+
+def test_a_remark_longer_than_its_lines_ends_at_a_word_and_shows_that():
+    long = trial({"bf16": {}}, 1.2, outcome="inconclusive", ratio_low=1.0, ratio_high=1.3, reason="some words " * 40)
+    text = shown(replace(RESULTS["lenet"], trials=(long,)), width=100)
+    cut = [line for line in text.splitlines() if line.endswith("…")]
+    assert len(cut) == 1 and cut[0].endswith(("some…", "words…"))
+    assert text.count("some words") <= 3 * trials_table.REMARK_LINES * 3
+
+
+def test_how_a_bound_is_known_is_not_cut_in_the_middle():
+    result = RESULTS["lenet"]
+    bounds = tuple(replace(b, how=EASED) for b in result.diagnosis.bounds)
+    for width in (80, 100):
+        text = shown(replace(result, diagnosis=replace(result.diagnosis, bounds=bounds)), width=width)
+        assert EASED in " ".join(text.split())

@@ -3,12 +3,20 @@
 import doctest
 import math
 import re
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.report import words
+from flatout.report import html, screen, story, terminal, tried, words
+from handmade import trial
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
+
+import report_examples as examples
 
 positive = st.floats(min_value=1e-9, max_value=1e18, allow_nan=False)
 any_float = st.one_of(positive, positive.map(lambda x: -x), st.sampled_from([0.0, math.nan, math.inf, -math.inf]))
@@ -20,7 +28,7 @@ def read(text):
 
 
 def test_the_examples_in_the_docstrings_hold():
-    assert doctest.testmod(words).failed == 0
+    assert doctest.testmod(words).failed == doctest.testmod(tried).failed == 0
 
 
 @given(positive)
@@ -120,3 +128,26 @@ def test_two_spaces_inside_an_argument_stay_two():
 
 def test_a_newline_in_a_message_becomes_one_space():
     assert words.printable("RuntimeError\n    at line 3") == "RuntimeError at line 3"
+
+
+def one_pair(num_pairs=1, low=1.28, high=1.28):
+    alone = trial(
+        {"bf16": {}}, 1.28, outcome="inconclusive", ratio_low=low, ratio_high=high, num_pairs=num_pairs,
+        reason="1 of at least 4 pairs of windows that are needed",
+    )  # fmt: skip
+    return replace(examples.nothing(), trials=(alone,), verdict="inconclusive", remeasured=None)
+
+
+def everywhere(found):
+    page = html.html_text(found)
+    return screen.plain(terminal.tune(found, verbose=True), width=100) + page
+
+
+def test_a_single_pair_has_a_ratio_and_no_interval_on_the_terminal_and_the_page():
+    said = everywhere(one_pair())
+    assert "1.28" in said and "[1.28" not in said
+    assert story.tell(one_pair()).unit == "too few pairs of windows for an interval"
+
+
+def test_two_pairs_have_their_smallest_and_largest_ratio():
+    assert "[1.20,\xa01.36]" in everywhere(one_pair(num_pairs=2, low=1.2, high=1.36)).replace(", ", ",\xa0")

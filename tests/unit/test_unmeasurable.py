@@ -40,6 +40,22 @@ def test_a_folder_that_a_trial_cannot_rename_is_explained():
     assert "shutil.move" in problem.hint and "--allow-writes" in problem.hint
 
 
+def test_a_script_that_raised_is_told_its_line_and_where_its_output_is_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    failure = Failure(stage="script", error="ValueError", message="boom", place=f"{tmp_path}/lib/train.py:20")
+    path = str(tmp_path / ".flatout" / "train-1" / "output-1.log")
+    end = Ended(exit_code=1, failure=failure, output="ValueError: boom\n", output_path=path)
+    problem = cannot_measure(Script(path="train.py"), end, 90.0)
+    assert problem.error == "`train.py` failed: ValueError: boom"
+    assert problem.cause == "it came from line 20 of `lib/train.py`"
+    assert problem.hint.endswith("; all that it printed is in `.flatout/train-1/output-1.log`")
+
+
+def test_where_no_line_is_known_the_last_one_that_was_printed_stands_for_it():
+    end = Ended(exit_code=1, failure=Failure(stage="script", error="ValueError", message="boom"), output="last words")
+    assert cannot_measure(Script(path="train.py"), end, 90.0).cause == "the last line it printed: `last words`"
+
+
 def test_a_disk_that_is_full_is_named_as_what_ended_the_child(tmp_path, monkeypatch):
     monkeypatch.setattr(bench.shutil, "disk_usage", lambda place: SimpleNamespace(free=100))
     with pytest.raises(MachineError) as caught:

@@ -187,6 +187,7 @@ def test_a_former_why_is_shown_as_it_was(capsys, folder, monkeypatch):
         (Trial(levers={"bf16": {}}, outcome="inconclusive", reason="all busy"), "  inconclusive: all busy"),
         (Trial(levers={"bf16": {}}, outcome="inconclusive"), "  inconclusive"),
         (Trial(levers={"bf16": {}}, outcome="failed", reason="no\nroom " + "x" * 99), "x…"),
+        (Trial(levers={"bf16": {}}, outcome="failed", reason="no room " * 40), "no room…"),
     ],
 )
 def test_a_line_of_progress_says_the_outcome_once_and_why_there_is_no_ratio(trial, tail):

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import click
 
-from flatout import api, stats
+from flatout import api, output_file, stats
 from flatout.cli.options import behind_the_script
+from flatout.errors import UsageError
 from flatout.run.exit_status import leave_as
 from flatout.run.foreground import Outcome, untoggled
 from flatout.run.script import Script
@@ -68,11 +69,17 @@ def talk(text: str) -> None:
 
 
 def write_summary(path: Path, ran: api.Ran) -> None:
-    """Write what was measured as JSON; a file that cannot be written is said, also to those who want quiet."""
+    """Write what was measured as JSON; a file that cannot be written is said, also to those who want quiet.
+
+    The script may have written a file of that name meanwhile, and keeps it.
+    """
     try:
-        path.write_text(json.dumps(run_summary(ran)) + "\n", encoding="utf-8")
+        output_file.check(path, output_file.SUMMARY, option="--json")
+        output_file.write_whole([json.dumps(run_summary(ran)) + "\n"], path)
     except OSError as problem:
         talk(f"cannot write `{path}`: {problem.strerror or problem}")
+    except UsageError as problem:
+        talk(f"no summary: {problem.error}: {problem.cause}")
 
 
 def closing_line(ran: api.Ran) -> str:

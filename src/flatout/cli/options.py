@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from flatout import output_file
 from flatout.errors import ScriptError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -154,16 +155,15 @@ def json_file(function: F) -> F:
 
 def _summary_file(ctx: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
     """The file, where it is new, empty or a summary: what else is there is somebody's work, the script perhaps."""
-    try:
-        if path is None or not path.is_file() or not (head := path.read_bytes()[:1]) or head == b"{":
-            return path
-    except OSError:  # then writing it fails, too, which is said in the end
-        return path
-    raise UsageError(
-        f"`--json {path}` would overwrite a file that is no summary",
-        cause="here `--json` takes a FILE to write to, for stdout is the script's",
-        hint=f"e.g. `{ctx.command_path} --json run.json SCRIPT`",
-    )
+    if path is not None:
+        try:
+            output_file.check(path, output_file.SUMMARY, option="--json")
+        except UsageError as problem:
+            cause = f"{problem.cause}; here `--json` takes a FILE to write to, for stdout is the script's"
+            raise UsageError(
+                problem.error, cause=cause, hint=f"e.g. `{ctx.command_path} --json run.json SCRIPT`"
+            ) from None
+    return path
 
 
 def as_json(function: F) -> F:

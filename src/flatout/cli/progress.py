@@ -11,7 +11,7 @@ from types import FrameType
 from flatout.cli.showing import show
 from flatout.plan import Trial
 from flatout.report.tried import remark
-from flatout.report.words import printable
+from flatout.report.words import printable, shortened
 from flatout.result import Result
 from flatout.trials.conduct import Show
 
@@ -51,11 +51,12 @@ def trial_line(trial: Trial) -> str:
     'failed: no room'
     """
     again = " (measured again)" if trial.remeasured else ""
+    levers = shortened(trial.label, 52)
     if trial.ratio is not None:
-        return f"  {trial.label:<52.52} {f'{trial.ratio:.2f}x':>8}  {trial.outcome}{again}"
+        return f"  {levers:<52} {f'{trial.ratio:.2f}x':>8}  {trial.outcome}{again}"
     reason = printable(remark(trial))
     said = reason if reason.startswith(trial.outcome) else f"{trial.outcome}: {reason}"
-    return f"  {trial.label:<52.52} {said if len(said) <= REASON else f'{said[: REASON - 1]}…'}{again}"
+    return f"  {levers:<52} {shortened(said, REASON)}{again}"
 
 
 class Progress:
@@ -117,7 +118,7 @@ class Progress:
         bar = "█" * done + "░" * (width - done)
         left = f", at most {max(self._end_s - self._drawn_s, 0):.0f} s left" if self._end_s is not None else ""
         line = f"{bar} {spent_s:3.0f} s{left}  {self._text}"
-        print(f"\r\x1b[2K{line[:110]}", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[2K{shortened(line, 110)}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Take the line away, so that another can be printed in its place."""

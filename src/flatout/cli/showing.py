@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flatout import output_file
 from flatout.cli import tell
 from flatout.errors import UsageError
 from flatout.records import to_json
@@ -33,8 +34,8 @@ def show(result: Result, *, html: Path | None = None, as_json: bool, verbose: bo
     """Write the page, to `html` or into the run folder, and print the rest; what `why` found is always shown whole.
 
     Raises:
-        UsageError: The page was asked for, and cannot be written there. In the run folder that is only said: what was
-            measured must not be lost for it.
+        UsageError: The page was asked for, and cannot be written there, or would overwrite what is no page. In the run
+            folder that is only said: what was measured must not be lost for it.
     """
     page = html or Path(result.run) / PAGE
     samples = gather(Path(result.run)) if result.run else None
@@ -49,7 +50,7 @@ def show_contrast(found: Contrast, *, html: Path | None, as_json: bool) -> None:
     """Print two runs side by side; their page is written where it was asked for.
 
     Raises:
-        UsageError: It cannot be written there.
+        UsageError: It cannot be written there, or would overwrite what is no page.
     """
     from flatout import contrast
 
@@ -65,7 +66,7 @@ def show_proof(found: Proof, *, html: Path | None = None, as_json: bool) -> None
     """Write the page of a proof, to `html` or into the run folder, and print the rest.
 
     Raises:
-        UsageError: The page was asked for, and cannot be written there.
+        UsageError: The page was asked for, and cannot be written there, or would overwrite what is no page.
     """
     from flatout import proof
 
@@ -89,8 +90,10 @@ def _write_page(page: Path, asked: bool, write: Callable[[Path], object]) -> Non
     """Write a page; that one which nobody asked for cannot be written is only said.
 
     Raises:
-        UsageError: It was asked for.
+        UsageError: It was asked for, where something else is or where nothing can be written.
     """
+    if asked:
+        output_file.check(page, output_file.PAGE, option="--html")
     try:
         write(page)
     except OSError as problem:

@@ -40,6 +40,7 @@ def html_text(found: Contrast) -> str:
             "sides": _sides(found),
             "said": contrast_words.headline(found),
             "groups": contrast_words.groups(found),
+            "apart": words.sentence(contrast_words.taken_apart(found)),
             "alike": words.sentence(contrast_words.alike(found)),
             "cautions": [words.sentence(caution) for caution in found.cautions],
             "unlike": _unlike(found, decisive=True),

@@ -35,6 +35,8 @@ def contrast(found: Contrast, *, page: Path | str | None = None) -> Report:
         _result(screen, found)
         for name, text in contrast_words.groups(found):
             screen.say(name, text, indent=13)
+        if apart := contrast_words.taken_apart(found):
+            screen.say("warning", (apart, "yellow"), indent=13)
         for number, caution in enumerate(found.cautions):
             screen.say("mind" if number == 0 else "", (caution, "yellow" if number else ""), indent=13)
         screen.blank()
@@ -134,7 +136,7 @@ def _result(screen: Screen, found: Contrast) -> None:
     said = contrast_words.headline(found)
     _, other = contrast_words.names(found)
     style = {"faster": "bold green", "slower": "bold red", "inconclusive": "bold yellow"}.get(said.verdict, "bold")
-    screen.say("result", (said.verdict, style), f": {other} {said.sentence.removesuffix('.')}", indent=13)
+    screen.say("result", (said.verdict, style), f": `{other}` {said.sentence.removesuffix('.')}", indent=13)
     if same := contrast_words.alike(found):
         screen.say("", same, indent=13)
 

@@ -13,6 +13,9 @@ from pathlib import Path
 from flatout.contrast import Change, Contrast
 from flatout.report import words
 
+OTHER_LENGTH = 1.1
+"""From this ratio on a step that was taken apart is no longer as long as one that was not."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
@@ -39,13 +42,13 @@ def names(found: Contrast) -> tuple[str, str]:
 
 def headline(found: Contrast) -> Headline:
     """The verdict on the whole step; what is not like with like is not said to be faster."""
-    one, _ = names(found)
+    one, other = (f"`{name}`" for name in names(found))
     judged = found.step.compared
     if judged is None or not words.known(judged.ratio):
         reason = judged.reason if judged is not None else "the step was not measured in both"
         return Headline(
-            number="?", unit=f"as fast as {one}", sentence=f"cannot be held against {one}: {reason}.",
-            verdict="inconclusive",
+            number="No ratio", unit=f"of {one} to {other} can be given",
+            sentence=f"cannot be held against {one}: {reason}.", verdict="inconclusive",
         )  # fmt: skip
     ends = words.interval(judged.low, judged.high)
     number = f"{words.ratio(judged.ratio)}x"
@@ -93,6 +96,25 @@ def _reasons(phases: Iterable[Change]) -> list[tuple[str, list[str]]]:
     return list(found.items())
 
 
+def taken_apart(found: Contrast) -> str:
+    """How long a step took in the windows in which it was taken apart, where that is another length; else empty."""
+    parts = []
+    for name, side, usual_s in zip(
+        names(found), (found.first, found.second), (found.step.first_s, found.step.second_s), strict=True
+    ):
+        apart_s = side.anatomy.step_s
+        if usual_s is None or not (words.known(usual_s) and words.known(apart_s)) or min(usual_s, apart_s) <= 0:
+            continue
+        if max(usual_s, apart_s) > OTHER_LENGTH * min(usual_s, apart_s):
+            parts.append(f"{words.seconds(apart_s)} instead of {words.seconds(usual_s)} in `{name}`")
+    if not parts:
+        return ""
+    return (
+        f"phases were timed in windows of their own, in which a step took {', and '.join(parts)}: that is what "
+        "they sum to"
+    )
+
+
 def alike(found: Contrast) -> str:
     """What it means where every phase changed by the same factor; empty where they did not."""
     if not found.alike:
@@ -130,7 +152,7 @@ def difference(value_s: float | None) -> str:
 def _time(value_s: float | None, spread: float) -> str:
     if value_s is None:
         return "not observed"
-    return words.seconds(value_s) + (f" ± {words.percent(spread)}" if words.known(spread) else "")
+    return words.seconds(value_s) + words.scatter(value_s, spread)
 
 
 def _from_to(change: Change) -> str:

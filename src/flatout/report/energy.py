@@ -15,7 +15,7 @@ from flatout.result import Result
 
 
 def show(screen: Screen, result: Result, *, verbose: bool) -> None:
-    """One quiet line where it is known; why not, only where everything is asked for."""
+    """One quiet line where it is known; that it is not, only where everything is asked for."""
     found = result.energy
     if found is None:
         return
@@ -23,7 +23,8 @@ def show(screen: Screen, result: Result, *, verbose: bool) -> None:
         by = f"({counters(found.counters)})"
         screen.say("energy", f"{_a_step(result, found)}, with all that ran here  ", (by, "dim"))
     elif verbose:
-        screen.say("energy", f"not known: {why_not(found)}")
+        unread = "not readable here; `flatout machine` says why"
+        screen.say("energy", f"not known: {found.baseline.why_not}" if found.counters else unread)
     if not verbose or found.baseline.joules is None:
         return
     for name, joules in found.phases_joules.items():

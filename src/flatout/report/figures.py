@@ -16,7 +16,7 @@ from flatout.anatomy import Anatomy
 from flatout.report import ticks, words
 from flatout.report.svg import FONT, LETTER, Canvas, both, colour, cut
 from flatout.report.thinned import Dot, Kind, thin
-from flatout.report.tried import Row, rows
+from flatout.report.tried import Row, ends, rows
 from flatout.result import Result
 from flatout.trace import PHASES
 
@@ -79,9 +79,12 @@ def _draw_step(canvas: Canvas, bars: Sequence[tuple[str, Anatomy]]) -> None:
             axes.text(left_s + value_s / 2, top + 42, text, ha="center", va="center_baseline", color=colour("on-phase"))
             left_s += value_s
         axes.barh(top + 42, left_s, 34, color="none", edgecolor=colour("soft"), linewidth=0.8)
-    ticks.place(axes.xaxis, ticks.even(longest_s, 4 if canvas.narrow else 7), words.seconds)
+    places = ticks.even(longest_s, 4 if canvas.narrow else 7)
+    ticks.place(axes.xaxis, places, words.seconds)
     axes.set_yticks([])
     axes.get_xticklabels()[0].set_horizontalalignment("left")
+    if places[-1] > 0.97 * longest_s:  # else half of it lies outside of the drawing
+        axes.get_xticklabels()[-1].set_horizontalalignment("right")
 
 
 # -- the steps in time ---------------------------------------------------------------------------------------------
@@ -145,8 +148,7 @@ def forest(result: Result) -> Markup | None:
     if not shown:
         return None
     label = "; ".join(
-        f"{t.label} {words.times(t.ratio)} {words.interval(t.ratio_low, t.ratio_high)}, {t.outcome}"
-        for t in (row.trial for row in shown)
+        f"{t.label} {words.times(t.ratio)} {ends(t)}".rstrip() + f", {t.outcome}" for t in (row.trial for row in shown)
     )
     heights = (28 * len(shown) + 58, 46 * len(shown) + 58)
     return both("tried", label, heights, lambda canvas: _draw_forest(canvas, result, shown))
@@ -199,7 +201,7 @@ def _interval(axes: Axes, row: Row, y: float) -> None:
 
 def _names(canvas: Canvas, row: Row, y: float) -> None:
     indent = (10 if canvas.narrow else 12) * min(row.depth, 6)
-    numbers = f"{words.ratio(row.trial.ratio)} {words.interval(row.trial.ratio_low, row.trial.ratio_high)}"
+    numbers = f"{words.ratio(row.trial.ratio)} {ends(row.trial)}".rstrip()
     room = (canvas.width - LETTER * (len(numbers) + 1) if canvas.narrow else 232) - indent
     weight = "bold" if row.chosen else "normal"
     canvas.write(2 + indent, y, cut(row.words, int(room / LETTER)), weight=weight)

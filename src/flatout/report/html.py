@@ -6,7 +6,6 @@ move text is made visible first (`flatout.report.words.printable`).
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from importlib import resources
@@ -16,9 +15,10 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from flatout import output_file
 from flatout.ceilings import Machine
 from flatout.plan import label
-from flatout.report import evidence, figures, roofline, story, tables, thinned, tried, words
+from flatout.report import answer, evidence, figures, roofline, story, tables, thinned, tried, words
 from flatout.result import Result
 from flatout.samples import Samples
 
@@ -43,14 +43,8 @@ def write_whole(text: str, path: Path | str) -> Path:
     Raises:
         OSError: It cannot be written.
     """
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path
+    output_file.write_whole([text], Path(path))
+    return Path(path)
 
 
 def html_text(result: Result, samples: Samples | None = None) -> str:
@@ -134,6 +128,8 @@ def _context(result: Result, samples: Samples | None) -> dict[str, Any]:
         "script": result.script or "a script",
         "created": words.moment(result.created),
         "story": story.tell(result),
+        "baseline": answer.baseline(result, windows=True),
+        "binding": answer.binding(result),
         "levers": [label({name: how}) for name, how in result.plan.levers.items()] if result.plan is not None else [],
         "warnings": tried.warnings(result),
         "notes": [note for note in result.diagnosis.notes if not note.startswith("not observed: ")],

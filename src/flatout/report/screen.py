@@ -132,6 +132,12 @@ class Screen:
             text = set_cell_size(text, max(cells - len(self._dots), 0)).rstrip() + self._dots
         return set_cell_size(text, cells)
 
+    def ended(self, text: str, cells: int) -> str:
+        """A line that more would follow: in at most so many columns, with an ellipsis behind its last whole word."""
+        while " " in text and cell_len(text) + len(self._dots) > cells:
+            text = text.rpartition(" ")[0]
+        return self.fit(f"{text.rstrip(' ,;:')}{self._dots}", cells).rstrip()
+
     def bar(self, share: float, cells: int) -> str:
         """A bar over that share of so many columns; what is not zero shows."""
         eighths = round(min(max(share, 0.0), 1.0) * cells * 8)

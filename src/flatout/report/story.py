@@ -5,11 +5,11 @@ In: a `Result`. Out: a `Story`. The terminal has its own, shorter words.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flatout.plan import Trial
-from flatout.report import words
-from flatout.report.tried import against_itself, best, doubt, input_reached, nothing_usable, remark
+from flatout.report import answer, tried, words
+from flatout.report.tried import against_itself, best, input_reached, nothing_usable, remark
 from flatout.result import Result
 
 
@@ -29,11 +29,15 @@ class Story:
     unit: str
     sentence: str
     lead: tuple[str, ...]
-    command: str
+    command: str = ""
 
 
 def tell(result: Result) -> Story:
     """The beginning of the page for any verdict."""
+    return replace(_told(result), command=" ".join(answer.next_command(result)))
+
+
+def _told(result: Result) -> Story:
     if result.command == "why":
         return _why(result)
     if result.against_itself:
@@ -48,7 +52,7 @@ def _faster(result: Result) -> Story:
     assert won is not None
     gain = words.times(won.ratio)
     again = " when measured again in fresh windows" if won.remeasured else ""
-    ends = words.interval(won.ratio_low, won.ratio_high)
+    ends = tried.ends(won)
     lead = [
         f"{words.rate(result.baseline_steps_per_s)} before, {words.rate(result.tuned_steps_per_s)} with the plan. "
         f"The ratio has the 95 % interval {ends}{again}{_noise(result, '; ')}.",
@@ -62,7 +66,6 @@ def _faster(result: Result) -> Story:
         sentence=f"trains {gain.removesuffix('x')} times as fast on this machine"
         + (", and its numbers agree." if won.agreement == "agrees" else "."),
         lead=tuple(line for line in lead if line),
-        command=f"{result.run_command} {result.typed}",
     )
 
 
@@ -74,7 +77,6 @@ def _against_itself(result: Result) -> Story:
         unit="against itself",
         sentence="was measured against itself, as if it were a lever: any difference that this finds is an error.",
         lead=(words.sentence(f"{word}{rest}."), _cost(result)),
-        command=f"flatout tune {result.typed}",
     )
 
 
@@ -97,9 +99,9 @@ def _nothing(result: Result) -> Story:
     at = f" It reaches {words.percent(used)} of {ceiling}." if used is not None else ""
     lead = (
         f"{words.plural(len(result.trials), 'candidate')} were measured beside the plain script; the best brought "
-        f"{number} {words.interval(found.ratio_low, found.ratio_high) if found else ''}".rstrip()
+        f"{number} {tried.ends(found) if found else ''}".rstrip()
         + f"{_noise(result, ', and ')}.",
-        f"What binds is {result.diagnosis.sentence}.{at}" if result.diagnosis.sentence else "",
+        f"What binds is {result.diagnosis.sentence}{answer.doubt(result)}.{at}" if result.diagnosis.sentence else "",
         _cost(result),
     )
     return Story(
@@ -107,7 +109,6 @@ def _nothing(result: Result) -> Story:
         unit="at best",
         sentence="is as fast as any lever makes it on this machine. Change nothing.",
         lead=tuple(line for line in lead if line),
-        command=f"flatout why {result.typed}",
     )
 
 
@@ -115,7 +116,7 @@ def _inconclusive(result: Result) -> Story:
     found = best(result)
     if found is not None and found.outcome in ("faster", "disagrees"):
         return _unproven(result, found)
-    ends = words.interval(found.ratio_low, found.ratio_high) if found is not None else ""
+    ends = tried.ends(found) if found is not None else ""
     lead = []
     if found is not None:
         lead.append(f"The best candidate brought {words.ratio(found.ratio)}x: {remark(found)}.")
@@ -128,20 +129,20 @@ def _inconclusive(result: Result) -> Story:
     if result.foreign_fraction is not None:
         lead.append(f"Other processes used {words.percent(result.foreign_fraction)} of the CPU meanwhile.")
     became = "could be used" if result.trials else "was measured"
+    unit = "95 % interval of the best candidate" if ends else f"no candidate {became}"
     lead.append("Nothing was changed and no plan was written. On a quieter machine, or with more time, measure again.")
     return Story(
         number=ends or "?",
-        unit="95 % interval of the best candidate" if ends else f"no candidate {became}",
+        unit=unit if ends or found is None else "too few pairs of windows for an interval",
         sentence="may or may not be faster with a lever: this measurement cannot tell.",
         lead=tuple(lead),
-        command=f"{result.retry_command} {result.typed}",
     )
 
 
 def _unproven(result: Result, found: Trial) -> Story:
     """Speed without numbers to trust is no result."""
     compared = found.outcome == "disagrees"
-    ends = words.interval(found.ratio_low, found.ratio_high)
+    ends = tried.ends(found)
     detail = found.agreement_detail or found.reason or "nothing was captured"
     return Story(
         number=words.times(found.ratio),
@@ -149,11 +150,10 @@ def _unproven(result: Result, found: Trial) -> Story:
         sentence="stays as it is: the fastest candidate "
         + ("does not compute the same." if compared else "could not be shown to compute the same."),
         lead=(
-            f"`{found.label}` is {words.ratio(found.ratio)}x as fast {ends}, but: {detail}.",
+            f"`{found.label}` is {words.ratio(found.ratio)}x as fast{ends and f' {ends}'}, but: {detail}.",
             "Nothing was changed and no plan was written.",
             _cost(result),
         ),
-        command=f"{result.retry_command} {result.typed}",
     )
 
 
@@ -162,12 +162,11 @@ def _why(result: Result) -> Story:
     return Story(
         number=words.rate(result.baseline_steps_per_s).removesuffix(" steps/s"),
         unit="steps a second",
-        sentence=f"is bound by {result.diagnosis.sentence or 'something that was not found'}{doubt(result)}.",
+        sentence=f"is bound by {result.diagnosis.sentence or 'something that was not found'}{answer.doubt(result)}.",
         lead=tuple(
             f"{bound.remedy.capitalize()} would bring at most {words.times(bound.ratio)} ({bound.how})."
             for bound in bounds[:1]
         ),
-        command=f"{result.tune_command} {result.typed}",
     )
 
 

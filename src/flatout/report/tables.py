@@ -15,7 +15,7 @@ from flatout.diagnosis import EASED, SHARE, Bound
 from flatout.plan import Trial
 from flatout.report import energy, words
 from flatout.report.thinned import KINDS, Dot
-from flatout.report.tried import remark
+from flatout.report.tried import ends, remark
 from flatout.result import Result
 
 MOST_ROWS = 400
@@ -159,7 +159,7 @@ def _trial(trial: Trial, name: str) -> list[str]:
         trial.outcome,
         remark(trial),
         words.ratio(trial.ratio),
-        words.interval(trial.ratio_low, trial.ratio_high),
+        ends(trial),
         words.count(trial.num_pairs),
         words.count(trial.num_discarded),
         words.duration(trial.took_s),

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from flatout import stats
 from flatout.plan import label
-from flatout.report import PAGE, energy, tried, words
+from flatout.report import PAGE, answer, energy, tried, words
 from flatout.report.screen import LABEL, Part, Report, Screen
 from flatout.report.trials_table import show_trials
 from flatout.result import Result
@@ -72,8 +71,8 @@ def _measured(screen: Screen, result: Result, *, verbose: bool) -> None:
     _baseline(screen, result, verbose=verbose)
     screen.blank()
     _anatomy(screen, result, verbose=verbose)
-    binding, _, rest = result.diagnosis.sentence.partition(":")
-    screen.say("binding", (binding or "not known", "bold"), f":{rest}" if rest else "", (tried.doubt(result), "dim"))
+    said = answer.binding(result)
+    screen.say("binding", (said.head, "bold"), said.rest, (said.aside, "dim"))
 
 
 def _head(screen: Screen, result: Result) -> None:
@@ -115,20 +114,8 @@ def _ceilings(screen: Screen, result: Result) -> None:
 
 
 def _baseline(screen: Screen, result: Result, *, verbose: bool) -> None:
-    spread = result.baseline_spread_fraction
-    windows = [s for s in result.baseline_window_step_s if words.known(s)]
-    details = []
-    if windows:
-        step = words.seconds(stats.summarize(windows).median)
-        details.append(f"{step} a step" + (f", median of {words.plural(len(windows), 'window')}" if verbose else ""))
-    if result.foreign_fraction is not None:
-        details.append(f"others used {words.percent(result.foreign_fraction)} of the CPU")
-    screen.say(
-        "baseline",
-        (words.rate(result.baseline_steps_per_s), "bold"),
-        f" ± {words.percent(spread)}" if words.known(spread) else "",
-        (f"  ({'; '.join(details)})" if details else "", "dim"),
-    )
+    said = answer.baseline(result, windows=verbose)
+    screen.say("baseline", (said.head, "bold"), said.rest, (said.aside, "dim"))
 
 
 def _anatomy(screen: Screen, result: Result, *, verbose: bool) -> None:
@@ -144,8 +131,13 @@ def _anatomy(screen: Screen, result: Result, *, verbose: bool) -> None:
         bar = screen.bar((share or 0.0) / largest if largest > 0 else 0.0, BAR)
         own = f"{words.seconds(anatomy.phases_s[name]):>8}   " if verbose else ""
         bound = alone.get(name)
-        end = "" if bound is None else f"{words.times(bound.ratio):<5} {'' if verbose else bound.how}".rstrip()
-        screen.row(f"  {screen.fit(name, NAME)}", (bar, "cyan"), f"{words.share(share):>6}   {own}", end)
+        gain = "" if bound is None else f"{words.times(bound.ratio):<5} "
+        before = f"{words.share(share):>6}   {own}{gain}"
+        indent = 2 + NAME + BAR + len(before)
+        how, *more = screen.folded("" if bound is None or verbose else bound.how, screen.width - indent)
+        screen.row(f"  {screen.fit(name, NAME)}", (bar, "cyan"), before, how)
+        for line in more:
+            screen.row(" " * indent, line)
     _not_in_the_account(screen, result)
     together = [b for b in bounds if len(b.shortens) != 1 or b.shortens[0] not in anatomy.phases_s]
     if together:
@@ -229,7 +221,7 @@ def _faster(screen: Screen, result: Result, equal: str) -> None:
     won = result.winner
     gain = words.times(won.ratio if won else None)
     speeds = f"{words.rate(result.baseline_steps_per_s).removesuffix(' steps/s')} → "
-    ends = words.interval(won.ratio_low, won.ratio_high) if won else ""
+    ends = tried.ends(won) if won else ""
     again = "when measured again" if won and won.remeasured else ""
     rest = "  " + " ".join(filter(None, (ends, again))) if ends else ""
     screen.say(
@@ -247,7 +239,7 @@ def _best_words(result: Result) -> str:
         return f": {tried.nothing_usable(result)}"
     again = " when measured again" if found.remeasured else ""
     among = f"best of {words.plural(len(result.trials), 'candidate')}"
-    return f": {among} {words.ratio(found.ratio)}x {words.interval(found.ratio_low, found.ratio_high)}{again}"
+    return f": {among} {words.ratio(found.ratio)}x {tried.ends(found)}".rstrip() + again
 
 
 def _limit_words(result: Result) -> str:
@@ -319,14 +311,4 @@ def _places(screen: Screen, result: Result, page: Path | str | None) -> None:
         screen.say("plan", label(result.plan.levers))
     if page is not None or result.run:
         screen.command("report", str(words.nearby(Path(page) if page is not None else Path(result.run) / PAGE)))
-    screen.command("next", *_next(result))
-
-
-def _next(result: Result) -> tuple[str, ...]:
-    if result.command == "why":
-        return (result.tune_command, result.typed)
-    if result.plan is not None:
-        return (result.run_command, result.typed)
-    if result.against_itself and result.remeasured is not None and words.known(result.remeasured.ratio):
-        return ("flatout tune", result.typed)
-    return ("flatout why" if result.verdict == "no difference" else result.retry_command, result.typed)
+    screen.command("next", *answer.next_command(result))

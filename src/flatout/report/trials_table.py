@@ -5,9 +5,13 @@ In: a `Result`. Out: lines on a `Screen`.
 
 from __future__ import annotations
 
+import itertools
+
+from rich.cells import cell_len
+
 from flatout.report import energy, words
 from flatout.report.screen import Screen
-from flatout.report.tried import ASCII_MARKS, MARKS, Mark, Row, brief, nothing_tried, reasons, rows
+from flatout.report.tried import ASCII_MARKS, MARKS, Mark, Row, brief, ends, nothing_tried, reasons, rows
 from flatout.result import NOT_NAMED, Result
 
 MOST_ROWS = 7
@@ -15,6 +19,9 @@ MOST_ROWS = 7
 
 MOST_LINES = 2
 """Lines about what was not tried, on one screen."""
+
+REMARK_LINES = 3
+"""Lines of what is said of one trial."""
 
 _STYLES: dict[Mark, str] = {"yes": "green", "even": "yellow", "no": "dim", "never": "red"}
 
@@ -36,7 +43,7 @@ def _table(screen: Screen, result: Result, *, verbose: bool) -> None:
         title = f"tried {len(result.trials):,} in {words.duration(result.trials_s)}"
     screen.row((f"{title:<{cells + 5}}ratio  {'95 %':<12}  numerics", "bold"))
     for row in shown:
-        whole = _row(screen, row, cells)
+        whole = _row(screen, row, cells, verbose=verbose)
         if verbose:
             _details(screen, row, whole=whole)
     hidden = len(result.trials) - len(shown)
@@ -50,29 +57,46 @@ def _label_cells(screen: Screen, shown: tuple[Row, ...]) -> int:
     return min(max(needed, 22), 26 + (screen.width - 80) // 2)
 
 
-def _row(screen: Screen, row: Row, cells: int) -> bool:
+def _row(screen: Screen, row: Row, cells: int, *, verbose: bool) -> bool:
     """One line a trial, a few where its levers need them; returns whether all of its remark is there."""
     indent = 2 * row.depth
     first, *more = screen.folded(row.words, cells - indent)
     marks = ASCII_MARKS if screen.ascii_only else MARKS
     head = ("▸ " if row.chosen else "  ", "bold")
     style = "bold" if row.chosen else ""
-    numbers = f" {words.ratio(row.trial.ratio):>5}  {words.interval(row.trial.ratio_low, row.trial.ratio_high):<12}"
+    numbers = f" {words.ratio(row.trial.ratio):>5}  {ends(row.trial):<12}"
     if not words.known(row.trial.ratio):
         numbers = ""
     room = screen.width - cells - 6 - len(numbers)
-    remark = row.remark if len(row.remark) <= room else _clause(brief(row.trial), room)
+    remark, whole = _remark(screen, row, room, 1 if verbose else REMARK_LINES)
     screen.row(
         head,
         (" " * indent + screen.fit(first, cells - indent), style),
         " ",
         (marks[row.mark], _STYLES[row.mark]),
         numbers,
-        f"  {screen.fit(remark, room).rstrip()}",
+        f"  {remark[0]}",
     )
-    for line in more[:2]:
-        screen.row(("  " + " " * (indent + 2) + screen.fit(line, cells - indent), style))
-    return remark == row.remark and len(remark) <= room
+    for levers, rest in itertools.zip_longest(more[:2], remark[1:], fillvalue=""):
+        name = screen.fit(f"{' ' * (indent + 2)}{levers}" if levers else "", cells + 2)
+        screen.row((f"  {name}", style), " " * (2 + len(numbers)), rest)
+    return whole
+
+
+def _remark(screen: Screen, row: Row, room: int, most: int) -> tuple[list[str], bool]:
+    """A remark in at most so many lines of so many columns, and whether it is all of it.
+
+    Numbers of numerics lose their last clauses, which `--verbose` has; a reason is only put in fewer words.
+    """
+    if cell_len(screen.clean(row.remark)) <= room:
+        return [screen.clean(row.remark)], True
+    text = brief(row.trial)
+    if row.trial.agreement in ("agrees", "disagrees"):
+        text = _clause(text, room)
+    lines = screen.folded(text, room)
+    if len(lines) > most:
+        lines = [*lines[: most - 1], screen.ended(lines[most - 1], room)]
+    return lines, False
 
 
 def _clause(text: str, room: int) -> str:

@@ -13,7 +13,6 @@ from typing import Literal
 from flatout.plan import Candidate, Trial, label
 from flatout.report.words import interval, known, percent, plural, ratio
 from flatout.result import Result, Untried
-from flatout.trace import FOREIGN_LIMIT
 
 Mark = Literal["yes", "even", "no", "never"]
 
@@ -28,6 +27,15 @@ MOST_REASONS = 3
 
 NOISY = 0.25
 """Where plain windows spread by more than this fraction, the phases' shares and bounds are as uncertain."""
+
+
+_SHORTER = (
+    ("gradient error", "error"),
+    ("items and random streams equal", "items equal"),
+    (" pairs of windows that are needed", " pairs needed"),
+    ("not sure enough: ", "not sure: "),
+)
+"""How a narrow column says what elsewhere has room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,37 +84,42 @@ def best(result: Result) -> Trial | None:
     return max(measured, key=lambda t: t.ratio or 0.0, default=None)
 
 
+def ends(trial: Trial) -> str:
+    """Both ends of a trial's interval; nothing of a single pair, which says how large and not how sure.
+
+    >>> ends(Trial(levers={}, outcome="faster", ratio=1.3, ratio_low=1.28, ratio_high=1.32, num_pairs=9))
+    '[1.28, 1.32]'
+    >>> ends(Trial(levers={}, outcome="inconclusive", ratio=1.28, ratio_low=1.28, ratio_high=1.28, num_pairs=1))
+    ''
+    """
+    alone = trial.num_pairs < 2 and trial.ratio_low == trial.ratio_high
+    return "" if alone else interval(trial.ratio_low, trial.ratio_high)
+
+
 def against_itself(result: Result) -> tuple[str, str]:
     """What measuring plain as if it were a candidate came to: the verdict, and the rest of the sentence."""
     found = result.remeasured
     assert found is not None
     if not known(found.ratio):
         return "inconclusive", f": plain against itself could not be measured: {found.reason or 'nothing was seen'}"
-    measured = f"plain against itself {ratio(found.ratio)}x {interval(found.ratio_low, found.ratio_high)}"
+    measured = f"plain against itself {ratio(found.ratio)}x {ends(found)}".rstrip()
     if found.outcome in ("faster", "slower"):
         return "a false alarm", f": {measured}, called {found.outcome}; one such run in a hundred may be"
     reason = f": {found.reason}" if found.reason else ", as it should be"
     return found.outcome, f": {measured} when measured as if it were the best candidate{reason}"
 
 
-def doubt(result: Result) -> str:
-    """What stands beside what binds where others used a good part of the machine meanwhile."""
-    used = result.foreign_fraction or 0.0
-    return f" (doubtful: others used {percent(used)} of the CPU)" if used > FOREIGN_LIMIT else ""
-
-
 def warnings(result: Result) -> tuple[str, ...]:
     """What the reader must know, also how noisy it was and that the winner's two measurements exclude each other."""
     said = list(result.warnings)
     if result.baseline_spread_fraction > NOISY:
-        said.append(
-            f"plain steps varied by ± {percent(result.baseline_spread_fraction)}: what binds may read otherwise on a "
-            "quieter machine"
-        )
+        spread = result.baseline_spread_fraction
+        varied = f"varied by ± {percent(spread)}" if spread <= 1 else "varied by more than a step takes"
+        said.append(f"plain steps {varied}: what binds may read otherwise on a quieter machine")
     found = next((trial for trial in result.trials if _is_chosen(result, trial)), None)
     if found is not None and result.winner is not None and _exclude(found, result.winner):
         said.append(
-            f"the search had measured {ratio(found.ratio)}x {interval(found.ratio_low, found.ratio_high)} for the same "
+            f"the search had measured {ratio(found.ratio)}x {ends(found)} for the same "
             "levers: the machine changed between the two, and each holds for its own minutes"
         )
     return tuple(said)
@@ -127,7 +140,7 @@ def input_reached(result: Result) -> str:
         return ""
     won = percent(share_won(found.ratio or 1.0, bound.ratio))
     most = f"{ratio(bound.ratio)}x {interval(bound.low, bound.high)}".rstrip()
-    gain = f"{ratio(found.ratio)}x {interval(found.ratio_low, found.ratio_high)}".rstrip()
+    gain = f"{ratio(found.ratio)}x {ends(found)}".rstrip()
     return f"free data would bring {most}, `{found.label}` brings {gain}: {won} of the time that waiting for data takes"
 
 
@@ -197,8 +210,10 @@ def brief(trial: Trial) -> str:
     ...             agreement_detail="gradient error 2.1e-07, noise 0.7; update error 2.1e-07"))
     'rounding: error 2.1e-07, noise 0.7; update error 2.1e-07'
     """
-    text = remark(trial).removeprefix("disagrees: ").replace("gradient error", "error")
-    return text.replace("items and random streams equal", "items equal")
+    text = remark(trial).removeprefix("disagrees: ")
+    for long, short in _SHORTER:
+        text = text.replace(long, short)
+    return text
 
 
 def mark(trial: Trial) -> Mark:

@@ -198,6 +198,17 @@ def percent(value: float | None) -> str:
     return f"{'0' if text == '-0' else text} %"
 
 
+def scatter(value_s: float, fraction: float | None) -> str:
+    """Half the interquartile range of samples over their median; where it is more than that, the range itself.
+
+    >>> scatter(0.00742, 0.02), scatter(0.00742, 6.19), scatter(0.00742, None)
+    (' ± 2 %', ' (IQR 91.9 ms)', '')
+    """
+    if fraction is None or not math.isfinite(fraction):
+        return ""
+    return f" ± {percent(fraction)}" if fraction <= 1 else f" (IQR {seconds(2 * fraction * value_s)})"
+
+
 def share(value: float | None) -> str:
     """A part of a whole in a column of such: no decimals from 1 % on.
 
@@ -352,6 +363,18 @@ def sentence(text: str) -> str:
     'No lever of PyTorch'
     """
     return text[:1].upper() + text[1:]
+
+
+def shortened(text: str, most: int) -> str:
+    """Text of at most so many characters: what does not fit ends at a word, with an ellipsis.
+
+    >>> shortened("the interval is too wide to tell", 20), shortened("short", 20), shortened("x" * 30, 20)
+    ('the interval is too…', 'short', 'xxxxxxxxxxxxxxxxxxx…')
+    """
+    if len(text) <= most:
+        return text
+    cut = text[:most].rpartition(" ")[0].rstrip(" ,;:+")
+    return f"{cut if len(cut) > most // 2 else text[: most - 1]}…"
 
 
 def unbroken(text: str, glue: str) -> str:

@@ -138,7 +138,10 @@ def claimed(folder: Path, stem: str, former: Path | None = None) -> Iterator[Pat
         MachineError: The folder cannot be written, or the disk is full.
     """
     place = root(folder)
-    lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as problem:
+        raise cannot_write(place / "lock", problem) from None
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -149,8 +152,11 @@ def claimed(folder: Path, stem: str, former: Path | None = None) -> Iterator[Pat
                 cause="two measurements at once would disturb each other",
                 hint="wait for it, or stop it",
             ) from None
-        os.ftruncate(lock, 0)
-        os.write(lock, str(os.getpid()).encode())
+        try:
+            os.ftruncate(lock, 0)
+            os.write(lock, str(os.getpid()).encode())
+        except OSError as problem:  # a file of no bytes needs no room, these do
+            raise cannot_write(place / "lock", problem) from None
         run_folder = former or new(folder, stem)
         _try(run_folder)
         yield run_folder

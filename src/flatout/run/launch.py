@@ -50,6 +50,7 @@ class Ended(Exception):
         num_steps: Steps that it made, as far as known.
         trained: Whether it made a first step.
         output: The end of what it printed.
+        output_path: The file with all that it printed; empty where there is none.
     """
 
     exit_code: int | None
@@ -59,6 +60,7 @@ class Ended(Exception):
     num_steps: int = 0
     trained: bool = False
     output: str = ""
+    output_path: str = ""
 
     def sentence(self) -> str:
         """How it ended, in a few words."""
@@ -287,6 +289,7 @@ class Child:
             num_steps=end.num_steps if end else max(ready, default=0),
             trained=any(isinstance(r, Header) for r in self.records),
             output=tail(self.output_path),
+            output_path=str(self.output_path) if self.output_path.exists() else "",
         )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import re
+from pathlib import Path
 
 from flatout.errors import ScriptError
-from flatout.report.words import printable
+from flatout.report.words import nearby, printable
 from flatout.run.launch import Ended
 from flatout.run.script import Script
 
@@ -47,7 +48,16 @@ def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
         )
     if end.exit_code is not None and end.exit_code < 0:
         return ScriptError(f"`{script.name}` was {end.sentence()}", cause=last, hint=again)
-    return ScriptError(f"`{script.name}` failed: {_plain(end.sentence())}", cause=last, hint=again)
+    kept = f"; all that it printed is in `{nearby(Path(end.output_path))}`" if end.output_path and printed else ""
+    return ScriptError(
+        f"`{script.name}` failed: {_plain(end.sentence())}", cause=_raised(end) or last, hint=f"{again}{kept}"
+    )
+
+
+def _raised(end: Ended) -> str:
+    """Where in the script's own code the exception was raised; empty where that is not known."""
+    file, _, line = (end.failure.place if end.failure is not None else "").rpartition(":")
+    return f"it came from line {line} of `{_plain(str(nearby(Path(file))))}`" if file else ""
 
 
 def _plain(text: str) -> str:
