@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from numerics_bugs import BUGS
+from numerics_bugs import BUGS, PLANTED_IN
 from numerics_judging import WARM_UP_STEPS, Verdict, judged
 from numerics_planting import NAME, planted
 from numerics_precision import FACTORS, MOMENTS, PLACES, curves
@@ -38,9 +38,10 @@ def numbers(found: Verdict) -> dict[str, Any]:
     made = [d for point in found.points for d in point.differences]
 
     def largest(name: str) -> float | None:
-        return max((v for d in made if (v := getattr(d, name)) is not None), default=None)
+        told = [getattr(d, name) for d in made if d.check != "outputs"]  # whose error stands beside the gradients'
+        return max((v for v in told if v is not None), default=None)
 
-    names = ("error", "rounding", "truth_error", "baseline_truth_error")
+    names = ("error", "output_error", "rounding", "truth_error", "baseline_truth_error")
     multiples = {d.check: None if d.multiple is None else float(f"{d.multiple:.3g}") for d in made}
     for d in made:
         if d.multiple is not None:
@@ -55,11 +56,11 @@ def numbers(found: Verdict) -> dict[str, Any]:
 
 
 def bugs() -> list[dict[str, Any]]:
-    """Every bug in every family in which it can happen."""
+    """Every bug in every script in which it can happen."""
     rows = []
     for bug in BUGS:
         for family in bug.families:
-            found = judged(FAMILIES[family], {NAME: {}}, {NAME: bug.lever()})
+            found = judged(PLANTED_IN[family], {NAME: {}}, {NAME: bug.lever()})
             assert found is not None
             row = {"bug": bug.name, "class": bug.class_, "check": bug.check, "family": family, **numbers(found)}
             rows.append(row)

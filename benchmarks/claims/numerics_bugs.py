@@ -11,6 +11,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from numerics_output_bugs import (
+    buffer_spoilt,
+    each_output,
+    memory_reused,
+    one_other,
+    rounded,
+    shifted,
+    valued,
+    wholes_zero,
+)
+from numerics_particular import PARTICULAR
 from numerics_planting import (
     Bug,
     Plant,
@@ -31,6 +42,8 @@ from torch import nn
 from torch.nn import functional as F
 
 ALL = tuple(FAMILIES)
+PLANTED_IN = {**FAMILIES, **PARTICULAR}
+"""Every script that a bug is planted in, by name."""
 DROPPING = ("lenet", "gpt", "lstm", "vae")
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
@@ -331,22 +344,32 @@ def copied_once(session: Any) -> Undo:
     return within(prepare)(session)
 
 
-def rate_kept(session: Any) -> Undo:
-    """The learning rate is that of the moment at which the lever was engaged."""
-    undos = []
-    for optimizer in session.optimizers:
-        rates = [group["lr"] for group in optimizer.param_groups]
+def kept_since(*names: str) -> Plant:
+    """Options of the optimizer are those of the moment at which the lever was engaged."""
 
-        def step(*_: Any, optimizer: Any = optimizer, rates: list[float] = rates) -> None:
-            now = [group["lr"] for group in optimizer.param_groups]
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
-            type(optimizer).step(optimizer)
-            for group, rate in zip(optimizer.param_groups, now, strict=True):
-                group["lr"] = rate
+    def plant(session: Any) -> Undo:
+        kept = {
+            optimizer: [{k: v for k, v in group.items() if k in names} for group in optimizer.param_groups]
+            for optimizer in session.optimizers
+        }
 
-        undos.append(set_meanwhile([(optimizer, "step", step)]))
-    return lambda: [undo() for undo in undos] and None
+        def with_kept(optimizer: torch.optim.Optimizer, own: Callable[[], Any]) -> Callable[..., Any]:
+            def step(*_: Any, **__: Any) -> None:
+                now = [{k: v for k, v in group.items() if k in names} for group in optimizer.param_groups]
+                for group, former in zip(optimizer.param_groups, kept[optimizer], strict=True):
+                    group.update(former)
+                own()
+                for group, present in zip(optimizer.param_groups, now, strict=True):
+                    group.update(present)
+
+            return step
+
+        return stepping(with_kept)(session)
+
+    return plant
+
+
+rate_kept = kept_since("lr")
 
 
 # -- batches -------------------------------------------------------------------------------------------------------
@@ -444,6 +467,17 @@ BUGS: tuple[Bug, ...] = (
          around(lambda m, f, a, k: f(*[last_row(x) for x in a], **k))),
     _bug("the input of an earlier step", "gradients", stale_input()),
     _bug("the weights of when it was engaged", "gradients", copied_once),
+    _bug("outputs zero", "gradients", valued(torch.zeros_like)),
+    _bug("outputs three times as large", "gradients", valued(lambda value: 3 * value)),
+    _bug("outputs shifted by up to 0.01", "gradients", valued(shifted)),
+    _bug("outputs rounded to bf16", "gradients", valued(rounded)),
+    _bug("outputs rounded to fp16", "gradients", valued(lambda value: value.half().to(value.dtype))),
+    _bug("outputs rounded to fp16, exact", "gradients", valued(lambda value: value.half().to(value.dtype)),
+         class_="exact"),
+    _bug("whole numbers returned as zeros", "gradients", each_output(wholes_zero), ("whole numbers",)),
+    _bug("one whole number of 64 another", "gradients", each_output(one_other), ("whole numbers",)),
+    _bug("memory of outputs used again", "gradients", memory_reused, ("two calls",), "exact"),
+    _bug("a growing buffer's last row zero", "gradients", around(buffer_spoilt), ("growing buffer",)),
     _bug("loss in bf16: outputs not cast back", "gradients", around(half_precision)),
     _bug("loss in bf16: autocast left on", "gradients", autocast_left_on),
     _bug("NaN where an example is all zero", "gradients", around(nan_at_zeros)),
@@ -473,6 +507,10 @@ BUGS: tuple[Bug, ...] = (
     _bug("epsilon changed", "updates", options(**EPSILONS), ("gpt", "lstm", "vae")),
     _bug("learning rate off by 0.1 %", "updates", options(lr=lambda value: value * 1.001)),
     _bug("the learning rate of when it was engaged", "updates", rate_kept),
+    _bug("the same, an integer", "updates", rate_kept, ("whole learning rate",)),
+    _bug("momentum or betas of when it was engaged", "updates", kept_since("momentum", "betas"),
+         (*ALL, "scheduled momentum")),
+    _bug("weight decay of when it was engaged", "updates", kept_since("weight_decay")),
     _bug("momentum or beta off", "updates",
          options(momentum=lambda value: value * 0.99, betas=lambda value: (value[0], value[1] * 0.999))),
     _bug("Nesterov left out", "updates", options(nesterov=lambda value: False), ("resnet",)),

@@ -22,7 +22,7 @@ def told(row: dict[str, Any]) -> str:
     """By what a bug was caught: the multiple of rounding, or in a word."""
     if row["word"] != "disagrees":
         return f"**{row['word']}**"
-    multiple = row["multiples"].get(row["check"])
+    multiple = row["multiples"].get("outputs" if row["detail"].startswith("outputs") else row["check"])
     if " times what " in row["detail"] and isinstance(multiple, float):
         return f"{multiple:.0e}".replace("e+0", "e").replace("e+", "e") if multiple >= 1e4 else f"{multiple:.0f}"
     words = {
@@ -35,6 +35,7 @@ def told(row: dict[str, Any]) -> str:
         "zero_grad": "cleared",
         "add up": "sum",
         "other items": "items",
+        "whole numbers": "whole",
         "memory": "memory",
         "lost": "lost",
         "of an earlier step": "stale",
@@ -50,11 +51,13 @@ def caught(rows: list[dict[str, Any]]) -> str:
 
 def matrix(rows: list[dict[str, Any]]) -> list[str]:
     """Bugs by families."""
-    lines = [f"| bug | class | check | {' | '.join(FAMILIES)} |", "|---|---|---|" + "---|" * len(FAMILIES)]
+    columns = (*FAMILIES, "another script")
+    lines = [f"| bug | class | check | {' | '.join(columns)} |", "|---|---|---|" + "---|" * len(columns)]
     for bug in dict.fromkeys(row["bug"] for row in rows):
         here = {row["family"]: row for row in rows if row["bug"] == bug}
         first = next(iter(here.values()))
         cells = [told(here[family]) if family in here else "" for family in FAMILIES]
+        cells.append(", ".join(f"{told(row)} ({name})" for name, row in here.items() if name not in FAMILIES))
         lines.append(f"| {bug} | {first['class']} | {first['check']} | {' | '.join(cells)} |")
     return lines
 
@@ -63,21 +66,21 @@ def sound(rows: list[dict[str, Any]]) -> list[str]:
     """Sound pairs by set of levers."""
     believed = [row for row in rows if not row["unsound"]]
     lines = [
-        "How many roundings (of bfloat16 where a lever is of class precision) the worst parameter was off, "
+        "How many roundings (of bfloat16 where a lever is of class precision) the worst parameter or output was off, "
         "over all scripts:",
         "",
-        "| levers | scripts | agrees | inconclusive | disagrees | its gradient | its update |",
-        "|---|---|---|---|---|---|---|",
+        "| levers | scripts | agrees | inconclusive | disagrees | its gradient | its output | its update |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for levers in dict.fromkeys(row["levers"] for row in believed):
         here = [row for row in believed if row["levers"] == levers]
         words = Counter(row["word"] for row in here)
         counts = " | ".join(str(words[word]) for word in WORDS)
-        worst = " | ".join(largest(here, check) for check in ("gradients", "updates"))
+        worst = " | ".join(largest(here, check) for check in ("gradients", "outputs", "updates"))
         lines.append(f"| {levers.replace('+', ', ')} | {len(here)} | {counts} | {worst} |")
     words = Counter(row["word"] for row in believed)
     counts = " | ".join(f"**{words[word]}**" for word in WORDS)
-    return [*lines, f"| **all** | **{len(believed)}** | {counts} | | |"]
+    return [*lines, f"| **all** | **{len(believed)}** | {counts} | | | |"]
 
 
 def largest(rows: list[dict[str, Any]], check: str) -> str:

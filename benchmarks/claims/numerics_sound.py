@@ -1,8 +1,9 @@
 """Scripts on which sound levers are judged: what is hard for a check of numbers, on purpose.
 
 Frozen layers, tied weights, gradients that are zero by construction, losses near zero, batches of one, sums that
-cancel, models in bfloat16 and double, sparse gradients, learning rates below the last place of the weights, ...
-In: nothing. Out: scripts by name, each a generator that makes one step at a time.
+cancel, models in bfloat16 and double, sparse gradients, learning rates below the last place of the weights, and what
+each script of `numerics_particular` has. In: nothing. Out: scripts by name, each a generator that makes one step at a
+time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from numerics_particular import PARTICULAR
 from numerics_scripts import FAMILIES, Gpt, LeNet, Pictures, ResNet, forever, text
 from torch import nn
 from torch.nn import functional as F
@@ -329,6 +331,7 @@ SCRIPTS: dict[str, Script] = {
     "gpt at its start": gpt_at_start,
     "complex weights": spectral,
     "one worker": with_worker,
+    **PARTICULAR,
 }
 
 SETS: tuple[dict[str, dict[str, Any]], ...] = (

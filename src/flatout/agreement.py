@@ -52,6 +52,9 @@ NOISE_FLOOR = 3.0
 #: Classes that may draw other random numbers, so that equal numbers cannot be asked of them.
 OTHER_NUMBERS = ("statistical", "semantics")
 
+#: What differs from batch to batch, so that many points tell more than two: outputs are compared with gradients.
+SCATTERING = ("gradients", "outputs")
+
 SAME_ITEMS = "items and random streams equal"
 
 #: Cosine between the replayed gradient and the script's own below which gradients bypass the model's outputs.
@@ -84,13 +87,19 @@ def judge(points: Sequence[Agreement], class_: str, checks: Sequence[str]) -> Ju
     """
     missing = next((p.missing for p in points if p.missing), "")
     found = [d for p in points for d in p.differences]
-    slope = _mean_slope([d for d in found if d.check == "gradients"])
-    found = [replace(d, slope=slope) if d.check == "gradients" else d for d in found]
-    found, scattered = _with_multiples(found, class_)
+    scattered = set()
+    for check in SCATTERING:
+        slope = _mean_slope([d for d in found if d.check == check])
+        found = [replace(d, slope=slope) if d.check == check else d for d in found]
+        found, scatters = _with_multiples(found, check, class_)
+        scattered |= {check} if scatters else set()
     results = [_judge_one(d, class_) for d in found]
-    if scattered:
-        results = [replace(r, by_scatter=True) if r.verdict == "disagrees" else r for r in results]
-    results = _without_outliers(found, results)
+    results = [
+        replace(r, by_scatter=True) if r.verdict == "disagrees" and d.check in scattered else r
+        for d, r in zip(found, results, strict=True)
+    ]
+    for check in SCATTERING:
+        results = _without_outliers(found, results, check)
     for result in results:
         if result.verdict == "disagrees":
             return result
@@ -123,31 +132,31 @@ def _mean_slope(found: Sequence[Difference]) -> float:
     return mean + math.copysign(min(2 * error, abs(1 - mean)), 1 - mean)
 
 
-def _with_multiples(found: Sequence[Difference], class_: str) -> tuple[list[Difference], bool]:
-    """Gradients with the multiple of rounding to be judged: their median over many points, the largest of few.
+def _with_multiples(found: Sequence[Difference], check: str, class_: str) -> tuple[list[Difference], bool]:
+    """One check with the multiple of rounding to be judged: their median over many points, the largest of few.
 
     A value that lies near a kink (an activation near zero, two maxima) may change sides in one batch, and what is
     moved there by rounding is then not found by moving numbers a few times. A bug shows in every batch. The second
     value says whether more points could tell.
     """
-    multiples = [d.multiple or 0.0 for d in found if d.check == "gradients"]  # not looked at where nothing differs
-    limit = most_roundings("gradients", class_)
+    multiples = [d.multiple or 0.0 for d in found if d.check == check]  # not looked at where nothing differs
+    limit = most_roundings(check, class_)
     if class_ == "exact" or not all(math.isfinite(m) for m in multiples) or max(multiples, default=0.0) <= limit:
         return list(found), False
     if len(multiples) >= POINTS_FOR_SCATTER:
         judged = sorted(multiples)[len(multiples) // 2]
-        return [replace(d, multiple=judged) if d.check == "gradients" else d for d in found], False
+        return [replace(d, multiple=judged) if d.check == check else d for d in found], False
     return list(found), class_ != "rounding" or len(multiples) < 2 or min(multiples) <= limit
 
 
-def _without_outliers(found: Sequence[Difference], results: Sequence[Judgement]) -> list[Judgement]:
+def _without_outliers(found: Sequence[Difference], results: Sequence[Judgement], check: str) -> list[Judgement]:
     """Of many points, what scatters from batch to batch counts where half of them have it."""
-    num_points = sum(d.check == "gradients" for d in found)
-    num_off = sum(r.by_scatter for r in results)
+    num_points = sum(d.check == check for d in found)
+    num_off = sum(r.by_scatter for d, r in zip(found, results, strict=True) if d.check == check)
     if num_points < POINTS_FOR_SCATTER or 2 * num_off >= num_points:
         return list(results)
     return [
-        Judgement(verdict="agrees", detail=_summary([d])) if r.by_scatter else r
+        Judgement(verdict="agrees", detail=_summary([d])) if r.by_scatter and d.check == check else r
         for d, r in zip(found, results, strict=True)
     ]
 
@@ -194,7 +203,7 @@ def _judge_error(found: Difference, class_: str) -> Judgement:
         return Judgement(
             verdict="disagrees",
             detail=f"{found.check} of `{found.multiple_of}` differ by {_times(found.multiple)} what "
-            f"{'bfloat16' if class_ == 'precision' and found.check == 'gradients' else 'rounding'} moves there "
+            f"{'bfloat16' if class_ == 'precision' and found.check in SCATTERING else 'rounding'} moves there "
             f"(up to {most_roundings(found.check, class_):.0f} is believed)",
         )
     if found.error <= ROUNDING_ERROR:
@@ -254,6 +263,8 @@ def _judge_precision(found: Difference) -> Judgement:
         return Judgement(verdict="disagrees", detail=detail, by_scatter=True)
     if found.check == "updates":
         return Judgement(verdict="disagrees", detail=f"updates differ by {found.error:.1e} from the same gradients")
+    if found.check == "outputs":  # which every batch has its own of: their size beside another batch's says nothing
+        return Judgement(verdict="agrees", detail=_summary([found]))
     if found.noise is None or not math.isfinite(found.noise):
         return Judgement(verdict="inconclusive", detail="the gradient's own noise between batches was not measured")
     if found.error > NOISE_SHARE * found.noise:
@@ -290,6 +301,9 @@ def _summary(found: Sequence[Difference], results: Sequence[Judgement] = ()) -> 
         slope = f", slope {worst.slope:.3f}" if worst.error > ROUNDING_ERROR else ""
         closer = ", closer to float64 than plain" if _closer_to_truth(worst) else ""
         words.append(f"gradient error {_short(worst.error)}{noise}{slope}{closer}")
+    outputs = [d for d in found if d.check == "outputs"]
+    if any(d.error for d in outputs):
+        words.append(f"output error {_short(max(d.error for d in outputs))}")
     updates = [d for d in found if d.check == "updates"]
     if updates:
         words.append(f"update error {_short(max(d.error for d in updates))}")

@@ -28,7 +28,6 @@ from flatout.run.machine import read_machine
 from flatout.run.script import Script, check
 from flatout.running import Engagement, Here, Wish
 from flatout.store_folder import LEVER, remove_stores, stores, stores_folder
-from flatout.trace import NOT_LOOKED_AT
 
 if TYPE_CHECKING:
     from flatout.ceilings import Ceilings
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from flatout.prover import ProveRequest
     from flatout.result import Result
     from flatout.search import Choice
-    from flatout.trace import Facts, Levers
     from flatout.trials.conduct import Goal, Show
     from flatout.trials.terms import Terms
 
@@ -226,21 +224,11 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
             )
         )
     place = str(run_folder or "") if problem is None else ""
-    idle, in_part = _idle(chosen.levers, outcome.facts, here)
+    idle, in_part = running.idle(chosen.levers, outcome.facts, registry, here.machine)
     return Ran(
         engagement=chosen, outcome=outcome, registry=registry, run=place, inapplicable=idle, in_part=in_part,
         fixed=request.fixed,
     )  # fmt: skip
-
-
-def _idle(levers: Levers, facts: Facts | None, here: Here) -> tuple[dict[str, str], dict[str, str]]:
-    """Why levers have nothing to work on in this script, and what some of them do nevertheless."""
-    if facts is None:
-        return {}, {}
-    reasons = {name: here.registry[name].applies(facts, here.machine()) for name in levers}
-    idle = {name: reason for name, reason in reasons.items() if reason not in (None, NOT_LOOKED_AT)}
-    done = {name: here.registry[name].in_part(facts) for name in idle}
-    return idle, {name: part for name, part in done.items() if part is not None}
 
 
 def _store_folders(request: RunRequest, chosen: Engagement, say: Callable[[str], None]) -> tuple[str, ...]:

@@ -13,24 +13,24 @@ class Difference:
     """One quantity under a lever against the same quantity without it, on the same inputs.
 
     Attributes:
-        check: `gradients`, `updates` or `batches`.
+        check: `gradients`, `outputs`, `updates` or `batches`.
         error: Norm of the difference over the norm of the baseline.
         slope: Projection of the lever's quantity on the baseline's, 1 when nothing is scaled (systematic part).
         cosine: Cosine between both.
         noise: The baseline's own relative spread between batches, None where not observed.
         baseline_error: Baseline against baseline: 0 on a CPU.
         output_error: Relative error of the model's outputs.
-        worst: The parameter with the largest error, and that error.
+        worst: The parameter or output with the largest error, and that error.
         random_states_equal: Whether every random generator stands where it stood under the baseline.
         finite: Whether no NaN or infinity appeared that the baseline lacks.
         explained_cosine: Cosine of the replayed gradient with the one that the script itself computed; below 1 where
             gradients bypass the outputs.
         rounding: How far the baseline moves, over its norm, where every number that goes in moves by its last place.
-        multiple: The largest multiple, over all parameters, of what rounding alone may move there.
-        multiple_of: The parameter or buffer where that is.
+        multiple: The largest multiple, over all parameters or outputs, of what rounding alone may move there.
+        multiple_of: The parameter, buffer or output where that is.
         truth_error: Relative error against float64.
         baseline_truth_error: The same of the baseline.
-        truth_multiple: The largest multiple, over all parameters, of the baseline's own distance from float64.
+        truth_multiple: The largest multiple, over all parameters or outputs, of the baseline's distance from float64.
         fault: Something that is wrong whatever the error; empty where nothing.
         detail: A remark for people.
     """

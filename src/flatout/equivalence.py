@@ -19,6 +19,9 @@ MIN_SEEDS = 3
 MOST_SEEDS = 1000
 """So many more are never proposed: who would need them needs another margin."""
 
+ASTRAY = 4.0
+"""A seed that makes the deviation so many times as large is an accident, not what seeds do."""
+
 LARGEST = 1e150
 """The square of what is larger overflows."""
 
@@ -88,8 +91,8 @@ def compare(plain: Sequence[float], changed: Sequence[float], margin: float | No
     if any(abs(x) > LARGEST for pair in finite for x in pair):
         return _one_side_of(one_side, _too_large(finite, margin))
     spread = _deviation([a for a, _ in finite])
-    source = "the standard deviation between plain seeds" if margin is None else "as asked for"
-    found = _Found(finite, spread if margin is None else margin, source, spread)
+    usual, source = _usual_spread([a for a, _ in finite]) if margin is None else (margin, "as asked for")
+    found = _Found(finite, usual, source, spread)
     if one_side:
         return _one_side_of(one_side, found.says("different"))
     if num := len(plain) - len(finite):
@@ -184,6 +187,17 @@ def _interval(values: Sequence[float], level: float) -> tuple[float, float]:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else float("nan")
+
+
+def _usual_spread(values: Sequence[float]) -> tuple[float, str]:
+    """The standard deviation; without the one value that is `ASTRAY` times as far off as the others lie apart."""
+    whole = _deviation(values)
+    if len(values) > MIN_SEEDS + 1:  # three others may lie close together by chance
+        middle = sorted(values)[len(values) // 2]
+        others = sorted(values, key=lambda value: abs(value - middle))[:-1]
+        if _deviation(others) * ASTRAY < whole:
+            return _deviation(others), "the standard deviation between plain seeds but one, which is far off"
+    return whole, "the standard deviation between plain seeds"
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ In: what a script printed. Out: `Reading`s in their order; the last one counts. 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 import signal
@@ -138,6 +139,16 @@ def _found(pattern: str, lines: Iterable[tuple[float, str]]) -> Iterator[Reading
             yield Reading(value=float(said[1]), at_s=at_s)
 
 
+def doubled_in(pattern: str, lines: Iterable[tuple[float, str]]) -> str:
+    """The first line that a pattern matches more than once, shortened; or nothing.
+
+    >>> doubled_in("mse ([0-9.]+)", [(1.0, "train mse 0.3, val mse 0.4")])
+    'train mse 0.3, val mse 0.4'
+    """
+    with _patience(pattern):
+        return next((line.strip()[:120] for _, line in lines if len(re.findall(pattern, line)) > 1), "")
+
+
 @contextlib.contextmanager
 def _patience(pattern: str) -> Iterator[None]:
     """End a search that does not end; Python's matcher listens to signals, which come in the main thread only."""
@@ -162,27 +173,52 @@ def _patience(pattern: str) -> Iterator[None]:
 
 
 def _instead_of_number(pattern: str) -> re.Pattern[str] | None:
-    """What stands before the group, followed by NaN or infinity; None where nothing does, or the group is inside."""
-    group = re.search(r"(?<!\\)(?:\\\\)*\((?!\?)", pattern)
-    before = pattern[: group.end() - 1] if group is not None else ""
+    """What stands before the group, followed by NaN or infinity; None where nothing does."""
+    before, num_open = _before_group(pattern)
     if not re.search(r"\w", before):
         return None
     try:
-        return re.compile(before + _NOT_FINITE)
-    except re.error:  # the bracket stands in a class
+        return re.compile(before + _NOT_FINITE + ")" * num_open)
+    except re.error:  # it stands in a condition, or looks behind itself
         return None
+
+
+@functools.lru_cache(maxsize=8)
+def _before_group(pattern: str) -> tuple[str, int]:
+    """What of a pattern stands before its group, and how many brackets are open there.
+
+    >>> _before_group("acc[(]: (?:is (?P<value>[0-9.]+))")
+    ('acc[(]: (?:is ', 1)
+    """
+    token = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?P<\w+>|(?!\?))|\(|\)|.", re.DOTALL)
+    num_open = 0
+    for found in token.finditer(pattern):
+        if (found[0] == "(" and pattern[found.end() : found.end() + 1] != "?") or found[0].startswith("(?P<"):
+            return pattern[: found.start()], num_open
+        num_open += (found[0] == "(") - (found[0] == ")")
+    return "", 0
 
 
 def _check_whole(match: re.Match[str], where: str) -> None:
     taken, ends = match[1] or "", match.end() == match.end(1)
     rest = _REST_OF_NUMBER.match(match.string, match.end()) if ends and taken[-1:].isdigit() else None
-    if rest is not None and not (rest[0][0] == "," and "." in taken):
-        whole = re.match(r"[\d.,eE+-]+", match.string[match.start(1) :])
+    cut_behind = rest is not None and not (rest[0][0] == "," and "." in taken)
+    if cut_behind or _is_cut_before(match, taken):
+        start = re.search(r"[-+\d.,]*$", match.string[: match.start(1)])
+        whole = re.match(r"[\d.,eE+-]+", match.string[start.start() if start else match.start(1) :])
         raise RecordError(
             f"the metric is `{taken}` of `{whole[0] if whole else taken}`: the pattern takes a part of the number",
             cause=f"found in {where}",
-            hint=r"a group of digits, point and exponent: `([0-9.e+-]+)`; or of all up to the next space: `(\S+)`",
+            hint=r"some words before the number, and a group of all that it may have: `loss: ([0-9.e+-]+)`",
         )
+
+
+def _is_cut_before(match: re.Match[str], taken: str) -> bool:
+    """Whether what stands before the group is of the number as well, and the pattern does not say that by itself."""
+    before, _ = _before_group(match.re.pattern)
+    if re.search(r"[\d.-]$", before) or not taken[:1].isdigit():
+        return False
+    return re.search(r"(?:(?:^|[\s=:(,\[])-|\d|\d\.)$", match.string[: match.start(1)]) is not None
 
 
 def number_of(text: Any, where: str) -> float:

@@ -7,7 +7,7 @@ In: the `WholeRun`s of several seeds. Out: a `Proof`. How they were run is in `f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -20,11 +20,16 @@ from flatout.trace import Levers
 
 FORMAT = 1  # 1: first version
 
+NOT_AT_WORK = "nothing of the plan was at work"
+
 INTERRUPTED = "you stopped it"
 """Why a proof ended that Ctrl-C ended."""
 
 Side = Literal["plain", "plan"]
 SIDES: tuple[Side, ...] = ("plain", "plan")
+
+TELLING_DIGITS = 6
+"""A reading with so many digits is not that of another training as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +49,11 @@ class WholeRun:
         losses_hash: Of all recorded losses; equal for runs that computed the same. Empty where there were none.
         problem: Why the run counts for nothing, or empty.
         remarks: What went wrong on our side, or was said in the end.
-        engaged: Whether the plan's levers were engaged until the end.
+        engaged: Whether all of the plan's levers were at work, and none broke.
+        idle: Levers that were not at work, and why.
+        doubled: The first line in which the metric was found more than once, or empty.
+        inputs: What it read of the user's files, each with a mark of its content.
+        environment: Variables that it saw, each with a mark of its value.
         foreign_fraction: What others used of the CPU meanwhile.
         joules: Energy used meanwhile; None where not readable.
         why_no_energy: Why not, or empty.
@@ -63,6 +72,10 @@ class WholeRun:
     problem: str = ""
     remarks: tuple[str, ...] = ()
     engaged: bool = True
+    idle: Mapping[str, str] = field(default_factory=dict)
+    doubled: str = ""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     foreign_fraction: float | None = None
     joules: float | None = None
     why_no_energy: str = ""
@@ -196,7 +209,7 @@ def prove(asked: Asked, aim: Aim, runs: Sequence[WholeRun], machine: Machine, cr
     return Proof(
         asked=asked,
         num_seeds=aim.num_seeds,
-        equivalence=_despite_failures(_equivalence(pairs, aim, ignored), runs, side_name("plan", asked.levers)),
+        equivalence=_in_spite_of_all(_equivalence(pairs, aim, ignored), runs, pairs, asked.levers),
         time=stats.compare([r.wall_s for r in pairs.plain], [r.wall_s for r in pairs.plan]),
         training_time=stats.compare([r.training_s for r in pairs.plain], [r.training_s for r in pairs.plan]),
         target=aim.target,
@@ -221,12 +234,22 @@ def _paired(runs: Sequence[WholeRun]) -> _Pairs:
 
 
 def seeds_ignored(runs: Sequence[WholeRun]) -> bool:
-    """Whether plain runs of at least two seeds computed the same, loss by loss or, without losses, in every reading."""
+    """Whether plain runs of at least two seeds computed the same, loss by loss or, without losses, in every reading.
+
+    Readings of few digits may well be the same by chance.
+    """
     plain = [r for r in runs if r.side == "plain" and not r.problem]
     if any(r.readings and not any(math.isfinite(one.value) for one in r.readings) for r in plain):
         return False  # all that diverge at once look the same
+    if not all(r.losses_hash or any(_has_digits(one.value) for one in r.readings) for r in plain):
+        return False
     marks = {r.losses_hash or repr([reading.value for reading in r.readings]) for r in plain}
     return len(plain) > 1 and len(marks) == 1
+
+
+def _has_digits(value: float) -> bool:
+    """Whether a value has so many digits that two trainings do not share it by chance."""
+    return math.isfinite(value) and float(f"{value:.{TELLING_DIGITS - 1}g}") != value
 
 
 def _equivalence(pairs: _Pairs, aim: Aim, ignored: bool) -> Equivalence:
@@ -235,6 +258,30 @@ def _equivalence(pairs: _Pairs, aim: Aim, ignored: bool) -> Equivalence:
     if ignored:  # as many runs as there are, they are one seed
         plain, plan = plain[:1], plan[:1]
     return equivalence.compare(plain, plan, aim.margin)
+
+
+def _in_spite_of_all(found: Equivalence, runs: Sequence[WholeRun], pairs: _Pairs, levers: Levers) -> Equivalence:
+    """What the values say, unless something else says that they do not say it."""
+    found = _despite_failures(found, runs, side_name("plan", levers))
+    idle = idle_levers(runs, levers)
+    if idle and len(idle) == len(levers) and found.verdict != "different":
+        why = "; ".join(f"{name}: {reason}" for name, reason in idle.items())
+        return replace(found, verdict="undecided", more_seeds=None, reason=f"{NOT_AT_WORK} ({why})")
+    if found.verdict in ("identical", "equivalent"):
+        for plain, plan in _beside(pairs):
+            if plain.num_steps == plan.num_steps and plain.num_readings != plan.num_readings:
+                reason = (
+                    f"with seed {plain.seed} the metric was found {plain.num_readings} times and "
+                    f"{plan.num_readings} times in as many steps: the last ones are not of the same moment"
+                )
+                return replace(found, verdict="undecided", more_seeds=None, reason=reason)
+    return found
+
+
+def idle_levers(runs: Sequence[WholeRun], levers: Levers) -> dict[str, str]:
+    """Levers that were not at work in any run under the plan, and why."""
+    ended = [r for r in runs if r.side == "plan" and not r.problem]
+    return {name: ended[-1].idle[name] for name in levers if ended and all(name in r.idle for r in ended)}
 
 
 def _despite_failures(found: Equivalence, runs: Sequence[WholeRun], changed: str) -> Equivalence:
@@ -292,12 +339,28 @@ def _notes(runs: Sequence[WholeRun], pairs: _Pairs, levers: Levers) -> list[str]
         for a, b in _beside(pairs)
         if a.num_steps != b.num_steps
     ]
-    released = [str(r.seed) for r in pairs.plan if not r.engaged]
-    if released:
-        lines.append(f"the plan was not engaged to the end with seed {', '.join(released)}")
+    doubled = next((r.doubled for r in runs if r.doubled), "")
+    if doubled:
+        lines.append(f"the metric is found more than once in the line `{doubled}`: the last one counts")
+    lines += _notes_on_levers([r for r in runs if r.side == "plan" and not r.problem], levers)
     busy = max((r.foreign_fraction or 0.0 for r in (*pairs.plain, *pairs.plan)), default=0.0)
     if busy > 0.1:
         lines.append(f"other processes used up to {100 * busy:.0f} % of the CPU during a run: times are less sure")
+    return lines
+
+
+def _notes_on_levers(runs: Sequence[WholeRun], levers: Levers) -> list[str]:
+    """Levers that were not at work with some seed, and why; and seeds with which some lever broke."""
+    lines = []
+    for name in levers:
+        idle = [r for r in runs if name in r.idle]
+        if idle:
+            seeds = "" if len(idle) == len(runs) else f" with seed {', '.join(str(r.seed) for r in idle)}"
+            lines.append(f"{name} was not at work{seeds}: {idle[-1].idle[name]}")
+    broken = [r for r in runs if not r.engaged and r.remarks]
+    if broken:
+        seeds = ", ".join(str(r.seed) for r in broken)
+        lines.append(f"something of ours broke under the plan with seed {seeds}: {broken[-1].remarks[0]}")
     return lines
 
 

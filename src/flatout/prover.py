@@ -17,6 +17,7 @@ from flatout.metric import Metric
 from flatout.plan import Plan
 from flatout.proof import Aim, Asked, Proof
 from flatout.proof_file import RUNS
+from flatout.proving import inputs
 from flatout.proving.conduct import Proving, Show, former
 from flatout.proving.whole_run import Setting
 from flatout.run import folder, isolation, sources
@@ -66,7 +67,10 @@ def proved(script: Script, request: ProveRequest, show: Show) -> Proof:
     asked = _asked(script, request, chosen, machine)
     place = folder.root(folder.working_folder())
     there = [] if request.fresh else [path.parent for path in place.glob(f"*/{RUNS}")]
-    with folder.claimed(folder.working_folder(), script.stem, former(there, asked)) as run_folder:
+    found, edited = former(there, asked)
+    if edited:
+        show.remark(f"earlier runs read other files than there are now, {inputs.named(edited)}: beginning anew")
+    with folder.claimed(folder.working_folder(), script.stem, found) as run_folder:
         setting = Setting(
             script=script,
             levers=chosen.levers,
@@ -75,7 +79,7 @@ def proved(script: Script, request: ProveRequest, show: Show) -> Proof:
             run_folder=run_folder,
             isolate=request.isolate,
             seed_option=request.seed_option,
-            cores_quota=machine.cores_quota,
+            machine=machine,
         )
         show.remark(chosen.line)
         proving = Proving(asked, setting, request.aim, machine, show)

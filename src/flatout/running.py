@@ -15,7 +15,7 @@ from flatout import plan_file
 from flatout.ceilings import Machine
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
 from flatout.plan import CLASSES, PLAN_FILE, Lever, Plan, allows, input_levers, label
-from flatout.trace import Levers, Setting
+from flatout.trace import NOT_LOOKED_AT, Facts, Levers, Setting
 
 MOST = 1024
 """The largest number that a lever takes: more threads or workers than any machine has cores."""
@@ -264,3 +264,15 @@ def parse_levers(words: tuple[str, ...], registry: Mapping[str, Lever], machine:
         found[name] = settings
     _check_conflicts(found, registry)
     return found
+
+
+def idle(
+    levers: Levers, facts: Facts | None, registry: Mapping[str, Lever], machine: Callable[[], Machine]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Why levers have nothing to work on in this script, and what some of them do nevertheless."""
+    if facts is None:
+        return {}, {}
+    reasons = {name: registry[name].applies(facts, machine()) for name in levers}
+    found = {name: reason for name, reason in reasons.items() if reason not in (None, NOT_LOOKED_AT)}
+    done = {name: registry[name].in_part(facts) for name in found}
+    return found, {name: part for name, part in done.items() if part is not None}

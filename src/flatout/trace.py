@@ -306,6 +306,13 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Files of the user's that the script read, and modules that it imported from outside of an installation."""
+
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
     """Something that is to be said to the user when the run is over."""
 
@@ -338,7 +345,20 @@ class Ready:
 
 
 Record = (
-    Header | Facts | Window | Census | Scaling | Stacks | Agreement | Toggle | Failure | Refused | Remark | End | Ready
+    Header
+    | Facts
+    | Window
+    | Census
+    | Scaling
+    | Stacks
+    | Agreement
+    | Toggle
+    | Failure
+    | Refused
+    | Inputs
+    | Remark
+    | End
+    | Ready
 )
 
 

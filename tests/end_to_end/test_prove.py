@@ -178,3 +178,25 @@ def test_what_cannot_be_proved_is_an_error_in_three_parts(tmp_path, options, scr
 def test_without_a_plan_there_is_nothing_to_prove(tmp_path):
     done = prove(PROVED, folder=tmp_path)
     assert done.returncode == 2 and "there is nothing to prove" in done.stderr and "flatout tune" in done.stderr
+
+
+def test_a_lever_that_is_not_at_work_proves_nothing_and_costs_one_seed(tmp_path):
+    done = prove("--seeds", "4", *ACCURACY, "--levers", "channels_last", PROVED, "--epochs", "1", folder=tmp_path)
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 6, done.stderr
+    assert "nothing was proved: nothing of the plan was at work (channels_last: no 2D or 3D convolution)" in said
+    assert done.stderr.count("under the plan") == 1
+
+
+def test_runs_of_another_configuration_are_not_held_beside_these(tmp_path):
+    (tmp_path / "rate.json").write_text("0.05")
+    source = Path(PROVED).read_text()
+    (tmp_path / "train.py").write_text(source.replace("\nparser =", "\nopen('rate.json').close()\nparser =", 1))
+    words = (*ACCURACY, "--levers", "none", "train.py", "--epochs", "1")
+    assert prove("--seeds", "1", *words, folder=tmp_path).returncode == 6
+    again = prove("--seeds", "1", *words, folder=tmp_path)
+    assert "nothing is left to run" in again.stderr and "all runs are earlier ones" in " ".join(again.stdout.split())
+    (tmp_path / "rate.json").write_text("0.1")
+    anew = prove("--seeds", "1", *words, folder=tmp_path)
+    assert "earlier runs read other files than there are now, `rate.json`: beginning anew" in anew.stderr
+    assert "nothing is left to run" not in anew.stderr

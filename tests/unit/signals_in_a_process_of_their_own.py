@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from flatout.run.signals import PASSED_ON, Signals, waits_in
+from flatout.run.signals import PASSED_ON, Signals, waiting_in
 
 
 def started(signals, code):
@@ -86,4 +86,25 @@ def test_signals_about_a_fault_of_our_own_are_not_the_scripts():
 
 
 def test_a_process_that_is_not_there_has_no_signal_waiting():
-    assert not waits_in(2**30, signal.SIGTERM)
+    assert signal.SIGTERM not in waiting_in(2**30)
+
+
+def test_what_comes_to_all_while_the_script_is_started_comes_to_it_once():
+    begun = subprocess.run(
+        [sys.executable, "-c", _STARTING], capture_output=True, text=True, check=False, start_new_session=True
+    )
+    assert begun.stdout.split() == ["-10", "0"], begun.stderr
+
+
+_STARTING = """
+import os, signal, subprocess, sys
+from flatout.run.signals import Signals
+assert signal.SIGUSR1 == 10
+for number in (signal.SIGUSR1, signal.SIGURG):  # the latter is nobody's business
+    with Signals() as signals:
+        os.killpg(0, number)
+        child = subprocess.Popen([sys.executable, "-S", "-c", "pass"], preexec_fn=signals.in_child())
+        while child.poll() is None:
+            signals.wait(child, 60.0)
+        print(child.returncode)
+"""

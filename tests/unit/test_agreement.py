@@ -11,6 +11,7 @@ from handmade import gradients, measured
 
 BATCHES = Difference(check="batches", error=0.0)
 UPDATES = Difference(check="updates", error=2e-7)
+OUTPUTS = Difference(check="outputs", error=2e-7, rounding=2e-7, multiple=1.0, multiple_of="Net")
 
 
 def verdict(class_, *differences, checks=None):
@@ -319,3 +320,69 @@ def test_one_batch_of_six_in_which_bfloat16_errs_as_much_as_the_noise_does_not_d
     points = errors(0.36, 0.4, 0.02, 0.05, 0.37, 0.04)
     found = judge(points, "precision", words)
     assert found.verdict == "disagrees" and not needs_more_points(points, found)
+
+
+# -- outputs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("class_", ["exact", "rounding", "precision"])
+@pytest.mark.parametrize("error", [1.0, 2.0, math.inf, math.nan])
+def test_outputs_that_are_others_disagree_although_every_gradient_is_right(class_, error):
+    wrong = replace(OUTPUTS, error=error, multiple=error * 5e6, slope=1 + error)
+    found = verdict(class_, gradients(0.0), wrong, checks=("gradients",))
+    assert found.verdict == "disagrees" and "outputs" in found.detail
+
+
+def test_outputs_are_held_against_what_rounding_moves_in_them_and_the_whole_against_its_limit():
+    near, far = replace(OUTPUTS, multiple=1.9), replace(OUTPUTS, multiple=591.0)
+    assert verdict("rounding", gradients(), near, checks=()).verdict == "agrees"
+    found = verdict("rounding", gradients(), far, checks=())
+    assert found.verdict == "disagrees" and "outputs of `Net` differ by 591 times what rounding" in found.detail
+    assert verdict("exact", gradients(0.0), near, checks=()).verdict == "disagrees", "exact means not a bit"
+    coarse = replace(OUTPUTS, error=0.01, multiple=0.5)
+    assert verdict("rounding", gradients(), coarse, checks=()).verdict == "agrees", "the script's own is as coarse"
+    assert verdict("rounding", gradients(), replace(coarse, slope=1.03), checks=()).verdict == "disagrees"
+    assert verdict("rounding", gradients(), replace(coarse, multiple=None), checks=()).verdict == "disagrees"
+
+
+def test_outputs_under_precision_are_held_against_bfloat16_and_need_no_noise_between_batches():
+    rounded = replace(OUTPUTS, error=4e-3, multiple=0.7)
+    found = verdict("precision", gradients(0.05), rounded, checks=())
+    assert found.verdict == "agrees" and "output error 4.0e-03" in found.detail
+    far = verdict("precision", gradients(0.05), replace(rounded, multiple=49.0), checks=())
+    assert far.verdict == "disagrees" and "what bfloat16 moves" in far.detail
+    assert verdict("precision", gradients(0.05), replace(rounded, slope=1.03), checks=()).verdict == "disagrees"
+
+
+def test_outputs_closer_to_float64_than_plains_are_never_refused_but_for_exact():
+    closer = replace(OUTPUTS, error=0.2, multiple=1e5, slope=0.9)
+    closer = replace(closer, truth_error=1e-6, baseline_truth_error=0.2, truth_multiple=0.1)
+    for class_ in ("rounding", "precision"):
+        assert verdict(class_, gradients(), closer, checks=()).verdict == "agrees"
+        assert verdict(class_, gradients(), replace(closer, truth_error=0.3), checks=()).verdict == "disagrees"
+    assert verdict("exact", gradients(0.0), closer, checks=()).verdict == "disagrees"
+
+
+def test_outputs_differ_no_more_than_plains_own_do():
+    loose = replace(OUTPUTS, error=2e-6, baseline_error=1e-6, multiple=None)
+    assert verdict("exact", gradients(0.0), loose, checks=()).verdict == "agrees"
+    assert verdict("exact", gradients(0.0), replace(loose, error=4e-6), checks=()).verdict == "disagrees"
+    assert verdict("exact", gradients(0.0), replace(loose, baseline_error=0.5), checks=()).verdict == "inconclusive"
+
+
+def test_one_batch_of_six_in_which_outputs_change_sides_does_not_decide_and_gradients_are_counted_apart():
+    def points(*multiples):
+        return [
+            measured(gradients(), replace(OUTPUTS, multiple_of="Net", error=4e-3, multiple=multiple))
+            for multiple in multiples
+        ]
+
+    words = ("gradients",)
+    few = judge(points(6.0, 0.5), "precision", words)
+    assert few.verdict == "disagrees" and needs_more_points(points(6.0, 0.5), few)
+    assert judge(points(6.0, 0.5, 0.4, 0.6, 0.5, 0.7), "precision", words).verdict == "agrees"
+    assert judge(points(6.0, 5.0, 4.0, 0.6, 7.0, 5.5), "precision", words).verdict == "disagrees"
+
+
+def test_what_was_recorded_before_outputs_were_judged_is_still_judged():
+    assert judge([measured(gradients(3e-5))], "rounding", ("gradients",)).verdict == "agrees"

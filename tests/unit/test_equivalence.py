@@ -106,3 +106,8 @@ def test_values_whose_squares_no_float_holds_are_undecided_and_no_crash():
     for values in ([1e200, 2e200, 3e200], [1.7e308, -1.7e308, 1e308]):
         found = compare(values, values[::-1], margin=1.0)
         assert found.verdict == "undecided" and "logarithm" in found.reason
+
+
+def test_one_seed_that_is_far_off_does_not_make_the_margin():
+    found = compare([0.98, 0.981, 0.979, 0.10, 0.982], [0.93, 0.931, 0.929, 0.10, 0.932])
+    assert found.verdict != "equivalent" and "but one, which is far off" in found.margin_source

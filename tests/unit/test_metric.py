@@ -91,10 +91,19 @@ def test_a_file_that_is_half_written_is_told_from_one_without_the_key(tmp_path):
         in_file(file, "acc", "log.json")
 
 
-def test_a_column_of_csv_whose_last_line_is_cut_counts_up_to_there(tmp_path):
+def test_a_row_of_csv_that_is_cut_is_an_error_and_an_empty_cell_says_nothing(tmp_path):
     file = tmp_path / "log.csv"
-    file.write_text("epoch, acc\n0,0.1\n1,\n2,0.2\n3,0.")
-    assert values(in_file(file, "acc", "log.csv")) == [0.1, 0.2]
+    for whole in ("epoch, acc\n0,0.1\n1,\n2,0.2\n", "epoch, acc\n0,0.1\n\n2,0.2", 'a;"x,y,z";acc\n0;1;0.1\n0;1;0.2\n'):
+        file.write_text(whole)
+        assert values(in_file(file, "acc", "log.csv")) == [0.1, 0.2]
+    for cut, row in (("0,0.1\n2,0.", "row 3"), ("0,0.1\n2", "row 3"), ("0\n2,0.2\n", "row 2")):
+        file.write_text(f"epoch,acc\n{cut}")
+        with pytest.raises(RecordError, match="has a row that is cut") as caught:
+            in_file(file, "acc", "log.csv")
+        assert row in caught.value.cause
+    file.write_text('epoch,acc\n0,"0.1\n1,0.2\n')
+    with pytest.raises(RecordError, match="is not CSV"):
+        in_file(file, "acc", "log.csv")
     file.write_text("epoch;acc\n0;0,5\n")
     with pytest.raises(RecordError, match="no `f1`"):
         in_file(file, "f1", "log.csv")
@@ -171,6 +180,45 @@ def test_which_way_a_metric_is_to_go_is_in_its_name_or_asked_of_all_runs():
     assert rises("x", []) and rises("x", [[Reading(value=math.nan)], usual[:1]])
     assert rises("Accuracy", [beyond]) and not rises("val_loss", [usual])
     assert reached_s(beyond, 0.9, rising=True) == 1.0
+
+
+def test_a_tag_in_two_folders_of_events_is_no_metric(tmp_path):
+    SummaryWriter = pytest.importorskip("torch.utils.tensorboard").SummaryWriter
+    for name, value in (("old", 0.5), ("train", 0.9), ("val", 0.1)):
+        with SummaryWriter(str(tmp_path / "runs" / name)) as writer:
+            writer.add_scalar("acc", value, 1, walltime=100.0 if name == "old" else 1000.0)
+    with pytest.raises(RecordError, match="stands in 2 folders") as caught:
+        in_file(tmp_path / "runs", "acc", "runs", since_unix_s=500.0)
+    assert "`runs/train`, `runs/val`" in caught.value.cause and caught.value.hint == "`--metric-file runs/train`"
+    assert values(in_file(tmp_path / "runs" / "val", "acc", "runs/val", since_unix_s=500.0)) == [pytest.approx(0.1)]
+
+
+def test_json_lines_say_which_line_is_cut_and_may_hold_any_text(tmp_path):
+    file = tmp_path / "log.jsonl"
+    file.write_text('{"acc": 0.1, "said": "a\u2028b"}\n{"acc": 0.2}\n', encoding="utf-8")
+    assert values(in_file(file, "acc", "log.jsonl")) == [0.1, 0.2]
+    file.write_text('{"acc": 0.1}\n{"acc": 0.2}\n{"acc": 0.')
+    with pytest.raises(RecordError) as caught:
+        in_file(file, "acc", "log.jsonl")
+    assert caught.value.cause.startswith("line 3: ")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        (r"reward:\D*([0-9.]+)", "reward: -12.5"),
+        (r"loss .*?([0-9.]+)", "loss -0.3"),
+        (r"acc.*([0-9.]+)", "acc: 97.5"),
+    ],
+)
+def test_a_sign_or_digits_before_the_group_are_not_left_behind(pattern, line):
+    with pytest.raises(RecordError, match="takes a part of the number"):
+        in_lines(pattern, [(0.0, line)])
+
+
+@pytest.mark.parametrize("pattern", [r"acc: (?P<v>[0-9.]+)", r"(?:acc: ([0-9.]+))", r"acc[:] +([0-9.]+)"])
+def test_nan_counts_however_the_group_is_written(pattern):
+    assert str(values(in_lines(pattern, [(0.0, "acc: 0.9"), (1.0, "acc: nan")]))) == "[0.9, nan]"
 
 
 def test_the_documentation_names_every_word_that_decides_between_at_least_and_at_most():

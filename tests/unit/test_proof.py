@@ -12,7 +12,7 @@ from flatout.cli.proving import run_line
 from flatout.errors import RecordError, ScriptError
 from flatout.metric import Reading
 from flatout.proof import Aim
-from flatout.proving import conduct, whole_run
+from flatout.proving import conduct, inputs, whole_run
 from flatout.proving.conduct import Proving, Show, estimate, former
 from flatout.proving.whole_run import Setting
 from flatout.records import to_json
@@ -70,10 +70,14 @@ def test_a_run_that_begins_beyond_the_target_has_reached_it():
 
 
 def test_what_differs_in_kind_is_noted():
-    many = [*runs(3), whole(3, "plain"), whole(3, "plan", num_steps=90, num_readings=1, engaged=False)]
+    many = [
+        *runs(3),
+        whole(3, "plain"),
+        whole(3, "plan", num_steps=90, num_readings=1, engaged=False, remarks=("step: RuntimeError: no",)),
+    ]
     notes = " ".join(proved(many).notes)
     assert "100 steps without the plan, 90 with it" in notes and "found 2 times without the plan, 1" in notes
-    assert "not engaged to the end with seed 3" in notes
+    assert "broke under the plan with seed 3: step: RuntimeError: no" in notes
     assert "others" not in notes.replace("other processes", "")
 
 
@@ -81,8 +85,9 @@ def test_plain_runs_that_computed_the_same_are_one_seed():
     same = [whole(seed, side, 0.98, losses_hash="x") for seed in range(4) for side in proof.SIDES]
     found = proved(same)
     assert found.seeds_ignored and found.equivalence.verdict == "undecided"
-    assert "ignores seeds" in text(found) and "is the same under the plan" in " ".join(text(found).split())
-    without = [replace(run, losses_hash="") for run in same]
+    assert "ignores seeds" in text(found) and "under the plan it has the same acc" in " ".join(text(found).split())
+    told = Reading(value=0.98123456)
+    without = [replace(run, losses_hash="", readings=(told,)) for run in same]
     assert proof.seeds_ignored(without), "by their readings where there are no losses"
     assert not proof.seeds_ignored(runs(4)) and not proof.seeds_ignored(same[:1])
 
@@ -178,7 +183,12 @@ def proving(tmp_path, monkeypatch, make, **aim):
 
     monkeypatch.setattr(conduct, "run_whole", run_whole)
     setting = Setting(
-        script=Script(path="train.py"), levers=ASKED.levers, registry={}, metric=ASKED.metric, run_folder=tmp_path
+        script=Script(path="train.py"),
+        levers=ASKED.levers,
+        registry={},
+        metric=ASKED.metric,
+        run_folder=tmp_path,
+        machine=MACHINE,
     )
     return Proving(ASKED, setting, Aim(**aim), MACHINE, Show()), done
 
@@ -257,8 +267,8 @@ def test_runs_of_another_question_are_left_alone(tmp_path):
         (tmp_path / name / conduct.ASKED).write_text(json.dumps(to_json(asked)))
     (tmp_path / "three").mkdir()
     folders = list(tmp_path.iterdir())
-    assert former(folders, ASKED) == tmp_path / "one"
-    assert former(folders, replace(ASKED, levers={})) is None
+    assert former(folders, ASKED) == (tmp_path / "one", [])
+    assert former(folders, replace(ASKED, levers={})) == (None, [])
 
 
 def test_how_long_it_takes_is_said_before_it_starts():
@@ -279,9 +289,95 @@ def test_a_plain_script_that_fails_with_a_later_seed_is_not_said_to_fail_with_it
 
 def test_a_metric_file_that_lay_there_before_the_run_is_not_the_runs(tmp_path):
     file = tmp_path / "out.json"
+    whole_run._check_new(file, "out.json", whole_run._state(file))
     file.write_text("{}")
-    whole_run._check_new(file, "out.json", time.time())
-    os.utime(file, (1e9, 1e9))
+    before = whole_run._state(file)
     with pytest.raises(RecordError, match="was not written"):
-        whole_run._check_new(file, "out.json", time.time())
-    whole_run._check_new(tmp_path / "none.json", "none.json", time.time())
+        whole_run._check_new(file, "out.json", before)
+    os.utime(file, (1e9, 1e9))
+    whole_run._check_new(file, "out.json", before)
+
+
+def test_a_plan_that_was_not_at_work_proves_nothing(tmp_path, monkeypatch):
+    idle = {"idle": {"bf16": "no matrix product"}, "engaged": False}
+
+    def make(seed, side):
+        return whole(seed, side, 0.9 + seed / 100, **(idle if side == "plan" else {}))
+
+    made, done = proving(tmp_path, monkeypatch, make, num_seeds=5)
+    found = made.run()
+    assert len(done) == 2 and found.stopped == "more seeds would bring nothing new"
+    assert found.equivalence.verdict == "undecided"
+    said = " ".join(text(found).split())
+    assert "nothing was proved: nothing of the plan was at work (bf16: no matrix product)" in said
+    assert "bf16 was not at work: no matrix product" in said and said.endswith(
+        "next flatout levers train.py --epochs 3"
+    )
+
+
+def test_a_lever_that_was_not_at_work_with_some_seeds_is_noted():
+    some = [replace(r, idle={"bf16": "too late"}) if (r.seed, r.side) == (1, "plan") else r for r in runs(4)]
+    found = proved(some)
+    assert found.equivalence.verdict == "identical"
+    assert "bf16 was not at work with seed 1: too late" in found.notes
+
+
+def test_a_metric_found_more_rarely_in_as_many_steps_is_not_the_same_metric():
+    some = [replace(r, num_readings=3) if (r.seed, r.side) == (2, "plan") else r for r in runs(4)]
+    found = proved(some).equivalence
+    assert found.verdict == "undecided" and "with seed 2 the metric was found 2 times and 3 times" in found.reason
+    fewer = [replace(r, num_steps=90) if r.num_readings == 3 else r for r in some]  # stopped early: it is the last one
+    assert proved(fewer).equivalence.verdict == "identical"
+
+
+def test_few_digits_that_are_the_same_do_not_say_that_seeds_are_ignored():
+    def few(value):
+        return [
+            whole(seed, side, value, losses_hash="", readings=(Reading(value=value),))
+            for seed in range(2)
+            for side in ("plain", "plan")
+        ]
+
+    assert not proof.seeds_ignored(few(0.98)) and proof.seeds_ignored(few(0.98163425))
+
+
+def test_runs_of_other_files_are_not_gone_on_with(tmp_path, monkeypatch):
+    read = tmp_path / "config.json"
+    read.write_text("1")
+
+    def make(seed, side):
+        return whole(seed, side, 0.9 + seed / 100, inputs=inputs.marks([str(read)]))
+
+    folder = tmp_path / "train-1"
+    folder.mkdir()
+    made, done = proving(folder, monkeypatch, make, num_seeds=3)
+    assert not made.run().notes and former([folder], ASKED) == (folder, [])
+    again, done = proving(folder, monkeypatch, make, num_seeds=3)
+    assert not done and "all runs are earlier ones" in again.run().notes[-1]
+    read.write_text("2")
+    assert former([folder], ASKED) == (None, [str(read)])
+    more, _ = proving(folder, monkeypatch, make, num_seeds=4)
+    with pytest.raises(ScriptError) as caught:
+        more.run()
+    assert "config.json" in caught.value.cause and "edited meanwhile" in caught.value.cause
+    read.write_text("1")
+    assert former([folder], ASKED) == (folder, [])
+
+
+def test_another_environment_than_that_of_earlier_runs_is_noted(tmp_path, monkeypatch):
+    def make(seed, side):
+        return whole(seed, side, 0.9 + seed / 100, environment=inputs.environment())
+
+    monkeypatch.setenv("RATE", "1")
+    made, _ = proving(tmp_path, monkeypatch, make, num_seeds=3)
+    made.run()
+    monkeypatch.setenv("RATE", "2")
+    monkeypatch.setenv("TERM", "another")
+    again, _ = proving(tmp_path, monkeypatch, make, num_seeds=3)
+    assert "earlier runs saw another environment than now: `RATE`; `--fresh`" in again.run().notes[0]
+
+
+def test_a_million_seeds_are_counted_without_listing_them(tmp_path, monkeypatch):
+    made, _ = proving(tmp_path, monkeypatch, lambda seed, side: whole(seed, side), num_seeds=10**6)
+    begun_s = time.perf_counter()
+    assert made.estimate(60.0).startswith("2000000 whole runs") and time.perf_counter() - begun_s < 1.0

@@ -12,7 +12,21 @@ import pytest
 from flatout import trace_file
 from flatout.errors import RecordError
 from flatout.stacks import StackRow, Stacks
-from flatout.trace import Census, End, Facts, Failure, Operation, Ready, Refused, Remark, Scaling, Toggle, Trace, Window
+from flatout.trace import (
+    Census,
+    End,
+    Facts,
+    Failure,
+    Inputs,
+    Operation,
+    Ready,
+    Refused,
+    Remark,
+    Scaling,
+    Toggle,
+    Trace,
+    Window,
+)
 from flatout.trace_file import KINDS, Follower, Writer, decode, encode, read
 from handmade import FACTS, HEADER, gradients, measured, window
 
@@ -32,6 +46,7 @@ EACH = (
     Toggle(engaged={"threads": {"num": 1}}, released=("bf16",), took_s=0.1, step=3, evidence={"threads": "1 thread"}),
     Failure(stage="script", error="ValueError", message="no\nsuch \udcff file", filename="x"),
     Refused(path="/etc/x"),
+    Inputs(paths=("/home/x/config.json", "/home/x/\udcff.py")),
     Remark(text="store `x`: 5 of 5 items \udcff"),
     Ready(order=2, num_steps=7),
     End(num_steps=9, wall_s=1.5, exit_code=0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from textwrap import shorten
 
 from flatout.cli.progress import Progress, end_children_when_told_to_end
 from flatout.cli.showing import show_proof
@@ -29,6 +30,9 @@ def proved(call: Callable[[Show], Proof], *, as_json: bool, against_itself: bool
             found = call(show)
         except KeyboardInterrupt:
             raise progress.stopped("no run had ended: the same command begins anew") from None
+        except SystemExit:
+            show.remark("told to end: the runs that have ended are kept, and the same command goes on from there")
+            raise
     show_proof(found, as_json=as_json)
     return EXIT_CODES[found.equivalence.verdict]
 
@@ -40,5 +44,5 @@ def run_line(run: WholeRun, *, against_itself: bool = False) -> str:
     '  seed 1  plan       12 s  0.981'
     """
     side = "again" if against_itself and run.side == "plan" else run.side
-    value = run.problem or (number(run.value) if run.value is not None else "no metric")
-    return f"  seed {run.seed:<2} {side:<5} {words.duration(run.wall_s):>8}  {value[:90]}"
+    value = words.printable(run.problem) or (number(run.value) if run.value is not None else "no metric")
+    return f"  seed {run.seed:<2} {side:<5} {words.duration(run.wall_s):>8}  {shorten(value, 90, placeholder=' …')}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,11 +17,15 @@ from flatout import proof, proof_file
 from flatout.ceilings import Machine
 from flatout.errors import RecordError, ScriptError
 from flatout.proof import SIDES, Aim, Asked, Proof, Side, WholeRun
+from flatout.proof_file import RUNS
+from flatout.proving import inputs
 from flatout.proving.whole_run import Setting, run_whole
 from flatout.records import from_json, to_json
 from flatout.run import sources
 
 ASKED = "asked.json"
+
+ANEW = "`--fresh` runs them anew"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class Proving:
         self.show = show
         self.runs = proof_file.finished_runs(setting.run_folder)
         self.stopped = ""
+        self.notes = self._of_former_runs()
         self.source_hash = sources.hash_of(setting.script)
         self.typed = ("", "")
         """What names the levers, and what else is to be typed again."""
@@ -62,7 +67,7 @@ class Proving:
             for seed, side in self._missing():
                 self._one(seed, side)
                 self._stop_where_it_is_vain()
-                if proof.seeds_ignored(self._wanted()) and self._is_paired():
+                if self._is_paired() and (proof.seeds_ignored(self._wanted()) or self._is_idle()):
                     self.stopped = "more seeds would bring nothing new"
                     break
         except KeyboardInterrupt:
@@ -74,7 +79,7 @@ class Proving:
 
     def estimate(self, usual_s: float | None) -> str:
         """How long it will take, before it starts; from the runs that are there, else from what one usually takes."""
-        missing = len(self._missing())
+        missing = self._num_missing()
         if not self.runs:
             return estimate(missing, usual_s)
         are = "run is" if len(self.runs) == 1 else "runs are"
@@ -87,7 +92,10 @@ class Proving:
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         judged = proof.prove(self.asked, self.aim, self._wanted(), self.machine, created, self.stopped)
         place = self.setting.run_folder
-        found = replace(judged, options=self.typed[0], metric_options=self.typed[1], run=str(place))
+        bare = tuple(replace(run, inputs={}, environment={}) for run in judged.runs)  # kept with the runs, once
+        notes = (*judged.notes, *self.notes)
+        options, metric_options = self.typed
+        found = replace(judged, runs=bare, notes=notes, options=options, metric_options=metric_options, run=str(place))
         proof_file.save(found, place)
         return found
 
@@ -100,14 +108,35 @@ class Proving:
         sides = [run.side for run in self._wanted()]
         return sides.count("plain") == sides.count("plan")
 
-    def _missing(self) -> list[tuple[int, Side]]:
+    def _is_idle(self) -> bool:
+        """Whether nothing of the plan was at work in its latest run."""
+        last = next((run for run in reversed(self.runs) if run.side == "plan"), None)
+        return last is not None and not last.problem and 0 < len(self.asked.levers) == len(last.idle)
+
+    def _of_former_runs(self) -> tuple[str, ...]:
+        """What is to be said of runs that an earlier command made."""
+        if not self.runs:
+            return ()
+        notes = []
+        if names := inputs.changed_variables(self.runs, inputs.environment()):
+            notes.append(f"earlier runs saw another environment than now: {inputs.named(names)}; {ANEW}")
+        if not self._num_missing():
+            made = datetime.datetime.fromtimestamp((self.setting.run_folder / RUNS).stat().st_mtime)
+            notes.append(f"all runs are earlier ones, the latest of {made:%Y-%m-%d %H:%M}; {ANEW}")
+        return tuple(notes)
+
+    def _missing(self) -> Iterator[tuple[int, Side]]:
         there = {(run.seed, run.side) for run in self.runs if not run.problem}
-        order = []
         for seed in range(self.aim.num_seeds):
             plain_first = seed == 0 or random.Random(seed).random() < 0.5  # a script that fails should do so at once
             sides = SIDES if plain_first else SIDES[::-1]
-            order += [(seed, side) for side in sides if (seed, side) not in there]
-        return order
+            yield from ((seed, side) for side in sides if (seed, side) not in there)
+
+    def _num_missing(self, *of: Side) -> int:
+        """Runs that are still to be made; of these sides, of both without any."""
+        sides = of or SIDES
+        there = {(r.seed, r.side) for r in self.runs if not r.problem and r.seed < self.aim.num_seeds}
+        return len(sides) * self.aim.num_seeds - sum(side in sides for _, side in there)
 
     def _one(self, seed: int, side: Side) -> None:
         share = len(self._wanted()) / (2 * self.aim.num_seeds)
@@ -115,7 +144,9 @@ class Proving:
         self.show.stage(text, share)
         found = run_whole(self.setting, side, seed, lambda seconds: self.show.tick())
         if sources.hash_of(self.setting.script) != self.source_hash:
-            raise _changed(self.setting.script.name, seed, proof.side_name(side, self.asked.levers))
+            raise inputs.changed(self.setting.script.name)
+        if edited := inputs.changed_files([*self.runs, found], since=False):
+            raise inputs.changed(self.setting.script.name, edited)
         proof_file.append(found, self.setting.run_folder)
         self.runs.append(found)
         self.show.run(found)
@@ -126,8 +157,8 @@ class Proving:
         known = [m for m in means.values() if m is not None]
         if not known:
             return ""
-        num_left = len(self._missing())
-        rest_s = sum(means[side] or max(known) for _, side in self._missing())
+        num_left = self._num_missing()
+        rest_s = sum((means[side] or max(known)) * self._num_missing(side) for side in SIDES)
         return f"; about {_minutes(rest_s)} left for {num_left} run{'' if num_left == 1 else 's'}"
 
     def _stop_where_it_is_vain(self) -> None:
@@ -154,7 +185,7 @@ class Proving:
         raise RecordError(
             f"no value of `{self.asked.metric.name}` in the first run",
             cause=last.problem,
-            hint=f"see what it printed: `{log}`; {typed}",
+            hint=typed if self.asked.metric.file else f"see what it printed: `{log}`; {typed}",
         )
 
     def _seen_again(self, seed: int) -> str:
@@ -167,17 +198,8 @@ class Proving:
         return again if seed == 0 else f"{again}; `--seeds {seed}` judges the runs before"
 
 
-def _changed(script: str, seed: int, side: str) -> ScriptError:
-    """Runs before and after an edit are of two scripts: nothing is to be concluded from their difference."""
-    return ScriptError(
-        f"`{script}` changed while it was being proved",
-        cause=f"it, or a file beside it that it imports, was edited during the run of seed {seed}, {side}",
-        hint="the same command begins anew with the files as they are now; put back, it goes on where it was",
-    )
-
-
-def former(folders: Sequence[Path], asked: Asked) -> Path | None:
-    """The newest folder whose runs answer the same question."""
+def former(folders: Sequence[Path], asked: Asked) -> tuple[Path | None, list[str]]:
+    """The newest folder whose runs answer the same question; and what was edited since newer ones were made."""
     found = []
     for folder in folders:
         try:
@@ -186,7 +208,13 @@ def former(folders: Sequence[Path], asked: Asked) -> Path | None:
                 found.append((folder.stat().st_mtime, folder))
         except (OSError, ValueError, RecordError):
             continue
-    return max(found, default=(0.0, None))[1]
+    edited: dict[str, None] = {}
+    for _, folder in sorted(found, reverse=True):
+        changed = inputs.changed_files(proof_file.finished_runs(folder), since=True)
+        if not changed:
+            return folder, list(edited)
+        edited |= dict.fromkeys(changed)
+    return None, list(edited)
 
 
 def estimate(num_runs: int, run_s: float | None) -> str:

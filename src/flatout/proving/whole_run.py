@@ -15,17 +15,19 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flatout import metric as metrics
-from flatout import metric_file
+from flatout import metric_file, running
+from flatout.ceilings import Machine
 from flatout.errors import FlatoutError, RecordError
 from flatout.metric import Metric, Reading
 from flatout.plan import Lever
 from flatout.proof import Side, WholeRun
+from flatout.proving import inputs
 from flatout.run import foreign_cpu, isolation
 from flatout.run.energy_counters import EnergyMeter
 from flatout.run.launch import QUIET_TRACKERS, Child, Launch, session_files
 from flatout.run.orders import SessionSpec
 from flatout.run.script import Script
-from flatout.trace import End, Facts, Failure, Header, Levers, Record, Toggle, Window
+from flatout.trace import End, Facts, Failure, Header, Inputs, Levers, Record, Toggle, Window
 
 POLL_S = 0.05
 """How often output is looked at: so sure is the moment at which a line came."""
@@ -35,8 +37,7 @@ LOOK_S = 1.0
 
 KEPT_READINGS = 400
 
-CLOCK_TICK_S = 2.0
-"""File systems keep times of modification as coarsely as that."""
+NO_EFFECT = "no effect of it was seen before the run was over"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class Setting:
         run_folder: Where records go.
         isolate: Whether files of the user are kept from the runs.
         seed_option: The script's option for a seed, or empty.
-        cores_quota: How many cores the control group grants; None without a quota.
+        machine: Where it is run.
     """
 
     script: Script
@@ -59,9 +60,9 @@ class Setting:
     registry: Mapping[str, Lever]
     metric: Metric
     run_folder: Path
+    machine: Machine
     isolate: bool = True
     seed_option: str = ""
-    cores_quota: float | None = None
 
 
 @dataclass(slots=True)
@@ -94,6 +95,15 @@ class _Output:
             self._file.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """When a run began, on both clocks, and what the metric's file was then."""
+
+    unix_s: float
+    monotonic_s: float
+    file: tuple[int, ...] | None
+
+
 def run_whole(setting: Setting, side: Side, seed: int, wait: Callable[[float], None]) -> WholeRun:
     """Run the script from its start to its end.
 
@@ -112,23 +122,37 @@ def run_whole(setting: Setting, side: Side, seed: int, wait: Callable[[float], N
     output = _Output(setting.run_folder / f"output-{name}.log")
     for file in (Path(launch.session.trace), output.path):  # those of an interrupted run, which may be writing still
         file.unlink(missing_ok=True)
-    begun_unix_s, begun_s = time.time(), time.perf_counter()
+    begun = _Begun(time.time(), time.perf_counter(), _state(Path(setting.metric.file or "")))
     try:
         with EnergyMeter() as meter, Child(launch) as child:
-            wall_s, foreign = _watched(child, output, wait, setting.cores_quota)
+            wall_s, foreign = _watched(child, output, wait, setting.machine.cores_quota)
             exit_code = child.exit_code
             records = child.rest()
         output.close(wall_s)
         if setting.isolate and (refusal := isolation.refusal(scratch)) is not None:
             raise refusal
-        found = _readings(setting, scratch, output, records, (begun_unix_s, begun_s))
+        found = _readings(setting, scratch, output, records, begun)
     finally:
         if scratch.exists():
             isolation.discard(scratch)
     told = _told(setting, side, seed, (exit_code, wall_s, foreign), (output, records, found))
+    told = replace(told, inputs=_inputs(setting, records, begun.unix_s), environment=inputs.environment())
     facts = next((r for r in records if isinstance(r, Facts)), None)
     energy = meter.joules(facts.device if facts is not None else None)
     return replace(told, joules=energy.joules, why_no_energy=energy.why_not)
+
+
+def _inputs(setting: Setting, records: list[Record], begun_unix_s: float) -> dict[str, str]:
+    """Marks of the files that it read.
+
+    Raises:
+        ScriptError: One was edited meanwhile, and by whom else than the user: an isolated run writes elsewhere.
+    """
+    paths = next((r.paths for r in records if isinstance(r, Inputs)), ())
+    edited = inputs.edited_since(paths, begun_unix_s)
+    if edited and setting.isolate:
+        raise inputs.changed(setting.script.name, edited)
+    return inputs.marks(path for path in paths if path not in edited)
 
 
 def _watched(
@@ -169,10 +193,11 @@ def _launch(setting: Setting, side: Side, seed: int, name: str, scratch: Path) -
         script=script.name,
         arguments=script.arguments,
         cache_folder=str(setting.run_folder.resolve() / "compiled"),
-        cores_quota=setting.cores_quota,
+        cores_quota=setting.machine.cores_quota,
         flatout_started_unix_s=time.time(),
         seed_run=None if setting.seed_option else seed,
         keep_losses=True,
+        list_read=tuple({str(Path.cwd()), str(script.folder or Path.cwd())}),
     )
     environment = {"PYTHONHASHSEED": str(seed), **QUIET_TRACKERS}
     for lever, chosen in levers.items():
@@ -181,36 +206,40 @@ def _launch(setting: Setting, side: Side, seed: int, name: str, scratch: Path) -
 
 
 def _readings(
-    setting: Setting, scratch: Path, output: _Output, records: list[Record], begun: tuple[float, float]
+    setting: Setting, scratch: Path, output: _Output, records: list[Record], begun: _Begun
 ) -> list[Reading] | RecordError:
-    """The metric, or why it was not found in this run; `begun` on the wall clock and on `time.perf_counter`."""
+    """The metric, or why it was not found in this run."""
     metric = setting.metric
     try:
         if metric.file is not None:
             place = isolation.seen(scratch, Path(metric.file)) if setting.isolate else Path(metric.file)
-            _check_new(place, metric.file, begun[0])
-            found = metric_file.in_file(place, metric.key, metric.file)
-            timed = [r if r.at_s is None else Reading(value=r.value, at_s=r.at_s - begun[0]) for r in found]
-            return [r for r in timed if r.at_s is None or r.at_s >= 0]  # a folder of events keeps those of former runs
+            _check_new(place, metric.file, begun.file)
+            found = metric_file.in_file(place, metric.key, metric.file, since_unix_s=begun.unix_s)
+            return [r if r.at_s is None else Reading(value=r.value, at_s=r.at_s - begun.unix_s) for r in found]
         if metric.pattern is not None:
             return metrics.in_lines(metric.pattern, output.lines)
     except RecordError as problem:
         return problem
-    return metrics.in_losses(_losses(records, begun[1]))
+    return metrics.in_losses(_losses(records, begun.monotonic_s))
 
 
-def _check_new(place: Path, shown: str, begun_unix_s: float) -> None:
-    """A file that is older than the run was written by another one: without isolation it lies there still."""
-    try:
-        written = place.stat()
-    except OSError:  # which reading it says
-        return
-    if stat.S_ISREG(written.st_mode) and written.st_mtime < begun_unix_s - CLOCK_TICK_S:
+def _check_new(place: Path, shown: str, before: tuple[int, ...] | None) -> None:
+    """A file that is what it was before the run is not of this run: without isolation it lies there still."""
+    if before is not None and _state(place) == before:
         raise RecordError(
             f"no metric: `{shown}` was not written",
             cause="what lies there is older than this run",
             hint="name a file that the script writes, as it is seen from the working folder",
         )
+
+
+def _state(place: Path) -> tuple[int, ...] | None:
+    """What changes when a file is written; None of what is no file."""
+    try:
+        found = place.stat()
+    except OSError:  # which reading it says
+        return None
+    return (found.st_ino, found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
 def _losses(records: list[Record], begun_s: float) -> list[tuple[float, float]]:
@@ -241,12 +270,12 @@ def _told(
     else:
         readings = found
         if not readings and not problem:
-            problem = "the metric was not found" if setting.metric.pattern else "no losses were recorded"
+            problem = _not_found(setting.metric, output)
     losses = [loss for r in records if isinstance(r, Window) for loss in r.losses]
     faults = [
         f"{r.stage}: {r.error}: {r.message}"[:200] for r in records if isinstance(r, Failure) and r.stage != "script"
     ]
-    toggles = [r for r in records if isinstance(r, Toggle)]
+    idle = _idle(setting, side, records)
     return WholeRun(
         seed=seed,
         side=side,
@@ -260,9 +289,29 @@ def _told(
         losses_hash=hashlib.sha256(repr(losses).encode()).hexdigest()[:16] if losses else "",
         problem=problem,
         remarks=tuple(faults),
-        engaged=side == "plain" or not setting.levers or (bool(toggles) and not faults),
+        engaged=not (side == "plan" and setting.levers) or not (faults or idle),
+        idle=idle,
+        doubled=metrics.doubled_in(setting.metric.pattern, output.lines) if setting.metric.pattern and readings else "",
         foreign_fraction=foreign,
     )
+
+
+def _not_found(metric: Metric, output: _Output) -> str:
+    if metric.pattern is None:
+        return "no losses were recorded: nothing that looks like a loss had `backward` called"
+    num = len(output.lines)
+    return f"the metric was not found: `{metric.pattern}` is in none of {num} line{'s' * (num != 1)} that it printed"
+
+
+def _idle(setting: Setting, side: Side, records: list[Record]) -> dict[str, str]:
+    """Levers that were not at work, and why: what shows no effect had none, whatever it was told to do."""
+    if side == "plain":
+        return {}
+    shown = {name for r in records if isinstance(r, Toggle) for name in r.evidence}
+    missing = {name: why for r in records if isinstance(r, Toggle) for name, why in r.missing.items()}
+    facts = next((r for r in reversed(records) if isinstance(r, Facts)), None)
+    reasons, _ = running.idle(setting.levers, facts, setting.registry, lambda: setting.machine)
+    return {n: reasons.get(n) or missing.get(n) or NO_EFFECT for n in setting.levers if n not in shown}
 
 
 def _problem(exit_code: int, output: _Output, records: list[Record]) -> str:

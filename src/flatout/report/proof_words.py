@@ -6,7 +6,7 @@ In: a `Proof`. Out: words, the same for the terminal and the page.
 from __future__ import annotations
 
 from flatout.equivalence import Equivalence
-from flatout.proof import Aim, Proof, WholeRun, side_name
+from flatout.proof import NOT_AT_WORK, Aim, Proof, WholeRun, side_name
 from flatout.report import words
 from flatout.stats import MIN_PAIRS, Comparison
 
@@ -72,13 +72,15 @@ def verdict(proof: Proof) -> tuple[tuple[str, str], str]:
         return ("equivalent", "bold green"), f": {_between(found, name)}"
     if found.verdict == "different":
         return ("different", "bold red"), f": {found.reason or _between(found, name)}"
+    if found.reason.startswith(NOT_AT_WORK):
+        return ("nothing was proved", "bold yellow"), f": {found.reason}"
     if found.num_diverged:
         return ("nothing to compare", "bold yellow"), f": {found.reason}: {_MEND}"
     return ("not enough seeds to tell", "bold yellow"), f": {_undecided(proof)}"
 
 
 def _between(found: Equivalence, name: str) -> str:
-    ends = f"[{number(found.low)}, {number(found.high)}]"
+    ends = f"[{signed(found.low)}, {signed(found.high)}]"
     return (
         f"{name} differs by {signed(found.difference)} on average, 90 % interval {ends}; "
         f"nothing is said to change within ± {found.margin:.3g} ({found.margin_source})"
@@ -88,12 +90,7 @@ def _between(found: Equivalence, name: str) -> str:
 def _undecided(proof: Proof) -> str:
     found = proof.equivalence
     if proof.seeds_ignored:
-        first = next((r.value for r in proof.runs if r.side == "plain"), None)
-        same = first is not None and {r.value for r in proof.runs} == {first}
-        one = (
-            f", on which {proof.asked.metric.name} is the same {side_name('plan', proof.asked.levers)}" if same else ""
-        )
-        return f"the script ignores seeds: plain runs of different ones computed the very same, so all are one run{one}"
+        return _ignored(proof)
     more = ""
     if found.more_seeds is not None:
         wanted = found.num_seeds + found.more_seeds
@@ -104,6 +101,16 @@ def _undecided(proof: Proof) -> str:
         more = "; no reasonable number of them would: a wider `--margin`, perhaps"
     detail = f"; {_between(found, proof.asked.metric.name)}" if found.low == found.low else ""
     return f"{found.reason}{more}{detail}"
+
+
+def _ignored(proof: Proof) -> str:
+    """That seeds make no difference, what one seed says nevertheless, and what could be done about it."""
+    first = next((r.value for r in proof.runs if r.side == "plain"), None)
+    same = first is not None and {r.value for r in proof.runs} == {first}
+    told = f"; {side_name('plan', proof.asked.levers)} it has the same {proof.asked.metric.name}" if same else ""
+    option = proof.asked.seed_option
+    mend = f"`{option}` changes nothing in it" if option else "`--seed-option` names its own option, if it has one"
+    return f"the script ignores seeds: its runs are the very same with each, so there is one to judge{told}; {mend}"
 
 
 def time(proof: Proof) -> str:
@@ -157,6 +164,8 @@ def next_command(proof: Proof) -> str:
     found = proof.equivalence
     if proof.interrupted or found.num_diverged:
         return again(proof, proof.num_seeds)
+    if found.reason.startswith(NOT_AT_WORK):
+        return f"flatout levers {proof.asked.script}"
     if proof.against_itself and (found.verdict != "undecided" or proof.seeds_ignored):
         return f"flatout tune {proof.asked.script}"
     if found.verdict in ("identical", "equivalent"):

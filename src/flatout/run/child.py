@@ -15,9 +15,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flatout import __version__, lifeline
 from flatout.frameworks.contract import Framework
@@ -29,9 +29,12 @@ from flatout.run.open_window import OpenWindow
 from flatout.run.orders import Order, SessionSpec, decode
 from flatout.run.pipe import OrderPipe
 from flatout.run.problems import failure
-from flatout.trace import FORMAT, End, Header, Ready, Refused, Remark, Toggle
+from flatout.trace import FORMAT, End, Header, Inputs, Ready, Refused, Remark, Toggle
 from flatout.trace_file import Writer
 from flatout.tracebacks import hide_ours
+
+if TYPE_CHECKING:
+    from flatout.run.files_read import FilesRead
 
 SETTLING_STEPS = 3
 """Steps before anything is measured: allocators, caches and lazily made state."""
@@ -41,6 +44,9 @@ MEASURED_SETTLING_STEPS = 3
 
 EARLY_S = 10.0
 """Until this age of a run its steps are written down every second, later every 5 s: a run that is killed counts."""
+
+EFFECT_STEPS = 2
+"""So many steps after a run's levers were engaged their effect is looked for first; a run may be over soon."""
 
 MAX_PROBLEMS = 20
 """After so many failures of our own the script is left to itself."""
@@ -93,12 +99,17 @@ class Conductor:
         self._num_problems = 0
         self._pid = os.getpid()
         self._sleeping = False
+        self._unproven = set(spec.levers) if spec.mode == "run" else set()
+        """Levers of the run that have shown no effect yet."""
+        self._files = _files_read(spec)
 
     # -- start ---------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Attach; the trace is claimed at the first step, so that a helper process claims none."""
         os.register_at_fork(after_in_child=self._forget_in_fork)
+        if self._files is not None:
+            self._files.watch()
         if self.spec.mode == "trial":
             self._watch_writes()
             self._watch_end()  # a script that fails before it trains is not measured, and the reason is wanted
@@ -178,6 +189,8 @@ class Conductor:
             num_steps = self.num_steps + self.framework.num_missed_steps()
             wall_s = time.perf_counter() - self._started_s
             self._write(End(num_steps=num_steps, wall_s=wall_s, training_s=self._last_end_s - self._first_end_s))
+            if self._files is not None:
+                self._write(Inputs(paths=self._files.found()))
             for text in self.framework.remarks():
                 self._write(Remark(text=text))
         except Exception:  # noqa: BLE001  the script has ended well, and nothing more is to be said
@@ -291,6 +304,8 @@ class Conductor:
             self._skip -= 1
             if self._skip == 0 and self._order is not None:
                 self._open_window(self._order)
+        if self._unproven and self._settled_at is not None and self.num_steps == self._settled_at + EFFECT_STEPS:
+            self._note_effects(*self.framework.evidence(), order=-1)
         if self._settled_at is not None and not self._coasting:
             self._next()
 
@@ -449,7 +464,12 @@ class Conductor:
                 found["stacks"], num_steps=len(window.step_s), wall_s=sum(window.step_s), levers=window.order.levers
             )
             self._write_numbered(stacks, window.order.number)
-        if window.order.purpose == "trial" and (evidence or missing):
+        if window.order.purpose == "trial" or self._unproven & {*evidence}:
+            self._note_effects(evidence, missing, window.order.number)
+
+    def _note_effects(self, evidence: Mapping[str, str], missing: Mapping[str, str], order: int) -> None:
+        self._unproven -= {*evidence}
+        if evidence or missing:
             self._write(
                 Toggle(
                     engaged={},
@@ -459,7 +479,7 @@ class Conductor:
                     evidence=evidence,
                     missing=missing,
                     reason="evidence",
-                    order=window.order.number,
+                    order=order,
                 )
             )
 
@@ -485,6 +505,15 @@ class Conductor:
             if self.spec.mode == "trial":  # a throwaway process, and nobody can hear it
                 print(f"flatout: the trace cannot be written: {problem}", file=sys.stderr, flush=True)
                 os._exit(1)
+
+
+def _files_read(spec: SessionSpec) -> FilesRead | None:
+    """What lists the files that the script reads, where that is wanted."""
+    if not spec.list_read:
+        return None
+    from flatout.run.files_read import FilesRead
+
+    return FilesRead(spec.list_read, without=(str(Path(spec.trace).parent),))
 
 
 def _number(variable: str, otherwise: int) -> int:

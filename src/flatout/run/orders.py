@@ -76,6 +76,7 @@ class SessionSpec:
         cores_quota: How many cores the control group grants, which is what others are weighed against; None: all.
         seed_run: Which random numbers the script draws: its own in run 0, others in each other run; None: untouched.
         keep_losses: Whether losses are recorded although nothing is engaged.
+        list_read: Folders of which it is listed what the script reads there; empty: nothing is listed.
         lives_with: Process id of the parent that the child must not outlive; None: the run is the user's.
     """
 
@@ -97,6 +98,7 @@ class SessionSpec:
     flatout_started_unix_s: float = 0.0
     seed_run: int | None = None
     keep_losses: bool = False
+    list_read: tuple[str, ...] = ()
     lives_with: int | None = None
 
 

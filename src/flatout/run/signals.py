@@ -58,12 +58,15 @@ class Signals:
 
         It unblocks signals, and if flatout is killed it dies with it, as the script would have under plain Python.
         """
-        former, parent = self._former, os.getpid()
+        former, parent, witness = self._former, os.getpid(), self._witness
         handled = [number for number in PASSED_ON if callable(signal.getsignal(number))]
         die_with_parent = lifeline.request()
 
         def prepare() -> None:
             if former is not None:
+                if witness is not None:  # what came to all before this process was there it has not got
+                    for number in waiting_in(witness.pid) - signal.sigpending():
+                        os.kill(os.getpid(), number)
                 for number in handled:  # what comes from here on meets the default, as after the execution
                     signal.signal(number, signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_SETMASK, former)
@@ -94,7 +97,7 @@ class Signals:
             return came.si_code > 0  # from the kernel, so from the terminal
         deadline = time.monotonic() + WITNESS_S
         while True:
-            if waits_in(self._witness.pid, came.si_signo):
+            if came.si_signo in waiting_in(self._witness.pid):
                 former = self._witness
                 self._witness = call_witness()  # the next one must be able to come again
                 dismiss(former)
@@ -128,15 +131,15 @@ def in_our_group(pid: int) -> bool:
         return True
 
 
-def waits_in(pid: int, number: int) -> bool:
-    """Whether a signal waits to be taken by a process; False where `/proc` does not tell."""
+def waiting_in(pid: int) -> set[int]:
+    """Signals that wait to be taken by a process; none where `/proc` does not tell."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return False
+        return set()
     pending = 0
     for line in status.splitlines():
         name, _, value = line.partition(":")
         if name in ("SigPnd", "ShdPnd"):
             pending |= int(value, 16)
-    return bool(pending >> (number - 1) & 1)
+    return {number + 1 for number in range(pending.bit_length()) if pending >> number & 1}

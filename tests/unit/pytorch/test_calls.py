@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import math
 import pickle
 import subprocess
 import sys
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from flatout.frameworks.pytorch import owners  # noqa: E402
 from flatout.frameworks.pytorch.calls import Calls, OuterCall  # noqa: E402
 
 
@@ -233,7 +235,8 @@ def test_a_seam_alone_keeps_a_model_no_longer_than_plain(watch):
     assert calls.found == []
 
 
-def test_models_made_at_the_address_of_freed_ones_are_found_each_time(watch):
+def test_models_made_at_the_address_of_freed_ones_are_found_each_time(watch, monkeypatch):
+    monkeypatch.setattr(owners, "FREE_SEARCH_S", math.inf)  # the heap of a test process is large
     watched = watch()
     for _ in range(6):
         model = net()

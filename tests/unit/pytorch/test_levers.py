@@ -102,8 +102,8 @@ def test_every_lever_agrees_within_its_class(lever, name, watch, workload):
     judged = judge(watched.answers, kind.class_, (kind.check,))
     assert judged.verdict == "agrees", judged.detail
     for answer in watched.answers:
-        gradients, updates = answer.differences
-        assert gradients.baseline_error == updates.baseline_error == 0
+        gradients, outputs, updates = answer.differences
+        assert gradients.baseline_error == outputs.baseline_error == updates.baseline_error == 0
         if lever.endswith("optimizer"):
             assert gradients.error == 0
 

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "cla
 
 from numerics_bugs import (  # noqa: E402
     BUGS,
+    PLANTED_IN,
     copied_once,
     rate_kept,
 )
@@ -42,6 +43,12 @@ HARD = {
     "3D, groups, weight norm": {"threads": {"num": 2}},
     "checkpoints, 4 micro-batches": {"foreach_optimizer": {}},
     "gpt at its start": {"fused_fetch": {}},
+    "whole numbers": {"bf16": {}},
+    "two calls": {"threads": {"num": 2}},
+    "growing buffer": {"bf16": {}},
+    "scheduled momentum": {"fused_optimizer": {}},
+    "whole learning rate": {"fused_optimizer": {}},
+    "turning double": {"bf16": {}, "fused_optimizer": {}, "threads": {"num": 2}},
     "complex weights": {"bf16": {}, "foreach_optimizer": {}, "threads": {"num": 2}},
 }
 
@@ -54,7 +61,7 @@ def test_there_are_more_than_twenty_bugs_in_five_families():
 
 @pytest.mark.parametrize(("bug", "family"), [pytest.param(b, f, id=f"{b.name}, {f}") for b, f in IN_TURN])
 def test_a_planted_bug_is_caught_by_the_check_that_its_lever_names(bug, family):
-    found = judged(FAMILIES[family], {NAME: {}}, {NAME: bug.lever()})
+    found = judged(PLANTED_IN[family], {NAME: {}}, {NAME: bug.lever()})
     assert found.word == "disagrees", found.detail
     assert found.checks == (bug.check,)
 

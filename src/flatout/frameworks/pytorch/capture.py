@@ -46,6 +46,12 @@ class CapturedCall:
         """Whether the call is made without the autocast that the script had around it."""
         self._autocasts = [(kind, *_autocast(kind)) for kind in ("cpu", "cuda")]
         self._cached = torch.is_autocast_cache_enabled()
+        self._parameters = _kinds(call)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the model's parameters have other types or shapes by now, so that the call cannot be made again."""
+        return self._parameters != _kinds(self.call)
 
     @property
     def num_bytes(self) -> int:
@@ -95,6 +101,10 @@ class CapturedCall:
         other = copy.copy(self)
         other.__dict__.update(changes)
         return other
+
+
+def _kinds(call: OuterCall) -> list[tuple[Any, ...]]:
+    return [(p.dtype, tuple(p.shape), p.device) for p in call.module.parameters()]
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

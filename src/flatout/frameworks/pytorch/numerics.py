@@ -34,7 +34,14 @@ from flatout.frameworks.pytorch.differences import (
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.replay import Replayed, Replayer, half
 from flatout.frameworks.pytorch.session import Session
-from flatout.frameworks.pytorch.updates import Moved, Snapshot, has_gradients, updated, worst_update
+from flatout.frameworks.pytorch.updates import (
+    Moved,
+    Snapshot,
+    bears_other_options,
+    has_gradients,
+    updated,
+    worst_update,
+)
 from flatout.trace import Agreement, Levers, Scaling
 
 if TYPE_CHECKING:
@@ -57,7 +64,8 @@ class Numerics:
 
     def compare(self, levers: Levers, checks: Sequence[str]) -> Agreement:
         """Differences of each check; `missing` says why one could not be made."""
-        differences, missing = [], []
+        differences: list[Difference] = []
+        missing = []
         try:
             for check in checks:
                 found = {
@@ -68,13 +76,13 @@ class Numerics:
                 if isinstance(found, str):
                     missing.append(found)
                 else:
-                    differences.append(found)
+                    differences += found
         finally:
             self._capture.drop()
             self._session.engage_exactly({})
         return Agreement(levers=levers, differences=tuple(differences), missing="; ".join(missing))
 
-    def _gradients(self, levers: Levers) -> Difference | str:
+    def _gradients(self, levers: Levers) -> list[Difference] | str:
         calls = self._capture.present
         if self._capture.problem:
             return self._capture.problem
@@ -89,26 +97,32 @@ class Numerics:
         explained = self._explained(calls, first)
         again = run(calls)
         baseline_error = relative_error(again.gradients, first.gradients)
+        look = self._closer_look(first, again)
         del again
-        look = self._closer_look(first)
         self._session.engage_exactly(levers)
         changed = run(calls, levers=True)
         fault = look.fault(changed)
         self._session.engage_exactly({})
+        class_ = self._widest(levers)
+        fault = fault or look.integers_fault(changed, class_)
         found = self._difference(changed, first)
         found = dataclasses.replace(
             found, noise=noise, baseline_error=baseline_error, explained_cosine=explained, fault=fault
         )
-        classes = {self._session.levers[name].class_ for name in levers} - {"exact"}
-        if classes:
-            class_ = "rounding" if classes == {"rounding"} else "precision"
-            found = look.beside_rounding(found, changed, self._name, class_)
-        return found
+        outputs = look.outputs(changed)
+        if class_ != "exact":
+            found, outputs = look.beside_rounding(found, outputs, changed, self._name, class_)
+        return [found, outputs]
 
-    def _closer_look(self, first: Replayed) -> CloserLook:
+    def _widest(self, levers: Levers) -> str:
+        """How far numbers may be off: not at all, by rounding, or by that of bfloat16."""
+        classes = {self._session.levers[name].class_ for name in levers} - {"exact"}
+        return "exact" if not classes else "rounding" if classes == {"rounding"} else "precision"
+
+    def _closer_look(self, first: Replayed, again: Replayed) -> CloserLook:
         from flatout.frameworks.pytorch.closer_look import CloserLook  # in trials only
 
-        return CloserLook(self._replayer, self._capture, first)
+        return CloserLook(self._replayer, self._capture, first, again)
 
     def _difference(self, changed: Replayed, first: Replayed) -> Difference:
         """Gradients, outputs, buffers and random states of one replay against another's."""
@@ -134,7 +148,7 @@ class Numerics:
 
     def _noise(self, present: Replayed) -> float | None:
         """Relative spread of the gradient between batches: norm of the difference over the root of summed squares."""
-        if not self._capture.former:
+        if not self._capture.former or any(c.outdated for c in self._capture.former):
             return None
         former = self._replayer.run(self._capture.former)
         keys = [p for p in present.gradients if p in former.gradients]
@@ -188,7 +202,7 @@ class Numerics:
 
     # -- updates -------------------------------------------------------------------------------------------------
 
-    def _updates(self, levers: Levers) -> Difference | str:
+    def _updates(self, levers: Levers) -> list[Difference] | str:
         optimizers = [o for o in self._session.optimizers if has_gradients(o)]
         if any(isinstance(o, torch.optim.LBFGS) for o in optimizers):
             return "an optimizer with a closure cannot be replayed"
@@ -198,10 +212,11 @@ class Numerics:
         snapshot = Snapshot(optimizers)
         random = RandomStates()
         clip = self._clipping(optimizers)
+        vary = bears_other_options(self._session, optimizers, snapshot)
 
         def update() -> Moved:
             random.restore()
-            return updated(self._session, optimizers, snapshot, clip)
+            return updated(self._session, optimizers, snapshot, clip, vary=vary)
 
         plain = update()
         baseline_error = relative_error(update().parameters, plain.parameters)
@@ -214,13 +229,14 @@ class Numerics:
             random.restore()
         found = self._moved_apart(changed.parameters, plain.parameters)
         parameter, key, multiple = worst_update(changed, plain, snapshot)
-        return dataclasses.replace(
+        found = dataclasses.replace(
             found,
             baseline_error=baseline_error,
             random_states_equal=changed.random.equals(plain.random),
             multiple=multiple,
             multiple_of=f"{self._name(parameter)}{f' ({key})' if key else ''}",
         )
+        return [found]
 
     def _moved_apart(self, changed: Gradients, plain: Gradients) -> Difference:
         furthest, worst_error = worst(changed, plain)
@@ -247,8 +263,9 @@ class Numerics:
 
     # -- batches -------------------------------------------------------------------------------------------------
 
-    def _batches(self, levers: Levers) -> Difference | str:
-        return compare_batches(self._session, levers)
+    def _batches(self, levers: Levers) -> list[Difference] | str:
+        found = compare_batches(self._session, levers)
+        return found if isinstance(found, str) else [found]
 
     # -- scaling -------------------------------------------------------------------------------------------------
 

@@ -37,8 +37,12 @@ class Replayed:
         self.of_inputs: list[torch.Tensor | None] = []
         """Gradients of the calls' inputs, of those that need one: what another model of the same step learns from."""
         self.outputs: list[torch.Tensor] = []
+        """Outputs of all calls as they are after the last, which may have written into the memory of earlier ones."""
+        self.output_names: list[str] = []
+        self.integers: list[tuple[str, torch.Tensor]] = []
+        """Outputs that are no floats (classes, masks, counts), with their names."""
         self.buffers: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}
-        """Buffers by module and name: as they were before the first call, and after the last."""
+        """Buffers by module and name: before the first call (empty where there was none yet), and after the last."""
         self.kinds: list[tuple[torch.dtype, tuple[int, ...]]] = []
         """Type and shape of each output."""
         self.settings: Settings = ()
@@ -46,6 +50,7 @@ class Replayed:
         self.random: RandomStates | None = None
         self.took_s = 0.0
         """Forward and backward alone."""
+        self._returned: list[tuple[str, torch.Tensor]] = []
 
     def add(self, found: Gradients, cleared: frozenset[int] = frozenset()) -> None:
         """Add one call's gradients, except those that the script has cleared since."""
@@ -53,6 +58,23 @@ class Replayed:
             if id(parameter) not in cleared:
                 former = self.gradients.get(parameter)
                 self.gradients[parameter] = gradient if former is None else former + gradient
+
+    def note(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
+        """One call has returned these; their values are taken when all calls have been made."""
+        self.kinds += [(t.dtype, tuple(t.shape)) for t in tensors]
+        for number, tensor in enumerate(tensors):
+            self._returned.append((name if len(tensors) == 1 else f"{name}[{number}]", tensor.detach()))
+
+    def keep_outputs(self) -> None:
+        """Copy what the calls have returned, as it is now: a later call or replay may write into its memory."""
+        returned, self._returned = self._returned[::-1], []
+        while returned:
+            name, tensor = returned.pop()
+            if tensor.is_floating_point() or tensor.is_complex():
+                self.output_names.append(name)
+                self.outputs.append(reals(tensor).clone())
+            else:
+                self.integers.append((name, reals(tensor).clone()))
 
     @property
     def finite(self) -> bool:
@@ -93,10 +115,11 @@ class Replayer:
                     before = {**_buffers(one.call.module), **before}
                     gradients = self._run(one, found, levers=levers, into_parameters=into_parameters)
                     found.add(gradients, frozenset(one.cleared) if uncleared else frozenset())
+            found.keep_outputs()
             found.random = RandomStates()
             found.settings = _settings()
             for module in modules.values():
-                found.buffers |= {key: (before[key], b) for key, b in _buffers(module).items() if key in before}
+                found.buffers |= {key: (before.get(key, b.new_empty(0)), b) for key, b in _buffers(module).items()}
         finally:
             self._calls.capture, self._calls.inside = kept_capture, kept_inside
             for state in now:
@@ -134,8 +157,7 @@ class Replayer:
                 found.of_inputs += of_inputs
             self._wait()
             found.took_s += perf_counter() - begun_s
-        found.outputs += [reals(t.detach()) for t in tensors if t.is_floating_point() or t.is_complex()]
-        found.kinds += [(t.dtype, tuple(t.shape)) for t in tensors]
+        found.note(call.name, tensors)
         return gradients
 
     def _wait(self) -> None:

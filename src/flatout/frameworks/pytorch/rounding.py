@@ -1,8 +1,9 @@
-"""How far may rounding alone move the gradient of this very step, parameter by parameter?
+"""How far may rounding alone move the gradient of this very step, parameter by parameter, and its outputs?
 
 The step is replayed with every number that goes into it (parameters, inputs, the gradients that came back for the
 outputs) moved by one unit in its last place: what that moves, another order of the same operations may move as well.
-In: captured calls and their plain replay. Out: for each parameter the size of that movement. Loaded in trials only.
+In: captured calls and their plain replay. Out: for each parameter and output the size of that movement. Loaded in
+trials only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from flatout.frameworks.pytorch.capture import CapturedCall
-from flatout.frameworks.pytorch.differences import Key, reals, square
+from flatout.frameworks.pytorch.differences import Key, outputs_apart, reals, square
 from flatout.frameworks.pytorch.replay import Replayed, Replayer
 from flatout.frameworks.pytorch.trees import map_tensors
 
@@ -38,7 +39,7 @@ LEAST_SHARE = 0.25
 def rounding_scales(
     replayer: Replayer, calls: Sequence[CapturedCall], plain: Replayed, least_epsilon: float = 0.0
 ) -> Scales:
-    """Replay the calls with all numbers moved by their last place, and note how far each gradient and buffer moves.
+    """Replay the calls with all numbers moved by their last place, and note how far gradients, buffers and outputs go.
 
     Args:
         replayer: Runs calls again.
@@ -47,11 +48,14 @@ def rounding_scales(
         least_epsilon: Spacing of the floats that a lever computes with, relative to 1, where that is coarser.
     """
     moved: dict[Owner, float] = {}
+    outputs = [0.0] * len(plain.outputs)
     for seed in range(1 if plain.took_s > SLOW_S else NUM_SHAKES):
         found = replayer.run(shaken(calls, seed, least_epsilon))
         for owner, distance in distances(found, plain).items():
             moved[owner] = max(moved.get(owner, 0.0), distance)
-    return Scales(plain, moved, max((_epsilon(c, least_epsilon) for c in calls), default=0.0))
+        apart = outputs_apart(found.outputs, plain.outputs)
+        outputs = [max(former, a.distance) for former, a in zip(outputs, apart, strict=True)]
+    return Scales(plain, moved, outputs, max((epsilon_of(c, least_epsilon) for c in calls), default=0.0))
 
 
 def distances(found: Replayed, plain: Replayed) -> dict[Owner, float]:
@@ -68,9 +72,9 @@ def distances(found: Replayed, plain: Replayed) -> dict[Owner, float]:
 
 
 class Scales:
-    """What one unit in the last place moves, for the whole gradient, for each parameter and for each buffer."""
+    """What one unit in the last place moves: the whole gradient, each parameter's, each buffer and each output."""
 
-    def __init__(self, plain: Replayed, moved: dict[Owner, float], epsilon: float) -> None:
+    def __init__(self, plain: Replayed, moved: dict[Owner, float], outputs: list[float], epsilon: float) -> None:
         norms = {p: _norm(value) for p, value in plain.gradients.items()}
         whole = math.sqrt(math.fsum(n * n for n in norms.values()))
         all_moved = math.sqrt(math.fsum(moved.get(p, 0.0) ** 2 for p in norms))
@@ -83,6 +87,15 @@ class Scales:
         for key, (_, after) in plain.buffers.items():
             last_place = torch.finfo(after.dtype).eps if after.is_floating_point() else 0.0
             self._of[key] = max(moved.get(key, 0.0), last_place * _norm(after))
+        sizes = [a.size for a in outputs_apart(plain.outputs, plain.outputs)]
+        whole = math.hypot(*sizes)
+        self.outputs_relative = math.hypot(*outputs) / whole if whole > 0 else 0.0
+        """Movement of all outputs over their norm."""
+        self.outputs = [
+            max(moved, LEAST_SHARE * self.outputs_relative * size, max(epsilon, torch.finfo(value.dtype).eps) * size)
+            for moved, size, value in zip(outputs, sizes, plain.outputs, strict=True)
+        ]
+        """What one unit in the last place moves in each output: no less than a unit in its own last place."""
 
     def of(self, owner: Owner) -> float:
         """What one unit in the last place moves in this gradient or buffer."""
@@ -114,7 +127,7 @@ def shaken(calls: Sequence[CapturedCall], seed: int, least_epsilon: float = 0.0)
         wide = torch.float64 if like.dtype == torch.float64 else torch.float32
         return torch.empty(like.shape, dtype=wide, device=like.device).normal_(generator=generator)
 
-    return [_shaken(call, noise, _epsilon(call, least_epsilon)) for call in calls]
+    return [_shaken(call, noise, epsilon_of(call, least_epsilon)) for call in calls]
 
 
 def _shaken(call: CapturedCall, noise: Any, epsilon: float) -> CapturedCall:
@@ -138,7 +151,7 @@ def _shaken(call: CapturedCall, noise: Any, epsilon: float) -> CapturedCall:
     )
 
 
-def _epsilon(call: CapturedCall, least: float) -> float:
+def epsilon_of(call: CapturedCall, least: float = 0.0) -> float:
     """Spacing of the coarsest floats that the call computes with, relative to 1."""
     dtypes = {p.dtype for p in call.call.module.parameters() if _has_places(p)}
     dtypes |= call.autocast_dtypes

@@ -2,7 +2,7 @@
 
 Parameters, buffers, inputs and output gradients are widened, autocast is off, and random numbers are drawn in the type
 in which the script draws them, so that the same masks and the same noise come out. In: captured calls and their plain
-replay. Out: the true gradients, or why there are none. Loaded in trials only.
+replay. Out: the true gradients and outputs, or why there are none. Loaded in trials only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.frameworks.pytorch.capture import CapturedCall
-from flatout.frameworks.pytorch.differences import Gradients, output_error
+from flatout.frameworks.pytorch.differences import output_error
 from flatout.frameworks.pytorch.replay import Replayed, Replayer
 from flatout.frameworks.pytorch.trees import map_tensors
 
@@ -34,8 +34,8 @@ float32 the same operation draws them in the same type, so that only another pat
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def true_gradients(replayer: Replayer, calls: Sequence[CapturedCall], plain: Replayed) -> Gradients | str:
-    """The gradients of the step computed in float64, or why they are not known."""
+def true_step(replayer: Replayer, calls: Sequence[CapturedCall], plain: Replayed) -> Replayed | str:
+    """The step computed in float64, or why that is not known."""
     modules = list({id(c.call.module): c.call.module for c in calls}.values())
     num_bytes = 8 * sum(p.numel() for module in modules for p in module.parameters())
     if plain.took_s > AFFORDABLE_S or num_bytes > AFFORDABLE_BYTES:
@@ -51,7 +51,7 @@ def true_gradients(replayer: Replayer, calls: Sequence[CapturedCall], plain: Rep
         return "the model does not compute in float64 throughout"
     if not _same_draws(calls, found, plain):
         return "in float64 the model draws other random numbers"
-    return found.gradients
+    return found
 
 
 def _same_draws(calls: Sequence[CapturedCall], found: Replayed, plain: Replayed) -> bool:

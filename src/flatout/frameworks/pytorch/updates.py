@@ -18,8 +18,12 @@ from flatout.frameworks.pytorch.session import Session
 NUM_UPDATES = 3
 """Updates compared: the first has no moments yet, the third shows a wrong pairing of moments and parameters."""
 
-SLOWER = 0.5
-"""How much of its learning rate the second update has: schedules change it, and a lever may have kept another."""
+LESS = 0.5
+"""What part of its options an optimizer is left: of the learning rate from the second update on, of all others in the
+third. Schedules change them (OneCycleLR the momentum as well), and a lever may have kept what was there before."""
+
+NAMED = ("lr", "momentum", "weight_decay")
+"""Options that are quantities even where the script has written an integer; others may be counts or switches."""
 
 CLIPPED = 1e4
 """How much larger gradients are before the last update, where the script clips them: most steps clip nothing."""
@@ -124,17 +128,25 @@ class Moved:
         self.states = {(p, key): value.detach().clone() for p, key, value in _states(optimizers)}
         self.random = RandomStates()
 
+    @property
+    def finite(self) -> bool:
+        """Whether every parameter is still a number."""
+        return all(bool(torch.isfinite(t).all()) for t in self.parameters.values())
+
 
 def updated(
     session: Session,
     optimizers: Sequence[torch.optim.Optimizer],
     snapshot: Snapshot,
     clip: Callable[[float], None] | None = None,
+    *,
+    vary: bool = True,
 ) -> Moved:
     """What three updates under the engaged levers do; everything is put back after.
 
     With `clip`, each begins with gradients as backward left them, and the script's own clipping is made again; the last
-    with gradients so large that it has something to do. From the second on the learning rate is another.
+    with gradients so large that it has something to do. From the second on the learning rate is another, and with
+    `vary` all other options are others in the last.
     """
     session.silent = True
     try:
@@ -145,7 +157,9 @@ def updated(
                     if clip is not None:
                         clip(CLIPPED if number == NUM_UPDATES - 1 else 1.0)
                     if number == 1:
-                        _slow_down(optimizer)
+                        _lessen(optimizer, lambda name: name == "lr")
+                    if number == NUM_UPDATES - 1 and vary:
+                        _lessen(optimizer, lambda name: name != "lr")
                     session.flags.before_update(optimizer)
                     snapshot.step_of(optimizer)()
                     session.flags.after_update(optimizer)
@@ -155,13 +169,32 @@ def updated(
         session.silent = False
 
 
-def _slow_down(optimizer: torch.optim.Optimizer) -> None:
+def bears_other_options(session: Session, optimizers: Sequence[torch.optim.Optimizer], snapshot: Snapshot) -> bool:
+    """Whether plain updates with lessened options still give numbers, where they do with the script's own."""
+    try:
+        varied = updated(session, optimizers, snapshot)
+    except Exception:  # noqa: BLE001  an optimizer of the script's own may refuse an option in any way
+        return False
+    return varied.finite or not updated(session, optimizers, snapshot, vary=False).finite
+
+
+def _lessen(optimizer: torch.optim.Optimizer, meant: Callable[[str], bool]) -> None:
     for group in optimizer.param_groups:
-        rate = group.get("lr")
-        if isinstance(rate, torch.Tensor):
-            rate.mul_(SLOWER)
-        elif isinstance(rate, float):
-            group["lr"] = SLOWER * rate
+        for name in [name for name in group if name != "params" and meant(name)]:
+            value = group[name]
+            if isinstance(value, torch.Tensor):
+                if value.is_floating_point():
+                    value.mul_(LESS)  # in place: a captured graph reads it there
+            else:
+                group[name] = _lessened(value, integers=name in NAMED)
+
+
+def _lessened(value: Any, *, integers: bool = False) -> Any:
+    if type(value) is float or (integers and type(value) is int):
+        return LESS * value
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return LESS * value
+    return type(value)(_lessened(part) for part in value) if type(value) in (tuple, list) else value
 
 
 def _states(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[torch.Tensor, str, torch.Tensor]]:
