@@ -22,7 +22,11 @@ from flatout.cli import options
 )
 @click.option("--metric-file", metavar="FILE", help="Where the script writes it: JSON, CSV, or TensorBoard's folder.")
 @click.option("--margin", type=float, help="What difference may be.  [default: the plain seeds' standard deviation]")
-@click.option("--target", type=float, help="Also the time until the metric reaches this.")
+@click.option(
+    "--target",
+    type=float,
+    help="Also the time until the metric is at least this; at most where it is one that falls, as a loss.",
+)
 @click.option(
     "--seed-option", metavar="NAME", default="", help="The script's own option for a seed, e.g. `--seed-option=--seed`."
 )

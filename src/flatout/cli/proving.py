@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from textwrap import shorten
 
 from flatout.cli.progress import Progress, end_children_when_told_to_end
 from flatout.cli.showing import show_proof
@@ -45,4 +44,4 @@ def run_line(run: WholeRun, *, against_itself: bool = False) -> str:
     """
     side = "again" if against_itself and run.side == "plan" else run.side
     value = words.printable(run.problem) or (number(run.value) if run.value is not None else "no metric")
-    return f"  seed {run.seed:<2} {side:<5} {words.duration(run.wall_s):>8}  {shorten(value, 90, placeholder=' …')}"
+    return f"  seed {run.seed:<2} {side:<5} {words.duration(run.wall_s):>8}  {words.shortened(value, 90)}"
