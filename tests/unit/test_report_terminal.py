@@ -397,3 +397,9 @@ def test_how_a_bound_is_known_is_not_cut_in_the_middle():
     for width in (80, 100):
         text = shown(replace(result, diagnosis=replace(result.diagnosis, bounds=bounds)), width=width)
         assert EASED in " ".join(text.split())
+
+
+def test_a_budget_that_was_overrun_by_far_is_said():
+    late = replace(RESULTS["busy"], asked_budget_s=60.0, tuning_s=116.0)
+    assert "cost       116 s, where 60 s were asked for" in shown(late)
+    assert "asked for" not in shown(replace(late, tuning_s=66.0)) and "asked for" not in shown(RESULTS["busy"])

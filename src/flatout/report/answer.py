@@ -12,6 +12,9 @@ from flatout.report import words
 from flatout.result import Result
 from flatout.trace import FOREIGN_LIMIT
 
+OVER = 1.2
+"""So many times the budget that was asked for is worth a word."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
@@ -75,3 +78,10 @@ def next_command(result: Result) -> tuple[str, str]:
     if result.against_itself and result.remeasured is not None and words.known(result.remeasured.ratio):
         return "flatout tune", result.typed
     return ("flatout why" if result.verdict == "no difference" else result.retry_command), result.typed
+
+
+def took(result: Result) -> str:
+    """What finding out took, and what was asked for where that was much less."""
+    asked_s = result.asked_budget_s
+    over = asked_s is not None and result.tuning_s > OVER * asked_s
+    return words.duration(result.tuning_s) + (f", where {words.duration(asked_s)} were asked for" if over else "")

@@ -176,7 +176,7 @@ def _noise(result: Result, before: str) -> str:
 
 
 def _cost(result: Result) -> str:
-    took = f"Finding out took {words.duration(result.tuning_s)}"
+    took = f"Finding out took {answer.took(result)}"
     if result.plan is None:
         return f"{took}."
     if result.break_even_steps is None:

@@ -288,7 +288,7 @@ def _some(names: Sequence[str], most: int | None) -> str:
 
 
 def _cost(screen: Screen, result: Result) -> None:
-    parts: list[Part] = [words.duration(result.tuning_s)]
+    parts: list[Part] = [answer.took(result)]
     if result.plan is not None and result.break_even_steps is None:
         parts.append(", which the gain never earns back")
     elif result.plan is not None and result.break_even_steps is not None:
