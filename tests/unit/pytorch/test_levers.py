@@ -312,6 +312,18 @@ def test_an_optimizer_about_which_the_script_has_decided_cannot_be_fused(make):
     assert not can_fuse(make([nn.Parameter(torch.ones(2))]))
 
 
+def test_a_rate_that_is_a_tensor_goes_without_foreach_as_pytorch_refuses_it():
+    from flatout.frameworks.pytorch.optimizers import can_foreach
+
+    parameter = nn.Parameter(torch.ones(2))
+    assert can_foreach(torch.optim.Adam([parameter]))
+    for options in ({"lr": torch.tensor(1e-3)}, {"betas": (torch.tensor(0.9), torch.tensor(0.99))}):
+        parameter.grad = torch.ones(2)
+        with pytest.raises((ValueError, RuntimeError)):
+            torch.optim.Adam([parameter], foreach=True, **options).step()
+        assert not can_foreach(torch.optim.Adam([parameter], **options))
+
+
 def test_sparse_or_complex_parameters_cannot_be_fused():
     from flatout.frameworks.pytorch.optimizers import can_fuse
 

@@ -51,10 +51,17 @@ def _can_fuse(parameter: torch.Tensor, devices: tuple[str, ...]) -> bool:
 
 
 def can_foreach(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer knows the flag and the script has not decided about it."""
+    """Whether the optimizer knows the flag, its options go with it, and the script has not decided about it."""
     return "foreach" in optimizer.defaults and all(
-        g.get("foreach") is None and not g.get("fused") and not g.get("differentiable") for g in optimizer.param_groups
+        g.get("foreach") is None and not g.get("fused") and not g.get("differentiable") and not _has_tensors(g)
+        for g in optimizer.param_groups
     )
+
+
+def _has_tensors(group: Group) -> bool:
+    """Whether a learning rate or the like is a tensor, with which PyTorch refuses foreach but for `capturable`."""
+    options = [group.get("lr"), *(group.get("betas") or ())]
+    return not group.get("capturable") and any(isinstance(option, torch.Tensor) for option in options)
 
 
 class UpdateFlags:
