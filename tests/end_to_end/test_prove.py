@@ -180,6 +180,11 @@ def test_without_a_plan_there_is_nothing_to_prove(tmp_path):
     assert done.returncode == 2 and "there is nothing to prove" in done.stderr and "flatout tune" in done.stderr
 
 
+def test_an_option_behind_the_script_is_found_where_there_is_no_plan(tmp_path):
+    done = prove(PROVED, "--levers", "none", folder=tmp_path)
+    assert done.returncode == 2 and "`--levers` stood after the script and so went to the script" in done.stderr
+
+
 def test_a_lever_that_is_not_at_work_proves_nothing_and_costs_one_seed(tmp_path):
     done = prove("--seeds", "4", *ACCURACY, "--levers", "channels_last", PROVED, "--epochs", "1", folder=tmp_path)
     said = " ".join(done.stdout.split())

@@ -33,15 +33,15 @@ class ScriptCommand(click.Command):
         return rest
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run; where the script cannot be measured and one of flatout's options stands behind it, the hint says so."""
+        """Run; where the command is refused and one of flatout's options stands behind the script, the hint says so."""
         try:
             return super().invoke(ctx)
-        except ScriptError as problem:
+        except (ScriptError, UsageError) as problem:
             words = ctx.params["words"]
             found = behind_the_script(self, words if ctx.params.get("module") else words[1:])
             if found is None:
                 raise
-            raise ScriptError(problem.error, cause=problem.cause, hint=f"{found}; {problem.hint}") from None
+            raise type(problem)(problem.error, cause=problem.cause, hint=f"{found}; {problem.hint}") from None
 
 
 def behind_the_script(command: click.Command, arguments: Sequence[str]) -> str | None:
