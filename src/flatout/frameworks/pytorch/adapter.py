@@ -70,6 +70,8 @@ class PyTorch:
         self.loaders.endless = endless
         self.loaders.reopen = trial
         self._memory = PeakMemory(ours=trial)
+        if trial:  # now, and not midway: a script that freezes what is there has the collector walk what comes later
+            import flatout.frameworks.pytorch.pipeline.engine  # noqa: F401
         self.loaders.install()
         for name, settings in levers.items():
             if self.session.levers[name].toggles != "step":

@@ -28,11 +28,16 @@ CONVOLUTIONS = {
 def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer") -> Facts:
     """The facts as they stand now."""
     devices = {p.device.type for p in session.parameters()}
+    loaders = tuple(_loader(loader, session) for loader in session.loaders.training)
+    if session.loaders.reopen:  # a trial, in which the sources of datasets were read
+        from flatout.frameworks.pytorch.pipeline.syntax import forget
+
+        forget()
     return Facts(
         device="cuda" if "cuda" in devices else "cpu" if devices <= {"cpu"} else sorted(devices)[0],
         models=tuple(_model(call) for call in session.calls.found),
         optimizers=tuple(_optimizer(o) for o in session.optimizers),
-        loaders=tuple(_loader(loader, session) for loader in session.loaders.training),
+        loaders=loaders,
         num_threads=torch.get_num_threads(),
         autocast=session.calls.autocast_seen,
         grad_scaler=session.scaler_seen,

@@ -78,6 +78,11 @@ def _file(name: str) -> tuple[ast.Module, tuple[types.CodeType, ...]]:
         raise NoSource("its source cannot be read") from None
 
 
+def forget() -> None:
+    """Let go of whole files, which each collection of garbage would walk; definitions that were asked for stay."""
+    _file.cache_clear()
+
+
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
