@@ -16,6 +16,8 @@ from profiled import PHASES
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "claims.md"
 RESULTS = ROOT / "benchmarks" / "results"
+NO_END = 1e3
+"""A bound's upper end where the share may as well be the whole step (`flatout.diagnosis`)."""
 
 
 def newest(name: str) -> dict[str, Any] | None:
@@ -243,8 +245,10 @@ def planted(row: dict[str, Any]) -> str:
 def interval_of(row: dict[str, Any]) -> str:
     """A bound with its interval, where it has one."""
     bound = next(b for b in row["bounds"] if b["ratio"] == row["bound"])
-    ends = f" [{bound['low']:.2f}, {bound['high']:.2f}]" if bound["low"] is not None else ""
-    return f"{bound['ratio']:.2f}{ends}"
+    if bound["low"] is None:
+        return f"{bound['ratio']:.2f}"
+    high = f"{bound['high']:.2f}" if bound["high"] < NO_END else "∞"
+    return f"{bound['ratio']:.2f} [{bound['low']:.2f}, {high}]"
 
 
 def proved() -> list[str]:
