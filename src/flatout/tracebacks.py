@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+"""What lies here is flatout's own; a script may lie in a folder of that name."""
 
 
 def hide_ours(problem: BaseException) -> None:

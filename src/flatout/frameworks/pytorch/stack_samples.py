@@ -23,6 +23,7 @@ from types import CodeType, FrameType
 from typing import TypeAlias
 
 from flatout.stacks import StackRow, Stacks
+from flatout.tracebacks import HERE
 
 EVERY_S = 0.002
 SWITCH_S = 1e-6
@@ -52,7 +53,9 @@ TALKING_LINE = re.compile(
     r"(?:^|[^\w.])print\(|\.(?:write|writelines|flush|writerow|add_scalar\w*|add_histogram|log|info|debug|set_postfix)\("
     r"|json\.dumps?\("
 )
-INSIDE = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*|flatout)[/\\]|^<frozen|^<__array")
+INSIDE = re.compile(
+    r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|^<frozen|^<__array|^" + re.escape(HERE)
+)
 
 
 Line: TypeAlias = tuple[CodeType, int]
@@ -227,7 +230,7 @@ def _taken(frame: FrameType | None) -> list[Line]:
     """Code and line of each frame, from the innermost outwards, without flatout's own."""
     found: list[Line] = []
     while frame is not None:
-        if f"{os.sep}flatout{os.sep}" not in frame.f_code.co_filename or frame.f_back is None:
+        if not frame.f_code.co_filename.startswith(HERE) or frame.f_back is None:
             found.append((frame.f_code, frame.f_lineno or 0))
         frame = frame.f_back
     return found
