@@ -81,7 +81,7 @@ while True:
 
 
 def test_what_a_diagnosis_loads_is_there_before_a_script_freezes_its_objects(tmp_path: Path) -> None:
-    """Each collection of such a script walks what came later; ten thousand objects of ours took a third of its time."""
+    """Each collection of such a script walks what came later; ten thousand of ours made it a third slower."""
     (tmp_path / "freezes.py").write_text(FREEZES, encoding="utf-8")
     command = [sys.executable, "-m", "flatout", "why", "--budget", "10s", *HERE, "freezes.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
