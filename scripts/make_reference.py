@@ -135,6 +135,11 @@ def _lever_section(lever: Any) -> str:
     ]
     if "settings" in vars(kind):
         lines.append(f"- settings tried (`{lever.name}={lever.parameter.upper()}`): {_first_line(kind.settings)}")
+    if lever.choices:
+        alone = ", or nothing" if lever.optional else ""
+        lines.append(f"- its setting is one of {', '.join(f'`{word}`' for word in lever.choices)}{alone}")
+    if lever.only_by_name:
+        lines.append(f"- only by name (`--levers {lever.name}`), never tried on its own: {lever.only_by_name}")
     if lever.compiles:
         lines.append("- engaging it for the first time compiles, which takes seconds to minutes")
     if lever.conflicts:

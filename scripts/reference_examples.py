@@ -120,7 +120,9 @@ LEVERS: list[Row] = [
     ("shortens", "list of strings", "phases that it can make shorter"),
     ("summary", "string", "what it does"),
     ("toggles", "string", "`step`, `epoch` or `process`: when it can be engaged and released"),
-    ("parameter", "string or null", "the setting that it must be given, a number as in `workers=2`; null where none"),
+    ("parameter", "string or null", "the setting that it must be given, as in `workers=2`; null where none"),
+    ("choices", "list of strings", "the words that the setting may be; empty where it is a number"),
+    ("optional", "boolean", "whether the setting may be left out"),
     ("applies", "boolean or null", "whether it can be tried on the script; null without a script"),
     ("reason", "string or null", "why not; null where it applies, and without a script"),
 ]

@@ -14,6 +14,9 @@ from flatout import stats
 from flatout.errors import Inconclusive
 from flatout.trace import OUTSIDE, PHASES, Window
 
+AS_IT_COMES = ("other", "garbage")
+"""Phases that are seen wherever they come up: where none is written down there was none."""
+
 ROUNDING = 1e-12
 """A remainder below this share of the whole comes from adding floats."""
 
@@ -78,7 +81,7 @@ def dissect(windows: Sequence[Window]) -> Anatomy:
         phases_s={name: totals[name] / num_steps for name in ordered},
         spread_fraction={name: _spread(seen, name) for name in (*inside, "unattributed", *outside)},
         outside_s=outside,
-        not_observed=tuple(name for name in PHASES if name not in totals and name not in (*OUTSIDE, "other")),
+        not_observed=tuple(name for name in PHASES if name not in totals and name not in (*OUTSIDE, *AS_IT_COMES)),
         device_s=_device(seen, num_steps),
         num_steps=num_steps,
         num_windows=len(seen),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatout import stats
-from flatout.anatomy import Anatomy
+from flatout.anatomy import AS_IT_COMES, Anatomy
 from flatout.ceilings import differences
 from flatout.plan import label
 from flatout.result import Result
@@ -237,7 +237,7 @@ def _seen_s(anatomy: Anatomy, name: str, *, known: bool = True) -> float | None:
 
     `known` says whether both runs looked for the same phases; if not, only those of the list are sure to have been.
     """
-    looked = anatomy.num_windows > 0 and name not in anatomy.not_observed and (known or name in PHASES)
+    looked = anatomy.num_windows > 0 and name not in anatomy.not_observed and (known or name in {*PHASES} - {*AS_IT_COMES})
     return {**anatomy.outside_s, **anatomy.phases_s}.get(name, 0.0 if looked else None)
 
 

@@ -26,6 +26,8 @@ class LeverRow:
     known: bool
     refusal: str | None
     parameter: str | None = None
+    choices: tuple[str, ...] = ()
+    optional: bool = False
 
     def as_json(self) -> dict[str, object]:
         """For `--json`."""
@@ -35,6 +37,8 @@ class LeverRow:
             "summary": self.summary,
             "toggles": self.toggles,
             "parameter": self.parameter,
+            "choices": list(self.choices),
+            "optional": self.optional,
             "applies": (self.refusal is None) if self.known else None,
             "reason": self.refusal,
         }
@@ -62,6 +66,8 @@ def describe_levers(script: Script | None = None, terms: Terms | None = None) ->
             known=facts is not None,
             refusal=lever.applies(facts, here) if facts is not None else None,
             parameter=lever.parameter,
+            choices=lever.choices,
+            optional=lever.optional,
         )
         for lever in registry().values()
     ]

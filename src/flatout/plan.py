@@ -68,7 +68,13 @@ class Lever(ABC):
     parameter: ClassVar[str | None] = None
     """The one setting that must be given, e.g. `num`; None where the lever has none."""
     least: ClassVar[int] = 0
-    """The smallest value that it may have."""
+    """The smallest value that it may have, where it is a number."""
+    choices: ClassVar[tuple[str, ...]] = ()
+    """The words that it may be; empty where it is a number."""
+    optional: ClassVar[bool] = False
+    """Whether it may be left out; then the lever does what its name alone says."""
+    only_by_name: ClassVar[str] = ""
+    """Why it is neither tried nor part of a plan unless somebody names it, in a few words; empty where it may be."""
     conflicts: ClassVar[tuple[str, ...]] = ()
     """Names of levers that it cannot be combined with."""
     partners: ClassVar[tuple[str, ...]] = ()
@@ -118,7 +124,8 @@ def input_levers(levers: Mapping[str, Lever], *, together: Machine | None = None
     if together is not None:
         found = {name: one for name, one in found.items() if one.lacks(together) is None}
         contained = {inner for one in found.values() for inner in one.contains}
-        found = {name: one for name, one in found.items() if one.parameter is None and name not in contained}
+        bare = {name: one for name, one in found.items() if one.parameter is None or one.optional}
+        found = {name: one for name, one in bare.items() if not one.only_by_name and name not in contained}
     return tuple(found)
 
 
@@ -160,7 +167,19 @@ def _verify_description(lever: Lever, kind: type[Lever]) -> None:
     _one_of(kind, "toggles", lever.toggles, TOGGLES)
     _one_of(kind, "check", lever.check, CHECKS)
     _one_of(kind, "compiles", lever.compiles, (True, False))
+    _one_of(kind, "optional", lever.optional, (True, False))
     _verify_names(lever, kind)
+    _verify_choices(lever, kind)
+
+
+def _verify_choices(lever: Lever, kind: type[Lever]) -> None:
+    if not isinstance(lever.choices, tuple) or any(not isinstance(word, str) for word in lever.choices):
+        raise TypeError(f"lever {kind.__name__}: `choices` is not a tuple of words")
+    if lever.parameter is None and (lever.choices or lever.optional):
+        raise TypeError(f"lever {kind.__name__} has no `parameter` that could be a choice or be left out")
+    for word in lever.choices:
+        if not word or word.isdecimal() or set(word) & set("=, "):
+            raise TypeError(f"lever {kind.__name__}: `choices` has {word!r}, which cannot be typed as a word")
 
 
 def _verify_names(lever: Lever, kind: type[Lever]) -> None:

@@ -170,10 +170,10 @@ def _check_levers(plan: Plan, here: Here, path: Path) -> None:
 
 
 def check_settings(lever: Lever, settings: Mapping[str, Setting]) -> None:
-    """Make sure that a lever's settings are what it takes: its one parameter, a whole number, or nothing.
+    """Make sure that a lever's settings are what it takes: its one parameter, a whole number or a word, or nothing.
 
     Raises:
-        UsageError: One is missing, unknown, or not a whole number.
+        UsageError: One is missing, unknown, or not of those that it may be.
     """
     for name in settings:
         if name != lever.parameter:
@@ -182,19 +182,28 @@ def check_settings(lever: Lever, settings: Mapping[str, Setting]) -> None:
                 cause=f"it takes {f'`{lever.parameter}`' if lever.parameter else 'none'}",
                 hint=f"e.g. `{_example(lever)}`",
             )
-    if lever.parameter is None:
+    if lever.parameter is None or (lever.optional and not settings):
         return
     value = settings.get(lever.parameter)
-    if not isinstance(value, int) or isinstance(value, bool) or not lever.least <= value <= MOST:
+    if lever.choices:
+        wanted, what = value in lever.choices, f"one of {', '.join(lever.choices)}"
+    else:
+        number = isinstance(value, int) and not isinstance(value, bool)
+        wanted = number and lever.least <= value <= MOST  # type: ignore[operator]
+        what = f"a whole number from {lever.least} to {MOST}"
+    if not wanted:
         raise UsageError(
-            f"the lever `{lever.name}` needs a number" + ("" if value is None else f", not `{value}`"),
-            cause=f"its setting `{lever.parameter}` is a whole number from {lever.least} to {MOST}",
+            f"the lever `{lever.name}` needs a {'word' if lever.choices else 'number'}"
+            + ("" if value is None else f", not `{value}`"),
+            cause=f"its setting `{lever.parameter}` is {what}",
             hint=f"e.g. `{_example(lever)}`",
         )
 
 
 def _example(lever: Lever) -> str:
-    return f"{lever.name}=1" if lever.parameter else lever.name
+    if lever.parameter is None:
+        return lever.name
+    return f"{lever.name}={lever.choices[0] if lever.choices else max(lever.least, 1)}"
 
 
 def _check_conflicts(levers: Levers, registry: Mapping[str, Lever]) -> None:
@@ -257,8 +266,8 @@ def parse_levers(words: tuple[str, ...], registry: Mapping[str, Lever], machine:
         lever = registry[name]
         settings: dict[str, Setting] = {}
         if "=" in word and lever.parameter is None:
-            raise UsageError(f"the lever `{name}` takes no number", cause=f"you wrote `{word}`", hint=f"`{name}`")
-        if value and lever.parameter is not None:
+            raise UsageError(f"the lever `{name}` takes no setting", cause=f"you wrote `{word}`", hint=f"`{name}`")
+        if lever.parameter is not None and (value or ("=" in word and lever.optional)):
             settings[lever.parameter] = int(value) if re.fullmatch("[0-9]{1,9}", value) else value
         check_settings(lever, settings)
         found[name] = settings

@@ -97,6 +97,8 @@ def _left_out(lever: Lever, choice: Choice) -> str | None:
         return NOT_NAMED
     if lever.name in choice.without:
         return "left out by `--without`"
+    if choice.only is None and lever.only_by_name:
+        return f"only by name (`--levers {lever.name}`): {lever.only_by_name}"
     if not allows(choice.accept, lever.class_):
         return f"class {lever.class_} needs `--accept {lever.class_}`"
     return None

@@ -27,6 +27,7 @@ PHASES = (
     "optimizer",
     "communication",
     "sync",
+    "garbage",
     "evaluation",
     "checkpoint",
     "other",

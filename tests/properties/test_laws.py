@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from flatout import plan_file, trace_file
 from flatout.agreement import judge
-from flatout.anatomy import dissect
+from flatout.anatomy import AS_IT_COMES, dissect
 from flatout.ceilings import Machine
 from flatout.diagnosis import diagnose
 from flatout.errors import RecordError
@@ -24,7 +24,7 @@ from flatout.plan import CLASSES, Candidate, Trial, allows
 from flatout.records import from_json, to_json
 from flatout.search import Choice, best_of, next_candidate, space_of
 from flatout.stats import compare, quantile, summarize
-from flatout.trace import PHASES, Agreement, Census, End, Facts, Failure, Header, Scaling, Toggle, Window
+from flatout.trace import OUTSIDE, PHASES, Agreement, Census, End, Facts, Failure, Header, Scaling, Toggle, Window
 from handmade import FACTS, HEADER, MACHINE, anatomy, gradients, lever, measured, plan, registry, trial, window
 
 times = st.floats(min_value=1e-6, max_value=1e4)
@@ -242,7 +242,7 @@ def test_a_phase_is_either_in_the_account_or_named_as_not_observed(windows):
     assert not set(found.phases_s) & set(found.not_observed)
     seen = {name for w in windows for name in w.phases}
     assert set(found.not_observed).isdisjoint(seen)
-    inside = {p for p in PHASES if p not in ("evaluation", "checkpoint", "other")}
+    inside = {p for p in PHASES if p not in (*OUTSIDE, *AS_IT_COMES)}
     assert inside <= set(found.phases_s) | set(found.not_observed)
 
 

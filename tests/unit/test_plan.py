@@ -32,6 +32,10 @@ def test_every_lever_there_is_keeps_the_contract():
         verify(each)
 
 
+def tried(self, facts, machine):
+    return ({},)
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -56,6 +60,12 @@ def test_every_lever_there_is_keeps_the_contract():
         ({"compiles": "yes"}, "`compiles` is 'yes', not one of True, False"),
         ({"check": "none"}, "changes numbers (class rounding) but names no check"),
         ({"parameter": "num"}, "takes `num` but has no `settings`"),
+        ({"choices": ("quick",)}, "has no `parameter` that could be a choice"),
+        ({"optional": True}, "has no `parameter` that could be a choice or be left out"),
+        ({"optional": "yes"}, "`optional` is 'yes', not one of True, False"),
+        ({"parameter": "way", "choices": "quick", "settings": tried}, "`choices` is not a tuple of words"),
+        ({"parameter": "way", "choices": ("1",), "settings": tried}, "`choices` has '1', which cannot be typed"),
+        ({"parameter": "way", "choices": ("a b",), "settings": tried}, "`choices` has 'a b', which cannot be typed"),
         ({"parameter": 3}, "`parameter` is 3, not an identifier"),
         ({"engage": None, "release": None}, "can be toggled but has no `engage`"),
         ({"release": None}, "has `engage` but no `release`"),

@@ -286,11 +286,13 @@ def test_levers_stand_under_their_class():
     class Lever:
         known = True
 
-        def __init__(self, name, class_, refusal=None, parameter=None):
+        def __init__(self, name, class_, refusal=None, parameter=None, choices=(), optional=False):
             self.name, self.class_, self.summary, self.refusal = name, class_, f"what {name} does", refusal
-            self.parameter = parameter
+            self.parameter, self.choices, self.optional = parameter, choices, optional
 
     shown_levers = [Lever("bf16", "precision", "no bf16 here"), Lever("workers", "exact", parameter="num")]
+    words = Lever("mode", "rounding", parameter="way", choices=("slow", "quick"), optional=True)
+    assert "\n  mode[=WORD]  what" in (text := screen.plain(levers.levers([words]))) and "for mode: slow, quick" in text
     text = screen.plain(levers.levers(shown_levers))
     assert "\n  workers=N  what" in text and "\n  bf16       what" in text and "\nN          a number" in text
     assert text.index("exact") < text.index("workers") < text.index("precision") < text.index("bf16")

@@ -26,6 +26,8 @@ LEVERS = registry(
     lever("fused", conflicts=("foreach",)),
     lever("foreach"),
     lever("seeds", class_="statistical"),
+    lever("compile", parameter="mode", settings=numbers, choices=("dynamic", "regional"), optional=True),
+    lever("attention", parameter="backend", settings=numbers, choices=("math", "flash")),
 )
 ELSEWHERE = replace(MACHINE, num_cores=64)
 GPU = Accelerator(name="NVIDIA H100", memory_bytes=80 * 2**30, compute_capability="9.0")
@@ -279,8 +281,8 @@ def test_a_lever_that_was_named_must_be_of_an_accepted_class():
         (("threads=²",), "needs a number, not `²`"),
         (("threads=99999",), "needs a number, not `99999`"),
         (("threads=" + "9" * 5000,), "needs a number"),
-        (("bf16=1",), "the lever `bf16` takes no number"),
-        (("bf16=",), "the lever `bf16` takes no number"),
+        (("bf16=1",), "the lever `bf16` takes no setting"),
+        (("bf16=",), "the lever `bf16` takes no setting"),
         (("threads=1", "threads=2"), "the lever `threads` is named twice"),
         (("fused", "foreach"), "`fused` and `foreach` cannot be combined"),
         (("foreach", "fused"), "`fused` and `foreach` cannot be combined"),
@@ -297,6 +299,28 @@ def test_zero_and_the_most_are_numbers():
         "workers": {"num": 0},
         "threads": {"num": 1024},
     }
+
+
+def test_a_setting_may_be_a_word_and_may_be_left_out_where_the_lever_says_so():
+    named = ("compile", "attention=flash")
+    assert parse_levers(named, LEVERS, lambda: MACHINE) == {"compile": {}, "attention": {"backend": "flash"}}
+    assert parse_levers(("compile=dynamic",), LEVERS, lambda: MACHINE) == {"compile": {"mode": "dynamic"}}
+
+
+@pytest.mark.parametrize(
+    ("word", "complaint"),
+    [
+        ("compile=fast", "needs a word, not `fast`"),
+        ("compile=", "needs a word"),
+        ("compile=1", "needs a word, not `1`"),
+        ("attention", "needs a word"),
+        ("attention=none", "needs a word, not `none`"),
+    ],
+)
+def test_a_word_that_the_lever_does_not_know_is_refused_with_those_that_it_does(word, complaint):
+    with pytest.raises(UsageError) as caught:
+        parse_levers((word,), LEVERS, lambda: MACHINE)
+    assert complaint in caught.value.error and "is one of" in caught.value.cause and "=" in caught.value.hint
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", -1, 1025])

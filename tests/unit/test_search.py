@@ -238,6 +238,16 @@ def test_levers_that_were_left_out_or_do_not_apply_or_have_nothing_to_set_are_na
     assert [set(c.levers) for c in where.singles] == [{"a"}]
 
 
+def test_a_lever_that_goes_by_name_only_is_tried_only_where_it_was_named():
+    levers = registry(lever("a"), lever("b", only_by_name="a killed run loses what it wrote"))
+    where = space(levers)
+    assert {u.lever: u.reason for u in where.untried} == {
+        "b": "only by name (`--levers b`): a killed run loses what it wrote"
+    }
+    named = space(levers, choice=Choice(only=("b",)))
+    assert [set(c.levers) for c in named.singles] == [{"b"}]
+
+
 def test_every_lever_is_either_proposed_or_named():
     where = space()
     assert {n for c in where.singles for n in c.levers} | {u.lever for u in where.untried} == set(LEVERS)

@@ -33,7 +33,15 @@ class LeverRow(Protocol):
 
     @property
     def parameter(self) -> str | None:
-        """The setting that it must be given, a whole number; None where it takes none."""
+        """The setting that it must be given; None where it takes none."""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that the setting may be; empty where it is a number."""
+
+    @property
+    def optional(self) -> bool:
+        """Whether the setting may be left out."""
 
     @property
     def summary(self) -> str:
@@ -68,8 +76,10 @@ def levers(rows: Sequence[LeverRow], typed: str = "SCRIPT") -> Report:
                 why_not = f" (not here: {row.refusal})" if row.known and row.refusal is not None else ""
                 screen.say(f"  {_typed(row)}", (row.summary, "dim" if why_not else ""), why_not, indent=name + 4)
         screen.blank()
-        if any(row.parameter for row in rows):
+        if any(row.parameter and not row.choices for row in rows):
             screen.say("N", "a number that must be given, e.g. `workers=2`; `tune` finds the best itself")
+        if any(row.choices for row in rows):
+            screen.say("WORD", "; ".join(f"for {row.name}: {', '.join(row.choices)}" for row in rows if row.choices))
         screen.say("input", "`--levers input`: all exact ones for data that come late, as far as they go together")
         screen.say("classes", "each includes those above it; `--accept CLASS` says how far levers may go")
         screen.command("next", "flatout tune", typed)
@@ -79,4 +89,7 @@ def levers(rows: Sequence[LeverRow], typed: str = "SCRIPT") -> Report:
 
 def _typed(row: LeverRow) -> str:
     """What is typed after `--levers`."""
-    return f"{row.name}=N" if row.parameter else row.name
+    if row.parameter is None:
+        return row.name
+    value = "WORD" if row.choices else "N"
+    return f"{row.name}[={value}]" if row.optional else f"{row.name}={value}"
