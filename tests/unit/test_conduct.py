@@ -81,7 +81,7 @@ def test_a_step_is_taken_apart_until_enough_windows_were_calm(conduct, monkeypat
 
 
 def test_what_the_run_cannot_earn_back_is_not_tried_and_that_is_said(conduct):
-    conduct.goal = replace(conduct.goal, run_steps=100)
+    conduct.goal = replace(conduct.goal, run_steps=5)
     conduct.bench.step_guess_s = 0.01
     space = Space(singles=(), untried=(), levers=conduct.levers, bounds={"bf16": 2.0, "compile": 2.0})
     pays = conduct._pays(space)
