@@ -86,7 +86,7 @@ def test_what_the_run_cannot_earn_back_is_not_tried_and_that_is_said(conduct):
     space = Space(singles=(), untried=(), levers=conduct.levers, bounds={"bf16": 2.0, "compile": 2.0})
     pays = conduct._pays(space)
     assert not pays(Candidate(levers={"bf16": {}}))
-    assert conduct.too_dear["bf16"].startswith("could save 0 s of the run, and trying it takes ")
+    assert conduct.too_dear["bf16"].startswith("could save 0.025 s of the run, and trying it takes ")
     conduct.goal = replace(conduct.goal, run_steps=1_000_000)
     assert conduct._pays(space)(Candidate(levers={"bf16": {}}))
     conduct.goal = replace(conduct.goal, run_steps=None)

@@ -245,7 +245,7 @@ class Conduct:
             if won_s < cost_s:
                 for name in candidate.levers:
                     self.too_dear.setdefault(
-                        name, f"could save {won_s:.0f} s of the run, trying it takes {cost_s:.0f} s"
+                        name, f"could save {won_s:.2g} s of the run, and trying it takes {cost_s:.2g} s"
                     )
             return won_s >= cost_s
 
