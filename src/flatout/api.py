@@ -16,6 +16,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from flatout import plan_file, running
@@ -37,9 +38,8 @@ if TYPE_CHECKING:
     from flatout.result import Result
     from flatout.run.watch import Learner
     from flatout.search import Choice
-    from flatout.trace import Facts, Levers
+    from flatout.trace import Levers
     from flatout.trials.conduct import Goal, Show
-    from flatout.trials.learn import Asking
     from flatout.trials.terms import Terms
 
 #: What only measuring needs is loaded when it is asked for: `run` starts a script, and the script is waiting.
@@ -54,9 +54,6 @@ _MEASURING = {
     "Terms": "flatout.trials.terms",
     "describe_levers": "flatout.lever_rows",
 }
-
-
-LEARNING = "learning: levers that can be toggled are tried on this run, whose steps all count; it may cost 30 s of them"
 
 
 def __getattr__(name: str) -> Any:
@@ -215,8 +212,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     if left_out := running.of_input(request.levers or (), registry, here.machine)[1]:
         say(f"`input` without what the levers beside it rule out: {', '.join(left_out)}")
     wish = Wish(plan=request.plan, levers=wanted, accept=request.accept, recheck=request.recheck)
-    learner = _learner(request, here) if request.learn else None
-    chosen = running.engagement(wish, here) if learner is None else Engagement(line=LEARNING)
+    chosen, learner = _to_learn(request, here) if request.learn else (running.engagement(wish, here), None)
     if chosen.misfits and request.recheck and request.script is not None:
         chosen = _recheck(chosen, request, say, show)
     with folder.for_run(request.script.stem if request.script else "exec") as (run_folder, problem):
@@ -241,8 +237,8 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
             )
         )
     place = str(run_folder or "") if problem is None else ""
-    if outcome.learned is not None and outcome.learned.levers:
-        _keep_learned(outcome, here, place, say)
+    if request.learn:
+        _learning().keep(outcome, here, place, say)
     idle, in_part = running.idle(chosen.levers, outcome.facts, registry, here.machine)
     return Ran(
         engagement=chosen, outcome=outcome, registry=registry, run=place, inapplicable=idle, in_part=in_part,
@@ -250,48 +246,17 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     )  # fmt: skip
 
 
-def _learner(request: RunRequest, here: Here) -> Learner:
-    """Who tries levers on the run.
-
-    Raises:
-        UsageError: What else was asked for leaves nothing to learn.
-    """
-    beside = {
-        "--plan": request.plan is not None,
-        "--levers": request.levers is not None,
-        "--fixed": request.fixed,
-        "--recheck": request.recheck,
-    }
-    named = next((option for option, given in beside.items() if given), None)
-    if named is not None:
-        raise UsageError(
-            f"`--learn` and `{named}` cannot be combined",
-            cause="a run that learns begins plainly and finds its levers itself",
-            hint="leave out one of them; `flatout tune` tries levers before a run",
-        )
-    from flatout.search import Choice
-    from flatout.trials.learn import Learning
-
-    def learner(facts: Facts) -> Asking:
-        return Learning(here.registry, here.machine(), Choice(accept=request.accept), facts).asking()
-
-    return learner
+def _to_learn(request: RunRequest, here: Here) -> tuple[Engagement, Learner]:
+    """A run that begins plainly, and who tries levers on it."""
+    learning = _learning()
+    beside = {"--plan": request.plan is not None, "--levers": request.levers is not None}
+    learning.check({**beside, "--fixed": request.fixed, "--recheck": request.recheck})
+    return Engagement(line=learning.LINE), learning.learner(here, request.accept)
 
 
-def _keep_learned(outcome: Outcome, here: Here, place: str, say: Callable[[str], None]) -> None:
-    """Write the plan that a run has found, where its own windows show that it wins."""
-    from flatout.trials.learn import plan_of
-
-    plan = plan_of(outcome, here, place)
-    if plan is None:
-        return
-    path = Path(PLAN_FILE)
-    try:
-        plan_file.write(plan, path)
-    except FlatoutError as problem:
-        say(f"what was learned was not kept: {problem.error}")
-    else:
-        say(f"what was learned is in {path}: the next `flatout run {here.script}` begins with it")
+def _learning() -> ModuleType:
+    """Loaded where a run learns: what measures takes a while to load, and the script is waiting."""
+    return importlib.import_module("flatout.learning")
 
 
 def _store_folders(request: RunRequest, chosen: Engagement, say: Callable[[str], None]) -> tuple[str, ...]:

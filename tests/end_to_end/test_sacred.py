@@ -696,3 +696,26 @@ def test_a_plan_that_becomes_slower_in_the_middle_of_a_run_is_released(folder):
     assert f"from step {released['step']:,} on released" in ran.err
     trace = (Path(summary["run"]) / "trace-run.jsonl").read_text()
     assert "released at 0." in trace, "each decision is in the trace"
+
+
+@needs_torch
+def test_a_run_that_learns_is_the_scripts_own(folder):
+    """What it finds depends on the machine, which may be busy; output, files and status are the script's."""
+    plain, plain_files, _, _ = both(folder, "trains.py", "40")
+    for name in ("losses.txt", "checkpoint.pt"):
+        (folder / name).unlink(missing_ok=True)
+    learning = Done([*RUN, "--learn", "--accept", "exact", "trains.py", "40"])
+    assert (learning.out, learning.status) == (plain.out, plain.status)
+    found = files_in(folder)
+    found.pop("flatout.toml", None)
+    assert found == plain_files
+    assert "learning: levers that can be toggled" in learning.err
+    assert "ended before it had learned" in learning.err or "tried in" in learning.err
+
+
+@needs_torch
+@pytest.mark.parametrize("beside", [("--fixed",), ("--recheck",), ("--levers", "bf16"), ("--plan", "some.toml")])
+def test_learning_and_what_leaves_nothing_to_learn_are_refused_together(folder, beside):
+    refused = Done([*RUN, "--learn", *beside, "trains.py"])
+    assert refused.status == 2 and f"`--learn` and `{beside[0]}` cannot be combined" in refused.err
+    assert "cause:" in refused.err and "hint:" in refused.err
