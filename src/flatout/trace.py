@@ -149,6 +149,8 @@ class Facts:
     grad_scaler: bool = False
     distributed: bool = False
     matmul_precision: str = "highest"
+    cpu_precision: str = "none"
+    """What the script has chosen for float32 products on the CPU: `ieee`, `tf32` or `bf16`; `none` where nothing."""
     cudnn_benchmark: bool = False
     step_rhythm: EndedBy = "optimizer"
     """What ends a step: an optimizer's update, a fetch, or, where neither shows, the next call of the model."""

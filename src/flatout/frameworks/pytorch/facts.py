@@ -43,6 +43,7 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         grad_scaler=session.scaler_seen,
         distributed=torch.distributed.is_available() and torch.distributed.is_initialized(),
         matmul_precision=_matmul_precision(),
+        cpu_precision=_cpu_precision(),
         cudnn_benchmark=torch.backends.cudnn.benchmark,
         step_rhythm=ended_by,
         optimizers_per_step=max(updates_per_step, 1),
@@ -116,6 +117,15 @@ def _matmul_precision() -> str:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # the script uses the newer settings, and PyTorch refuses to be asked in the older terms
         return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+
+
+def _cpu_precision() -> str:
+    chosen = [
+        getattr(getattr(torch.backends.mkldnn, part, None), "fp32_precision", None) for part in ("matmul", "conv")
+    ]
+    if chosen[0] is None:  # before PyTorch 2.9 there is one setting for all
+        return {"highest": "none", "high": "tf32", "medium": "bf16"}[_matmul_precision()]
+    return next((one for one in chosen if one not in (None, "none")), "none")
 
 
 def _picklable(loader: DataLoader[Any]) -> bool | None:

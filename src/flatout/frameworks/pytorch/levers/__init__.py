@@ -17,6 +17,7 @@ from flatout.frameworks.pytorch.levers.device_store import DeviceStore
 from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
 from flatout.frameworks.pytorch.levers.fused_fetch import FusedFetch
 from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
+from flatout.frameworks.pytorch.levers.matmul_bf16 import MatmulBf16
 from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
 from flatout.frameworks.pytorch.levers.pixel_threads import PixelThreads
 from flatout.frameworks.pytorch.levers.prefetch import Prefetch
@@ -51,6 +52,7 @@ LEVERS: tuple[type[Lever], ...] = (
     ForeachOptimizer,
     Compile,
     Bf16,
+    MatmulBf16,
 )
 
 
