@@ -159,6 +159,7 @@ class Bench:
         session = SessionSpec(
             mode="trial",
             **session_files(self.run_folder, self._name),  # type: ignore[arg-type]
+            levers=self._process_levers,
             endless=self._endless,
             script=self.script.name,
             arguments=self.script.arguments,

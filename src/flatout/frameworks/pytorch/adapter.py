@@ -73,9 +73,7 @@ class PyTorch:
         if trial:  # now, and not midway: a script that freezes what is there has the collector walk what comes later
             import flatout.frameworks.pytorch.pipeline.engine  # noqa: F401
         self.loaders.install()
-        for name, settings in levers.items():
-            if self.session.levers[name].toggles != "step":
-                self.session.engage(name, settings)
+        self.session.engage_at_start(levers)
 
     def attach(self, listener: StepListener) -> None:
         """See `Framework.attach`."""
@@ -157,6 +155,7 @@ class PyTorch:
 
     def _settle(self) -> None:
         self._num_settling += 1
+        self.session.page_faults.note(first=self._num_settling == 1)
         for call in self.calls.found:
             call.end_step()
         if self.observer.depth == "off" and self.calls.found:

@@ -17,6 +17,7 @@ from flatout.frameworks.pytorch.levers.device_store import DeviceStore
 from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
 from flatout.frameworks.pytorch.levers.fused_fetch import FusedFetch
 from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
+from flatout.frameworks.pytorch.levers.heap import Heap
 from flatout.frameworks.pytorch.levers.matmul_bf16 import MatmulBf16
 from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
 from flatout.frameworks.pytorch.levers.pixel_threads import PixelThreads
@@ -32,6 +33,7 @@ from flatout.plan import Lever, verify
 
 LEVERS: tuple[type[Lever], ...] = (
     CpuAffinity,
+    Heap,
     Threads,
     Workers,
     PrefetchFactor,
