@@ -125,7 +125,7 @@ def test_without_glibc_it_is_said_and_the_script_goes_on(watch, workload, monkey
     ("facts", "machine", "environment", "reason"),
     [
         ({}, {}, {}, None),
-        ({"warm_up_step_s": 2.0}, {}, {}, "hardly any page faults (5,000 in a step of 2e+03 ms)"),
+        ({"warm_up_step_s": 2.0}, {}, {}, "hardly any page faults (5,000 in a step of 2,000 ms)"),
         ({"page_faults_per_step": 0}, {}, {}, "hardly any page faults (0 in a step of 20 ms)"),
         ({"page_faults_per_step": None}, {}, {}, NOT_LOOKED_AT),
         ({}, {"operating_system": "Darwin 23.0"}, {}, "this is not Linux"),

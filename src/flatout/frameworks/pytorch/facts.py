@@ -47,7 +47,7 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         cudnn_benchmark=torch.backends.cudnn.benchmark,
         step_rhythm=ended_by,
         optimizers_per_step=max(updates_per_step, 1),
-        page_faults_per_step=None if "heap" in session.engaged else session.page_faults.per_step,
+        page_faults_per_step=None if session.engaged.keys() & {"heap", "allocator"} else session.page_faults.per_step,
         tensor_threads_env=os.environ.get("OMP_NUM_THREADS"),
     )
 

@@ -6,6 +6,7 @@ reads descriptions, the child engages.
 
 from __future__ import annotations
 
+from flatout.frameworks.pytorch.levers.allocator import Allocator
 from flatout.frameworks.pytorch.levers.bf16 import Bf16
 from flatout.frameworks.pytorch.levers.channels_last import ChannelsLast
 from flatout.frameworks.pytorch.levers.compile import Compile
@@ -33,6 +34,7 @@ from flatout.plan import Lever, verify
 
 LEVERS: tuple[type[Lever], ...] = (
     CpuAffinity,
+    Allocator,
     Heap,
     Threads,
     Workers,

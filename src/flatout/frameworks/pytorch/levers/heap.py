@@ -58,6 +58,7 @@ class Heap(Lever):
     shortens: ClassVar = ("data", "forward", "loss", "backward", "optimizer")
     toggles = "process"
     check = "none"
+    conflicts: ClassVar = ("allocator",)
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """On Linux with glibc, where page faults take a part of the step and the environment has not decided."""
@@ -66,12 +67,7 @@ class Heap(Lever):
         decided = environment_decides()
         if decided:
             return f"the environment decides already (`{decided}`)"
-        num = facts.page_faults_per_step
-        if num is None:
-            return NOT_LOOKED_AT
-        if num * FRESH_PAGE_S < WORTH_A_PROCESS * facts.warm_up_step_s:
-            return f"hardly any page faults ({num:,.0f} in a step of {facts.warm_up_step_s * 1e3:,.3g} ms)"
-        return None
+        return why_not_worth_it(facts)
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Before the script goes on: no blocks of their own, and the end of the heap kept."""
@@ -99,7 +95,17 @@ class Heap(Lever):
         if why_not_glibc() is not None or is_mapping_of_its_own(PROBE_BYTES):
             return None
         num = session.page_faults.per_step
-        return "large blocks come from the heap" + ("" if num is None else f", {num:,.0f} page faults a step")
+        return "large blocks come from the heap" + ("" if num is None else f", {num:,} page faults a step")
+
+
+def why_not_worth_it(facts: Facts) -> str | None:
+    """Why fewer page faults would bring nothing; None where they may."""
+    num = facts.page_faults_per_step
+    if num is None:
+        return NOT_LOOKED_AT
+    if num * FRESH_PAGE_S < WORTH_A_PROCESS * facts.warm_up_step_s:
+        return f"hardly any page faults ({num:,} in a step of {facts.warm_up_step_s * 1e3:,.0f} ms)"
+    return None
 
 
 def environment_decides() -> str | None:
