@@ -155,6 +155,10 @@ class Facts:
     step_rhythm: EndedBy = "optimizer"
     """What ends a step: an optimizer's update, a fetch, or, where neither shows, the next call of the model."""
     optimizers_per_step: int = 1
+    attention: tuple[str, ...] | None = None
+    """Backends that compute `scaled_dot_product_attention`, none where it is not called; None in a run."""
+    attention_chosen: bool = False
+    """Whether the script has switched backends of it off."""
     warm_up_step_s: float = 0.0
     page_faults_per_step: int | None = None
     """First touches of fresh memory in a step: pages that the kernel had to clear; None where a lever decides them."""

@@ -72,6 +72,9 @@ class PyTorch:
         self._memory = PeakMemory(ours=trial)
         if trial:  # now, and not midway: a script that freezes what is there has the collector walk what comes later
             import flatout.frameworks.pytorch.pipeline.engine  # noqa: F401
+            from flatout.frameworks.pytorch.attention import backends_of
+
+            self.calls.look_at_graph = backends_of
         self.loaders.install()
         self.session.engage_at_start(levers)
 

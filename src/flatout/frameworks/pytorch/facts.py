@@ -33,6 +33,7 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         from flatout.frameworks.pytorch.pipeline.syntax import forget
 
         forget()
+    cuda = torch.backends.cuda
     return Facts(
         device="cuda" if "cuda" in devices else "cpu" if devices <= {"cpu"} else sorted(devices)[0],
         models=tuple(_model(call) for call in session.calls.found),
@@ -45,6 +46,15 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         matmul_precision=_matmul_precision(),
         cpu_precision=_cpu_precision(),
         cudnn_benchmark=torch.backends.cudnn.benchmark,
+        attention=_attention(session),
+        attention_chosen=not all(
+            (
+                cuda.flash_sdp_enabled(),
+                cuda.mem_efficient_sdp_enabled(),
+                cuda.cudnn_sdp_enabled(),
+                cuda.math_sdp_enabled(),
+            )
+        ),
         step_rhythm=ended_by,
         optimizers_per_step=max(updates_per_step, 1),
         page_faults_per_step=None if session.engaged.keys() & {"heap", "allocator"} else session.page_faults.per_step,
@@ -111,6 +121,12 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
         why_not_pixel_threads=session.loaders.why_not("pixels", loader, for_workers=False),
         why_not_read_ahead=session.loaders.why_not("files", loader, for_workers=False),
     )
+
+
+def _attention(session: Session) -> tuple[str, ...] | None:
+    if session.calls.look_at_graph is None:
+        return None
+    return tuple(sorted({backend for call in session.calls.found for backend in call.attention or ()}))
 
 
 def _matmul_precision() -> str:

@@ -7,6 +7,7 @@ reads descriptions, the child engages.
 from __future__ import annotations
 
 from flatout.frameworks.pytorch.levers.allocator import Allocator
+from flatout.frameworks.pytorch.levers.attention import Attention
 from flatout.frameworks.pytorch.levers.bf16 import Bf16
 from flatout.frameworks.pytorch.levers.channels_last import ChannelsLast
 from flatout.frameworks.pytorch.levers.compile import Compile
@@ -54,6 +55,7 @@ LEVERS: tuple[type[Lever], ...] = (
     ChannelsLast,
     FusedOptimizer,
     ForeachOptimizer,
+    Attention,
     Compile,
     Bf16,
     MatmulBf16,

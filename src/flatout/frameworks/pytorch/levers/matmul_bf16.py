@@ -19,6 +19,7 @@ from flatout.trace import Facts, Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.calls import Around, Compute, OuterCall
+    from flatout.frameworks.pytorch.regions import Region
     from flatout.frameworks.pytorch.session import Session
 
 PROBE_SIZE = 64
@@ -53,84 +54,51 @@ class MatmulBf16(Lever):
         """Allow the rounding inside each outermost call, and in the backward through it."""
         import torch
 
-        rounding = session.kept[self.name] = _Rounding()
+        from flatout.frameworks.pytorch.regions import Region
+
+        seen: set[str] = set()
+        region = Region(_read, _write, _write_bfloat16)
+        session.kept[self.name] = region, seen
         for call in session.calls.found:
             if any(p.dtype == torch.float32 for p in call.module.parameters()):
-                call.arounds[self.name] = _around(call, rounding)
+                call.arounds[self.name] = _around(call, region, seen)
 
     def release(self, session: Session) -> None:
         """Allow it no more."""
-        rounding = session.kept.pop(self.name, None)
+        region, _ = session.kept.pop(self.name, (None, None))
         for call in session.calls.found:
             call.arounds.pop(self.name, None)
-        if rounding is not None:
-            rounding.stop()
-            rounding.over = True
+        if region is not None:
+            region.end()
 
     def evidence(self, session: Session) -> str | None:
         """A product or convolution of the model that came out otherwise than in float32; of compiled ones a probe."""
-        rounding = session.kept.get(self.name)
-        return f"{' and '.join(sorted(rounding.seen))} rounded to bfloat16" if rounding and rounding.seen else None
+        _, seen = session.kept.get(self.name, (None, None))
+        return f"{' and '.join(sorted(seen))} rounded to bfloat16" if seen else None
 
 
-class _Rounding:
-    """The settings of the process, ours between `start` and `stop`."""
-
-    def __init__(self) -> None:
-        self.seen: set[str] = set()
-        self.over = False
-        self._plain: Any = None
-
-    def start(self) -> None:
-        """Round from here on; nothing where that is so already."""
-        if self._plain is None and not self.over:
-            self._plain = _read()
-            _write_bfloat16()
-
-    def stop(self) -> None:
-        """As the script has it."""
-        plain, self._plain = self._plain, None
-        if plain is not None:
-            _write(plain)
-
-    def backward(self, *_: Any) -> None:
-        """The backward has come to an output of the model: round until it is over.
-
-        After a backward that raises, PyTorch does not call us; then it is the next forward that ends it.
-        """
-        import torch
-
-        if self._plain is None and not self.over:
-            torch.autograd.Variable._execution_engine.queue_callback(self.stop)
-            self.start()
-
-
-def _around(call: OuterCall, rounding: _Rounding) -> Around:
-    from flatout.frameworks.pytorch.trees import tensors_of
-
+def _around(call: OuterCall, region: Region, seen: set[str]) -> Around:
     probed = False
 
     def around(compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal probed
-        look = _products(rounding) if not probed and call.compute is None else nullcontext()
-        rounding.start()
+        look = _products(region, seen) if not probed and call.compute is None else nullcontext()
+        region.start()
         try:
             with look:
                 out = compute(*args, **kwargs)
             if not probed and call.compute is not None and _probe_is_rounded():
-                rounding.seen.add("a probe product")
+                seen.add("a probe product")
         finally:
-            rounding.stop()
+            region.stop()
         probed = True
-        for tensor in tensors_of(out, unique=False):
-            if tensor.grad_fn is not None:
-                tensor.grad_fn.register_prehook(rounding.backward)
+        region.reach_backward(out)
         return out
 
     return around
 
 
-def _products(rounding: _Rounding) -> Any:
+def _products(region: Region, seen: set[str]) -> Any:
     """Looks at one call's operations: computes one product and one convolution in float32 as well."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -142,12 +110,12 @@ def _products(rounding: _Rounding) -> Any:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             out = func(*args, **(kwargs or {}))
             kind = kinds.get(func._overloadpacket.__name__)
-            if kind is not None and kind not in rounding.seen and out.dtype == torch.float32:
-                rounding.stop()
+            if kind is not None and kind not in seen and out.dtype == torch.float32:
+                region.stop()
                 plain = func(*args, **(kwargs or {}))
-                rounding.start()
+                region.start()
                 if not torch.equal(out, plain):
-                    rounding.seen.add(kind)
+                    seen.add(kind)
             return out
 
     return Products()
