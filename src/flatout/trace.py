@@ -131,7 +131,7 @@ class LoaderFacts:
 
 
 NOT_LOOKED_AT = "looked at in a trial only"
-"""Why nothing is known of a loader's batches in a run."""
+"""Why nothing is known in a run, of a loader's batches for example."""
 
 EndedBy: TypeAlias = Literal["optimizer", "loader", "call"]
 
@@ -149,11 +149,19 @@ class Facts:
     grad_scaler: bool = False
     distributed: bool = False
     matmul_precision: str = "highest"
+    cpu_precision: str = "none"
+    """What the script has chosen for float32 products on the CPU: `ieee`, `tf32` or `bf16`; `none` where nothing."""
     cudnn_benchmark: bool = False
     step_rhythm: EndedBy = "optimizer"
     """What ends a step: an optimizer's update, a fetch, or, where neither shows, the next call of the model."""
     optimizers_per_step: int = 1
+    attention: tuple[str, ...] | None = None
+    """Backends that compute `scaled_dot_product_attention`, none where it is not called; None in a run."""
+    attention_chosen: bool = False
+    """Whether the script has switched backends of it off."""
     warm_up_step_s: float = 0.0
+    page_faults_per_step: int | None = None
+    """First touches of fresh memory in a step: pages that the kernel had to clear; None where a lever decides them."""
     tensor_threads_env: str | None = None
     """`OMP_NUM_THREADS` as the script found it."""
 

@@ -33,9 +33,11 @@ from flatout.report import (
     ticks,
     write_html,
 )
+from flatout.report.figures import phase_colour
+from flatout.report.svg import colour
 from flatout.result import TimelineStep
 from flatout.samples import Samples, gather
-from flatout.trace import Agreement, Scaling
+from flatout.trace import PHASES, Agreement, Scaling
 from flatout.trace_file import encode
 from handmade import HEADER, gradients, window
 from proofs import PROOFS
@@ -140,6 +142,13 @@ def test_every_colour_of_a_drawing_is_a_custom_property_of_the_style_sheet(page)
             assert value == "none" or value.startswith("var(--"), value
             if value.startswith("var("):
                 assert f"{value[4:-1]}: #" in style
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_phase_has_a_colour_in_drawings_and_legends(phase):
+    style = (Path(flatout.report.html.__file__).parent / "page.css").read_text()
+    tint = phase_colour(phase)
+    assert colour(tint).startswith("#") and style.count(f"--{tint}: #") == 2 and f'[data-tint="{tint}"]' in style
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -164,7 +164,7 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
         variables.update(what.registry[name].environment(settings))
     launch = Launch(command=what.command, session=session, run_folder=what.run_folder, name="run", folder=Path())
     try:
-        environment = environment_for(write_session(launch), variables)
+        environment = environment_for(write_session(launch), variables, passed_on=what.launcher)
         os.mkfifo(session.orders or "")
     except OSError:  # the disk is full, or knows no pipes
         return None

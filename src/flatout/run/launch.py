@@ -26,6 +26,10 @@ from flatout.trace_file import Follower
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 POLL_S = 0.02
 
+#: Variables that have done their work when the process has started: the bootstrap puts the user's in their place, for
+#: the script and for what it starts. It knows these names as well.
+READ_AT_START = ("LD_PRELOAD", "MALLOC_CONF", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD")
+
 #: Documented variables by which experiment trackers are switched off, so that a trial reports nothing.
 QUIET_TRACKERS = {
     "WANDB_MODE": "disabled",
@@ -104,9 +108,19 @@ def session_files(run_folder: Path, name: str) -> dict[str, str]:
     }
 
 
-def environment_for(session_path: Path, extra: Mapping[str, str]) -> dict[str, str]:
-    """The user's environment with the bootstrap in front; what it hides is restored by the bootstrap itself."""
+def environment_for(session_path: Path, extra: Mapping[str, str], *, passed_on: bool = False) -> dict[str, str]:
+    """The user's environment with the bootstrap in front; what it hides is restored by the bootstrap itself.
+
+    Args:
+        session_path: What the child is told.
+        extra: Variables set on top of the user's.
+        passed_on: Whether what is read as a process starts is for the processes that the command starts.
+    """
     found = {**os.environ, **extra}
+    for name in () if passed_on else READ_AT_START:
+        if name in extra:
+            own = os.environ.get(name)
+            found[f"FLATOUT_{name}"] = "" if own is None else f"={own}"
     found.pop("FLATOUT_PYTHONPATH", None)
     own = found.get("PYTHONPATH")
     found["FLATOUT_SESSION"] = str(session_path)

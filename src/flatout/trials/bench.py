@@ -159,6 +159,7 @@ class Bench:
         session = SessionSpec(
             mode="trial",
             **session_files(self.run_folder, self._name),  # type: ignore[arg-type]
+            levers=self._process_levers,
             endless=self._endless,
             script=self.script.name,
             arguments=self.script.arguments,
@@ -169,14 +170,8 @@ class Bench:
             cores_quota=self.cores_quota,
             flatout_started_unix_s=time.time(),
         )
-        launch = Launch(
-            command=command,
-            session=session,
-            run_folder=self.run_folder,
-            name=self._name,
-            environment={**QUIET_TRACKERS, **environment},
-        )
-        self._child = Child(launch).__enter__()
+        told: dict[str, Any] = {"session": session, "environment": {**QUIET_TRACKERS, **environment}}
+        self._child = Child(Launch(command=command, run_folder=self.run_folder, name=self._name, **told)).__enter__()
 
     def _keeping(self) -> dict[str, Any]:
         """Items are kept in the run folder, which stays writable; what runs have kept is read as well."""

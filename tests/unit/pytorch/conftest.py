@@ -335,6 +335,10 @@ def settings_of_torch():
             cudnn_tf32=torch.backends.cudnn.allow_tf32,
             precision=torch.get_float32_matmul_precision(),
             matmul=getattr(torch.backends.cuda.matmul, "fp32_precision", None),
+            cpu=[
+                getattr(getattr(torch.backends.mkldnn, name, None), "fp32_precision", None)
+                for name in ("matmul", "conv")
+            ],
             fallback_random=inductor.fallback_random,
             autocast=torch.is_autocast_enabled("cpu"),
             cache=os.environ.get("TORCHINDUCTOR_CACHE_DIR"),

@@ -24,6 +24,7 @@ WORKLOADS = ("conv", "transformer", "mlp", "lstm", "gan")
 CPU_LEVERS = {
     "threads": {"num": 2},
     "bf16": {},
+    "matmul_bf16": {},
     "channels_last": {},
     "fused_optimizer": {},
     "foreach_optimizer": {},
@@ -89,7 +90,9 @@ def test_layouts_and_settings_are_plain_again_after_steps_under_a_lever(
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-@pytest.mark.parametrize("lever", ["threads", "bf16", "channels_last", "fused_optimizer", "foreach_optimizer"])
+@pytest.mark.parametrize(
+    "lever", ["threads", "bf16", "matmul_bf16", "channels_last", "fused_optimizer", "foreach_optimizer"]
+)
 def test_every_lever_agrees_within_its_class(lever, name, watch, workload):
     watched, script = watch(), workload(name)
     if name == "conv":

@@ -73,10 +73,11 @@ class PyTorch:
         self._memory = PeakMemory(ours=trial)
         if trial or learns:  # now: a script that freezes what is there has the collector walk what comes later
             import flatout.frameworks.pytorch.pipeline.engine  # noqa: F401
+            from flatout.frameworks.pytorch.attention import backends_of
+
+            self.calls.look_at_graph = backends_of
         self.loaders.install()
-        for name, settings in levers.items():
-            if self.session.levers[name].toggles != "step":
-                self.session.engage(name, settings)
+        self.session.engage_at_start(levers)
 
     def attach(self, listener: StepListener) -> None:
         """See `Framework.attach`."""
@@ -158,6 +159,7 @@ class PyTorch:
 
     def _settle(self) -> None:
         self._num_settling += 1
+        self.session.page_faults.note(first=self._num_settling == 1)
         for call in self.calls.found:
             call.end_step()
         if self.observer.depth == "off" and self.calls.found:

@@ -63,6 +63,8 @@ class OuterCall:
         self.calls_per_step = 1.0
         self.plain_dtypes: tuple[torch.dtype, ...] | None = None
         """Types of the outputs as the script computes them; None before the first training call."""
+        self.attention: tuple[str, ...] | None = None
+        """Backends of attention in the graph of the first training call, where they are looked for."""
         self._num_guarded: dict[tuple[Any, ...], int] = {}
         self._num_before_step = 0
         self._owner = owner
@@ -163,6 +165,8 @@ class OuterCall:
         out = self.plain(*args, **kwargs)
         if self.plain_dtypes is None:
             self.plain_dtypes = _dtypes(out)
+            if owner.look_at_graph is not None:
+                self.attention = _looked_at(owner.look_at_graph, out)
         return out
 
     def with_levers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -211,6 +215,13 @@ def _dtypes(out: Any) -> tuple[torch.dtype, ...]:
         return ()
 
 
+def _looked_at(look: Callable[[Any], tuple[str, ...]], out: Any) -> tuple[str, ...]:
+    try:
+        return look(out)
+    except Exception:  # noqa: BLE001  as above
+        return ()
+
+
 def _nest(around: Around, inner: Compute) -> Compute:
     return lambda *args, **kwargs: around(inner, args, kwargs)
 
@@ -227,6 +238,8 @@ class Calls:
         """Whether the script calls its model under an autocast of its own."""
         self.observer: CallObserver | None = None
         self.capture: Callable[[OuterCall, tuple[Any, ...], dict[str, Any]], Any] | None = None
+        self.look_at_graph: Callable[[Any], tuple[str, ...]] | None = None
+        """Told what a model's first training call returned."""
         self.on_training_call: Callable[[], None] | None = None
         """Told before each call of which gradients are taken, where calls are taken for steps."""
         self.on_broken: Callable[[Exception], None] | None = None

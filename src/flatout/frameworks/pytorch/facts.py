@@ -33,6 +33,7 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         from flatout.frameworks.pytorch.pipeline.syntax import forget
 
         forget()
+    cuda = torch.backends.cuda
     return Facts(
         device="cuda" if "cuda" in devices else "cpu" if devices <= {"cpu"} else sorted(devices)[0],
         models=tuple(_model(call) for call in session.calls.found),
@@ -43,9 +44,20 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         grad_scaler=session.scaler_seen,
         distributed=torch.distributed.is_available() and torch.distributed.is_initialized(),
         matmul_precision=_matmul_precision(),
+        cpu_precision=_cpu_precision(),
         cudnn_benchmark=torch.backends.cudnn.benchmark,
+        attention=_attention(session),
+        attention_chosen=not all(
+            (
+                cuda.flash_sdp_enabled(),
+                cuda.mem_efficient_sdp_enabled(),
+                cuda.cudnn_sdp_enabled(),
+                cuda.math_sdp_enabled(),
+            )
+        ),
         step_rhythm=ended_by,
         optimizers_per_step=max(updates_per_step, 1),
+        page_faults_per_step=None if session.engaged.keys() & {"heap", "allocator"} else session.page_faults.per_step,
         tensor_threads_env=os.environ.get("OMP_NUM_THREADS"),
     )
 
@@ -111,11 +123,26 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
     )
 
 
+def _attention(session: Session) -> tuple[str, ...] | None:
+    if session.calls.look_at_graph is None:
+        return None
+    return tuple(sorted({backend for call in session.calls.found for backend in call.attention or ()}))
+
+
 def _matmul_precision() -> str:
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # the script uses the newer settings, and PyTorch refuses to be asked in the older terms
         return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+
+
+def _cpu_precision() -> str:
+    chosen = [
+        getattr(getattr(torch.backends.mkldnn, part, None), "fp32_precision", None) for part in ("matmul", "conv")
+    ]
+    if chosen[0] is None:  # before PyTorch 2.9 there is one setting for all
+        return {"highest": "none", "high": "tf32", "medium": "bf16"}[_matmul_precision()]
+    return next((one for one in chosen if one not in (None, "none")), "none")
 
 
 def _picklable(loader: DataLoader[Any]) -> bool | None:

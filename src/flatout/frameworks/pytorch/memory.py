@@ -1,11 +1,13 @@
-"""What was the highest memory use? Of the device where there is one, else of the process.
+"""What was the highest memory use, and how much memory does each step take anew?
 
-In: a reset. Out: bytes. On Linux the kernel's high-water mark is reset through `clear_refs`; where that is refused the
-present size stands in for the peak.
+In: a reset, or the end of a step. Out: bytes of the device where there is one, else of the process; page faults. On
+Linux the kernel's high-water mark is reset through `clear_refs`; where that is refused the present size stands in for
+the peak.
 """
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import torch
@@ -45,3 +47,22 @@ class PeakMemory:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
         return None
+
+
+class PageFaults:
+    """First touches of memory that the process did not have, as the kernel counts them, at the ends of some steps."""
+
+    def __init__(self) -> None:
+        self._counts: list[int] = []
+
+    def note(self, *, first: bool) -> None:
+        """A step has ended; `first` where what came before it does not count."""
+        self._counts = [*(() if first else self._counts[-2:]), resource.getrusage(resource.RUSAGE_SELF).ru_minflt]
+
+    @property
+    def per_step(self) -> int | None:
+        """Of the last two steps the fewer, because a step may also make what stays; None before there are two."""
+        if len(self._counts) < 3:
+            return None
+        before, middle, after = self._counts
+        return min(middle - before, after - middle)

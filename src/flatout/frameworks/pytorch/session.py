@@ -15,6 +15,7 @@ import torch
 from flatout.frameworks.pytorch.calls import Calls
 from flatout.frameworks.pytorch.levers import registry
 from flatout.frameworks.pytorch.loaders import Loaders
+from flatout.frameworks.pytorch.memory import PageFaults
 from flatout.frameworks.pytorch.optimizers import UpdateFlags
 from flatout.plan import Lever
 from flatout.trace import Levers, Setting, Toggle
@@ -33,6 +34,7 @@ class Session:
         self.cache_folder = cache_folder
         self.flags = UpdateFlags()
         self.scaler_seen = False
+        self.page_faults = PageFaults()
         self.silent = False
         """Whether updates made now are ours and count for nothing."""
         self.levers: dict[str, Lever] = registry()
@@ -125,6 +127,15 @@ class Session:
             raise
         self.engaged[name] = settings
 
+    def engage_at_start(self, levers: Levers) -> None:
+        """Engage those that wait for no step, before the script goes on; what is not to be had is noted."""
+        for name, settings in levers.items():
+            if self.levers[name].toggles != "step":
+                try:
+                    self.engage(name, settings)
+                except Unavailable as problem:
+                    self.unavailable[name] = str(problem)
+
     def release(self, name: str) -> None:
         """Release one lever that is engaged."""
         del self.engaged[name]
@@ -149,7 +160,7 @@ class Session:
         for name in reversed(released):
             self.release(name)
         new = [name for name in self.levers if name in togglable and name not in self.engaged]
-        self.unavailable = {}
+        self.unavailable = {n: why for n, why in self.unavailable.items() if self.levers[n].toggles == "process"}
         for name in new:  # in the registry's order, which is that in which they build on each other
             try:
                 self.engage(name, togglable[name])

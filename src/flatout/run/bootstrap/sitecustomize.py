@@ -15,6 +15,7 @@ import sys
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _AWAITED = ("torch", "subprocess")
+_READ_AT_START = (b"LD_PRELOAD", b"MALLOC_CONF", b"TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD")
 _kept = {}  # what we took out of `os.environ`, as bytes
 
 
@@ -211,6 +212,10 @@ def _hide():
     values = getattr(os.environ, "_data", None)
     if session is None or not isinstance(values, dict):  # another Python: visible rather than broken
         return session
+    for name in _READ_AT_START:
+        own = values.pop(b"FLATOUT_" + name, None)
+        if own is not None:
+            _give_back(os.fsdecode(name), os.fsdecode(own))
     for name in (b"FLATOUT_SESSION", b"FLATOUT_PYTHONPATH"):
         if name in values:
             _kept[name] = values.pop(name)
@@ -219,6 +224,15 @@ def _hide():
     else:
         values.pop(b"PYTHONPATH", None)
     return session
+
+
+def _give_back(name, own):
+    """Put the user's variable in the place of ours, in the process as well: its children are not to have ours."""
+    os.unsetenv("FLATOUT_" + name)
+    if own:
+        os.environ[name] = own[1:]
+    else:
+        os.environ.pop(name, None)
 
 
 def _chain():

@@ -6,6 +6,8 @@ reads descriptions, the child engages.
 
 from __future__ import annotations
 
+from flatout.frameworks.pytorch.levers.allocator import Allocator
+from flatout.frameworks.pytorch.levers.attention import Attention
 from flatout.frameworks.pytorch.levers.bf16 import Bf16
 from flatout.frameworks.pytorch.levers.channels_last import ChannelsLast
 from flatout.frameworks.pytorch.levers.compile import Compile
@@ -17,6 +19,8 @@ from flatout.frameworks.pytorch.levers.device_store import DeviceStore
 from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
 from flatout.frameworks.pytorch.levers.fused_fetch import FusedFetch
 from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
+from flatout.frameworks.pytorch.levers.heap import Heap
+from flatout.frameworks.pytorch.levers.matmul_bf16 import MatmulBf16
 from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
 from flatout.frameworks.pytorch.levers.pixel_threads import PixelThreads
 from flatout.frameworks.pytorch.levers.prefetch import Prefetch
@@ -31,6 +35,8 @@ from flatout.plan import Lever, verify
 
 LEVERS: tuple[type[Lever], ...] = (
     CpuAffinity,
+    Allocator,
+    Heap,
     Threads,
     Workers,
     PrefetchFactor,
@@ -49,8 +55,10 @@ LEVERS: tuple[type[Lever], ...] = (
     ChannelsLast,
     FusedOptimizer,
     ForeachOptimizer,
+    Attention,
     Compile,
     Bf16,
+    MatmulBf16,
 )
 
 

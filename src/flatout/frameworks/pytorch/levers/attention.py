@@ -1,0 +1,100 @@
+"""attention: choose the backend that computes `scaled_dot_product_attention`.
+
+PyTorch takes the first that can, by an order of its own; for short sequences and small heads the plain formula (`math`)
+may be faster. The choice holds in the model's forward and the backward from its outputs on; elsewhere
+`torch.backends.cuda.flash_sdp_enabled()` and the like say what plain says. What the chosen backend cannot compute (on a
+CPU `flash` knows no dropout) is computed by `math`. Attention that a script writes by hand, as a product, a softmax and
+a product, is not changed. On a GPU backends draw dropout differently: the comparison of gradients finds that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from flatout.ceilings import Machine
+from flatout.plan import Lever
+from flatout.trace import NOT_LOOKED_AT, Facts, Setting
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.calls import Around, Compute
+    from flatout.frameworks.pytorch.regions import Region
+    from flatout.frameworks.pytorch.session import Session
+
+
+class Attention(Lever):
+    """`torch.backends.cuda.enable_flash_sdp` and the like."""
+
+    name = "attention"
+    summary = "the backend that computes scaled_dot_product_attention"
+    class_ = "rounding"
+    shortens: ClassVar = ("forward", "backward")
+    check = "gradients"
+    parameter = "backend"
+    choices: ClassVar = ("flash", "efficient", "cudnn", "math")
+    conflicts: ClassVar = ("compile",)  # a compiled function keeps the backend that it was compiled with
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """Scripts that call it, where another backend than now may compute it and the script has switched none off."""
+        if facts.attention is None:
+            return NOT_LOOKED_AT
+        if facts.attention_chosen:
+            return "the script has switched backends off itself"
+        if any(model.compiled for model in facts.models):
+            return "the script compiles its model itself, and the backends with it"
+        if not facts.attention:
+            return "no call of `scaled_dot_product_attention` was seen"
+        return None if self.settings(facts, machine) else "what it is asked to compute here `math` alone can"
+
+    def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
+        """Those that compute none of it now: on a GPU all, on a CPU `math` where `flash` does."""
+        used = facts.attention or ()
+        if facts.device == "cpu":
+            return ({"backend": "math"},) if "flash" in used else ()
+        return tuple({"backend": word} for word in self.choices if used != (word,))
+
+    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+        """Allow that one, and `math` for the rest, inside each outermost call."""
+        from flatout.frameworks.pytorch.attention import allow, allowed
+        from flatout.frameworks.pytorch.regions import Region
+
+        backend, seen = str(settings["backend"]), set[str]()
+        ours = {name: name in (backend, "math") for name in allowed()}
+        region = Region(allowed, allow, lambda: allow(ours))
+        session.kept[self.name] = region, backend, seen
+        for call in session.calls.found:
+            call.arounds[self.name] = _around(region, seen)
+
+    def release(self, session: Session) -> None:
+        """Calls are computed as the script has it."""
+        region, *_ = session.kept.pop(self.name, (None,))
+        for call in session.calls.found:
+            call.arounds.pop(self.name, None)
+        if region is not None:
+            region.end()
+
+    def evidence(self, session: Session) -> str | None:
+        """The backends that a call of the model really took, where the chosen one is among them."""
+        _, wanted, seen = session.kept.get(self.name, (None, "", ()))
+        return f"attention computed by {' and '.join(sorted(seen))}" if wanted in seen else None
+
+
+def _around(region: Region, seen: set[str]) -> Around:
+    from flatout.frameworks.pytorch.attention import backends_of
+
+    looked = False
+
+    def around(compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal looked
+        region.start()
+        try:
+            out = compute(*args, **kwargs)
+        finally:
+            region.stop()
+        if not looked:
+            looked = True
+            seen.update(backends_of(out))
+        region.reach_backward(out)  # a checkpoint computes its part of the forward again there
+        return out
+
+    return around

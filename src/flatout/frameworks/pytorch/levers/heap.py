@@ -1,0 +1,151 @@
+"""heap: keep the memory that a step frees for the next one, instead of taking it from the kernel again.
+
+The C library gives large blocks back as they are freed, and what is free at the heap's end; the next step takes them
+anew, and the kernel clears every page at its first touch (a page fault). Engaged, blocks of any size come from the
+heap, and what is free at its end is given back beyond a quarter of the memory that was free at the start; where that is
+more than 2 GiB, the largest number that glibc takes, nothing is given back. So a process keeps at most what it had in
+use at its peak, and so does each worker that it forks. Programs that it starts are as ever, and no variable is set.
+
+It needs a new process: taken back in mid-run, plain steps would be served from what the heap still holds, and would be
+faster than plain.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from flatout.ceilings import Machine
+from flatout.plan import Lever
+from flatout.trace import NOT_LOOKED_AT, Facts, Setting
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.session import Session
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+DEFAULT_TRIM_BYTES, DEFAULT_MMAPS = 128 * 1024, 65536
+"""Source: `mallopt(3)`, Linux manual pages."""
+
+MOST_TRIM_BYTES = 2**31 - 1
+"""`mallopt` takes an `int`; -1 stands for no limit."""
+
+FRESH_PAGE_S = 1e-6
+"""What a page costs at its first touch, about: the exception, and 4 KiB that are cleared."""
+
+WORTH_A_PROCESS = 0.02
+"""Share of the step that page faults must take, by that price, for the lever to be tried."""
+
+VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
+TUNABLES = tuple(
+    f"glibc.malloc.{name}" for name in ("trim_threshold", "mmap_max", "mmap_threshold", "top_pad", "hugetlb")
+)
+
+IS_MAPPED = 2
+"""The flag in a block's head (the word before it) by which glibc knows that the block is a mapping of its own."""
+
+PROBE_BYTES = 64 * 2**20
+"""Larger than any block that glibc takes from the heap by itself (32 MiB)."""
+
+
+class Heap(Lever):
+    """`mallopt` with `M_MMAP_MAX` and `M_TRIM_THRESHOLD`."""
+
+    name = "heap"
+    summary = "memory that a step frees kept for the next one, not given back to the kernel"
+    class_ = "exact"
+    shortens: ClassVar = ("data", "forward", "loss", "backward", "optimizer")
+    toggles = "process"
+    check = "none"
+    conflicts: ClassVar = ("allocator",)
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """On Linux with glibc, where page faults take a part of the step and the environment has not decided."""
+        if not machine.operating_system.startswith("Linux"):
+            return "this is not Linux"
+        decided = environment_decides()
+        if decided:
+            return f"the environment decides already (`{decided}`)"
+        return why_not_worth_it(facts)
+
+    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+        """Before the script goes on: no blocks of their own, and the end of the heap kept."""
+        from flatout.control_groups import free_memory_bytes
+        from flatout.frameworks.pytorch.session import Unavailable
+
+        reason = why_not_glibc()
+        if reason is not None:
+            raise Unavailable(reason)
+        share = (free_memory_bytes() or 0) // 4
+        c = _c_library()
+        if not (c.mallopt(M_MMAP_MAX, 0) and c.mallopt(M_TRIM_THRESHOLD, -1 if share > MOST_TRIM_BYTES else share)):
+            raise Unavailable("glibc refuses the settings")
+
+    def release(self, session: Session) -> None:
+        """What glibc starts with, and free memory given back; but it no longer adapts its thresholds by itself."""
+        if why_not_glibc() is None:
+            c = _c_library()
+            c.mallopt(M_MMAP_MAX, DEFAULT_MMAPS)
+            c.mallopt(M_TRIM_THRESHOLD, DEFAULT_TRIM_BYTES)
+            c.malloc_trim(0)
+
+    def evidence(self, session: Session) -> str | None:
+        """A large block that comes from the heap, and the page faults that are left in a step."""
+        if why_not_glibc() is not None or is_mapping_of_its_own(PROBE_BYTES):
+            return None
+        num = session.page_faults.per_step
+        return "large blocks come from the heap" + ("" if num is None else f", {num:,} page faults a step")
+
+
+def why_not_worth_it(facts: Facts) -> str | None:
+    """Why fewer page faults would bring nothing; None where they may."""
+    num = facts.page_faults_per_step
+    if num is None:
+        return NOT_LOOKED_AT
+    if num * FRESH_PAGE_S < WORTH_A_PROCESS * facts.warm_up_step_s:
+        return f"hardly any page faults ({num:,} in a step of {facts.warm_up_step_s * 1e3:,.0f} ms)"
+    return None
+
+
+def environment_decides() -> str | None:
+    """The variable by which the C library was told already, or another allocator put in its place; None where none."""
+    for name in VARIABLES:
+        if name in os.environ:
+            return name
+    if any(name in os.environ.get("GLIBC_TUNABLES", "") for name in TUNABLES):
+        return "GLIBC_TUNABLES"
+    return "LD_PRELOAD" if any(name in os.environ.get("LD_PRELOAD", "") for name in ("malloc", "hoard")) else None
+
+
+def why_not_glibc() -> str | None:
+    """Why memory does not come from glibc here; None where it does."""
+    process = ctypes.CDLL(None)
+    if not hasattr(process, "gnu_get_libc_version"):
+        return "the C library is not glibc"
+    try:
+        own = ctypes.CDLL("libc.so.6").malloc
+    except OSError:
+        return "the C library is not glibc"
+    if ctypes.cast(own, ctypes.c_void_p).value != ctypes.cast(process.malloc, ctypes.c_void_p).value:
+        return "another allocator is in place of glibc's"
+    return None
+
+
+def is_mapping_of_its_own(num_bytes: int) -> bool:
+    """Whether the C library asks the kernel for a block of this size alone. Nothing of the block is touched."""
+    c = _c_library()
+    block = c.malloc(num_bytes)
+    if not block:
+        return True
+    try:
+        return bool(ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value & IS_MAPPED)
+    finally:
+        c.free(block)
+
+
+def _c_library() -> Any:
+    c = ctypes.CDLL("libc.so.6")
+    c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    c.malloc_trim.argtypes = [ctypes.c_size_t]
+    return c
