@@ -225,7 +225,8 @@ class Conduct:
         left_s = self.budget.left_s - self._reserve_s()
         needed_s = stats.MIN_PAIRS * self._pair_s(candidate.levers) + self.judging_s
         if any(self.levers[name].compiles for name in candidate.levers):
-            needed_s += COMPILE_S
+            compiled = [t for t in self.trials if any(self.levers[name].compiles for name in t.levers)]
+            needed_s += max([COMPILE_S, *(t.engage_s for t in compiled)])
         return left_s >= needed_s
 
     def _reserve_s(self) -> float:
