@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from flatout.frameworks.pytorch.levers.bf16 import Bf16
 from flatout.frameworks.pytorch.levers.channels_last import ChannelsLast
+from flatout.frameworks.pytorch.levers.checkpoints import Checkpoints
 from flatout.frameworks.pytorch.levers.compile import Compile
 from flatout.frameworks.pytorch.levers.cpu_affinity import CpuAffinity
 from flatout.frameworks.pytorch.levers.cudnn_benchmark import CudnnBenchmark
@@ -51,6 +52,7 @@ LEVERS: tuple[type[Lever], ...] = (
     ForeachOptimizer,
     Compile,
     Bf16,
+    Checkpoints,
 )
 
 
