@@ -66,7 +66,17 @@ LOADED_IN_THE_USERS_PROCESS = {
     *(
         f"flatout.frameworks.pytorch.{name}"
         for name in (
-            *("adapter", "batches", "calls", "capture", "clock", "compilation", "dataset_state", "device_clock"),
+            *(
+                "adapter",
+                "batches",
+                "blocks",
+                "calls",
+                "capture",
+                "clock",
+                "compilation",
+                "dataset_state",
+                "device_clock",
+            ),
             *(
                 "differences",
                 "facts",

@@ -98,6 +98,14 @@ class Lever(ABC):
         """The settings worth trying, most promising first."""
         return ({},)
 
+    def worth_after(self, settings: Mapping[str, Setting], brought: Mapping[str, str]) -> bool:
+        """Whether a setting is still worth trying after what others of the lever brought, where each trial is costly.
+
+        `brought` has the other words, empty for none, and for each `best` (part of the best so far), `failed`
+        (disagreement included) or `measured`.
+        """
+        return True
+
     def environment(self, settings: Mapping[str, Setting]) -> dict[str, str]:
         """Environment variables that must be there before the process starts (`toggles = "process"`)."""
         return {}

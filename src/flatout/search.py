@@ -219,14 +219,32 @@ def _in_order(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
 def _on_top(candidate: Candidate, space: Space, trials: Sequence[Trial]) -> list[Candidate]:
     """A costly lever added to the best so far; alone where that broke, for the company may be what broke it."""
     best = best_of(trials)
+    if not _still_worth(candidate, space, best, trials):
+        return []
     if best is None:
         return [candidate]
-    if set(best.levers) & set(candidate.levers):
-        return []
     base = {n: s for n, s in best.levers.items() if not _clash({n: s, **candidate.levers}, space)}
     stacked = Candidate(levers={**base, **candidate.levers}, reason="added to the best so far")
     broke = any(_is_broken(t) and Candidate(levers=t.levers).key == stacked.key for t in trials)
     return [stacked, candidate] if broke else [stacked]
+
+
+def _still_worth(candidate: Candidate, space: Space, best: Trial | None, trials: Sequence[Trial]) -> bool:
+    """Whether the lever is not part of the best yet, and, of one that takes words, what its other words brought."""
+    ((name, settings),) = candidate.levers.items()
+    lever = space.levers[name]
+    if not lever.choices:
+        return best is None or name not in best.levers
+    brought: dict[str, str] = {}
+    for trial in trials:
+        if name not in trial.levers or dict(trial.levers[name]) == dict(settings):
+            continue
+        word = str(trial.levers[name].get(lever.parameter or "", ""))
+        if best is not None and dict(best.levers.get(name, {"": ""})) == dict(trial.levers[name]):
+            brought[word] = "best"
+        elif brought.get(word, "failed") == "failed":
+            brought[word] = "failed" if _is_broken(trial) else "measured"
+    return lever.worth_after(settings, brought)
 
 
 def _single_cost(candidate: Candidate, space: Space) -> int:

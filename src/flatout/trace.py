@@ -80,6 +80,10 @@ class ModelFacts:
     recurrent: bool = False
     compiled: bool = False
     calls_per_step: float = 1.0
+    num_repeated_blocks: int = 0
+    """Parts that are the same again and again, such as the layers of a transformer."""
+    num_input_shapes: int = 1
+    """How many different shapes its inputs had in the steps that were looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

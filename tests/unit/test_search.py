@@ -6,6 +6,7 @@ import math
 import pytest
 
 from flatout.diagnosis import Bound, Diagnosis
+from flatout.frameworks.pytorch.levers import registry as registry_of_levers
 from flatout.plan import Candidate, Trial, allows
 from flatout.search import (
     Choice,
@@ -149,6 +150,47 @@ def test_what_compiles_is_tried_alone_where_it_breaks_on_top_of_the_best():
     speed = product(bf16=1.2, compile=1.5)
     trials = conducted(space(), speed, broken=lambda levers: "failed" if {"bf16", "compile"} <= set(levers) else "")
     assert best_of(trials).levers == {"compile": {}}
+
+
+WORDS = registry(
+    lever("bf16", class_="precision"),
+    lever("compile", compiles=True, parameter="mode", optional=True, choices=("blocks", "finest"),
+          settings=lambda self, facts, machine: ({}, {"mode": "blocks"}, {"mode": "finest"}),
+          worth_after=registry_of_levers()["compile"].worth_after.__func__),
+)  # fmt: skip
+
+
+def test_another_word_of_a_costly_lever_is_tried_only_where_the_former_broke():
+    def words_of(trials):
+        return list(dict.fromkeys(t.levers["compile"].get("mode", "") for t in trials if "compile" in t.levers))
+
+    assert words_of(conducted(space(WORDS), product(bf16=1.2, compile=0.9))) == [""]
+    assert words_of(conducted(space(WORDS), product(bf16=1.2, compile=1.1))) == [""]
+    broken = conducted(
+        space(WORDS), product(compile=1.5), broken=lambda levers: "failed" if levers.get("compile") == {} else ""
+    )
+    assert words_of(broken) == ["", "blocks"] and best_of(broken).levers == {"compile": {"mode": "blocks"}}
+    all_broken = conducted(space(WORDS), product(), broken=lambda levers: "failed" if "compile" in levers else "")
+    assert words_of(all_broken) == ["", "blocks", "finest"]
+
+
+def test_a_word_that_refines_another_takes_its_place_in_the_best_where_that_won():
+    words = lever("compile", compiles=True, parameter="mode", optional=True, choices=("max-autotune",),
+                  settings=lambda self, facts, machine: ({}, {"mode": "max-autotune"}),
+                  worth_after=registry_of_levers()["compile"].worth_after.__func__)  # fmt: skip
+    levers = registry(lever("bf16", class_="precision"), words)
+
+    def speed(levers):
+        mode = levers.get("compile", {}).get("mode", "")
+        return (1.2 if "bf16" in levers else 1) * (1.3 if "compile" in levers else 1) * (1.1 if mode else 1)
+
+    trials = conducted(space(levers), speed)
+    assert next(t.levers for t in trials if t.levers.get("compile")) == {
+        "bf16": {},
+        "compile": {"mode": "max-autotune"},
+    }
+    assert best_of(trials).levers == {"bf16": {}, "compile": {"mode": "max-autotune"}}
+    assert not any("compile" in t.levers and t.levers["compile"] for t in conducted(space(levers), lambda levers: 0.9))
 
 
 def test_a_set_that_contains_a_broken_one_is_never_proposed():

@@ -230,9 +230,11 @@ class Conduct:
 
     def _least_s(self, candidate: Candidate) -> float:
         """Seconds that trying a candidate takes at the least."""
-        compiles = any(self.levers[name].compiles for name in candidate.levers)
         least_s = stats.MIN_PAIRS * self._pair_s(candidate.levers) + self.judging_s
-        return least_s + (COMPILE_S if compiles else 0.0)
+        if any(self.levers[name].compiles for name in candidate.levers):
+            compiled = [t for t in self.trials if any(self.levers[name].compiles for name in t.levers)]
+            least_s += max([COMPILE_S, *(t.engage_s for t in compiled)])
+        return least_s
 
     def _pays(self, space: search.Space) -> Callable[[Candidate], bool]:
         """Whether the run that is tuned for can earn back what trying a candidate costs; yes where nobody knows."""

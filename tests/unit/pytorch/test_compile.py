@@ -1,8 +1,16 @@
 """Do compilations, ours and the script's own, go with the seam? The script's use a backend that generates no code."""
 
+import gc
 import io
+import logging
+import os
 import pickle
 import shutil
+import subprocess
+import sys
+import weakref
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +18,10 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from flatout.frameworks.pytorch.levers import registry  # noqa: E402
+from handmade import FACTS, MACHINE  # noqa: E402
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 pytestmark = pytest.mark.slow
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler: `apt install g++`"
@@ -166,8 +178,6 @@ def test_a_compiled_update_is_told_of_and_nothing_of_ours_is_traced(watch, recwa
 
 
 def test_a_compiled_model_is_left_to_the_script_by_the_lever(watch):
-    from flatout.frameworks.pytorch.levers import registry
-
     watched, model = watch(), net()
     model.compile(backend="eager")
     train(model, adam(model))
@@ -235,3 +245,184 @@ def test_compilation_goes_with_bf16_and_the_random_numbers_stay_where_plain_has_
     proofs, missing = watched.pytorch.evidence()
     assert missing == {} and "bfloat16" in proofs["bf16"]
     assert not {"torch", "python", "numpy"} & set(different(plain, script.state()))
+
+
+@needs_compiler
+def test_a_compiler_that_breaks_in_the_middle_of_a_run_ends_the_lever_and_not_the_run(tmp_path):
+    broken, compiler = tmp_path / "broken", tmp_path / "compiler"
+    real = shutil.which("g++") or shutil.which("clang++")
+    compiler.write_text(f'#!/bin/sh\n[ -e "{broken}" ] && exit 1\nexec {real} "$@"\n', encoding="utf-8")
+    compiler.chmod(0o755)
+    environment = os.environ | {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kernels")}
+
+    def run(*before):
+        broken.unlink(missing_ok=True)
+        command = [sys.executable, *before, SCRIPTS / "compiler_breaks.py", broken]
+        return subprocess.run(command, capture_output=True, text=True, timeout=200, check=True, env=environment)
+
+    plain, under = run(), run(SCRIPTS / "under_levers.py", '{"compile": {}}')
+    assert "flatout failed in step" in under.stderr and "C++ compile error" in under.stderr
+    assert list((tmp_path / "kernels").rglob("*.so")), "it had been compiled before"
+    assert under.stdout == plain.stdout
+
+
+@needs_compiler
+def test_the_backward_is_compiled_in_the_call_where_an_error_can_be_caught(watch):
+    from torch._dynamo.utils import counters
+
+    def num_compiled():
+        return counters["inductor"]["fxgraph_cache_miss"] + counters["inductor"]["fxgraph_cache_hit"]
+
+    watched, model = watch(), net()
+    optimizer = adam(model)
+    train(model, optimizer)
+    watched.pytorch.engage({"compile": {}})
+    out = model(torch.randn(3, 4))
+    assert num_compiled() == 2, "forward and backward"
+    out.sum().backward()
+    assert num_compiled() == 2
+    watched.pytorch.engage({})
+
+
+@pytest.fixture
+def limit_of_two():
+    import torch._dynamo
+
+    with torch._dynamo.config.patch(recompile_limit=2):
+        yield
+
+
+class Counting(nn.Module):
+    """What a number in the module says is compiled into the code, so each call needs another."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.num_calls = nn.Linear(4, 2), 0
+
+    def forward(self, x):
+        self.num_calls += 1
+        return self.layer(x) * self.num_calls
+
+
+@needs_compiler
+def test_where_pytorch_gives_up_compiling_again_the_evidence_says_so_and_nothing_is_printed(watch, capfd, limit_of_two):
+    watched, model, other = watch(), Counting(), net()
+    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=1e-4)
+
+    def step(num):
+        for _ in range(num):
+            optimizer.zero_grad()
+            (model(torch.randn(3, 4)).sum() + other(torch.randn(3, 4)).sum()).backward()
+            optimizer.step()
+
+    step(8)
+    watched.pytorch.engage({"compile": {}})
+    step(2)
+    assert "limit" not in watched.pytorch.evidence()[0]["compile"]
+    step(4)
+    proof = watched.pytorch.evidence()[0]["compile"]
+    assert proof == "3 graphs compiled; PyTorch's limit of 2 was reached: other shapes and values run as plain"
+    watched.pytorch.engage({})
+    watched.pytorch.engage({"compile": {}})
+    assert "limit of 2" in watched.pytorch.evidence()[0]["compile"]
+    assert "recompile_limit" not in capfd.readouterr().err
+    watched.pytorch.engage({})
+    assert logging.getLogger("torch._dynamo.convert_frame").filters == []
+
+
+@needs_compiler
+def test_dynamic_takes_every_shape_with_one_code(watch):
+    from torch._dynamo.utils import counters
+
+    watched, model = watch(), net()
+    optimizer = adam(model)
+
+    def step(num_rows):
+        optimizer.zero_grad()
+        model(torch.randn(num_rows, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+    for num_rows in range(2, 14):
+        step(num_rows)
+    assert watched.pytorch.facts().models[0].num_input_shapes > 5
+    watched.pytorch.engage({"compile": {"mode": "dynamic"}})
+    for num_rows in range(2, 14):
+        step(num_rows)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert watched.pytorch.evidence() == ({"compile": "1 graph compiled"}, {})
+
+
+@needs_compiler
+def test_max_autotune_agrees_and_is_kept_beside_the_bare_one(watch, settings_of_torch):
+    watched, model = watch(), net()
+    optimizer, before = adam(model), settings_of_torch()
+    watched.compare(6, {"compile": {"mode": "max-autotune"}}, "gradients")
+    train(model, optimizer)
+    assert watched.difference().error < 1e-4 and watched.difference().random_states_equal
+    for settings in ({}, {"mode": "max-autotune"}, {}, {"mode": "max-autotune"}):
+        watched.pytorch.engage({"compile": settings})
+        train(model, optimizer, num=2)
+    compiled = num_frames()
+    watched.pytorch.engage({"compile": {}})
+    train(model, optimizer, num=2)
+    assert num_frames() == compiled
+    watched.pytorch.engage({})
+    assert settings_of_torch() == before
+
+
+@needs_compiler
+@pytest.mark.parametrize("settings", [{}, {"mode": "regional"}])
+def test_a_compiled_model_goes_when_the_script_drops_it(settings, watch):
+    watched, model = watch(), nn.Sequential(*(net() for _ in range(3)))
+    for part in model:
+        part.last = nn.Linear(8, 4)
+    optimizer = adam(model)
+    train(model, optimizer)
+    watched.pytorch.engage({"compile": settings})
+    train(model, optimizer, num=2)
+    gone = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert gone() is None
+    watched.pytorch.engage({})
+
+
+# -- which words are tried -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "num_shapes", "words"),
+    [
+        (0, 1, ["", "max-autotune"]),
+        (6, 1, ["", "regional", "max-autotune"]),
+        (24, 1, ["regional", "", "max-autotune"]),
+        (0, 2, ["", "max-autotune"]),
+        (0, 4, ["dynamic", "", "max-autotune"]),
+        (24, 4, ["dynamic", "regional", "", "max-autotune"]),
+    ],
+)
+def test_the_word_that_the_facts_speak_for_comes_first(num_blocks, num_shapes, words):
+    model = replace(FACTS.models[0], num_repeated_blocks=num_blocks, num_input_shapes=num_shapes)
+    found = registry()["compile"].settings(replace(FACTS, models=(model,)), MACHINE)
+    assert [settings.get("mode", "") for settings in found] == words
+
+
+@pytest.mark.parametrize(
+    ("word", "brought", "worth"),
+    [
+        ("", {}, True),
+        ("", {"dynamic": "failed"}, True),
+        ("", {"regional": "best"}, True),
+        ("", {"regional": "measured"}, False),
+        ("regional", {}, True),
+        ("regional", {"": "failed"}, True),
+        ("regional", {"": "best"}, False),
+        ("regional", {"": "measured"}, False),
+        ("max-autotune", {"": "best"}, True),
+        ("max-autotune", {"": "measured"}, False),
+        ("max-autotune", {"": "failed", "regional": "best"}, False),
+        ("max-autotune", {}, False),
+    ],
+)
+def test_a_word_is_tried_after_others_only_where_they_broke_or_won(word, brought, worth):
+    assert registry()["compile"].worth_after({"mode": word} if word else {}, brought) is worth

@@ -75,6 +75,29 @@ def test_recurrent_layers_mixed_types_and_other_dimensions_are_seen(watch):
     assert model.recurrent and model.convolution_dims == (3,) and model.dtypes == ("bfloat16", "float32")
 
 
+def test_blocks_that_repeat_parts_that_are_compiled_and_shapes_that_differ_are_seen(watch):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(5))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    watched, model = watch(), Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for num_rows in (1, 2, 3, 4, 4, 4, 4, 4):
+        model(torch.randn(num_rows, 4)).sum().backward()
+        optimizer.step()
+    (found,) = watched.pytorch.facts().models
+    assert (found.num_repeated_blocks, found.num_input_shapes, found.compiled) == (5, 3, False)
+    model.blocks[2].compile(backend="eager")
+    (found,) = watched.pytorch.facts().models
+    assert found.compiled, "a part is enough: the lever would compile it once more"
+
+
 def test_an_autocast_of_the_scripts_own_is_seen(watch):
     watched, model = watch(), nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -568,8 +569,6 @@ def images(dims=2):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("make", [MOMENTUM["adam"], MOMENTUM["sgd with momentum"]], ids=["adam", "sgd"])
 def test_convolutions_of_every_kind_agree_in_channels_last_and_go_back(kind, make, watch, layouts):
-    from types import SimpleNamespace
-
     watched, model = watch(), Images(*KINDS[kind]())
     optimizer = make(list(model.parameters()))
     watched.compare(5, {"channels_last": {}, "fused_optimizer": {}}, "gradients", "updates")
@@ -596,6 +595,42 @@ def test_convolutions_of_three_dimensions_lie_in_their_own_layout(watch):
     assert watched.pytorch.evidence()[0]["channels_last"] == "2 convolution weights lie in channels_last"
     watched.pytorch.engage({})
     assert model.body[0].weight.is_contiguous() and model.body[0].weight.grad is None
+
+
+VOLUMES = {
+    "plain": lambda: (nn.Conv3d(3, 8, 3), nn.BatchNorm3d(8), nn.ReLU(), nn.Conv3d(8, 4, 3)),
+    "transposed": lambda: (nn.Conv3d(3, 8, 3, stride=2), nn.ConvTranspose3d(8, 4, 2)),
+    "grouped": lambda: (nn.Conv3d(3, 8, 3), nn.Conv3d(8, 8, 3, groups=4)),
+    "of one channel": lambda: (nn.Conv3d(3, 1, 3), nn.Conv3d(1, 4, 3)),
+}
+
+
+@pytest.mark.parametrize("kind", VOLUMES)
+def test_volumes_move_whole_agree_and_go_back(kind, watch, layouts):
+    """Parameters, gradients and moments alike: what is left behind would be paired with other elements."""
+    watched, model = watch(), Images(*VOLUMES[kind]())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    batch, script = images(3), SimpleNamespace(models=[model], optimizers=[optimizer])
+    watched.compare(5, {"channels_last": {}}, "gradients", "updates")
+    watched.engage(9, {"channels_last": {}})
+    before = None
+    for number in range(16):
+        optimizer.zero_grad(set_to_none=number % 2 == 0)
+        model(batch()).pow(2).mean().backward()
+        optimizer.step()
+        before = before or layouts(script)
+    weights = [p for p in model.parameters() if p.dim() == 5]
+    telling = [p for p in weights if min(p.shape[1:]) > 1]
+    for p in telling:
+        for value in (p, p.grad, optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]):
+            assert value.is_contiguous(memory_format=torch.channels_last_3d) and not value.is_contiguous()
+    proof = watched.pytorch.evidence()[0]["channels_last"]
+    assert telling and proof == f"{len(weights)} convolution weights lie in channels_last"
+    assert watched.difference().error < 1e-4 and watched.difference("updates").error < 1e-4
+    values = [p.detach().clone() for p in model.parameters()]
+    watched.pytorch.engage({})
+    assert layouts(script) == before
+    assert all(torch.equal(p, value) for p, value in zip(model.parameters(), values, strict=True))
 
 
 def test_grey_images_are_laid_out_so_too_though_any_layout_passes_for_it(watch):
@@ -658,8 +693,6 @@ def test_weights_that_are_views_of_one_storage_stay_where_they_are(watch):
 
 
 def test_a_model_that_the_script_has_laid_out_itself_gets_its_own_layout_back(watch, layouts):
-    from types import SimpleNamespace
-
     model = Images(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)).to(memory_format=torch.channels_last)
     watched, _ = trained(watch, model, levers={"channels_last": {}}, batch=images())
     script = SimpleNamespace(models=[model], optimizers=[])

@@ -34,6 +34,10 @@ NUM_GUARDED = 5
 """First calls under a set of levers before which all state is kept, so that one that raises leaves no trace."""
 
 
+NUM_LOOKED_AT = 10
+"""First training calls of which it is noted how the script makes them."""
+
+
 class CallObserver(Protocol):
     """Who wants to know of outermost calls."""
 
@@ -61,6 +65,8 @@ class OuterCall:
         self.num_calls = 0
         self.num_training_calls = 0
         self.calls_per_step = 1.0
+        self.shapes: set[tuple[tuple[int, ...], ...]] = set()
+        """Shapes of the inputs of the first training calls."""
         self.plain_dtypes: tuple[torch.dtype, ...] | None = None
         """Types of the outputs as the script computes them; None before the first training call."""
         self.attention: tuple[str, ...] | None = None
@@ -156,8 +162,9 @@ class OuterCall:
     def _train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owner = self._owner
         self.num_training_calls += 1
-        if self.num_training_calls < 10 and torch.is_autocast_enabled(owner.device):
-            owner.autocast_seen = True
+        if self.num_training_calls < NUM_LOOKED_AT:
+            owner.autocast_seen = owner.autocast_seen or torch.is_autocast_enabled(owner.device)
+            self.shapes.add(_shapes((args, kwargs)))
         if owner.capture is not None:
             return owner.capture(self, args, kwargs)
         if self.compute is not None or self.arounds:
@@ -219,6 +226,13 @@ def _looked_at(look: Callable[[Any], tuple[str, ...]], out: Any) -> tuple[str, .
     try:
         return look(out)
     except Exception:  # noqa: BLE001  as above
+        return ()
+
+
+def _shapes(inputs: Any) -> tuple[tuple[int, ...], ...]:
+    try:
+        return tuple(tuple(t.shape) for t in tensors_of(inputs, unique=False))
+    except Exception:  # noqa: BLE001  an input of the script's own kind may raise anything when looked into
         return ()
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from flatout.frameworks.pytorch.blocks import BlockCall, repeated_blocks
 from flatout.frameworks.pytorch.calls import OuterCall
 from flatout.frameworks.pytorch.hand_over import start_method
 from flatout.frameworks.pytorch.optimizers import can_fuse
@@ -75,9 +76,16 @@ def _model(call: OuterCall) -> ModelFacts:
             sorted({dims for kind, dims in CONVOLUTIONS.items() if any(isinstance(m, kind) for m in modules)})
         ),
         recurrent=any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in modules),
-        compiled=call.compiled_by_script or any(type(m).__name__ == "OptimizedModule" for m in modules),
+        compiled=call.compiled_by_script or any(_compiled_by_script(m) for m in modules),
         calls_per_step=call.calls_per_step,
+        num_repeated_blocks=sum(map(len, repeated_blocks(call.module))),
+        num_input_shapes=max(len(call.shapes), 1),
     )
+
+
+def _compiled_by_script(module: nn.Module) -> bool:
+    present = vars(module).get("_compiled_call_impl")
+    return type(module).__name__ == "OptimizedModule" or not isinstance(present, OuterCall | BlockCall | None)
 
 
 def _optimizer(optimizer: torch.optim.Optimizer) -> OptimizerFacts:

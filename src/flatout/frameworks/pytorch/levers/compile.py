@@ -1,13 +1,22 @@
 """compile: let `torch.compile` turn the model's operations into fewer, larger kernels.
 
 In place: the module stays what it is and checkpoint keys carry no `_orig_mod.`. Random numbers are drawn as plain
-draws them (`fallback_random`), so that dropout masks and generator states agree.
+draws them (`fallback_random`), so that dropout masks and generator states agree. The backward is compiled with the
+forward, in the call that is made again as plain where it raises: an error in the script's own `backward()` could not
+be caught.
+
+`compile=dynamic` compiles for shapes that differ from step to step, `compile=regional` once for all alike blocks of a
+model (the layers of a transformer; at least three in one list or sequence), which takes a fraction of the time and
+leaves what is between the blocks as it is, and `compile=max-autotune` measures several kernels for each product. Every
+word costs a compilation of 20 to 120 s on a CPU, so few are tried: `dynamic` or `regional` come first where the facts
+speak for them; another word where those before it broke; `max-autotune`, and the whole after its blocks, where the
+former won.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.ceilings import Machine
@@ -15,16 +24,34 @@ from flatout.plan import Lever
 from flatout.trace import Facts, Setting
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.calls import Compute
+    from flatout.frameworks.pytorch.calls import OuterCall
     from flatout.frameworks.pytorch.session import Session
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "": {},
+    "dynamic": {"dynamic": True},
+    "regional": {},
+    "max-autotune": {"mode": "max-autotune-no-cudagraphs"},
+}
+"""What each word, or none, says to `torch.compile`."""
+
+MANY_BLOCKS = 12
+"""From so many repeated blocks on one of them is compiled first: compiling all takes 2 to 5 s for each."""
+
+
+MANY_SHAPES = 3
+"""Two may be a last batch that is smaller, for which PyTorch compiles once more."""
+
 
 class Compile(Lever):
-    """`torch.compile` of each outermost model call, where gradients are taken."""
+    """`torch.compile` of each outermost model call, or of its repeated blocks, where gradients are taken."""
 
     name = "compile"
+    parameter = "mode"
+    optional = True
+    choices = ("dynamic", "regional", "max-autotune")
     summary = "the model compiled into fewer, larger kernels"
     class_ = "rounding"
     shortens: ClassVar = ("forward", "backward")
@@ -45,46 +72,137 @@ class Compile(Lever):
         """A C++ compiler: generated kernels are built by it."""
         return None if machine.cxx_compiler else "needs a C++ compiler (`g++` or `clang++`), none was found"
 
+    def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
+        """Bare; `dynamic` before it where shapes differ; `regional` where blocks repeat, first where they are many."""
+        num_blocks = max((model.num_repeated_blocks for model in facts.models), default=0)
+        words = [""]
+        if num_blocks:
+            words.insert(0 if num_blocks >= MANY_BLOCKS else 1, "regional")
+        if any(model.num_input_shapes >= MANY_SHAPES for model in facts.models):
+            words.insert(0, "dynamic")
+        return tuple({"mode": word} if word else {} for word in (*words, "max-autotune"))
+
+    def worth_after(self, settings: Mapping[str, Setting], brought: Mapping[str, str]) -> bool:
+        """Each word costs a compilation: where one brought nothing, others hardly do.
+
+        `max-autotune` refines the bare one where that won; the bare one may win more than another word did; else a word
+        has its turn where those before it broke.
+        """
+        mode = settings.get("mode", "")
+        if mode == "max-autotune":
+            return brought.get("") == "best"
+        return {*brought.values()} <= ({"failed", "best"} if mode == "" else {"failed"})
+
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Compute each outermost call through its compiled form, made once and kept with the model."""
-        import torch
-        import torch._inductor.config as inductor
-
-        session.kept[self.name] = (inductor.fallback_random, os.environ.get(CACHE_VARIABLE))
-        if session.cache_folder is not None:
-            os.environ.setdefault(CACHE_VARIABLE, session.cache_folder)
-        inductor.fallback_random = True
+        mode = str(settings.get("mode", ""))
+        limits = session.kept.setdefault(_LIMITS, [])
+        session.kept[self.name] = _Configured(session.cache_folder, limits)
         for call in session.calls.found:
-            if self.name not in call.kept:
-                call.kept[self.name] = torch.compile(_inlined(call.module._call_impl))
-            call.compute = call.kept[self.name]
+            kept = f"{self.name} {mode}"
+            if kept not in call.kept:
+                call.kept[kept] = _regional(call, session) if mode == "regional" else _whole(call, mode)
+            call.compute, seams = call.kept[kept]
+            for seam in seams:
+                seam.install()
 
     def release(self, session: Session) -> None:
         """Compute as plain again; the compiled form is kept for another time."""
-        import torch._inductor.config as inductor
-
-        inductor.fallback_random, folder = session.kept.pop(self.name)
-        if folder is None:
-            os.environ.pop(CACHE_VARIABLE, None)
         for call in session.calls.found:
             call.compute = None
+            for name, (_, seams) in call.kept.items():
+                for seam in seams if name.startswith(self.name) else ():
+                    seam.remove()
+        configured = session.kept.pop(self.name, None)
+        if configured is not None:
+            configured.undo()
 
     def evidence(self, session: Session) -> str | None:
-        """Graphs that were compiled."""
-        num = _num_graphs()
-        return f"{num} graph{'s' * (num != 1)} compiled" if num else None
+        """Graphs that were compiled, and whether PyTorch gave up compiling more of them."""
+        from torch._dynamo.utils import counters
+
+        num = int(counters["stats"]["unique_graphs"])
+        if not num:
+            return None
+        limits = session.kept.get(_LIMITS)
+        end = f"; PyTorch's limit of {limits[0]} was reached: other shapes and values run as plain" if limits else ""
+        return f"{num} graph{'s' * (num != 1)} compiled{end}"
 
 
-def _inlined(call: Compute) -> Compute:
-    """A frame around the module's call: PyTorch compiles no frame of its own, which is what `nn.Sequential` has."""
+class _Configured:
+    """PyTorch's compiler as the lever needs it, until `undo`."""
 
-    def computed(*args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)
+    def __init__(self, cache_folder: str | None, limits: list[str]) -> None:
+        import logging
 
-    return computed
+        import torch._functorch.config as functorch
+        import torch._inductor.config as inductor
+
+        self._limits = limits
+        self._folder = os.environ.get(CACHE_VARIABLE)
+        if cache_folder is not None:
+            os.environ.setdefault(CACHE_VARIABLE, cache_folder)
+        self._former = [(inductor, "fallback_random", inductor.fallback_random)]
+        inductor.fallback_random = True
+        if hasattr(functorch, _EAGER_BACKWARD):
+            self._former.append((functorch, _EAGER_BACKWARD, getattr(functorch, _EAGER_BACKWARD)))
+            setattr(functorch, _EAGER_BACKWARD, True)
+        self._log = logging.getLogger("torch._dynamo.convert_frame")
+        self._log.addFilter(self._is_other)
+
+    def _is_other(self, record: Any) -> bool:
+        """Whether a line of the compiler's log has nothing to do with us; that the limit was hit is kept instead."""
+        words = record.args if isinstance(record.args, tuple) else ()
+        if "hit config." not in str(record.msg) or not any(f"'{_OURS}" in str(word) for word in words):
+            return True
+        self._limits.append(str(words[1]))
+        return False
+
+    def undo(self) -> None:
+        """Everything as the script had it."""
+        self._log.removeFilter(self._is_other)
+        for module, name, value in self._former:
+            setattr(module, name, value)
+        if self._folder is None:
+            os.environ.pop(CACHE_VARIABLE, None)
 
 
-def _num_graphs() -> int:
-    from torch._dynamo.utils import counters
+_EAGER_BACKWARD = "force_non_lazy_backward_lowering"
+_OURS = "flatout_call"
+_LIMITS = "compile: limits reached"
 
-    return int(counters["stats"]["unique_graphs"])
+
+def _whole(call: OuterCall, mode: str) -> tuple[Callable[..., Any], list[Any]]:
+    """The call of the whole module, compiled; the module is found again by the call, which does not keep it alive."""
+    compiled = _compiled(mode, call.name)
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        return compiled(call.module, *args, **kwargs)
+
+    return compute, []
+
+
+def _regional(call: OuterCall, session: Session) -> tuple[Callable[..., Any], list[Any]]:
+    """The plain call, and a seam in each repeated block: those of a group share what is compiled for the first."""
+    from flatout.frameworks.pytorch.blocks import BlockCall, repeated_blocks
+
+    seams = []
+    for number, blocks in enumerate(repeated_blocks(call.module)):
+        compiled = _compiled("regional", f"{call.name}.{number}")
+        seams += [BlockCall(block, compiled, session.calls) for block in blocks]
+    return call.plain, seams
+
+
+def _compiled(mode: str, of: str) -> Callable[..., Any]:
+    """A compiled frame around a module's call: PyTorch compiles no frame of its own, which is what `nn.Sequential` has.
+
+    Its code is its own, for PyTorch counts recompilations by code: a model that needs many would leave none to others.
+    """
+    import torch
+
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace(co_name=f"{_OURS} {of} {id(call)}")
+    compiled: Callable[..., Any] = torch.compile(call, **OPTIONS[mode])
+    return compiled
