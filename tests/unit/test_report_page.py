@@ -33,9 +33,10 @@ from flatout.report import (
     ticks,
     write_html,
 )
+from flatout.report.svg import colour
 from flatout.result import TimelineStep
 from flatout.samples import Samples, gather
-from flatout.trace import Agreement, Scaling
+from flatout.trace import OUTSIDE, PHASES, Agreement, Scaling
 from flatout.trace_file import encode
 from handmade import HEADER, gradients, window
 from proofs import PROOFS
@@ -140,6 +141,12 @@ def test_every_colour_of_a_drawing_is_a_custom_property_of_the_style_sheet(page)
             assert value == "none" or value.startswith("var(--"), value
             if value.startswith("var("):
                 assert f"{value[4:-1]}: #" in style
+
+
+def test_every_phase_that_a_step_may_have_has_a_colour_on_the_page_and_in_the_drawings():
+    style = (Path(flatout.report.html.__file__).parent / "page.css").read_text()
+    for phase in {*PHASES} - {*OUTSIDE}:
+        assert colour(phase) and style.count(f"--{phase}: #") == 2 and f'[data-tint="{phase}"]' in style
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -154,6 +154,9 @@ class PyTorch:
             self._settle()
         if self.listener is not None:
             self.listener.on_step(now_s)
+        if self.session.at_step_end:
+            for act in tuple(self.session.at_step_end.values()):
+                act()
 
     def _settle(self) -> None:
         self._num_settling += 1

@@ -12,6 +12,7 @@ import copy
 import sys
 import weakref
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -231,6 +232,8 @@ class Calls:
         """Told before each call of which gradients are taken, where calls are taken for steps."""
         self.on_broken: Callable[[Exception], None] | None = None
         """Told when a call raised under levers; it must release them at once."""
+        self.around_search: Callable[[], AbstractContextManager[None]] | None = None
+        """Entered while the heap is looked through, which it must see whole; None where nothing is to be done."""
         self._found: list[OuterCall] = []
         self._owners = Owners()
         self._wanted: set[int] = set()
@@ -250,7 +253,9 @@ class Calls:
         self._wanted |= wanted
         self._descents = 0
         if wanted - covered:
-            for module in self._owners.of(wanted - covered):
+            with self.around_search() if self.around_search is not None else nullcontext():
+                owners = self._owners.of(wanted - covered)
+            for module in owners:
                 self._add(module, type(module).__name__)
 
     def settle(self) -> bool:

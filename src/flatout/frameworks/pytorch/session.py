@@ -41,6 +41,8 @@ class Session:
         """Levers that were asked for last and cannot be engaged in this process: why not."""
         self.kept: dict[str, Any] = {}
         """What a lever needs in order to release itself, by its name."""
+        self.at_step_end: dict[str, Callable[[], None]] = {}
+        """What levers do when a step has ended, by their name; its time is the next step's."""
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
 
     @property

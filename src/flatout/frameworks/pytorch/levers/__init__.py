@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from flatout.frameworks.pytorch.levers.bf16 import Bf16
 from flatout.frameworks.pytorch.levers.channels_last import ChannelsLast
+from flatout.frameworks.pytorch.levers.collector import Collector
 from flatout.frameworks.pytorch.levers.compile import Compile
 from flatout.frameworks.pytorch.levers.cpu_affinity import CpuAffinity
 from flatout.frameworks.pytorch.levers.cudnn_benchmark import CudnnBenchmark
@@ -31,6 +32,7 @@ from flatout.plan import Lever, verify
 
 LEVERS: tuple[type[Lever], ...] = (
     CpuAffinity,
+    Collector,
     Threads,
     Workers,
     PrefetchFactor,
