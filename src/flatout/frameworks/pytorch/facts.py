@@ -48,6 +48,7 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         step_rhythm=ended_by,
         optimizers_per_step=max(updates_per_step, 1),
         tensor_threads_env=os.environ.get("OMP_NUM_THREADS"),
+        zeroes_gradients=session.zeroes_gradients,
         collector_of_its_own=Collector.name not in session.engaged and is_steered(),
     )
 

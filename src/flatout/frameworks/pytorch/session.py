@@ -33,6 +33,10 @@ class Session:
         self.cache_folder = cache_folder
         self.flags = UpdateFlags()
         self.scaler_seen = False
+        self.zeroes_gradients = False
+        """Whether the script was seen to set gradients to zero where None is the default."""
+        self.comparing = False
+        """Whether numerics are compared: what is called now is not the script's doing."""
         self.silent = False
         """Whether updates made now are ours and count for nothing."""
         self.levers: dict[str, Lever] = registry()

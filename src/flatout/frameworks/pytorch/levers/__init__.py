@@ -28,6 +28,7 @@ from flatout.frameworks.pytorch.levers.tf32 import Tf32
 from flatout.frameworks.pytorch.levers.threads import Threads
 from flatout.frameworks.pytorch.levers.virtual_workers import VirtualWorkers
 from flatout.frameworks.pytorch.levers.workers import Workers
+from flatout.frameworks.pytorch.levers.zero_grad import ZeroGrad
 from flatout.plan import Lever, verify
 
 LEVERS: tuple[type[Lever], ...] = (
@@ -49,6 +50,7 @@ LEVERS: tuple[type[Lever], ...] = (
     CudnnBenchmark,
     Tf32,
     ChannelsLast,
+    ZeroGrad,
     FusedOptimizer,
     ForeachOptimizer,
     Compile,
