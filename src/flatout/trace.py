@@ -156,6 +156,8 @@ class Facts:
     warm_up_step_s: float = 0.0
     tensor_threads_env: str | None = None
     """`OMP_NUM_THREADS` as the script found it."""
+    denormal_fraction: float = 0.0
+    """Share of denormal numbers among parameters, gradients, buffers and moments on the CPU, from a sample of each."""
     zeroes_gradients: bool = False
     """Whether `zero_grad(set_to_none=False)` was called in the first steps."""
     collector_of_its_own: bool = False

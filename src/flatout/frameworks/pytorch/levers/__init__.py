@@ -13,6 +13,7 @@ from flatout.frameworks.pytorch.levers.compile import Compile
 from flatout.frameworks.pytorch.levers.cpu_affinity import CpuAffinity
 from flatout.frameworks.pytorch.levers.cudnn_benchmark import CudnnBenchmark
 from flatout.frameworks.pytorch.levers.decoded_store import DecodedStore
+from flatout.frameworks.pytorch.levers.denormals import Denormals
 from flatout.frameworks.pytorch.levers.device_prefetch import DevicePrefetch
 from flatout.frameworks.pytorch.levers.device_store import DeviceStore
 from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
@@ -35,6 +36,7 @@ LEVERS: tuple[type[Lever], ...] = (
     CpuAffinity,
     Collector,
     Threads,
+    Denormals,
     Workers,
     PrefetchFactor,
     FusedFetch,

@@ -12,9 +12,7 @@ plain Python does. Where the script takes to steering the collector itself, it i
 from __future__ import annotations
 
 import gc
-import os
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
@@ -42,9 +40,6 @@ REST = 100
 WALK_S = 1e-7
 """Seconds that walking one object takes at most, believed until a walk has been timed."""
 
-FORKS = "collector in forks"
-"""Where it is kept that processes forked from this one are seen to."""
-
 
 class Collector(Lever):
     """`gc.freeze`, and collections at step ends."""
@@ -70,9 +65,7 @@ class Collector(Lever):
         paced.begin()
         session.at_step_end[self.name] = paced.at_step_end
         session.calls.around_search = paced.thawed
-        if FORKS not in session.kept:  # cannot be taken back, so it is done once
-            session.kept[FORKS] = True
-            os.register_at_fork(after_in_child=_plain_in_forks(weakref.ref(session)))
+        session.in_forks(self.name, lambda: paced.end(collect=False))
 
     def release(self, session: Session) -> None:
         """Give the collector back as it was."""
@@ -108,17 +101,7 @@ def _give_way(session: Session) -> None:
     """Nothing of this lever is called from here on."""
     session.at_step_end.pop(Collector.name, None)
     session.calls.around_search = None
-
-
-def _plain_in_forks(session: weakref.ref[Session]) -> Callable[[], None]:
-    def forked() -> None:
-        present = session()
-        paced = present.kept.get(Collector.name) if present is not None else None
-        if present is not None and paced is not None:
-            _give_way(present)
-            paced.end(collect=False)
-
-    return forked
+    session.in_forks(Collector.name, None)
 
 
 class _Tracked:
@@ -176,6 +159,8 @@ class Paced:
 
     def at_step_end(self) -> None:
         """A step has ended: have Python make the collection that its own thresholds say is due."""
+        if not self.is_on:  # in a process forked from the one that trains
+            return
         if gc.get_threshold() != self._raised or not gc.isenabled():  # since `engage` the script has its own way
             self._give_way()
             self.end()

@@ -128,12 +128,12 @@ def _telling(told: Callable[[Parameters], bool], parameters_of: Callable[[Any], 
         @wraps(original)
         def zero_grad(target: Any, *args: Any, **kwargs: Any) -> Any:
             if patch.active and not is_compiling():
-                asked = args[:1] or (kwargs.get("set_to_none", True),)
-                if not asked[0] and told(parameters_of(target)):
-                    args, kwargs = (
-                        (True, *args[1:]) if args else args,
-                        kwargs if args else {**kwargs, "set_to_none": True},
-                    )
+                asked = args[0] if args else kwargs.get("set_to_none", True)
+                if not asked and told(parameters_of(target)):
+                    if args:
+                        args = (True, *args[1:])
+                    else:
+                        kwargs = {**kwargs, "set_to_none": True}
             try:
                 return original(target, *args, **kwargs)
             except BaseException as problem:
