@@ -236,6 +236,7 @@ class Calls:
         """Entered while the heap is looked through, which it must see whole; None where nothing is to be done."""
         self._found: list[OuterCall] = []
         self._owners = Owners()
+        self._hides_seams = False
         self._wanted: set[int] = set()
         self._descents = 0
 
@@ -288,6 +289,10 @@ class Calls:
             call = OuterCall(module, self, name)
             module.__dict__["_compiled_call_impl"] = call
             self._found.append(call)
+            ignored = _ignored_by_script()
+            if _SEAM not in ignored:
+                ignored.append(_SEAM)
+                self._hides_seams = True
 
     def _drop(self, calls: list[OuterCall]) -> None:
         for call in calls:
@@ -297,3 +302,15 @@ class Calls:
     def remove(self) -> None:
         """Leave no seam behind."""
         self._drop(list(self._found))
+        if self._hides_seams and _SEAM in _ignored_by_script():
+            _ignored_by_script().remove(_SEAM)
+        self._hides_seams = False
+
+
+_SEAM = "_compiled_call_impl"
+
+
+def _ignored_by_script() -> list[str]:
+    """Attributes of a module that `torch.jit.script` does not look at; our seam is one that it would refuse."""
+    names = getattr(sys.modules.get("torch.jit._recursive"), "ignored_attributes", None)
+    return names if isinstance(names, list) else []
