@@ -156,6 +156,10 @@ class Facts:
     warm_up_step_s: float = 0.0
     tensor_threads_env: str | None = None
     """`OMP_NUM_THREADS` as the script found it."""
+    num_interop_threads: int = 0
+    """Threads that forked work may use; 0 where not observed."""
+    forks_work: bool = False
+    """Whether something was forked within TorchScript in the first steps."""
     denormal_fraction: float = 0.0
     """Share of denormal numbers among parameters, gradients, buffers and moments on the CPU, from a sample of each."""
     zeroes_gradients: bool = False

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from flatout.frameworks.pytorch.calls import OuterCall
 from flatout.frameworks.pytorch.hand_over import start_method
 from flatout.frameworks.pytorch.levers.collector import Collector, is_steered
+from flatout.frameworks.pytorch.levers.interop_threads import num_pooled, number_in_plain
 from flatout.frameworks.pytorch.optimizers import can_fuse
 from flatout.frameworks.pytorch.session import Session
 from flatout.frameworks.pytorch.worker_settings import why_not_sooner
@@ -58,6 +59,8 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         step_rhythm=ended_by,
         optimizers_per_step=max(updates_per_step, 1),
         tensor_threads_env=os.environ.get("OMP_NUM_THREADS"),
+        num_interop_threads=number_in_plain(session),
+        forks_work=num_pooled() > 0,
         denormal_fraction=_denormal_fraction(session),
         zeroes_gradients=session.zeroes_gradients,
         collector_of_its_own=Collector.name not in session.engaged and is_steered(),

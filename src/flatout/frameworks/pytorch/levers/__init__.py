@@ -19,6 +19,7 @@ from flatout.frameworks.pytorch.levers.device_store import DeviceStore
 from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
 from flatout.frameworks.pytorch.levers.fused_fetch import FusedFetch
 from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
+from flatout.frameworks.pytorch.levers.interop_threads import InteropThreads
 from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
 from flatout.frameworks.pytorch.levers.pixel_threads import PixelThreads
 from flatout.frameworks.pytorch.levers.prefetch import Prefetch
@@ -34,6 +35,7 @@ from flatout.plan import Lever, verify
 
 LEVERS: tuple[type[Lever], ...] = (
     CpuAffinity,
+    InteropThreads,
     Collector,
     Threads,
     Denormals,
