@@ -14,8 +14,9 @@ from flatout.cli.foreground import closing_line, run_summary
 from flatout.energy import Counter
 from flatout.errors import UsageError
 from flatout.run import energy_counters, foreground
+from flatout.run.check import CHECK_PAIRS, MOST_SLOW
 from flatout.run.energy_counters import Found, Probe
-from flatout.run.foreground import CHECK_PAIRS, Foreground
+from flatout.run.foreground import Foreground
 from flatout.run.launch import session_files
 from flatout.run.orders import SessionSpec, decode
 from flatout.running import Engagement
@@ -94,10 +95,15 @@ def window(number, step_s, levers=PLAN, start_s=0.0, num=10, **what):
     )  # fmt: skip
 
 
+def rests(order):
+    """Whether it is what the plan runs on for between two pairs."""
+    return order.purpose == "run" and order.num_steps > 1
+
+
 def checked(child, plan_s, plain_s, **what):
     """Answer every order of the check; returns the sides in their order."""
     sides = []
-    while (order := child.order()) is not None and (order.purpose == "check" or child.watch._resting):
+    while (order := child.order()) is not None and (order.purpose == "check" or rests(order)):
         if order.purpose == "check":
             sides.append(dict(order.levers))
         step_s = plan_s if order.levers == PLAN else plain_s
@@ -108,7 +114,7 @@ def checked(child, plan_s, plain_s, **what):
 def next_of_check(child):
     """The next order that is part of the check; the plan's windows between pairs are answered."""
     order = child.order()
-    while child.watch._resting:
+    while rests(order):
         child.answers(order, 0.01)
         order = child.order()
     return order
@@ -145,6 +151,47 @@ def test_a_plan_that_is_slower_here_is_released(watched):
     _, last = checked(child, 0.0201, 0.01)
     assert dict(last.levers) == KEPT
     assert child.outcome.released
+
+
+def free(child, step_s, start_s, levers=PLAN):
+    """A window that nobody asked for, two seconds long."""
+    child.says(window(-1, step_s, levers, start_s=start_s, num=int(2 / step_s)))
+
+
+def test_after_the_check_a_jump_of_the_step_time_has_the_plan_looked_at_and_released(watched):
+    child = watched()
+    child.settles()
+    _, last = checked(child, 0.01, 0.02)
+    child.answers(last, 0.01)
+    reasons = []
+    for number in range(40):
+        free(child, 0.01 if number < 6 else 0.05, start_s=2.0 * number)
+        while (order := child.order()) is not None:
+            reasons.append(order.reason)
+            child.answers(
+                order, (0.05 if order.levers == PLAN else 0.02), start_s=2.0 * number + 2, num=order.num_steps
+            )
+    first = child.outcome.decisions[0]
+    assert first.kind == "released" and first.ratio == pytest.approx(0.4)
+    assert any(text.startswith("released at 0.40x") for text in reasons), "the trace shall have it"
+    assert not child.outcome.is_engaged and not child.outcome.released
+    assert f"from step {first.num_steps:,} on released, 0.40x" in closing_line(ran_of(child))
+    assert run_summary(ran_of(child))["decisions"][0]["kind"] == "released"
+
+
+def test_a_check_in_which_the_plan_was_far_slower_and_others_ran_is_followed_by_a_look_at_once(watched):
+    child = watched()
+    child.settles()
+    sides, last = checked(child, 0.05, 0.02, foreign_fraction=0.5)
+    assert len(sides) == 2 * MOST_SLOW and (dict(last.levers), last.purpose) == (PLAN, "run")
+    child.answers(last, 0.05)
+    free(child, 0.05, start_s=2.0)
+    assert child.order().purpose == "check"
+
+
+def ran_of(child):
+    levers = Engagement(levers=PLAN, line="")
+    return Ran(engagement=levers, outcome=child.outcome, registry=REGISTRY, run="")
 
 
 @pytest.mark.parametrize(

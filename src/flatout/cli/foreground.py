@@ -16,7 +16,11 @@ from flatout.cli.options import behind_the_script
 from flatout.errors import UsageError
 from flatout.run.exit_status import leave_as
 from flatout.run.foreground import Outcome, untoggled
+from flatout.run.guard import DUE
 from flatout.run.script import Script
+
+MOST_CHANGES = 4
+"""So many of the changes on the way are said one by one."""
 
 
 def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet: bool) -> None:
@@ -101,7 +105,7 @@ def closing_line(ran: api.Ran) -> str:
         from flatout.report import words  # the script has ended: before it started, this would have cost it time
 
         steps += f", {words.joules(outcome.energy.joules)} for all of the run"
-    return f"{steps}{_measured(ran)}{_at_work(ran)}{_failed(outcome)}"
+    return f"{steps}{_measured(ran)}{_changed(outcome)}{_at_work(ran)}{_failed(outcome)}"
 
 
 def _at_work(ran: api.Ran) -> str:
@@ -115,6 +119,21 @@ def _at_work(ran: api.Ran) -> str:
         by_reason.setdefault(why, []).append(name)
     idle = "; ".join(f"{why}: {', '.join(names)}" for why, names in by_reason.items())
     return f"\n  at work: {', '.join(working) or 'none'}\n  not at work, or not as a whole: {idle}"
+
+
+def _changed(outcome: Outcome) -> str:
+    """What was released on the way, and engaged again."""
+    changes = [decision for decision in outcome.decisions if decision.kind != "kept"]
+    if not changes:
+        return ""
+    lines = []
+    for one in changes[:MOST_CHANGES]:
+        pace = "" if one.ratio is None else f", {one.ratio:.2f}x in {one.num_pairs} pairs of windows"
+        seen = "; ".join(text for text in (one.why if one.why != DUE else "", one.beside) if text)
+        lines.append(f"\n  from step {one.num_steps:,} on {one.kind}{pace}" + (f" ({seen})" if seen else ""))
+    if len(changes) > MOST_CHANGES:
+        lines.append(f"\n  and {len(changes) - MOST_CHANGES} changes more, which the trace has")
+    return "".join(lines)
 
 
 def _measured(ran: api.Ran) -> str:
@@ -163,8 +182,20 @@ def run_summary(ran: api.Ran) -> dict[str, object]:
         "steps": outcome.num_steps,
         "steps_s": outcome.steps_s,
         "levers": list(ran.engagement.levers),
-        "engaged": outcome.engaged and not outcome.released,
+        "engaged": outcome.is_engaged,
         "released": outcome.released,
+        "decisions": [
+            {
+                "kind": d.kind,
+                "step": d.num_steps,
+                "ratio": d.ratio,
+                "pairs": d.num_pairs,
+                "why": d.why,
+                "beside": d.beside,
+            }
+            for d in outcome.decisions
+        ],
+        "looking_s": outcome.looking_s,
         "inapplicable": dict(ran.inapplicable),
         "ratio": compared.ratio if compared is not None and known else None,
         "ratio_low": compared.low if compared is not None and known else None,

@@ -366,7 +366,7 @@ class Conductor:
 
     def _begin_window(self, order: Order) -> None:
         levers = {name: settings for name, settings in order.levers.items() if name != "free_data"}
-        if not self._toggle(levers, order.purpose):
+        if not self._toggle(levers, order.reason or order.purpose, noted=bool(order.reason)):
             self._finish_order()
             return
         self.framework.observe("off")
@@ -401,14 +401,15 @@ class Conductor:
         self._toggle({}, order.purpose or "release")
         self._finish_order()
 
-    def _toggle(self, levers: Any, reason: str) -> bool:
+    def _toggle(self, levers: Any, reason: str, *, noted: bool = False) -> bool:
+        """Engage exactly these; `noted`: it is written down also where nothing had to be changed."""
         try:
             toggle = self.framework.engage(levers)
         except Exception as problem:  # noqa: BLE001
             self.on_failure("engage", problem)
             self._release_all()
             return False
-        if toggle.engaged or toggle.released:
+        if toggle.engaged or toggle.released or noted:
             self._write_numbered(toggle, self._order.number if self._order else -1, reason=reason, step=self.num_steps)
         return True
 

@@ -1,14 +1,13 @@
 """How does the user's own run go on under a plan? In the foreground, as the very process that plain Python would be.
 
 In: a script and levers. Out: the exit code of the script, its trace, and what was measured on the way. The parent
-only listens: it has the first windows alternate between plan and plain where levers can be toggled, and has the plan
-released where it is slower. Signals, terminal and exit status are the script's.
+only listens: it passes windows to whoever watches over the plan (`check` at first, then `guard`), and their asks to
+the run. Signals, terminal and exit status are the script's.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import time
 from collections.abc import Mapping
@@ -18,24 +17,16 @@ from pathlib import Path
 from flatout.energy import Energy
 from flatout.errors import RecordError, UsageError
 from flatout.plan import Lever
+from flatout.run.check import Check
 from flatout.run.energy_counters import RUN_EVERY_S, EnergyMeter
+from flatout.run.guard import Decision, Guard
 from flatout.run.launch import POLL_S, Launch, discard_channels, environment_for, session_files, write_session
-from flatout.run.orders import Order, SessionSpec, encode, settling_steps
+from flatout.run.orders import Order, SessionSpec, encode
+from flatout.run.pairs_in_run import Ask, Sides
 from flatout.run.signals import Signals
-from flatout.trace import FOREIGN_LIMIT, End, Facts, Failure, Header, Levers, Ready, Record, Remark, Window
+from flatout.trace import End, Facts, Failure, Header, Levers, Ready, Record, Remark, Toggle, Window
 from flatout.trace_file import Follower
 
-CHECK_PAIRS = 8
-"""The fewest that can be judged whatever the noise, see `flatout.stats.RANKED_PAIRS`."""
-
-CHECK_WINDOW_S = 0.3
-CHECK_LIMIT_S = 1.0
-"""A window of the check ends here at the latest: plain may be many times slower than the plan."""
-
-REST_WINDOWS = 6
-"""After each pair the plan runs on for so many windows, so that the check costs a slow script or a short run little."""
-
-COMPILE_SKIP_STEPS = 3
 LISTEN_EVERY_S = 0.25
 """How often to look for news when no answer is awaited; the end of the process is noticed at once."""
 
@@ -50,7 +41,9 @@ class Outcome:
         steps_s: Wall seconds from the first to the last of them.
         plan_s: Step times of the windows under the plan, paired with `plain_s`.
         plain_s: Step times of the windows without it.
-        released: Whether the plan was released because it was slower here.
+        released: Whether the check at the start released the plan because it was slower here.
+        decisions: What was decided about the plan later on.
+        looking_s: What looking at it later on has cost the run, seconds.
         engaged: What was engaged in the end.
         failures: What went wrong on our side.
         facts: What the script turned out to do.
@@ -62,7 +55,7 @@ class Outcome:
 
     num_processes: int = 0
     num_busy: int = 0
-    """Windows of the check that others disturbed."""
+    """Pairs of windows of the check that others disturbed."""
     exit_code: int = 0
     num_steps: int = 0
     began: bool = False
@@ -73,6 +66,8 @@ class Outcome:
     plan_s: list[float] = field(default_factory=list)
     plain_s: list[float] = field(default_factory=list)
     released: bool = False
+    decisions: list[Decision] = field(default_factory=list)
+    looking_s: float = 0.0
     engaged: bool = False
     recorded: bool = True
     """Whether there was a folder for the trace; else the script ran plainly."""
@@ -81,6 +76,12 @@ class Outcome:
     evidence: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     energy: Energy = field(default_factory=Energy)
+
+    @property
+    def is_engaged(self) -> bool:
+        """Whether the plan was at work in the end."""
+        changes = [decision.kind for decision in self.decisions if decision.kind != "kept"]
+        return self.engaged and (changes[-1] == "engaged again" if changes else not self.released)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,12 +172,10 @@ class _Watch:
         self._follower = Follower(session.trace) if session is not None else None
         self._outcome = Outcome(recorded=session is not None)
         self._number = 0
-        self._sides: list[Levers] = []
-        self._resting = False
+        self._check: Check | None = None
+        self._guard: Guard | None = None
         self._awaited = -1
         """Number of the order whose answer is awaited."""
-        self._pair: dict[bool, float | None] = {}
-        """Step times of the pair of windows under way: with the plan (True) and without it."""
         self._last: Window | None = None
         self._begun_s: float | None = None
         self._former_steps = 0
@@ -192,7 +191,7 @@ class _Watch:
             while process.poll() is None:
                 self._listen()
                 self._meter.note(at_most_every_s=RUN_EVERY_S)
-                signals.wait(process, POLL_S if self._sides else LISTEN_EVERY_S)
+                signals.wait(process, POLL_S if self._awaited >= 0 else LISTEN_EVERY_S)
             self._meter.note()
             self._listen()
             if self._what.launcher:
@@ -233,8 +232,7 @@ class _Watch:
         except RecordError:  # a torn line costs what stood in it
             return
         except Exception:  # noqa: BLE001  what breaks here costs the summary: if we ended, the run would end with us
-            self._follower = None
-            self._sides = []
+            self._follower = self._check = self._guard = None
 
     def _note(self, record: Record) -> None:
         outcome = self._outcome
@@ -244,6 +242,8 @@ class _Watch:
             self._note_window(record)
         elif isinstance(record, Facts):
             outcome.facts = record
+        elif isinstance(record, Toggle):
+            self._note_toggle(record)
         elif isinstance(record, Failure):
             if record.stage != "script":
                 outcome.failures.append(record)
@@ -263,7 +263,8 @@ class _Watch:
         """A process that trains has begun; the script may start one after the other."""
         self._former_steps, self._former_s = self._outcome.num_steps, self._outcome.steps_s
         self._begun_s = self._last = None
-        self._sides, self._awaited, self._resting = [], -1, False
+        self._check = self._guard = None
+        self._awaited = -1
         self._outcome.ended = False
         self._outcome.began = True
 
@@ -273,102 +274,86 @@ class _Watch:
         if self._begun_s is None:
             self._begun_s = window.start_s
         self._outcome.steps_s = self._former_s + window.start_s + sum(window.step_s) - self._begun_s
+        if self._guard is not None and self._awaited < 0 and window.order < 0:
+            self._do(self._guard.free(window))
 
-    # -- the check -----------------------------------------------------------------------------------------------
+    def _note_toggle(self, toggle: Toggle) -> None:
+        if self._guard is not None:
+            self._guard.toggled(toggle.took_s)
+            self._outcome.looking_s = self._guard.cost_s
+
+    # -- watching over the plan ----------------------------------------------------------------------------------
+
+    def _settled(self) -> None:
+        """The levers have been engaged: check them, where that is wanted and possible."""
+        what, facts = self._what, self._outcome.facts
+        self._outcome.engaged = bool(what.levers) and not any(f.stage == "engage" for f in self._outcome.failures)
+        distributed = facts is not None and facts.distributed  # one rank cannot decide
+        if what.toggle and self._outcome.engaged and not distributed and set(self._kept) != set(what.levers):
+            compiles = any(what.registry[name].compiles for name in what.levers)
+            sides = Sides(plan=what.levers, without=self._kept, compiles=compiles)
+            step_s = facts.warm_up_step_s if facts is not None else 0.0
+            self._check = Check(sides, step_s if step_s > 0 else 0.1)  # not a number fails this, too
+            self._do(self._check.begin())
 
     def _answered(self, ready: Ready) -> None:
         if ready.order < 0:
             self._settled()
-        if ready.order < 0 or ready.order != self._awaited or not self._sides:
+        if ready.order < 0 or ready.order != self._awaited:
             return
-        resting, self._resting = self._resting, False
-        if not self._outcome.engaged:  # the plan broke while it was being checked
-            self._sides = []
-            self._send(self._kept, "run", num_steps=1, skip_steps=0)
+        self._awaited = -1
+        if not self._outcome.engaged:  # the plan broke while it was being looked at
+            if self._check is not None or self._guard is not None:
+                self._check = self._guard = None
+                self._do(Ask(levers=self._kept, purpose="run"))
             return
-        if resting:
-            self._order_next()
-            return
-        side = self._sides.pop(0)
-        self._keep(side)
-        if not self._sides:
-            self._conclude()
-        elif len(self._sides) % 2 == 0:
-            self._rest()
-        else:
-            self._order_next()
+        window = self._last if self._last is not None and self._last.order == ready.order else None
+        if self._check is not None:
+            self._do(self._check.answered(window))
+            self._note_check(self._check)
+        elif self._guard is not None:
+            self._do(self._guard.answered(window))
+            self._outcome.decisions = self._guard.decisions
+            self._outcome.looking_s = self._guard.cost_s
 
-    def _settled(self) -> None:
-        """The levers have been engaged: check them, where that is wanted and possible."""
-        what = self._what
-        self._outcome.engaged = bool(what.levers) and not any(f.stage == "engage" for f in self._outcome.failures)
-        distributed = self._outcome.facts is not None and self._outcome.facts.distributed  # one rank cannot decide
-        if what.toggle and self._outcome.engaged and not distributed and set(self._kept) != set(what.levers):
-            lots = random.Random(0)  # unrelated to what the machine does, which is all that is asked of it
-            for _ in range(CHECK_PAIRS):
-                self._sides += [what.levers, self._kept][:: 1 if lots.random() < 0.5 else -1]
-            self._order_next()
-
-    def _keep(self, side: Levers) -> None:
-        """The step time of the window that has just been measured; a pair counts where both of its windows do."""
-        window, step_s = self._last, None
-        if window is not None and window.order == self._awaited and not window.recompilations:
-            if (window.foreign_fraction or 0.0) > FOREIGN_LIMIT:
-                self._outcome.num_busy += 1
-            else:
-                step_s = window.training_step_s
-        self._pair[side == self._what.levers] = step_s
-        if len(self._sides) % 2 == 0:
-            plain_s, plan_s = self._pair[False], self._pair[True]
-            if plain_s is not None and plan_s is not None:
-                self._outcome.plain_s.append(plain_s)
-                self._outcome.plan_s.append(plan_s)
-
-    def _order_next(self) -> None:
-        step_s = self._step_s()
-        skip = settling_steps(step_s)
-        if any(self._what.registry[n].compiles for n in self._what.levers):
-            skip = COMPILE_SKIP_STEPS
-        self._send(self._sides[0], "check", num_steps=_steps_in(CHECK_WINDOW_S, step_s), skip_steps=skip)
-
-    def _rest(self) -> None:
-        """Between two pairs the plan runs on."""
-        self._resting = True
-        num_steps = REST_WINDOWS * _steps_in(CHECK_WINDOW_S, self._step_s())
-        limit_s = REST_WINDOWS * CHECK_LIMIT_S
-        self._send(self._what.levers, "run", num_steps=num_steps, skip_steps=0, limit_s=limit_s)
-
-    def _step_s(self) -> float:
-        facts = self._outcome.facts
-        step_s = self._last.training_step_s if self._last is not None else (facts.warm_up_step_s if facts else 0.1)
-        return step_s if step_s > 0 else 0.1  # not a number fails this, too
-
-    def _conclude(self) -> None:
-        from flatout import stats
-
+    def _note_check(self, check: Check) -> None:
+        """What the check has come to; when it is over, the guard takes its place."""
         outcome = self._outcome
-        compared = stats.compare(outcome.plain_s, outcome.plan_s)
-        outcome.released = compared.verdict == "slower"
-        self._send(self._kept if outcome.released else self._what.levers, "run", num_steps=1, skip_steps=0)
+        outcome.plan_s, outcome.plain_s, outcome.num_busy = check.plan_s, check.plain_s, check.num_busy
+        if not check.over:
+            return
+        outcome.released = check.released
+        gaps = [plain_s - plan_s for plain_s, plan_s in zip(check.plain_s, check.plan_s, strict=True)]
+        gap_s = sum(gaps) / len(gaps) * (-1 if check.released else 1) if gaps else None
+        self._check = None
+        self._guard = Guard(
+            check.sides,
+            engaged=not check.released,
+            num_steps=lambda: outcome.num_steps,
+            gap_s=gap_s,
+            alarm=check.alarm,
+        )
 
-    def _send(
-        self, levers: Levers, purpose: str, *, num_steps: int, skip_steps: int, limit_s: float = CHECK_LIMIT_S
-    ) -> None:
+    def _do(self, ask: Ask | None) -> None:
+        if ask is None:
+            return
         order = Order(
             number=self._number,
             kind="window",
-            purpose=purpose,
-            levers=levers,
-            num_steps=num_steps,
-            skip_steps=skip_steps,
-            limit_s=limit_s,
+            purpose=ask.purpose,
+            levers=ask.levers,
+            num_steps=ask.num_steps,
+            skip_steps=ask.skip_steps,
+            limit_s=ask.limit_s,
+            reason=ask.reason,
         )
         self._awaited = order.number
         self._number += 1
         try:
             os.write(self._orders, encode(order).encode())
         except OSError:
-            self._sides, self._resting = [], False
+            self._check = self._guard = None
+            self._awaited = -1
 
 
 def untoggled(levers: Levers, registry: Mapping[str, Lever]) -> Levers:
@@ -379,7 +364,3 @@ def untoggled(levers: Levers, registry: Mapping[str, Lever]) -> Levers:
     held = {name for name in levers if registry[name].toggles != "step"}
     held |= {name for name in levers for other in held if name in registry[other].partners}
     return {name: settings for name, settings in levers.items() if name in held}
-
-
-def _steps_in(seconds: float, step_s: float) -> int:
-    return max(int(seconds / step_s), 1)

@@ -31,6 +31,7 @@ class Order:
         num_steps: Steps of the window.
         limit_s: The window ends early after this many seconds, at a step's end.
         skip_steps: Steps after a change of levers that are not measured.
+        reason: Why the levers are to be those: a decision that is noted with them; empty where none was made.
     """
 
     number: int
@@ -41,6 +42,7 @@ class Order:
     num_steps: int = 1
     limit_s: float = 3600.0
     skip_steps: int = 1
+    reason: str = ""
 
 
 def settling_steps(step_s: float) -> int:

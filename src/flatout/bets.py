@@ -1,0 +1,54 @@
+"""Is one side slower, asked after every pair? A bet on each pair, which holds however often one looks. In: signs.
+
+Where neither side is slower, each pair is as likely to come out one way as the other, because the lot says which of its
+windows goes first. Whoever bets a part of what he has on *slower* then gains nothing on average, and the chance that he
+ever has `n` times what he began with is at most 1/n.
+
+Source: Ville's inequality; Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting" (2024).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+PARTS = (0.3, 0.6, 0.9)
+"""What part of what they have three gamblers bet, each on his own: little for a small difference in much noise, nearly
+all for a clear one. Nine pairs of nine multiply what they have by a hundred."""
+
+
+@dataclass(slots=True)
+class Bets:
+    """What the bets on one outcome have come to.
+
+    >>> bets = Bets()
+    >>> for _ in range(9):
+    ...     bets.place(won=True)
+    >>> bets.wealth > 100, bets.num_won
+    (True, 9)
+    """
+
+    num: int = 0
+    num_won: int = 0
+    _each: list[float] = field(default_factory=lambda: [1.0] * len(PARTS))
+
+    def place(self, *, won: bool) -> None:
+        """A pair has come out this way or the other."""
+        self.num += 1
+        self.num_won += won
+        self._each = [had * (1 + part if won else 1 - part) for had, part in zip(self._each, PARTS, strict=True)]
+
+    @property
+    def wealth(self) -> float:
+        """How many times what was there at first: the evidence, whatever the number of looks."""
+        return sum(self._each) / len(self._each)
+
+
+def needed(error: float, number: int) -> float:
+    """The wealth at which the bets of the `number`-th question (from 1) are won, where all questions may err so often.
+
+    What they may spend of the error sums to it, however many there will be.
+
+    >>> round(needed(0.01, 1)), round(needed(0.01, 3))
+    (200, 1200)
+    """
+    return number * (number + 1) / error

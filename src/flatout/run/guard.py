@@ -1,0 +1,275 @@
+"""Is the plan still faster, hours later? Looks at rising distances, and at once when the run's own step time jumps.
+
+In: the windows of a run, as they are written down anyway, and those that were asked for. Out: `Ask`s and `Decision`s.
+While the plan is engaged it may be released where it is slower; afterwards it may be engaged again where it is faster.
+Time is that of the trace; arithmetic only.
+
+What looking costs is kept: seconds that the run would have been further without it. No look begins while that is more
+than `MOST_COST` of the time since the watch began, so that one look too many is the most that it can be over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+
+from flatout.bets import Bets, needed
+from flatout.run.pairs_in_run import WINDOW_S, Ask, Pair, Sides, lots, steps_in
+from flatout.trace import Window
+
+ERROR = 0.01
+"""How often a run may be wrong in what it releases or engages again, over all its looks together."""
+
+CLEARED = 20.0
+"""The evidence that ends a look without a change, as a multiple of even odds."""
+
+JUMP = 1.10
+"""A step time that is so many times what it was gives reason to look."""
+
+NUM_JUMPED = 2
+"""So many windows in a row have to show it: one may be a pause of the machine."""
+
+FIRST_DISTANCE_S = 30.0
+MOST_DISTANCE_S = 3600.0
+MOST_COST = 0.01
+
+FAR_APART = 2.0
+NUM_FAR_APART = 3
+"""Where so many pairs of as many are this far apart nobody waits for more of them: if it was chance, a later look
+mends it, and meanwhile the run goes on at the better pace."""
+
+DUE = "a look was due"
+MOST_PAIRS = 24
+SHORT_WINDOW_S = 0.2
+"""A free window below this says little of the step time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What a look came to.
+
+    Attributes:
+        kind: `released`, `engaged again`, or `kept` where nothing was changed.
+        num_steps: Steps of the run before it.
+        ratio: Step time without the plan over that with it, median of the pairs; None without pairs.
+        num_pairs: Pairs behind it.
+        why: What gave reason to look.
+        beside: What was seen beside it: other processes, compilation; empty where nothing.
+    """
+
+    kind: str
+    num_steps: int
+    ratio: float | None
+    num_pairs: int
+    why: str
+    beside: str = ""
+
+    @property
+    def text(self) -> str:
+        """It in one line, for the trace."""
+        ratio = "" if self.ratio is None else f" at {self.ratio:.2f}x"
+        beside = f" ({self.beside})" if self.beside else ""
+        pairs = f"{self.num_pairs} pair{'s' * (self.num_pairs != 1)} of windows"
+        return f"{self.kind}{ratio} in {pairs}, because {self.why}{beside}"
+
+
+@dataclass(slots=True)
+class _Look:
+    """One question: is what is engaged slower than what is not?"""
+
+    why: str
+    is_due: bool
+    """Whether it was due anyway, and nothing has jumped."""
+    bets: Bets = field(default_factory=Bets)
+    against: Bets = field(default_factory=Bets)
+    ratios: list[float] = field(default_factory=list)
+    num_tried: int = 0
+    num_busy: int = 0
+    num_compiled: int = 0
+
+    def add(self, pair: Pair, *, engaged: bool) -> None:
+        """A pair of windows is there."""
+        self.num_tried += 1
+        both = pair.step_s
+        if both is None:
+            return
+        plan_s, without_s = both
+        self.ratios.append(without_s / plan_s)
+        won = plan_s > without_s if engaged else without_s > plan_s
+        self.bets.place(won=won)
+        self.against.place(won=not won)
+        self.num_busy += pair.is_busy
+        self.num_compiled += pair.compiled
+
+    def verdict(self, number: int, *, engaged: bool) -> str:
+        """`change`, `stay`, or empty where more pairs are needed."""
+        gains = [1 / ratio if engaged else ratio for ratio in self.ratios]
+        if self.bets.wealth >= needed(ERROR, number):
+            return "change"
+        if len(gains) == NUM_FAR_APART and min(gains) > FAR_APART:
+            return "change"
+        if self.against.wealth >= CLEARED or self.num_tried >= MOST_PAIRS:
+            return "stay"
+        lost = self.bets.num - self.bets.num_won
+        return "stay" if lost > (0 if self.is_due else 2) and lost * 2 >= self.bets.num else ""
+
+    @property
+    def beside(self) -> str:
+        """What else was seen in its windows."""
+        seen = ["other processes used the CPU"] if self.num_busy * 2 > self.num_tried else []
+        return "; ".join(seen + (["something was compiled in them"] if self.num_compiled * 2 > self.num_tried else []))
+
+
+class Guard:
+    """Watches a run from the end of its check on."""
+
+    def __init__(
+        self,
+        sides: Sides,
+        *,
+        engaged: bool,
+        num_steps: Callable[[], int],
+        gap_s: float | None,
+        alarm: str = "",
+    ) -> None:
+        """Begin.
+
+        Args:
+            sides: What there is to choose from.
+            engaged: Whether the plan is, now.
+            num_steps: Says how many steps the run has made.
+            gap_s: What a step without the plan takes longer, as far as it is known: what a look will cost.
+            alarm: Why to look at once; empty where it may wait.
+        """
+        self.engaged = engaged
+        self.decisions: list[Decision] = []
+        self.cost_s = 0.0
+        self._sides = sides
+        self._num_steps = num_steps
+        self._gap_s = gap_s
+        self._own: deque[float] = deque(maxlen=8)
+        """Step times of the last free windows."""
+        self._odd: list[float] = []
+        """Step times of those since it jumped."""
+        self._look = _Look(why=alarm, is_due=False) if alarm else None
+        self._pair: Pair | None = None
+        self._num_looks = 0
+        self._draw = lots()
+        self._step_s = 0.1
+        self._now_s = 0.0
+        self._begun_s: float | None = None
+        self._distance_s = FIRST_DISTANCE_S
+        self._next_s = FIRST_DISTANCE_S
+
+    # -- what comes in -------------------------------------------------------------------------------------------
+
+    def free(self, window: Window) -> Ask | None:
+        """A window that nobody asked for."""
+        self._now_s = window.start_s + sum(window.step_s)
+        if self._begun_s is None:
+            self._begun_s = window.start_s
+            self._next_s = window.start_s + self._distance_s
+        if self._pair is not None or sum(window.step_s) < SHORT_WINDOW_S or not window.training_step_s > 0:
+            return None
+        self._step_s = window.training_step_s
+        self._follow(self._step_s)
+        if self._look is None and self._now_s >= self._next_s:
+            self._look = _Look(why=DUE, is_due=True)
+        return self._next_pair() if self._look is not None and self._may_begin() else None
+
+    def answered(self, window: Window | None) -> Ask | None:
+        """What was asked for has been done; None where nothing is asked."""
+        pair, look = self._pair, self._look
+        if pair is None or look is None:  # it was a decision that has been carried out
+            return None
+        pair.keep(window)
+        if window is not None:
+            self._now_s = window.start_s + sum(window.step_s)
+        if pair.order:
+            return self._sides.ask(pair.order[0], self._step_s, WINDOW_S)
+        self._pair = None
+        self._charge(pair)
+        look.add(pair, engaged=self.engaged)
+        verdict = look.verdict(self._num_looks + 1, engaged=self.engaged)
+        if verdict:
+            return self._decide(look, change=verdict == "change")
+        return self._next_pair() if self._may_begin() else self._sides.stay(self.engaged)
+
+    def toggled(self, took_s: float) -> None:
+        """Levers were engaged or released for a look."""
+        self.cost_s += took_s if self._look is not None else 0.0
+
+    # -- how it decides ------------------------------------------------------------------------------------------
+
+    def _follow(self, step_s: float) -> None:
+        """Compare a step time with those before it."""
+        if len(self._own) < NUM_JUMPED:
+            self._own.append(step_s)
+            return
+        usual_s = median(self._own)
+        jumped = step_s > JUMP * usual_s or (not self.engaged and step_s * JUMP < usual_s)
+        if not jumped:
+            self._own.append(step_s)
+            self._odd.clear()
+            return
+        self._odd.append(step_s)
+        if len(self._odd) >= NUM_JUMPED:
+            why = f"its steps took {_ms(median(self._odd))} in place of {_ms(usual_s)}"
+            if self._look is None or self._look.is_due:
+                self._look = _Look(why=why, is_due=False)
+            self._own.clear()
+            self._own.extend(self._odd)
+            self._odd.clear()
+
+    def _may_begin(self) -> bool:
+        """Whether another pair may be asked for, given what looking has cost so far and what the pair will cost."""
+        assert self._look is not None
+        passed_s = self._now_s - (self._begun_s or 0.0)
+        cost_s = self.cost_s
+        if self._look.is_due:  # nothing presses: it waits until there is enough for all of it
+            gap_s = self._step_s if self._gap_s is None else max(self._gap_s, 0.0)
+            cost_s += gap_s * steps_in(WINDOW_S, self._step_s)
+        return cost_s <= MOST_COST * passed_s
+
+    def _next_pair(self) -> Ask:
+        self._pair = Pair.drawn(self._draw)
+        return self._sides.ask(self._pair.order[0], self._step_s, WINDOW_S)
+
+    def _charge(self, pair: Pair) -> None:
+        """What the pair's window on the other side has cost; where it was the faster one, nothing."""
+        both, window = pair.step_s, pair.windows.get(not self.engaged)
+        if both is None or window is None:
+            return
+        own_s, other_s = both if self.engaged else both[::-1]
+        self._gap_s = other_s - own_s
+        num_steps = window.num_steps + self._sides.skip_steps(other_s)
+        self.cost_s += max(self._gap_s, 0.0) * num_steps
+
+    def _decide(self, look: _Look, *, change: bool) -> Ask:
+        """The look is over."""
+        self._look = None
+        self._num_looks += 1
+        if change:
+            self.engaged = not self.engaged
+            self._own.clear()
+            self._odd.clear()
+            self._distance_s = FIRST_DISTANCE_S
+        else:
+            self._distance_s = min(2 * self._distance_s, MOST_DISTANCE_S)
+        self._next_s = self._now_s + self._distance_s
+        decision = Decision(
+            kind=("engaged again" if self.engaged else "released") if change else "kept",
+            num_steps=self._num_steps(),
+            ratio=median(look.ratios) if look.ratios else None,
+            num_pairs=len(look.ratios),
+            why=look.why,
+            beside=look.beside,
+        )
+        self.decisions.append(decision)
+        return self._sides.stay(self.engaged, decision.text)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

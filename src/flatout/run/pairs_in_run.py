@@ -1,0 +1,124 @@
+"""What is asked of a run while it trains, and what comes back? Pairs of windows, with the plan and without it.
+
+In: step times. Out: `Ask`s, and `Pair`s once both of their windows are there. Arithmetic only.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flatout.run.orders import settling_steps
+from flatout.trace import FOREIGN_LIMIT, Levers, Window
+
+WINDOW_S = 0.3
+LIMIT_S = 1.0
+"""A window that was asked for ends here at the latest: plain may be many times slower than the plan."""
+
+COMPILE_SKIP_STEPS, SLOW_STEP_S = 3, 0.5
+"""After a change of what is compiled so many steps are not measured, unless a step takes that long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What the run shall do from the next step on.
+
+    Attributes:
+        levers: What is engaged meanwhile; without another ask it stays so.
+        purpose: Noted with the window: `check` where it is measured, else `run`.
+        num_steps: Steps until it answers.
+        skip_steps: Steps before them that are not measured.
+        limit_s: It answers after so many seconds at the latest.
+        reason: A decision, noted in the trace; empty where none was made.
+    """
+
+    levers: Levers
+    purpose: str = "check"
+    num_steps: int = 1
+    skip_steps: int = 0
+    limit_s: float = LIMIT_S
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """What a pair compares: the plan, and what is left of it where it is not engaged.
+
+    Attributes:
+        plan: All levers of the run.
+        without: Those that cannot be toggled.
+        compiles: Whether one of the plan's compiles.
+    """
+
+    plan: Levers
+    without: Levers
+    compiles: bool = False
+
+    def skip_steps(self, step_s: float) -> int:
+        """Steps after a change that are not measured."""
+        return COMPILE_SKIP_STEPS if self.compiles and step_s < SLOW_STEP_S else settling_steps(step_s)
+
+    def ask(self, plan: bool, step_s: float, limit_s: float = LIMIT_S) -> Ask:
+        """A window of one side, where a step is expected to take so long."""
+        return Ask(
+            levers=self.plan if plan else self.without,
+            num_steps=steps_in(WINDOW_S, step_s),
+            skip_steps=self.skip_steps(step_s),
+            limit_s=limit_s,
+        )
+
+    def stay(self, plan: bool, reason: str = "") -> Ask:
+        """Go on under one side."""
+        return Ask(levers=self.plan if plan else self.without, purpose="run", reason=reason)
+
+
+@dataclass(slots=True)
+class Pair:
+    """Two windows next to each other, in an order drawn by lot."""
+
+    order: list[bool]
+    """Which side goes next: True with the plan."""
+    windows: dict[bool, Window | None]
+
+    @classmethod
+    def drawn(cls, draw: Callable[[], float]) -> Pair:
+        """One whose order the lot has decided."""
+        return cls(order=[True, False] if draw() < 0.5 else [False, True], windows={})
+
+    def keep(self, window: Window | None) -> None:
+        """The window of the side whose turn it was; None where there was none."""
+        self.windows[self.order.pop(0)] = window
+
+    @property
+    def step_s(self) -> tuple[float, float] | None:
+        """Seconds of a training step with the plan and without it; None where a window is missing."""
+        plan, without = self.windows.get(True), self.windows.get(False)
+        if plan is None or without is None:
+            return None
+        both = plan.training_step_s, without.training_step_s
+        return both if min(both) > 0 else None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether others used the CPU in one of the windows."""
+        return any(w is not None and (w.foreign_fraction or 0.0) > FOREIGN_LIMIT for w in self.windows.values())
+
+    @property
+    def compiled(self) -> bool:
+        """Whether something was compiled in one of the windows."""
+        return any(w is not None and w.recompilations > 0 for w in self.windows.values())
+
+
+def lots() -> Callable[[], float]:
+    """Where the order of pairs comes from: unrelated to what the machine does, which is all that is asked of it."""
+    return random.Random(0).random
+
+
+def steps_in(seconds: float, step_s: float) -> int:
+    """So many steps as fit, at least one.
+
+    >>> steps_in(0.3, 0.01), steps_in(0.3, 4.0)
+    (30, 1)
+    """
+    return max(int(seconds / step_s + 1e-9), 1)
