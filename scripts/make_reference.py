@@ -83,7 +83,7 @@ _CLASSES = {
     "semantics": (
         "batch size, learning rate, the model",
         "`flatout prove`, and by you",
-        "`--accept semantics`; no such lever yet",
+        "`--accept semantics`",
     ),
 }
 

@@ -140,9 +140,9 @@ def widest_class(levers: Levers, known: Mapping[str, Lever]) -> str:
 
 
 def checks_of(levers: Levers, known: Mapping[str, Lever]) -> tuple[str, ...]:
-    """Every check that some lever names; updates too where the state is moved or fused."""
+    """Every check that some lever names; updates too where the state is moved, fused or flushed."""
     checks = {known[name].check for name in levers} - {"none"}
-    if "channels_last" in levers or "fused_optimizer" in levers:
+    if {"channels_last", "fused_optimizer", "denormals"} & {*levers}:
         checks |= {"gradients", "updates"}
     return tuple(c for c in ("batches", "gradients", "updates") if c in checks)
 

@@ -168,6 +168,16 @@ class Facts:
     """First touches of fresh memory in a step: pages that the kernel had to clear; None where a lever decides them."""
     tensor_threads_env: str | None = None
     """`OMP_NUM_THREADS` as the script found it."""
+    num_interop_threads: int = 0
+    """Threads that forked work may use; 0 where not observed."""
+    forks_work: bool = False
+    """Whether something was forked within TorchScript in the first steps."""
+    denormal_fraction: float = 0.0
+    """Share of denormal numbers among parameters, gradients, buffers and moments on the CPU, from a sample of each."""
+    zeroes_gradients: bool = False
+    """Whether `zero_grad(set_to_none=False)` was called in the first steps."""
+    collector_of_its_own: bool = False
+    """Whether Python's garbage collector is other than the interpreter starts it: the script steers it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -175,6 +175,19 @@ def test_two_heads_on_a_shared_body_are_two_calls(watch):
     assert names(watched) == ["Head", "Head"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_watched_model_can_be_scripted_when_it_has_been_trained(watch):
+    ignored = list(torch.jit._recursive.ignored_attributes)
+    watched, model = watch(), net()
+    train(model, [sgd(model)])
+    assert watched.pytorch.calls.found[0].module is model
+    scripted = torch.jit.script(model)
+    x = torch.randn(3, 4)
+    assert torch.equal(scripted(x), model(x))
+    watched.pytorch.detach()
+    assert torch.jit._recursive.ignored_attributes == ignored
+
+
 def test_a_scripted_module_is_found_and_trains(watch):
     watched, model = watch(), torch.jit.script(net())
     before = [p.clone() for p in model.parameters()]

@@ -16,6 +16,7 @@ from flatout.frameworks.pytorch import facts as fact_finding
 from flatout.frameworks.pytorch.calls import Calls
 from flatout.frameworks.pytorch.capture import CAPTURE_BYTES, Capture
 from flatout.frameworks.pytorch.compilation import num_compilations
+from flatout.frameworks.pytorch.levers.zero_grad import Clearings
 from flatout.frameworks.pytorch.loaders import Loaders
 from flatout.frameworks.pytorch.memory import PeakMemory
 from flatout.frameworks.pytorch.numerics import Numerics
@@ -53,6 +54,7 @@ class PyTorch:
         self.capture = Capture(self.calls, capture_bytes)
         self.numerics = Numerics(self.session, self.capture)
         self.steps = Steps(self)
+        self._clearings = Clearings()
         self.listener: StepListener | None = None
         self._memory = PeakMemory(ours=False)
         self._last_phases: dict[str, float] = {}
@@ -87,6 +89,7 @@ class PyTorch:
         self.calls.on_broken = self._drop_levers
         self.loaders.install()
         self.steps.install()
+        self._clearings.begin(self._note_zeroing)
 
     def detach(self) -> None:
         """See `Framework.detach`."""
@@ -97,12 +100,17 @@ class PyTorch:
             self.session.engage_exactly({})
         finally:
             self.steps.remove()
+            self._clearings.end()
             self.capture.drop()
             self.observer.observe("off")
             self.calls.remove()
             self.loaders.settings = {}
             self.loaders.remove()
             self.listener = None
+
+    def _note_zeroing(self, parameters: object) -> bool:
+        self.session.zeroes_gradients = True
+        return False
 
     def fail(self, stage: str, problem: BaseException) -> None:
         """Something of ours went wrong; training goes on."""
@@ -156,6 +164,9 @@ class PyTorch:
             self._settle()
         if self.listener is not None:
             self.listener.on_step(now_s)
+        if self.session.at_step_end:
+            for act in tuple(self.session.at_step_end.values()):
+                act()
 
     def _settle(self) -> None:
         self._num_settling += 1
@@ -167,6 +178,7 @@ class PyTorch:
             self.observer.start()
         if self.calls.settle() and self._num_settling >= FEWEST_SETTLING_STEPS:
             self._settled = True
+            self._clearings.end()
             self.observer.evaluation_is_training = self.observer.num_steps_with_evaluation > self._num_settling / 2
             self.observer.num_steps_with_evaluation = 0
             if any(self.session.levers[name].toggles == "step" for name in self.session.engaged):

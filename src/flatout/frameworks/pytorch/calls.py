@@ -12,6 +12,7 @@ import copy
 import sys
 import weakref
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -258,8 +259,11 @@ class Calls:
         """Told before each call of which gradients are taken, where calls are taken for steps."""
         self.on_broken: Callable[[Exception], None] | None = None
         """Told when a call raised under levers; it must release them at once."""
+        self.around_search: Callable[[], AbstractContextManager[None]] | None = None
+        """Entered while the heap is looked through, which it must see whole; None where nothing is to be done."""
         self._found: list[OuterCall] = []
         self._owners = Owners()
+        self._hides_seams = False
         self._wanted: set[int] = set()
         self._descents = 0
 
@@ -277,7 +281,9 @@ class Calls:
         self._wanted |= wanted
         self._descents = 0
         if wanted - covered:
-            for module in self._owners.of(wanted - covered):
+            with self.around_search() if self.around_search is not None else nullcontext():
+                owners = self._owners.of(wanted - covered)
+            for module in owners:
                 self._add(module, type(module).__name__)
 
     def settle(self) -> bool:
@@ -310,6 +316,10 @@ class Calls:
             call = OuterCall(module, self, name)
             module.__dict__["_compiled_call_impl"] = call
             self._found.append(call)
+            ignored = _ignored_by_script()
+            if _SEAM not in ignored:
+                ignored.append(_SEAM)
+                self._hides_seams = True
 
     def _drop(self, calls: list[OuterCall]) -> None:
         for call in calls:
@@ -319,3 +329,15 @@ class Calls:
     def remove(self) -> None:
         """Leave no seam behind."""
         self._drop(list(self._found))
+        if self._hides_seams and _SEAM in _ignored_by_script():
+            _ignored_by_script().remove(_SEAM)
+        self._hides_seams = False
+
+
+_SEAM = "_compiled_call_impl"
+
+
+def _ignored_by_script() -> list[str]:
+    """Attributes of a module that `torch.jit.script` does not look at; our seam is one that it would refuse."""
+    names = getattr(sys.modules.get("torch.jit._recursive"), "ignored_attributes", None)
+    return names if isinstance(names, list) else []

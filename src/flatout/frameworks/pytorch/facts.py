@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from flatout.frameworks.pytorch.blocks import BlockCall, repeated_blocks
 from flatout.frameworks.pytorch.calls import OuterCall
 from flatout.frameworks.pytorch.hand_over import start_method
+from flatout.frameworks.pytorch.levers.collector import Collector, is_steered
+from flatout.frameworks.pytorch.levers.interop_threads import num_pooled, number_in_plain
 from flatout.frameworks.pytorch.optimizers import can_fuse
 from flatout.frameworks.pytorch.session import Session
 from flatout.frameworks.pytorch.worker_settings import why_not_sooner
@@ -24,6 +26,16 @@ from flatout.trace import EndedBy, Facts, LoaderFacts, ModelFacts, OptimizerFact
 CONVOLUTIONS = {
     nn.Conv1d: 1, nn.ConvTranspose1d: 1, nn.Conv2d: 2, nn.ConvTranspose2d: 2, nn.Conv3d: 3, nn.ConvTranspose3d: 3,
 }  # fmt: skip
+
+
+HAVE_DENORMALS = (torch.float32, torch.float64, torch.bfloat16)
+"""Types whose denormal numbers are slow: on a CPU float16 is computed as float32, where its own are normal."""
+
+SAMPLE = 512
+"""Elements of one tensor that are looked at."""
+
+MOST_TENSORS = 128
+"""Tensors that are looked at, the largest first: some milliseconds."""
 
 
 def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer") -> Facts:
@@ -60,6 +72,11 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         optimizers_per_step=max(updates_per_step, 1),
         page_faults_per_step=None if session.engaged.keys() & {"heap", "allocator"} else session.page_faults.per_step,
         tensor_threads_env=os.environ.get("OMP_NUM_THREADS"),
+        num_interop_threads=number_in_plain(session),
+        forks_work=num_pooled() > 0,
+        denormal_fraction=_denormal_fraction(session),
+        zeroes_gradients=session.zeroes_gradients,
+        collector_of_its_own=Collector.name not in session.engaged and is_steered(),
     )
 
 
@@ -135,6 +152,42 @@ def _attention(session: Session) -> tuple[str, ...] | None:
     if session.calls.look_at_graph is None:
         return None
     return tuple(sorted({backend for call in session.calls.found for backend in call.attention or ()}))
+
+
+def _denormal_fraction(session: Session) -> float:
+    """Of each tensor that is kept between steps a sample is looked at."""
+    present = [*session.parameters(), *session.buffers()]
+    present += [p.grad for p in present if p.grad is not None]
+    present += [
+        v
+        for o in session.optimizers
+        for state in o.state.values()
+        if isinstance(state, dict)
+        for v in state.values()
+        if isinstance(v, torch.Tensor)
+    ]
+    num_denormal, num_seen = 0.0, 0
+    with torch.no_grad():
+        largest = sorted((t for t in present if _has_denormals(t)), key=torch.Tensor.numel, reverse=True)
+        for tensor in largest[:MOST_TENSORS]:
+            sample = _flat(tensor)[:: tensor.numel() // SAMPLE + 1].abs()
+            found = ((sample > 0) & (sample < torch.finfo(sample.dtype).tiny)).sum().item()
+            num_denormal += found / sample.numel() * tensor.numel()
+            num_seen += tensor.numel()
+    return num_denormal / num_seen if num_seen else 0.0
+
+
+def _has_denormals(tensor: torch.Tensor) -> bool:
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.dtype not in HAVE_DENORMALS:
+        return False
+    return tensor.numel() > 0 and type(tensor) in (torch.Tensor, nn.Parameter)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as it lies in memory, without a copy where it has no gaps."""
+    tensor = tensor.detach()
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return tensor.permute(order).reshape(-1)
 
 
 def _matmul_precision() -> str:

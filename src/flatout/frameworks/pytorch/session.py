@@ -5,6 +5,7 @@ In: levers by name with settings. Out: the levers engaged, released and proven. 
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
@@ -35,6 +36,10 @@ class Session:
         self.flags = UpdateFlags()
         self.scaler_seen = False
         self.page_faults = PageFaults()
+        self.zeroes_gradients = False
+        """Whether the script was seen to set gradients to zero where None is the default."""
+        self.comparing = False
+        """Whether numerics are compared: what is called now is not the script's doing."""
         self.silent = False
         """Whether updates made now are ours and count for nothing."""
         self.levers: dict[str, Lever] = registry()
@@ -43,6 +48,10 @@ class Session:
         """Levers that were asked for last and cannot be engaged in this process: why not."""
         self.kept: dict[str, Any] = {}
         """What a lever needs in order to release itself, by its name."""
+        self.at_step_end: dict[str, Callable[[], None]] = {}
+        """What levers do when a step has ended, by their name; its time is the next step's."""
+        self._in_forks: dict[str, Callable[[], object]] = {}
+        self._follows_forks = False
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
 
     @property
@@ -58,6 +67,16 @@ class Session:
         """
         if not torch.cuda.is_available():
             raise Unavailable("PyTorch finds no CUDA device here")
+
+    def in_forks(self, name: str, act: Callable[[], object] | None) -> None:
+        """What is done in processes forked from this one, under a lever's name; None for nothing any more."""
+        if act is None:
+            self._in_forks.pop(name, None)
+            return
+        self._in_forks[name] = act
+        if not self._follows_forks:  # cannot be taken back, so it is done once
+            self._follows_forks = True
+            os.register_at_fork(after_in_child=_told_of_forks(weakref.ref(self)))
 
     # -- optimizers ----------------------------------------------------------------------------------------------
 
@@ -191,6 +210,15 @@ class Session:
             else:
                 missing[name] = "no effect was seen"
         return proofs, missing
+
+
+def _told_of_forks(session: weakref.ref[Session]) -> Callable[[], None]:
+    def forked() -> None:
+        present = session()
+        for act in tuple(present._in_forks.values()) if present is not None else ():
+            act()
+
+    return forked
 
 
 def _move(tensor: torch.Tensor, value: torch.Tensor) -> None:

@@ -25,6 +25,9 @@ third. Schedules change them (OneCycleLR the momentum as well), and a lever may 
 NAMED = ("lr", "momentum", "weight_decay")
 """Options that are quantities even where the script has written an integer; others may be counts or switches."""
 
+LEAST_NORMAL = torch.finfo(torch.float32).tiny
+"""What a moment may be off where it is denormal: such numbers have no last place that is relative to them."""
+
 CLIPPED = 1e4
 """How much larger gradients are before the last update, where the script clips them: most steps clip nothing."""
 
@@ -236,9 +239,9 @@ def _multiple(found: torch.Tensor, plain: torch.Tensor) -> float:
     error = math.sqrt(square(found.double() - plain.double()))
     if error == 0:
         return 0.0
-    scale = (
-        math.sqrt(square(plain)) * torch.finfo(plain.dtype).eps if plain.is_floating_point() and plain.dim() else 0.0
-    )
+    scale = 0.0
+    if plain.is_floating_point() and plain.dim():
+        scale = math.sqrt(square(plain)) * torch.finfo(plain.dtype).eps + math.sqrt(plain.numel()) * LEAST_NORMAL
     return error / scale if scale > 0 else math.inf
 
 

@@ -11,16 +11,19 @@ from flatout.frameworks.pytorch.levers.attention import Attention
 from flatout.frameworks.pytorch.levers.bf16 import Bf16
 from flatout.frameworks.pytorch.levers.channels_last import ChannelsLast
 from flatout.frameworks.pytorch.levers.checkpoints import Checkpoints
+from flatout.frameworks.pytorch.levers.collector import Collector
 from flatout.frameworks.pytorch.levers.compile import Compile
 from flatout.frameworks.pytorch.levers.cpu_affinity import CpuAffinity
 from flatout.frameworks.pytorch.levers.cudnn_benchmark import CudnnBenchmark
 from flatout.frameworks.pytorch.levers.decoded_store import DecodedStore
+from flatout.frameworks.pytorch.levers.denormals import Denormals
 from flatout.frameworks.pytorch.levers.device_prefetch import DevicePrefetch
 from flatout.frameworks.pytorch.levers.device_store import DeviceStore
 from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
 from flatout.frameworks.pytorch.levers.fused_fetch import FusedFetch
 from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
 from flatout.frameworks.pytorch.levers.heap import Heap
+from flatout.frameworks.pytorch.levers.interop_threads import InteropThreads
 from flatout.frameworks.pytorch.levers.matmul_bf16 import MatmulBf16
 from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
 from flatout.frameworks.pytorch.levers.pixel_threads import PixelThreads
@@ -32,13 +35,17 @@ from flatout.frameworks.pytorch.levers.tf32 import Tf32
 from flatout.frameworks.pytorch.levers.threads import Threads
 from flatout.frameworks.pytorch.levers.virtual_workers import VirtualWorkers
 from flatout.frameworks.pytorch.levers.workers import Workers
+from flatout.frameworks.pytorch.levers.zero_grad import ZeroGrad
 from flatout.plan import Lever, verify
 
 LEVERS: tuple[type[Lever], ...] = (
     CpuAffinity,
     Allocator,
     Heap,
+    InteropThreads,
+    Collector,
     Threads,
+    Denormals,
     Workers,
     PrefetchFactor,
     FusedFetch,
@@ -54,6 +61,7 @@ LEVERS: tuple[type[Lever], ...] = (
     CudnnBenchmark,
     Tf32,
     ChannelsLast,
+    ZeroGrad,
     FusedOptimizer,
     ForeachOptimizer,
     Attention,
