@@ -35,7 +35,7 @@ from flatout.report import (
 )
 from flatout.result import TimelineStep
 from flatout.samples import Samples, gather
-from flatout.trace import Agreement, Scaling
+from flatout.trace import PHASES, Agreement, Scaling
 from flatout.trace_file import encode
 from handmade import HEADER, gradients, window
 from proofs import PROOFS
@@ -481,6 +481,14 @@ def test_a_single_step_or_a_constant_timeline_is_no_problem():
     one = TimelineStep(start_s=0.0, step_s=0.004, group="baseline")
     assert figures.timeline(thinned.dots(replace(RESULTS["lenet"], timeline=(one,)))) is None
     assert figures.timeline(thinned.dots(replace(RESULTS["lenet"], timeline=(one, one)))) is not None
+
+
+def test_every_phase_has_a_colour_on_the_page_in_the_light_and_in_the_dark():
+    style = Path(html.__file__).with_name("page.css").read_text(encoding="utf-8")
+    for phase in PHASES:
+        name = figures.phase_colour(phase)
+        assert svg.colour(name)
+        assert style.count(f"--{name}: #") == 2 and f'[data-tint="{name}"]' in style
 
 
 # -- a proof -----------------------------------------------------------------------------------------------------------
