@@ -19,23 +19,13 @@ from typing import IO, Any
 
 from flatout.errors import cannot_write
 from flatout.records import to_json
+from flatout.run.kin import Kin
 from flatout.run.orders import Order, SessionSpec, encode
 from flatout.trace import End, Failure, Header, Ready, Record
 from flatout.trace_file import Follower
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 POLL_S = 0.02
-
-#: Documented variables by which experiment trackers are switched off, so that a trial reports nothing.
-QUIET_TRACKERS = {
-    "WANDB_MODE": "disabled",
-    "WANDB_SILENT": "true",
-    "COMET_MODE": "DISABLED",
-    "NEPTUNE_MODE": "debug",
-    "MLFLOW_TRACKING_URI": "",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "CLEARML_OFFLINE_MODE": "1",
-}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -82,7 +72,7 @@ class Launch:
         session: What the child is told.
         run_folder: Where its files go.
         name: Tells the children of one run folder apart.
-        environment: Variables set on top of the user's.
+        environment: Variables set on top of the user's; None takes one away.
         folder: The working folder.
     """
 
@@ -90,7 +80,7 @@ class Launch:
     session: SessionSpec
     run_folder: Path
     name: str
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str | None] = field(default_factory=dict)
     folder: Path = field(default_factory=Path.cwd)
 
 
@@ -104,9 +94,9 @@ def session_files(run_folder: Path, name: str) -> dict[str, str]:
     }
 
 
-def environment_for(session_path: Path, extra: Mapping[str, str]) -> dict[str, str]:
+def environment_for(session_path: Path, extra: Mapping[str, str | None]) -> dict[str, str]:
     """The user's environment with the bootstrap in front; what it hides is restored by the bootstrap itself."""
-    found = {**os.environ, **extra}
+    found = {name: value for name, value in {**os.environ, **extra}.items() if value is not None}
     found.pop("FLATOUT_PYTHONPATH", None)
     own = found.get("PYTHONPATH")
     found["FLATOUT_SESSION"] = str(session_path)
@@ -147,6 +137,7 @@ class Child:
         self._follower = Follower(launch.session.trace)
         self._log: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._kin: Kin  # from its start on
         self._orders = -1
         self._number = 0
         self.records: list[Record] = []
@@ -180,6 +171,7 @@ class Child:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        self._kin = Kin(self._process.pid)
 
     def __exit__(self, *_: object) -> None:
         self.end()
@@ -191,8 +183,11 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
-        return self._process is not None and self._process.poll() is None
+        """Whether the process still runs; while it does, what will tell its leftovers is noted."""
+        if self._process is None or self._process.poll() is not None:
+            return False
+        self._kin.look()
+        return True
 
     @property
     def exit_code(self) -> int:
@@ -212,12 +207,12 @@ class Child:
         return self.records
 
     def end(self) -> None:
-        """Kill the child and everything in its session; nothing of the script runs any more, no handler either."""
+        """Kill the child and everything that it started; nothing of the script runs any more, no handler either."""
         process, self._process = self._process, None
         if process is not None:
-            kill_session(process.pid)
+            self._kin.kill()
             process.wait()
-            kill_session(process.pid)
+            self._kin.close()
         if self._orders >= 0:
             os.close(self._orders)
             self._orders = -1
@@ -314,32 +309,3 @@ def tail(path: Path, num_bytes: int = 4000) -> str:
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def kill_session(session: int) -> None:
-    """Kill every process of a session: the leader's group first, then whoever made a group of his own in it."""
-    for _ in range(3):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(session, signal.SIGKILL)
-        left = members(session)
-        if not left:
-            return
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
-        time.sleep(0.01)
-
-
-def members(session: int) -> list[int]:
-    """Living processes of a session, from `/proc`; empty where there is no `/proc`."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[3] == str(session) and fields[0] not in ("Z", "X"):
-            found.append(int(entry.name))
-    return found
