@@ -81,6 +81,7 @@ RUN: list[Row] = [
         "what later looks came to: `kind` (`released`, `engaged again`, `kept`), step, ratio, pairs, why, beside",
     ),
     ("looking_s", "number", "seconds that those looks have cost the run"),
+    ("learned", "object or null", "with `--learn`: `levers`, `steps`, `took_s`, `lost_s`, `stopped`, `trials`"),
     ("inapplicable", "object of strings", "levers that have nothing to work on in this script, and why"),
     ("ratio", "number or null", "plain over plan, from this run's own windows; null where it was not checked"),
     ("ratio_low", "number or null", "lower end of its 95 % interval"),

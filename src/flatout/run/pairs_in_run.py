@@ -6,17 +6,19 @@ In: step times. Out: `Ask`s, and `Pair`s once both of their windows are there. A
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 from flatout.run.orders import settling_steps
-from flatout.trace import FOREIGN_LIMIT, Levers, Window
+from flatout.trace import FOREIGN_LIMIT, Agreement, Failure, Levers, Window
 
 WINDOW_S = 0.3
 LIMIT_S = 1.0
 """A window that was asked for ends here at the latest: plain may be many times slower than the plan."""
 
-COMPILE_SKIP_STEPS = 3
+COMPILE_SKIP_STEPS, SLOW_STEP_S = 3, 0.5
+"""After a change of what is compiled so many steps are not measured, unless a step takes that long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,8 @@ class Ask:
         skip_steps: Steps before them that are not measured.
         limit_s: It answers after so many seconds at the latest.
         reason: A decision, noted in the trace; empty where none was made.
+        kind: `window`, or `compare` for the numbers of one step, whose checks are the purpose.
+        observe: What a window looks at: `ends`, `phases`.
     """
 
     levers: Levers
@@ -38,6 +42,29 @@ class Ask:
     skip_steps: int = 0
     limit_s: float = LIMIT_S
     reason: str = ""
+    kind: Literal["window", "compare"] = "window"
+    observe: Literal["ends", "phases"] = "ends"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came back.
+
+    Attributes:
+        window: What was measured; None where nothing was.
+        num_steps: Steps of the run up to here.
+        agreement: Differences of numbers, where they were asked for.
+        evidence: Lever to the proof that it took effect.
+        missing: Lever to why there is none.
+        failures: What went wrong meanwhile.
+    """
+
+    window: Window | None
+    num_steps: int = 0
+    agreement: Agreement | None = None
+    evidence: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +83,15 @@ class Sides:
 
     def skip_steps(self, step_s: float) -> int:
         """Steps after a change that are not measured."""
-        return COMPILE_SKIP_STEPS if self.compiles else settling_steps(step_s)
+        return COMPILE_SKIP_STEPS if self.compiles and step_s < SLOW_STEP_S else settling_steps(step_s)
 
-    def ask(self, plan: bool, step_s: float) -> Ask:
-        """A window of one side."""
+    def ask(self, plan: bool, step_s: float, limit_s: float = LIMIT_S) -> Ask:
+        """A window of one side, where a step is expected to take so long."""
         return Ask(
             levers=self.plan if plan else self.without,
             num_steps=steps_in(WINDOW_S, step_s),
             skip_steps=self.skip_steps(step_s),
+            limit_s=limit_s,
         )
 
     def stay(self, plan: bool, reason: str = "") -> Ask:
