@@ -24,9 +24,10 @@ from flatout.proof import Side, WholeRun
 from flatout.proving import inputs
 from flatout.run import foreign_cpu, isolation
 from flatout.run.energy_counters import EnergyMeter
-from flatout.run.launch import QUIET_TRACKERS, Child, Launch, session_files
+from flatout.run.launch import Child, Launch, session_files
 from flatout.run.orders import SessionSpec
 from flatout.run.script import Script
+from flatout.run.trackers import QUIET_TRACKERS
 from flatout.trace import End, Facts, Failure, Header, Inputs, Levers, Record, Toggle, Window
 
 POLL_S = 0.05
@@ -199,7 +200,7 @@ def _launch(setting: Setting, side: Side, seed: int, name: str, scratch: Path) -
         keep_losses=True,
         list_read=tuple({str(Path.cwd()), str(script.folder or Path.cwd())}),
     )
-    environment = {"PYTHONHASHSEED": str(seed), **QUIET_TRACKERS}
+    environment: dict[str, str | None] = {"PYTHONHASHSEED": str(seed), **QUIET_TRACKERS}
     for lever, chosen in levers.items():
         environment.update(setting.registry[lever].environment(chosen))
     return Launch(command=command, session=session, run_folder=setting.run_folder, name=name, environment=environment)

@@ -21,9 +21,10 @@ from flatout.errors import Inconclusive, cannot_write
 from flatout.plan import Lever
 from flatout.run import isolation
 from flatout.run.folder import NEEDED_BYTES
-from flatout.run.launch import QUIET_TRACKERS, Child, Ended, Launch, session_files
+from flatout.run.launch import Child, Ended, Launch, session_files
 from flatout.run.orders import SessionSpec
 from flatout.run.script import Script
+from flatout.run.trackers import QUIET_TRACKERS
 from flatout.stacks import Stacks
 from flatout.store_folder import stores_folder
 from flatout.trace import (
