@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout import __version__, lifeline
-from flatout.frameworks.contract import Framework
+from flatout.frameworks.contract import Framework, NotReleased
 from flatout.interruptions import raised_by_handler
 from flatout.records import from_json
 from flatout.run import foreign_cpu
@@ -262,6 +262,8 @@ class Conductor:
             raise problem
         self._num_problems += 1
         self._write(failure(stage, problem, order=self._order.number if self._order else -1))
+        if stage == "release" and self.spec.mode == "trial":  # nothing measured here from now on would mean anything
+            os._exit(1)
         if self._num_problems >= MAX_PROBLEMS and self.spec.mode != "trial":
             self._give_up()
 
@@ -406,7 +408,7 @@ class Conductor:
         try:
             toggle = self.framework.engage(levers)
         except Exception as problem:  # noqa: BLE001
-            self.on_failure("engage", problem)
+            self.on_failure("release" if isinstance(problem, NotReleased) else "engage", problem)
             self._release_all()
             return False
         if toggle.engaged or toggle.released or noted:
@@ -418,8 +420,6 @@ class Conductor:
             self.framework.engage({})
         except Exception as problem:  # noqa: BLE001
             self.on_failure("release", problem)
-            if self.spec.mode == "trial":  # nothing measured here from now on would mean anything
-                os._exit(1)
             self._give_up()
 
     # -- windows -------------------------------------------------------------------------------------------------

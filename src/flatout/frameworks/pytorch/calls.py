@@ -186,11 +186,17 @@ class OuterCall:
         try:
             return self.with_levers(args, kwargs)
         except Exception as problem:  # noqa: BLE001  perhaps the script's own: then plain raises it again below
-            owner.on_broken(problem)
+            judge = owner.on_broken(problem)
         if kept is not None:
             for state in kept:
                 state.restore()
-        return self.plain(*args, **kwargs)
+        try:
+            out = self.plain(*args, **kwargs)
+        except BaseException:
+            judge(False)
+            raise
+        judge(True)
+        return out
 
     def _keep(self) -> tuple[ModuleState, RandomStates] | None:
         try:
@@ -229,8 +235,9 @@ class Calls:
         self.capture: Callable[[OuterCall, tuple[Any, ...], dict[str, Any]], Any] | None = None
         self.on_training_call: Callable[[], None] | None = None
         """Told before each call of which gradients are taken, where calls are taken for steps."""
-        self.on_broken: Callable[[Exception], None] | None = None
-        """Told when a call raised under levers; it must release them at once."""
+        self.on_broken: Callable[[Exception], Callable[[bool], None]] | None = None
+        """Told when a call raised under levers; it must release them at once. What it returns is told whether the same
+        call went well without them: then it was they that raised, else the script."""
         self._found: list[OuterCall] = []
         self._owners = Owners()
         self._wanted: set[int] = set()
