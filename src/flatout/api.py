@@ -14,7 +14,7 @@ import functools
 import importlib
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from flatout import plan_file, running
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
 from flatout.plan import PLAN_FILE, Lever, label
 from flatout.reporting import Exported, contrast, export, report
-from flatout.run import folder, foreground
+from flatout.run import folder, foreground, shortage
 from flatout.run.foreground import Outcome
 from flatout.run.machine import read_machine
 from flatout.run.script import Script, check
@@ -168,6 +168,7 @@ class Ran:
         inapplicable: Engaged levers that have nothing to work on in this script, and why.
         in_part: What some of them do nevertheless.
         fixed: Whether no lever was to be toggled.
+        short_of_memory: Levers that the next runs under this plan leave out, because memory ran out under them.
     """
 
     engagement: Engagement
@@ -177,6 +178,7 @@ class Ran:
     inapplicable: dict[str, str] = field(default_factory=dict)
     in_part: dict[str, str] = field(default_factory=dict)
     fixed: bool = False
+    short_of_memory: tuple[str, ...] = ()
 
 
 def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, show: Show | None = None) -> Ran:
@@ -203,6 +205,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     chosen = running.engagement(wish, here)
     if chosen.misfits and request.recheck and request.script is not None:
         chosen = _recheck(chosen, request, say, show)
+    chosen = _without_shortage(chosen)
     with folder.for_run(request.script.stem if request.script else "exec") as (run_folder, problem):
         if run_folder is None:  # levers reach the script through files
             chosen = Engagement(line="running plainly")
@@ -223,12 +226,31 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
                 launcher=bool(request.launcher),
             )
         )
+        short = _note_shortage(chosen, outcome, registry)
     place = str(run_folder or "") if problem is None else ""
     idle, in_part = running.idle(chosen.levers, outcome.facts, registry, here.machine)
     return Ran(
         engagement=chosen, outcome=outcome, registry=registry, run=place, inapplicable=idle, in_part=in_part,
-        fixed=request.fixed,
+        fixed=request.fixed, short_of_memory=short,
     )  # fmt: skip
+
+
+def _without_shortage(chosen: Engagement) -> Engagement:
+    """The plan's levers without those under which this script ran out of memory here."""
+    if chosen.plan is None or not (names := shortage.left_out(Path(folder.ROOT), chosen.plan)):
+        return chosen
+    levers = {name: settings for name, settings in chosen.levers.items() if name not in names}
+    line = f"{chosen.line}; without {', '.join(names)}: out of memory before, see `{folder.ROOT}/{shortage.FILE}`"
+    return replace(chosen, levers=levers, line=line)
+
+
+def _note_shortage(chosen: Engagement, outcome: Outcome, registry: dict[str, Lever]) -> tuple[str, ...]:
+    """Have the next run go without what took the memory; the levers that it is."""
+    if not chosen.levers or not outcome.out_of_memory:
+        return ()
+    names = shortage.suspects(chosen.levers, registry)
+    noted = chosen.plan is not None and shortage.note(Path(folder.ROOT), chosen.plan, names)
+    return names if noted else ()
 
 
 def _store_folders(request: RunRequest, chosen: Engagement, say: Callable[[str], None]) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ class Outcome:
         looking_s: What looking at it later on has cost the run, seconds.
         engaged: What was engaged in the end.
         failures: What went wrong on our side.
+        raised: What the script itself raised in the end, where it did.
         facts: What the script turned out to do.
         evidence: Lever to proof.
         remarks: What the process had to say in the end.
@@ -72,10 +73,17 @@ class Outcome:
     recorded: bool = True
     """Whether there was a folder for the trace; else the script ran plainly."""
     failures: list[Failure] = field(default_factory=list)
+    raised: Failure | None = None
     facts: Facts | None = None
     evidence: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     energy: Energy = field(default_factory=Energy)
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether memory ran out under the levers: in a call that was made again without them, or for the script."""
+        ended_so = self.raised is not None and self.raised.out_of_memory and self.is_engaged
+        return ended_so or any(failure.out_of_memory for failure in self.failures)
 
     @property
     def is_engaged(self) -> bool:
@@ -245,7 +253,9 @@ class _Watch:
         elif isinstance(record, Toggle):
             self._note_toggle(record)
         elif isinstance(record, Failure):
-            if record.stage != "script":
+            if record.stage == "script":
+                outcome.raised = record
+            else:
                 outcome.failures.append(record)
                 if record.stage in ("engage", "release", "step"):  # the levers are off now
                     outcome.engaged = False
