@@ -1,6 +1,7 @@
 """A run under flatout is the run under plain Python: same output, exit status, files, and nothing of ours in sight."""
 
 import contextlib
+import json
 import os
 import pty
 import re
@@ -681,3 +682,17 @@ def test_two_hundred_runs_leave_no_process_no_descriptor_and_no_pipe(folder):
     done = Done([PYTHON, "often.py"])
     assert done.status == 0, done.err
     assert_nothing_left("nothing.py")
+
+
+@needs_torch
+def test_a_plan_that_becomes_slower_in_the_middle_of_a_run_is_released(folder):
+    """A minute: the check at the start, then windows of five seconds, of which two have to show it."""
+    words = ["--levers", "bf16", "--json", "summary.json", "turns.py", "80", "35", "1000"]
+    ran = Done([*RUN, *words])
+    assert ran.status == 0
+    summary = json.loads((folder / "summary.json").read_text())
+    released = next(one for one in summary["decisions"] if one["kind"] != "kept")
+    assert released["kind"] == "released" and released["ratio"] < 0.6 and not summary["engaged"]
+    assert f"from step {released['step']:,} on released" in ran.err
+    trace = (Path(summary["run"]) / "trace-run.jsonl").read_text()
+    assert "released at 0." in trace, "each decision is in the trace"

@@ -14,7 +14,7 @@ from flatout.cli.foreground import closing_line, run_summary
 from flatout.energy import Counter
 from flatout.errors import UsageError
 from flatout.run import energy_counters, foreground
-from flatout.run.check import CHECK_PAIRS
+from flatout.run.check import CHECK_PAIRS, MOST_SLOW
 from flatout.run.energy_counters import Found, Probe
 from flatout.run.foreground import Foreground
 from flatout.run.launch import session_files
@@ -177,6 +177,16 @@ def test_after_the_check_a_jump_of_the_step_time_has_the_plan_looked_at_and_rele
     assert not child.outcome.is_engaged and not child.outcome.released
     assert f"from step {first.num_steps:,} on released, 0.40x" in closing_line(ran_of(child))
     assert run_summary(ran_of(child))["decisions"][0]["kind"] == "released"
+
+
+def test_a_check_in_which_the_plan_was_far_slower_and_others_ran_is_followed_by_a_look_at_once(watched):
+    child = watched()
+    child.settles()
+    sides, last = checked(child, 0.05, 0.02, foreign_fraction=0.5)
+    assert len(sides) == 2 * MOST_SLOW and (dict(last.levers), last.purpose) == (PLAN, "run")
+    child.answers(last, 0.05)
+    free(child, 0.05, start_s=2.0)
+    assert child.order().purpose == "check"
 
 
 def ran_of(child):

@@ -17,6 +17,7 @@ from flatout.errors import UsageError
 from flatout.plan import label
 from flatout.run.exit_status import leave_as
 from flatout.run.foreground import Outcome, untoggled
+from flatout.run.guard import DUE
 from flatout.run.script import Script
 
 MOST_CHANGES = 4
@@ -129,8 +130,8 @@ def _changed(outcome: Outcome) -> str:
     lines = []
     for one in changes[:MOST_CHANGES]:
         pace = "" if one.ratio is None else f", {one.ratio:.2f}x in {one.num_pairs} pairs of windows"
-        beside = f"; {one.beside}" if one.beside else ""
-        lines.append(f"\n  from step {one.num_steps:,} on {one.kind}{pace} ({one.why}{beside})")
+        seen = "; ".join(text for text in (one.why if one.why != DUE else "", one.beside) if text)
+        lines.append(f"\n  from step {one.num_steps:,} on {one.kind}{pace}" + (f" ({seen})" if seen else ""))
     if len(changes) > MOST_CHANGES:
         lines.append(f"\n  and {len(changes) - MOST_CHANGES} changes more, which the trace has")
     return "".join(lines)

@@ -13,6 +13,9 @@ from flatout.trace import Window
 CHECK_PAIRS = 8
 """The fewest that can be judged whatever the noise, see `flatout.stats.RANKED_PAIRS`."""
 
+SLOW, MOST_SLOW = 1.5, 2
+"""So many disturbed pairs in a row that are this much slower end the check."""
+
 REST_WINDOWS = 6
 """After each pair the plan runs on for so many windows, so that the check costs a slow script or a short run little."""
 
@@ -26,7 +29,8 @@ class Check:
         plain_s: Step times of the windows without it.
         num_busy: Windows that others disturbed.
         released: Whether the plan was slower.
-        over: Whether it has been decided.
+        over: Whether it is at its end.
+        alarm: Why the plan shall be looked at again at once; empty where nothing speaks for it.
     """
 
     sides: Sides
@@ -36,7 +40,9 @@ class Check:
     num_busy: int = 0
     released: bool = False
     over: bool = False
+    alarm: str = ""
     _num: int = 0
+    _num_slow: int = 0
     _pair: Pair | None = None
     _draw: object = field(default_factory=lots)
 
@@ -55,6 +61,9 @@ class Check:
             return self.sides.ask(self._pair.order[0], self.step_s)
         pair, self._pair = self._pair, None
         self._count(pair)
+        if self._num_slow >= MOST_SLOW:  # something has come over the run: the check, which waits for calm, is no help
+            self.over, self.alarm = True, "it was far slower than plain in the check at the start"
+            return self.sides.stay(plan=True)
         return self._rest() if self._num < CHECK_PAIRS else self._conclude()
 
     def _next_pair(self) -> Ask:
@@ -65,7 +74,10 @@ class Check:
     def _count(self, pair: Pair) -> None:
         self.num_busy += pair.is_busy
         both = pair.step_s
-        if both is not None and not pair.is_busy and not pair.compiled:
+        disturbed = pair.is_busy or pair.compiled
+        slow = both is not None and both[0] > SLOW * both[1]
+        self._num_slow = self._num_slow + 1 if slow and disturbed else 0
+        if both is not None and not disturbed:
             self.plan_s.append(both[0])
             self.plain_s.append(both[1])
 
@@ -80,6 +92,8 @@ class Check:
         compared = stats.compare(self.plain_s, self.plan_s)
         self.over, self.released = True, compared.verdict == "slower"
         if not self.released:
+            if self.num_busy * 2 > CHECK_PAIRS or (compared.verdict == "inconclusive" and compared.ratio < 1):
+                self.alarm = "the check at the start did not tell"
             return self.sides.stay(plan=True)
         why = f"released: {compared.ratio:.2f}x in {compared.num_pairs} pairs of windows at the start"
         return self.sides.stay(plan=False, reason=why)

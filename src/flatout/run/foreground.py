@@ -336,7 +336,13 @@ class _Watch:
         gaps = [plain_s - plan_s for plain_s, plan_s in zip(check.plain_s, check.plan_s, strict=True)]
         gap_s = sum(gaps) / len(gaps) * (-1 if check.released else 1) if gaps else None
         self._check = None
-        self._guard = Guard(check.sides, engaged=not check.released, num_steps=lambda: outcome.num_steps, gap_s=gap_s)
+        self._guard = Guard(
+            check.sides,
+            engaged=not check.released,
+            num_steps=lambda: outcome.num_steps,
+            gap_s=gap_s,
+            alarm=check.alarm,
+        )
 
     def _do(self, ask: Ask | None) -> None:
         if ask is None:

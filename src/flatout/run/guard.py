@@ -40,6 +40,7 @@ NUM_FAR_APART = 3
 """Where so many pairs of as many are this far apart nobody waits for more of them: if it was chance, a later look
 mends it, and meanwhile the run goes on at the better pace."""
 
+DUE = "a look was due"
 MOST_PAIRS = 24
 SHORT_WINDOW_S = 0.2
 """A free window below this says little of the step time."""
@@ -124,7 +125,15 @@ class _Look:
 class Guard:
     """Watches a run from the end of its check on."""
 
-    def __init__(self, sides: Sides, *, engaged: bool, num_steps: Callable[[], int], gap_s: float | None) -> None:
+    def __init__(
+        self,
+        sides: Sides,
+        *,
+        engaged: bool,
+        num_steps: Callable[[], int],
+        gap_s: float | None,
+        alarm: str = "",
+    ) -> None:
         """Begin.
 
         Args:
@@ -132,6 +141,7 @@ class Guard:
             engaged: Whether the plan is, now.
             num_steps: Says how many steps the run has made.
             gap_s: What a step without the plan takes longer, as far as it is known: what a look will cost.
+            alarm: Why to look at once; empty where it may wait.
         """
         self.engaged = engaged
         self.decisions: list[Decision] = []
@@ -143,7 +153,7 @@ class Guard:
         """Step times of the last free windows."""
         self._odd: list[float] = []
         """Step times of those since it jumped."""
-        self._look: _Look | None = None
+        self._look = _Look(why=alarm, is_due=False) if alarm else None
         self._pair: Pair | None = None
         self._num_looks = 0
         self._draw = lots()
@@ -166,7 +176,7 @@ class Guard:
         self._step_s = window.training_step_s
         self._follow(self._step_s)
         if self._look is None and self._now_s >= self._next_s:
-            self._look = _Look(why="it was due", is_due=True)
+            self._look = _Look(why=DUE, is_due=True)
         return self._next_pair() if self._look is not None and self._may_begin() else None
 
     def answered(self, window: Window | None) -> Ask | None:
@@ -178,7 +188,7 @@ class Guard:
         if window is not None:
             self._now_s = window.start_s + sum(window.step_s)
         if pair.order:
-            return self._sides.ask(pair.order[0], self._step_s)
+            return self._sides.ask(pair.order[0], self._step_s, WINDOW_S)
         self._pair = None
         self._charge(pair)
         look.add(pair, engaged=self.engaged)
@@ -225,7 +235,7 @@ class Guard:
 
     def _next_pair(self) -> Ask:
         self._pair = Pair.drawn(self._draw)
-        return self._sides.ask(self._pair.order[0], self._step_s)
+        return self._sides.ask(self._pair.order[0], self._step_s, WINDOW_S)
 
     def _charge(self, pair: Pair) -> None:
         """What the pair's window on the other side has cost; where it was the faster one, nothing."""

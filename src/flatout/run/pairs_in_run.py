@@ -16,7 +16,8 @@ WINDOW_S = 0.3
 LIMIT_S = 1.0
 """A window that was asked for ends here at the latest: plain may be many times slower than the plan."""
 
-COMPILE_SKIP_STEPS = 3
+COMPILE_SKIP_STEPS, SLOW_STEP_S = 3, 0.5
+"""After a change of what is compiled so many steps are not measured, unless a step takes that long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +57,15 @@ class Sides:
 
     def skip_steps(self, step_s: float) -> int:
         """Steps after a change that are not measured."""
-        return COMPILE_SKIP_STEPS if self.compiles else settling_steps(step_s)
+        return COMPILE_SKIP_STEPS if self.compiles and step_s < SLOW_STEP_S else settling_steps(step_s)
 
-    def ask(self, plan: bool, step_s: float) -> Ask:
-        """A window of one side."""
+    def ask(self, plan: bool, step_s: float, limit_s: float = LIMIT_S) -> Ask:
+        """A window of one side, where a step is expected to take so long."""
         return Ask(
             levers=self.plan if plan else self.without,
             num_steps=steps_in(WINDOW_S, step_s),
             skip_steps=self.skip_steps(step_s),
+            limit_s=limit_s,
         )
 
     def stay(self, plan: bool, reason: str = "") -> Ask:
