@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -19,6 +20,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 PYTHON = as_typed(sys.executable)
 FLATOUT = [PYTHON, "-m", "flatout"]
 REASON = isolation.available()
+CEILINGS = Path(tempfile.gettempdir()) / f"flatout-test-ceilings-{os.getuid()}"
+"""Ceilings are measured once for all tests; they are no part of what is tested."""
 HERE = [] if REASON is None else ["--allow-writes"]
 
 

@@ -118,7 +118,7 @@ def test_one_lever_that_cannot_be_released_does_not_keep_the_others(attached, mo
     from flatout.frameworks.contract import NotReleased
     from flatout.frameworks.pytorch.levers.bf16 import Bf16
 
-    pytorch, model, train, _ = attached
+    pytorch, _, train, _ = attached
     threads = torch.get_num_threads()
     pytorch.engage({"threads": {"num": threads + 1}, "bf16": {}, "fused_optimizer": {}})
     monkeypatch.setattr(Bf16, "release", lambda self, session: 1 / 0)
@@ -133,7 +133,7 @@ def test_one_lever_that_cannot_be_released_does_not_keep_the_others(attached, mo
 def test_a_step_that_breaks_under_levers_that_cannot_be_released_either_is_made_plainly(attached, monkeypatch):
     from flatout.frameworks.pytorch.levers.bf16 import Bf16
 
-    pytorch, model, train, failures = attached
+    pytorch, _, train, failures = attached
     pytorch.engage({"bf16": {}})
     (call,) = pytorch.calls.found
     call.arounds["bf16"] = lambda compute, args, kwargs: 1 / 0

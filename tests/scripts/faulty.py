@@ -68,7 +68,7 @@ class Model(nn.Module):
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 num_bad = 0
-for step in range(num_steps):
+for step in range(num_steps):  # noqa: B007  the model reads it
     optimizer.zero_grad()
     try:
         model(torch.randn(16, 8)).square().mean().backward()

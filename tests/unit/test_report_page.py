@@ -35,7 +35,7 @@ from flatout.report import (
 )
 from flatout.result import TimelineStep
 from flatout.samples import Samples, gather
-from flatout.trace import Agreement, Scaling
+from flatout.trace import PHASES, Agreement, Scaling
 from flatout.trace_file import encode
 from handmade import HEADER, gradients, window
 from proofs import PROOFS
@@ -140,6 +140,11 @@ def test_every_colour_of_a_drawing_is_a_custom_property_of_the_style_sheet(page)
             assert value == "none" or value.startswith("var(--"), value
             if value.startswith("var("):
                 assert f"{value[4:-1]}: #" in style
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_phase_has_a_colour_to_be_drawn_in(phase):
+    assert svg.colour(figures.phase_colour(phase))
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -52,7 +52,19 @@ _TOKENS = (
         "plan",
         "aside",
     ),
-    *("data", "copy", "forward", "loss", "backward", "optimizer", "communication", "sync", "other", "unattributed"),
+    *(
+        "data",
+        "copy",
+        "forward",
+        "loss",
+        "backward",
+        "optimizer",
+        "communication",
+        "sync",
+        "garbage",
+        "other",
+        "unattributed",
+    ),
 )
 _COLOURS = {f"#a1b2{number:02x}": f"var(--{name})" for number, name in enumerate(_TOKENS)}
 _PLACEHOLDERS = {name: f"#a1b2{number:02x}" for number, name in enumerate(_TOKENS)}
