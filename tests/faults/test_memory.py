@@ -1,4 +1,4 @@
-"""Memory runs out under a plan: the run goes on or ends, says so, and the next one goes without what took the memory."""
+"""Memory runs out under a plan: the run says so, and the next one goes without what took the memory."""
 
 import json
 from pathlib import Path
@@ -13,9 +13,9 @@ from flatout.trace import Failure
 from handmade import plan
 
 pytest.importorskip("torch")
-from flatout import api  # noqa: E402
-from flatout.run.foreground import Outcome  # noqa: E402
-from flatout.running import Engagement  # noqa: E402
+from flatout import api
+from flatout.run.foreground import Outcome
+from flatout.running import Engagement
 
 
 def test_a_run_that_is_short_of_memory_goes_on_and_the_next_one_goes_without(folder):

@@ -1,4 +1,4 @@
-"""A plan that was edited by hand into nonsense: an error in three parts where it was named, else a plain run that says so."""
+"""A plan that was edited into nonsense: an error in three parts where it was named, else a plain run that says so."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ odd = st.one_of(
 def paths_in(value, before=()):
     """Every place in a nested table."""
     found = [before] if before else []
-    for key, inner in (value.items() if isinstance(value, dict) else ()):
+    for key, inner in value.items() if isinstance(value, dict) else ():
         found += paths_in(inner, (*before, key))
     return found
 

@@ -142,7 +142,6 @@ class Conductor:
         if self.spec.per_process:
             trace = trace.with_suffix(f".{_number('RANK', 0)}.{self._pid}.jsonl")
         self._trace = trace
-        affinity = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None
         self._write(
             Header(
                 format=FORMAT,
@@ -157,8 +156,8 @@ class Conductor:
                 rank=_number("RANK", 0),
                 world_size=_number("WORLD_SIZE", 1),
                 num_threads=self.framework.facts().num_threads,
-                affinity=affinity,
-                start_s=time.time() - self.spec.flatout_started_unix_s,
+                affinity=_affinity(),
+                start_s=time.perf_counter() - self.spec.flatout_started_s,
                 zero_monotonic_s=self._started_s,
             )
         )
@@ -515,6 +514,14 @@ def _files_read(spec: SessionSpec) -> FilesRead | None:
     from flatout.run.files_read import FilesRead
 
     return FilesRead(spec.list_read, without=(str(Path(spec.trace).parent),))
+
+
+def _affinity() -> tuple[int, ...] | None:
+    """The logical processors of this process; None where there is no such thing, or none may be asked for."""
+    try:
+        return tuple(sorted(os.sched_getaffinity(0)))
+    except (OSError, AttributeError):
+        return None
 
 
 def _number(variable: str, otherwise: int) -> int:

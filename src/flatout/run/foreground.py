@@ -157,7 +157,7 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
         store_folders=what.store_folders,
         store_memory_bytes=what.store_memory_bytes,
         cores_quota=what.cores_quota,
-        flatout_started_unix_s=time.time(),
+        flatout_started_s=time.perf_counter(),
     )
     variables: dict[str, str] = {}
     for name, settings in what.levers.items():

@@ -167,7 +167,7 @@ class Bench:
             cache_folder=str(self.run_folder.resolve() / "compiled"),
             **self._keeping(),
             cores_quota=self.cores_quota,
-            flatout_started_unix_s=time.time(),
+            flatout_started_s=time.perf_counter(),
         )
         launch = Launch(
             command=command,
