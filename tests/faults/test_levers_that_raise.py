@@ -63,6 +63,15 @@ def test_what_raises_in_backward_is_the_scripts_to_see_and_the_levers_are_named(
     assert last_lines(ours)[-1] == "it raised RuntimeError under bf16: `--levers none` tells whether plain does"
 
 
+def test_a_compiler_that_is_broken_costs_the_lever_alone(folder, unplanted):
+    copied("faulty.py", folder)
+    cache = str(folder / "kernels")
+    ours = flatout("run", "--levers", "compile", "faulty.py", CXX="/bin/false", TORCHINDUCTOR_CACHE_DIR=cache)
+    assert ours.returncode == 0 and "Traceback" not in ours.stderr, ours.stderr
+    assert "step failed, running on without" in ours.stderr
+    assert ours.stdout == unplanted
+
+
 # -- in this very process ------------------------------------------------------------------------------------------
 
 
