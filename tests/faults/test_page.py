@@ -12,13 +12,13 @@ PAGE = (ROOT / "docs" / "explanation" / "faults.md").read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE)))
 
 
-def tests_in(path):
+def functions_in(path):
     return {one.name for one in ast.walk(ast.parse(path.read_text())) if isinstance(one, ast.FunctionDef)}
 
 
 @pytest.mark.parametrize(("file", "name"), NAMED)
 def test_a_test_that_the_page_names_is_there(file, name):
-    assert name in tests_in(ROOT / file if "/" in file else FAULTS / file)
+    assert name in functions_in(ROOT / file if "/" in file else FAULTS / file)
 
 
 @pytest.mark.parametrize("file", sorted(path.name for path in FAULTS.glob("test_*.py") if path.name != "test_page.py"))
