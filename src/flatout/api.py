@@ -14,7 +14,7 @@ import functools
 import importlib
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +35,11 @@ if TYPE_CHECKING:
     from flatout.proof import Proof
     from flatout.prover import ProveRequest
     from flatout.result import Result
+    from flatout.run.watch import Learner
     from flatout.search import Choice
+    from flatout.trace import Facts, Levers
     from flatout.trials.conduct import Goal, Show
+    from flatout.trials.learn import Asking
     from flatout.trials.terms import Terms
 
 #: What only measuring needs is loaded when it is asked for: `run` starts a script, and the script is waiting.
@@ -51,6 +54,9 @@ _MEASURING = {
     "Terms": "flatout.trials.terms",
     "describe_levers": "flatout.lever_rows",
 }
+
+
+LEARNING = "learning: levers that can be toggled are tried on this run, whose steps all count; it may cost 30 s of them"
 
 
 def __getattr__(name: str) -> Any:
@@ -146,6 +152,7 @@ class RunRequest:
         terms: How the trials of a recheck may run; the defaults of `flatout tune` without it.
         keep_store: Whether the items of `sample_store` are kept on the disk, for later runs.
         store_memory_bytes: Memory for kept items; None: half of what is free.
+        learn: Whether the run tries levers on itself and goes on under what wins, in place of a plan.
     """
 
     script: Script | None = None
@@ -158,6 +165,7 @@ class RunRequest:
     terms: Terms | None = None
     keep_store: bool = False
     store_memory_bytes: int | None = None
+    learn: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +176,7 @@ class Ran:
         inapplicable: Engaged levers that have nothing to work on in this script, and why.
         in_part: What some of them do nevertheless.
         fixed: Whether no lever was to be toggled.
-        short_of_memory: Levers that the next runs under this plan leave out, because memory ran out under them.
+        learning: Whether the run was to find its levers itself.
     """
 
     engagement: Engagement
@@ -178,7 +186,12 @@ class Ran:
     inapplicable: dict[str, str] = field(default_factory=dict)
     in_part: dict[str, str] = field(default_factory=dict)
     fixed: bool = False
-    short_of_memory: tuple[str, ...] = ()
+    learning: bool = False
+
+    @property
+    def levers(self) -> Levers:
+        """The levers of the run: what it was started with, or what it has learned."""
+        return self.engagement.levers if self.outcome.learned is None else self.outcome.learned.levers
 
 
 def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, show: Show | None = None) -> Ran:
@@ -202,10 +215,10 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     if left_out := running.of_input(request.levers or (), registry, here.machine)[1]:
         say(f"`input` without what the levers beside it rule out: {', '.join(left_out)}")
     wish = Wish(plan=request.plan, levers=wanted, accept=request.accept, recheck=request.recheck)
-    chosen = running.engagement(wish, here)
+    learner = _learner(request, here) if request.learn else None
+    chosen = shortage.without(running.engagement(wish, here)) if learner is None else Engagement(line=LEARNING)
     if chosen.misfits and request.recheck and request.script is not None:
         chosen = _recheck(chosen, request, say, show)
-    chosen = _without_shortage(chosen)
     with folder.for_run(request.script.stem if request.script else "exec") as (run_folder, problem):
         if run_folder is None:  # levers reach the script through files
             chosen = Engagement(line="running plainly")
@@ -224,33 +237,62 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
                 store_folders=_store_folders(request, chosen, say),
                 store_memory_bytes=request.store_memory_bytes,
                 launcher=bool(request.launcher),
+                learner=learner,
             )
         )
-        short = _note_shortage(chosen, outcome, registry)
+        shortage.note_if_any(chosen, outcome, registry)
     place = str(run_folder or "") if problem is None else ""
+    if outcome.learned is not None and outcome.learned.levers:
+        _keep_learned(outcome, here, place, say)
     idle, in_part = running.idle(chosen.levers, outcome.facts, registry, here.machine)
     return Ran(
         engagement=chosen, outcome=outcome, registry=registry, run=place, inapplicable=idle, in_part=in_part,
-        fixed=request.fixed, short_of_memory=short,
+        fixed=request.fixed, learning=request.learn,
     )  # fmt: skip
 
 
-def _without_shortage(chosen: Engagement) -> Engagement:
-    """The plan's levers without those under which this script ran out of memory here."""
-    if chosen.plan is None or not (names := shortage.left_out(Path(folder.ROOT), chosen.plan)):
-        return chosen
-    levers = {name: settings for name, settings in chosen.levers.items() if name not in names}
-    line = f"{chosen.line}; without {', '.join(names)}: out of memory before, see `{folder.ROOT}/{shortage.FILE}`"
-    return replace(chosen, levers=levers, line=line)
+def _learner(request: RunRequest, here: Here) -> Learner:
+    """Who tries levers on the run.
+
+    Raises:
+        UsageError: What else was asked for leaves nothing to learn.
+    """
+    beside = {
+        "--plan": request.plan is not None,
+        "--levers": request.levers is not None,
+        "--fixed": request.fixed,
+        "--recheck": request.recheck,
+    }
+    named = next((option for option, given in beside.items() if given), None)
+    if named is not None:
+        raise UsageError(
+            f"`--learn` and `{named}` cannot be combined",
+            cause="a run that learns begins plainly and finds its levers itself",
+            hint="leave out one of them; `flatout tune` tries levers before a run",
+        )
+    from flatout.search import Choice
+    from flatout.trials.learn import Learning
+
+    def learner(facts: Facts) -> Asking:
+        return Learning(here.registry, here.machine(), Choice(accept=request.accept), facts).asking()
+
+    return learner
 
 
-def _note_shortage(chosen: Engagement, outcome: Outcome, registry: dict[str, Lever]) -> tuple[str, ...]:
-    """Have the next run go without what took the memory; the levers that it is."""
-    if not chosen.levers or not outcome.out_of_memory:
-        return ()
-    names = shortage.suspects(chosen.levers, registry)
-    noted = chosen.plan is not None and shortage.note(Path(folder.ROOT), chosen.plan, names)
-    return names if noted else ()
+def _keep_learned(outcome: Outcome, here: Here, place: str, say: Callable[[str], None]) -> None:
+    """Write the plan that a run has found, where its own windows show that it wins."""
+    from flatout.trials.learn import plan_of
+
+    plan = plan_of(outcome, here, place)
+    if plan is None:
+        return
+    path = Path(PLAN_FILE)
+    try:
+        plan_file.write(plan, path)
+    except FlatoutError as problem:
+        say(f"what was learned was not kept: {problem.error}")
+    else:
+        say(f"what was learned is in {path}: the next `flatout run {here.script}` begins with it")
 
 
 def _store_folders(request: RunRequest, chosen: Engagement, say: Callable[[str], None]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ combinations grown from the best, because levers interact. Nothing here measures
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flatout.anatomy import Anatomy
@@ -37,12 +37,14 @@ class Space:
         untried: Levers left out, and why.
         levers: All levers by name.
         num_cores: Cores that this process may use.
+        bounds: By lever the most that it can bring, as a ratio.
     """
 
     singles: tuple[Candidate, ...]
     untried: tuple[Untried, ...]
     levers: Mapping[str, Lever] = field(default_factory=dict)
     num_cores: int = 1
+    bounds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +69,10 @@ def space_of(
     anatomy, diagnosis = found
     rows: list[tuple[tuple[int, bool, float, int, int], Candidate]] = []
     untried: list[Untried] = []
+    bounds: dict[str, float] = {}
     for lever in levers.values():
         reason = _left_out(lever, choice) or lever.applies(facts, machine)
-        bound = bound_of(lever, anatomy, diagnosis)
+        bound = bounds[lever.name] = bound_of(lever, anatomy, diagnosis)
         if reason is None and bound < WORTH_TRYING and choice.only is None:
             reason = f"ruled out: what it shortens, entirely free, would bring {bound:.2f}x"
         tried = lever.settings(facts, machine) if reason is None else ()
@@ -83,7 +86,11 @@ def space_of(
             rows.append(((_cost(lever), late, -bound, -CLASSES.index(lever.class_), len(tried)), candidate))
     rows.sort(key=lambda row: row[0])
     return Space(
-        singles=tuple(c for _, c in rows), untried=tuple(untried), levers=dict(levers), num_cores=machine.num_cores
+        singles=tuple(c for _, c in rows),
+        untried=tuple(untried),
+        levers=dict(levers),
+        num_cores=machine.num_cores,
+        bounds=bounds,
     )
 
 
@@ -140,8 +147,30 @@ def checks_of(levers: Levers, known: Mapping[str, Lever]) -> tuple[str, ...]:
     return tuple(c for c in ("batches", "gradients", "updates") if c in checks)
 
 
-def next_candidate(space: Space, trials: Sequence[Trial]) -> Candidate | None:
+def gain_s(candidate: Candidate, space: Space, trials: Sequence[Trial], run_s: float) -> float:
+    """The most that trying a candidate can save of a run that takes `run_s` plainly, beyond the best so far, seconds.
+
+    What its levers shorten, entirely free, on top of the best; never more than all that is left.
+    """
+    best = best_of(trials)
+    present = best.levers if best is not None else {}
+    left_s = run_s / (best.ratio or 1.0) if best is not None else run_s
+    bound = 1.0
+    for name, settings in candidate.levers.items():
+        if present.get(name) != settings:
+            bound *= space.bounds.get(name, math.inf)
+    return left_s * (1 - 1 / bound)
+
+
+def next_candidate(
+    space: Space, trials: Sequence[Trial], pays: Callable[[Candidate], bool] = lambda candidate: True
+) -> Candidate | None:
     """The next set of levers to measure, given what has been measured; None when the search is over.
+
+    Args:
+        space: What there is to choose from.
+        trials: What has been measured.
+        pays: Whether a candidate can earn back what trying it costs.
 
     A set that was tried is not proposed again, nor is one that contains a set that failed or disagrees, nor one in
     which two levers exclude each other. Where gradients disagree beyond rounding, a set of a wider class may still
@@ -150,7 +179,7 @@ def next_candidate(space: Space, trials: Sequence[Trial]) -> Candidate | None:
     tried = {Candidate(levers=t.levers).key for t in trials}
     broken = [t for t in trials if _is_broken(t)]
     for candidate in _in_order(space, trials):
-        if candidate.key in tried or _clash(candidate.levers, space):
+        if candidate.key in tried or _clash(candidate.levers, space) or not pays(candidate):
             continue
         if not any(_contains(candidate.levers, t.levers) and not _forgiven(t, candidate, space) for t in broken):
             return candidate

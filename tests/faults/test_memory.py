@@ -13,7 +13,6 @@ from flatout.trace import Failure
 from handmade import plan
 
 pytest.importorskip("torch")
-from flatout import api
 from flatout.run.foreground import Outcome
 from flatout.running import Engagement
 
@@ -94,4 +93,5 @@ def test_memory_that_runs_out_for_the_script_counts_while_levers_are_at_work():
 
 def test_levers_that_were_named_are_engaged_as_they_were_said(folder):
     outcome = Outcome(failures=[memory_ran_out("step")])
-    assert api._note_shortage(Engagement(levers={"bf16": {}}), outcome, registry()) == ()
+    shortage.note_if_any(Engagement(levers={"bf16": {}}), outcome, registry())
+    assert outcome.short_of_memory == () and not Path(".flatout").exists()

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from flatout.plan import Candidate
 from flatout.run.script import Script
-from flatout.search import Choice
+from flatout.search import Choice, Space
 from flatout.trials.conduct import Conduct, Goal, Show
 from flatout.trials.window_size import Size
 from handmade import MACHINE, trial, window
@@ -77,3 +78,16 @@ def test_a_step_is_taken_apart_until_enough_windows_were_calm(conduct, monkeypat
     plain.bench.windows, plain.bench.size = seen, Size(num_steps=2, skip_steps=0, loader_skip_steps=0)
     plain._take_apart()
     assert len(seen) == num_measured and plain.anatomy.num_windows == (4 if num_measured < 10 else 10)
+
+
+def test_what_the_run_cannot_earn_back_is_not_tried_and_that_is_said(conduct):
+    conduct.goal = replace(conduct.goal, run_steps=5)
+    conduct.bench.step_guess_s = 0.01
+    space = Space(singles=(), untried=(), levers=conduct.levers, bounds={"bf16": 2.0, "compile": 2.0})
+    pays = conduct._pays(space)
+    assert not pays(Candidate(levers={"bf16": {}}))
+    assert conduct.too_dear["bf16"].startswith("could save 0 s of the run, and trying it takes ")
+    conduct.goal = replace(conduct.goal, run_steps=1_000_000)
+    assert conduct._pays(space)(Candidate(levers={"bf16": {}}))
+    conduct.goal = replace(conduct.goal, run_steps=None)
+    assert conduct._pays(space)(Candidate(levers={"compile": {}}))

@@ -19,6 +19,7 @@ from flatout.run.energy_counters import Found, Probe
 from flatout.run.foreground import Foreground
 from flatout.run.launch import session_files
 from flatout.run.orders import SessionSpec, decode
+from flatout.run.watch import untoggled
 from flatout.running import Engagement
 from flatout.trace import End, Facts, Failure, Header, Ready, Window
 from handmade import lever, registry
@@ -52,7 +53,7 @@ def watched(tmp_path):
         session = SessionSpec(mode="run", **session_files(tmp_path, "run"))
         os.mkfifo(session.orders)
         orders = os.open(session.orders, os.O_RDWR | os.O_NONBLOCK)
-        watch = foreground._Watch(what, session, orders)
+        watch = foreground._Listener(what, session, orders)
         return Played(watch, session.trace, orders)
 
     return build
@@ -246,8 +247,8 @@ def test_disturbed_compiling_and_missing_windows_cost_their_pair_alone(watched):
 
 def test_the_partners_of_what_is_not_toggled_are_not_toggled_either():
     threads = {"threads": {"num": 1}}
-    assert foreground.untoggled({**PLAN, **threads}, REGISTRY) == {**KEPT, **threads}
-    assert foreground.untoggled({"bf16": {}, **threads}, REGISTRY) == {}
+    assert untoggled({**PLAN, **threads}, REGISTRY) == {**KEPT, **threads}
+    assert untoggled({"bf16": {}, **threads}, REGISTRY) == {}
 
 
 PLAIN_S = [0.02, 0.02001, 0.02, 0.01999, 0.02, 0.02]
@@ -369,7 +370,7 @@ def test_lines_that_are_no_records_cost_no_more_than_themselves(watched):
 
 def test_whatever_breaks_in_listening_does_not_break_the_run(watched, monkeypatch):
     child = watched()
-    monkeypatch.setattr(foreground._Watch, "_answered", lambda *_: 1 / 0)
+    monkeypatch.setattr(foreground._Listener, "_answered", lambda *_: 1 / 0)
     child.settles()
     child.watch._listen()
     assert not child.outcome.engaged
@@ -438,7 +439,5 @@ def test_a_run_knows_what_the_machine_used_meanwhile(tmp_path, monkeypatch):
     ],
 )
 def test_the_closing_line_says_what_was_seen(outcome, line):
-    ran = SimpleNamespace(
-        engagement=Engagement(), outcome=foreground.Outcome(**outcome), registry={}, run="", inapplicable={}
-    )
+    ran = Ran(engagement=Engagement(), outcome=foreground.Outcome(**outcome), registry={}, run="")
     assert closing_line(ran) == line

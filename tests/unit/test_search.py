@@ -12,6 +12,7 @@ from flatout.search import (
     Space,
     best_of,
     bound_of,
+    gain_s,
     next_candidate,
     second_to,
     space_of,
@@ -246,6 +247,26 @@ def test_a_lever_that_goes_by_name_only_is_tried_only_where_it_was_named():
     }
     named = space(levers, choice=Choice(only=("b",)))
     assert [set(c.levers) for c in named.singles] == [{"b"}]
+
+
+def test_what_a_candidate_can_save_is_bounded_by_its_phases_and_by_what_is_left():
+    levers = registry(lever("a", shortens=("forward",)), lever("b", shortens=("backward",)))
+    where = space(levers, found=anatomy({"forward": 0.5, "backward": 0.2, "data": 0.3}))
+    a, b = (next(c for c in where.singles if name in c.levers) for name in "ab")
+    assert gain_s(a, where, [], 100.0) == pytest.approx(50)
+    assert gain_s(b, where, [], 100.0) == pytest.approx(20)
+    won = [trial({"a": {}}, ratio=2.0)]
+    assert gain_s(b, where, won, 100.0) == pytest.approx(10), "half of the run is left"
+    both = Candidate(levers={**a.levers, **b.levers})
+    assert gain_s(both, where, won, 100.0) == pytest.approx(10), "what is engaged already saves nothing more"
+
+
+def test_what_cannot_earn_itself_back_is_not_proposed():
+    where = space()
+    first = next_candidate(where, [])
+    second = next_candidate(where, [], lambda candidate: candidate.key != first.key)
+    assert second is not None and second.key != first.key
+    assert next_candidate(where, [], lambda candidate: False) is None
 
 
 def test_every_lever_is_either_proposed_or_named():

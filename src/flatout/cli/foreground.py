@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,9 +17,13 @@ from flatout.cli.options import behind_the_script
 from flatout.errors import UsageError
 from flatout.plan import label
 from flatout.run.exit_status import leave_as
-from flatout.run.foreground import Outcome, untoggled
+from flatout.run.foreground import Outcome
 from flatout.run.guard import DUE
 from flatout.run.script import Script
+from flatout.run.watch import untoggled
+
+if TYPE_CHECKING:
+    from flatout.trials.learn import Learned
 
 MOST_CHANGES = 4
 """So many of the changes on the way are said one by one."""
@@ -106,7 +111,7 @@ def closing_line(ran: api.Ran) -> str:
         from flatout.report import words  # the script has ended: before it started, this would have cost it time
 
         steps += f", {words.joules(outcome.energy.joules)} for all of the run"
-    return f"{steps}{_measured(ran)}{_changed(outcome)}{_at_work(ran)}{_failed(outcome)}{_raised(ran)}"
+    return f"{steps}{_measured(ran)}{_learned(ran)}{_changed(outcome)}{_at_work(ran)}{_failed(outcome)}{_raised(ran)}"
 
 
 def _at_work(ran: api.Ran) -> str:
@@ -137,24 +142,40 @@ def _changed(outcome: Outcome) -> str:
     return "".join(lines)
 
 
+def _learned(ran: api.Ran) -> str:
+    """What the run has found out about itself."""
+    if not ran.learning:
+        return ""
+    found = ran.outcome.learned
+    if found is None:
+        return "; it ended before it had learned anything"
+    tried = (
+        f"{len(found.trials)} set{'s' * (len(found.trials) != 1)} of levers tried in {found.took_s:.0f} s of training"
+    )
+    if not found.levers:
+        return f"; {tried}: nothing helps" + (f" ({found.stopped})" if found.stopped else "")
+    chosen = f"{tried}, which cost {found.lost_s:.0f} s of it: {label(found.levers)}"
+    return f"\n  {chosen}" + (f" ({found.stopped})" if found.stopped else "")
+
+
 def _measured(ran: api.Ran) -> str:
     outcome = ran.outcome
-    if not ran.engagement.levers:
+    if not ran.levers:
         return ""
     if not outcome.engaged:
         broke = any(failure.stage in ("engage", "release", "step") for failure in outcome.failures)
         return "; the levers were released" if broke else "; ended before the levers were engaged"
-    held = untoggled(ran.engagement.levers, ran.registry)
+    held = untoggled(ran.levers, ran.registry)
     compared = stats.compare(outcome.plain_s, outcome.plan_s) if outcome.plain_s else None
     if compared is None or not math.isfinite(compared.ratio):
         plan = ran.engagement.plan
         if outcome.num_busy > len(outcome.plan_s):
             return "; not checked: other processes used the CPU"
         why = "its levers cannot be toggled within a run"
-        if held != ran.engagement.levers:
+        if held != ran.levers:
             why = "`--fixed` toggles nothing" if ran.fixed else "too short a run to check it"
         return f"; not checked: {why}" if plan is None else f"; rests on the recorded {plan.ratio:.2f}x: {why}"
-    toggled = ", ".join(name for name in ran.engagement.levers if name not in held) if held else "the plan"
+    toggled = ", ".join(name for name in ran.levers if name not in held) if held else "the plan"
     interval = f"{compared.ratio:.2f}x [{compared.low:.2f}, {compared.high:.2f}]"
     if outcome.released:
         return f"; {toggled} made it slower here, {interval} against its own plain windows, and was released"
@@ -175,14 +196,28 @@ def _failed(outcome: Outcome) -> str:
 
 def _raised(ran: api.Ran) -> str:
     """That the script raised under levers, which may be the reason, and what the next run does about it."""
-    if ran.short_of_memory:
-        return f"\n  out of memory under the plan: the next run goes without {', '.join(ran.short_of_memory)}"
+    if ran.outcome.short_of_memory:
+        return f"\n  out of memory under the plan: the next run goes without {', '.join(ran.outcome.short_of_memory)}"
     raised = ran.outcome.raised
     if raised is None or raised.error == "KeyboardInterrupt" or not ran.outcome.is_engaged:
         return ""
     return (
         f"\n  it raised {raised.error} under {label(ran.engagement.levers)}: `--levers none` tells whether plain does"
     )
+
+
+def _learned_summary(found: Learned) -> dict[str, object]:
+    return {
+        "levers": {name: dict(settings) for name, settings in found.levers.items()},
+        "steps": found.num_steps,
+        "took_s": found.took_s,
+        "lost_s": found.lost_s,
+        "stopped": found.stopped,
+        "trials": [
+            {"levers": t.label, "outcome": t.outcome, "ratio": t.ratio, "agreement": t.agreement, "reason": t.reason}
+            for t in found.trials
+        ],
+    }
 
 
 def run_summary(ran: api.Ran) -> dict[str, object]:
@@ -194,7 +229,7 @@ def run_summary(ran: api.Ran) -> dict[str, object]:
         "exit_code": outcome.exit_code,
         "steps": outcome.num_steps,
         "steps_s": outcome.steps_s,
-        "levers": list(ran.engagement.levers),
+        "levers": list(ran.levers),
         "engaged": outcome.is_engaged,
         "released": outcome.released,
         "decisions": [
@@ -209,11 +244,12 @@ def run_summary(ran: api.Ran) -> dict[str, object]:
             for d in outcome.decisions
         ],
         "looking_s": outcome.looking_s,
+        "learned": None if outcome.learned is None else _learned_summary(outcome.learned),
         "inapplicable": dict(ran.inapplicable),
         "ratio": compared.ratio if compared is not None and known else None,
         "ratio_low": compared.low if compared is not None and known else None,
         "ratio_high": compared.high if compared is not None and known else None,
-        "left_out_next": list(ran.short_of_memory),
+        "left_out_next": list(ran.outcome.short_of_memory),
         "joules": outcome.energy.joules,
         "remarks": list(outcome.remarks),
         "processes": max(outcome.num_processes, 1),

@@ -7,6 +7,7 @@ import functools
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from flatout.cli import options
 
@@ -21,6 +22,7 @@ from flatout.cli import options
     "--fixed", is_flag=True, help="Never toggle a lever: two runs are as equal as the levers are deterministic."
 )
 @click.option("--recheck", is_flag=True, help="Test a plan that was made elsewhere before trusting it.")
+@click.option("--learn", is_flag=True, help="No plan: try levers on this very run, and go on under what wins.")
 @options.stores
 @options.json_file
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
@@ -28,8 +30,8 @@ from flatout.cli import options
 @options.script_words
 def command(  # noqa: PLR0913  one parameter per option
     words: tuple[str, ...], module: str | None, plan: Path | None, lever_names: str | None, accept: str, fixed: bool,
-    recheck: bool, keep_store: bool, store_memory: str | None, json_file: Path | None, quiet: bool, allow_writes: bool,
-    start_limit: str,
+    recheck: bool, learn: bool, keep_store: bool, store_memory: str | None, json_file: Path | None, quiet: bool,
+    allow_writes: bool, start_limit: str,
 ) -> None:  # fmt: skip
     """Run SCRIPT under its plan; stdout, files and exit code are the script's own.
 
@@ -49,9 +51,10 @@ def command(  # noqa: PLR0913  one parameter per option
         script=from_words(words, module),
         plan=plan,
         levers=options.names(lever_names),
-        accept=accept,
+        accept=_accepted(accept, learn=learn),
         fixed=fixed,
         recheck=recheck,
+        learn=learn,
         keep_store=keep_store,
         store_memory_bytes=memory_bytes,
     )
@@ -61,3 +64,9 @@ def command(  # noqa: PLR0913  one parameter per option
         )
         request = dataclasses.replace(request, terms=terms)
     run_in_foreground(request, json_file=json_file, quiet=quiet)
+
+
+def _accepted(accept: str, *, learn: bool) -> str:
+    """How far levers may go; a run that tries them on itself goes as far as rounding unless more was asked for."""
+    source = click.get_current_context().get_parameter_source("accept")
+    return "rounding" if learn and source is ParameterSource.DEFAULT else accept

@@ -13,10 +13,16 @@ from flatout.cli import options
 @click.option(
     "--budget",
     metavar="TIME",
-    help="Aim to be done in this time.  [default: 2m; 3m where a step takes over 0.2 s, 5m over 0.5 s]",
+    help="Aim to be done in this time.  [default: 2m; 3m where a step takes over 0.2 s, 5m over 1 s]",
 )
 @click.option(
     "--levers", "only", metavar="NAMES", help="Try only these, e.g. `bf16,threads`; `input`: for data; `none`: A/A."
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Steps that the run under the plan will have: what cannot earn itself back in them is not tried.",
 )
 @click.option("--without", metavar="NAMES", help="Leave these levers out.")
 @options.accept
@@ -27,9 +33,9 @@ from flatout.cli import options
 @click.option("-v", "--verbose", is_flag=True, help="Also list what was not tried, and why.")
 @options.script_words
 def command(  # noqa: PLR0913  one parameter per option
-    words: tuple[str, ...], module: str | None, budget: str | None, only: str | None, without: str | None, accept: str,
-    plan: Path | None, keep_store: bool, store_memory: str | None, allow_writes: bool, start_limit: str,
-    as_json: bool, verbose: bool,
+    words: tuple[str, ...], module: str | None, budget: str | None, only: str | None, steps: int | None,
+    without: str | None, accept: str, plan: Path | None, keep_store: bool, store_memory: str | None,
+    allow_writes: bool, start_limit: str, as_json: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Measure SCRIPT, diagnose it, try what could help, and keep what measurably wins.
 
@@ -45,6 +51,7 @@ def command(  # noqa: PLR0913  one parameter per option
     from flatout.run.script import from_words
 
     goal = api.Goal(
+        run_steps=steps,
         budget_s=None if budget is None else options.seconds(budget, "--budget"),
         choice=api.Choice(accept=accept, only=options.names(only), without=options.names(without) or ()),
         terms=api.Terms(

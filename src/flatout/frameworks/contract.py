@@ -47,8 +47,11 @@ class Framework(Protocol):
     def facts(self) -> Facts:
         """What the script turned out to do."""
 
-    def prepare(self, levers: Levers, *, endless: bool, trial: bool) -> None:
-        """Before the script continues: engage levers that do not wait for a step, and let loaders start over."""
+    def prepare(self, levers: Levers, *, endless: bool, trial: bool, learns: bool = False) -> None:
+        """Before the script continues: engage levers that do not wait for a step, and let loaders start over.
+
+        Where a run `learns`, its facts are looked for as in a trial.
+        """
 
     def vary_seeds(self, run: int) -> None:
         """Before the script continues: have it draw the random numbers of another run, its own in run 0."""

@@ -113,7 +113,9 @@ class Conductor:
         if self.spec.mode == "trial":
             self._watch_writes()
             self._watch_end()  # a script that fails before it trains is not measured, and the reason is wanted
-        self.framework.prepare(self.spec.levers, endless=self.spec.endless, trial=self.spec.mode == "trial")
+        self.framework.prepare(
+            self.spec.levers, endless=self.spec.endless, trial=self.spec.mode == "trial", learns=self.spec.learns
+        )
         self.framework.attach(self)
 
     def _forget_in_fork(self) -> None:
@@ -323,7 +325,8 @@ class Conductor:
             if self.spec.mode == "run" and self.spec.levers:
                 self._toggle(self.spec.levers, "plan")
             if self.spec.mode != "trial":
-                if not self.spec.levers and not self.spec.keep_losses:  # nothing is engaged, nothing will be checked
+                asked = self.spec.levers or self.spec.keep_losses or self.spec.learns
+                if not asked:  # nothing is engaged, nothing will be checked
                     self.framework.coast()
                     self._coasting = True
                 self._open_free_window()
@@ -464,7 +467,7 @@ class Conductor:
                 found["stacks"], num_steps=len(window.step_s), wall_s=sum(window.step_s), levers=window.order.levers
             )
             self._write_numbered(stacks, window.order.number)
-        if window.order.purpose == "trial" or self._unproven & {*evidence}:
+        if window.order.purpose in ("trial", "learn") or self._unproven & {*evidence}:
             self._note_effects(evidence, missing, window.order.number)
 
     def _note_effects(self, evidence: Mapping[str, str], missing: Mapping[str, str], order: int) -> None:

@@ -1,8 +1,8 @@
 """How does the user's own run go on under a plan? In the foreground, as the very process that plain Python would be.
 
 In: a script and levers. Out: the exit code of the script, its trace, and what was measured on the way. The parent
-only listens: it passes windows to whoever watches over the plan (`check` at first, then `guard`), and their asks to
-the run. Signals, terminal and exit status are the script's.
+only listens: it passes windows to who watches over the levers (`watch`), and to the run what is asked. Signals,
+terminal and exit status are the script's.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flatout.energy import Energy
 from flatout.errors import RecordError, UsageError
 from flatout.plan import Lever
-from flatout.run.check import Check
 from flatout.run.energy_counters import RUN_EVERY_S, EnergyMeter
-from flatout.run.guard import Decision, Guard
+from flatout.run.guard import Decision
 from flatout.run.launch import POLL_S, Launch, discard_channels, environment_for, session_files, write_session
 from flatout.run.orders import Order, SessionSpec, encode
-from flatout.run.pairs_in_run import Ask, Sides
+from flatout.run.pairs_in_run import Answer, Ask
 from flatout.run.signals import Signals
-from flatout.trace import End, Facts, Failure, Header, Levers, Ready, Record, Remark, Toggle, Window
+from flatout.run.watch import Learner, Watch
+from flatout.trace import Agreement, End, Facts, Failure, Header, Levers, Ready, Record, Remark, Toggle, Window
 from flatout.trace_file import Follower
 
 LISTEN_EVERY_S = 0.25
@@ -44,9 +45,12 @@ class Outcome:
         released: Whether the check at the start released the plan because it was slower here.
         decisions: What was decided about the plan later on.
         looking_s: What looking at it later on has cost the run, seconds.
+        learned: What the run found out about itself (`flatout.trials.learn.Learned`); None where it did not.
+        header: Of the process that trains.
         engaged: What was engaged in the end.
         failures: What went wrong on our side.
         raised: What the script itself raised in the end, where it did.
+        short_of_memory: Levers that the next runs under this plan leave out, because memory ran out under them.
         facts: What the script turned out to do.
         evidence: Lever to proof.
         remarks: What the process had to say in the end.
@@ -69,11 +73,14 @@ class Outcome:
     released: bool = False
     decisions: list[Decision] = field(default_factory=list)
     looking_s: float = 0.0
+    learned: Any = None
+    header: Header | None = None
     engaged: bool = False
     recorded: bool = True
     """Whether there was a folder for the trace; else the script ran plainly."""
     failures: list[Failure] = field(default_factory=list)
     raised: Failure | None = None
+    short_of_memory: tuple[str, ...] = ()
     facts: Facts | None = None
     evidence: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
@@ -120,6 +127,8 @@ class Foreground:
     store_folders: tuple[str, ...] = ()
     """Where items are kept on the disk."""
     store_memory_bytes: int | None = None
+    learner: Learner | None = None
+    """Who tries levers on the run; then there is no plan."""
     launcher: bool = False
     """Whether the command starts the training processes, of which each writes a trace of its own."""
 
@@ -132,11 +141,11 @@ def run(what: Foreground) -> Outcome:
     """
     prepared = _prepare(what)
     if prepared is None:
-        return _Watch(what, None).watch(None)
+        return _Listener(what, None).watch(None)
     launch, environment = prepared
     orders = os.open(launch.session.orders or "", os.O_RDWR | os.O_CLOEXEC)
     try:
-        return _Watch(what, launch.session, orders).watch(environment)
+        return _Listener(what, launch.session, orders).watch(environment)
     finally:
         os.close(orders)
         discard_channels(launch.session)
@@ -150,6 +159,7 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
         mode="run",
         **session_files(what.run_folder, "run"),  # type: ignore[arg-type]
         levers=what.levers,
+        learns=what.learner is not None,
         per_process=what.launcher,
         script=what.script,
         arguments=what.arguments,
@@ -171,8 +181,8 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
     return launch, environment
 
 
-class _Watch:
-    """Listens to one run, and checks its plan."""
+class _Listener:
+    """Listens to one run, and passes on what it says and what is asked of it."""
 
     def __init__(self, what: Foreground, session: SessionSpec | None, orders: int = -1) -> None:
         self._what = what
@@ -180,15 +190,15 @@ class _Watch:
         self._follower = Follower(session.trace) if session is not None else None
         self._outcome = Outcome(recorded=session is not None)
         self._number = 0
-        self._check: Check | None = None
-        self._guard: Guard | None = None
+        self._watch: Watch | None = None
         self._awaited = -1
         """Number of the order whose answer is awaited."""
+        self._answer: list[Record] = []
+        """What has come since the last answer."""
         self._last: Window | None = None
         self._begun_s: float | None = None
         self._former_steps = 0
         self._former_s = 0.0
-        self._kept = untoggled(what.levers, what.registry)
         self._meter = EnergyMeter()
 
     def watch(self, environment: Mapping[str, str] | None) -> Outcome:
@@ -240,25 +250,22 @@ class _Watch:
         except RecordError:  # a torn line costs what stood in it
             return
         except Exception:  # noqa: BLE001  what breaks here costs the summary: if we ended, the run would end with us
-            self._follower = self._check = self._guard = None
+            self._follower = self._watch = None
 
     def _note(self, record: Record) -> None:
         outcome = self._outcome
+        self._answer.append(record)
         if isinstance(record, Header):
-            self._begin_process()
+            self._begin_process(record)
         elif isinstance(record, Window):
             self._note_window(record)
         elif isinstance(record, Facts):
             outcome.facts = record
         elif isinstance(record, Toggle):
-            self._note_toggle(record)
+            if self._watch is not None:
+                self._watch.toggled(record.took_s)
         elif isinstance(record, Failure):
-            if record.stage == "script":
-                outcome.raised = record
-            else:
-                outcome.failures.append(record)
-                if record.stage in ("engage", "release", "step"):  # the levers are off now
-                    outcome.engaged = False
+            self._note_failure(record)
         elif isinstance(record, Remark):
             outcome.remarks.append(record.text)
         elif isinstance(record, End):
@@ -269,14 +276,25 @@ class _Watch:
         elif isinstance(record, Ready):
             self._answered(record)
 
-    def _begin_process(self) -> None:
+    def _note_failure(self, failure: Failure) -> None:
+        if failure.stage == "script":
+            self._outcome.raised = failure
+            return
+        if self._watch is not None and self._watch.is_learning:  # a candidate's affair: it stands in its trial
+            return
+        self._outcome.failures.append(failure)
+        if failure.stage in ("engage", "release", "step"):  # the levers are off now
+            self._outcome.engaged = False
+
+    def _begin_process(self, header: Header) -> None:
         """A process that trains has begun; the script may start one after the other."""
         self._former_steps, self._former_s = self._outcome.num_steps, self._outcome.steps_s
         self._begun_s = self._last = None
-        self._check = self._guard = None
-        self._awaited = -1
+        self._watch = None
+        self._awaited, self._answer = -1, []
         self._outcome.ended = False
         self._outcome.began = True
+        self._outcome.header = header
 
     def _note_window(self, window: Window) -> None:
         self._last = window
@@ -284,93 +302,76 @@ class _Watch:
         if self._begun_s is None:
             self._begun_s = window.start_s
         self._outcome.steps_s = self._former_s + window.start_s + sum(window.step_s) - self._begun_s
-        if self._guard is not None and self._awaited < 0 and window.order < 0:
-            self._do(self._guard.free(window))
-
-    def _note_toggle(self, toggle: Toggle) -> None:
-        if self._guard is not None:
-            self._guard.toggled(toggle.took_s)
-            self._outcome.looking_s = self._guard.cost_s
-
-    # -- watching over the plan ----------------------------------------------------------------------------------
+        if self._watch is not None and self._awaited < 0 and window.order < 0:
+            self._answer = []
+            self._do(self._watch.free(window))
 
     def _settled(self) -> None:
-        """The levers have been engaged: check them, where that is wanted and possible."""
-        what, facts = self._what, self._outcome.facts
-        self._outcome.engaged = bool(what.levers) and not any(f.stage == "engage" for f in self._outcome.failures)
-        distributed = facts is not None and facts.distributed  # one rank cannot decide
-        if what.toggle and self._outcome.engaged and not distributed and set(self._kept) != set(what.levers):
-            compiles = any(what.registry[name].compiles for name in what.levers)
-            sides = Sides(plan=what.levers, without=self._kept, compiles=compiles)
-            step_s = facts.warm_up_step_s if facts is not None else 0.0
-            self._check = Check(sides, step_s if step_s > 0 else 0.1)  # not a number fails this, too
-            self._do(self._check.begin())
+        """The levers have been engaged: watch over them, where that is wanted and possible."""
+        what, outcome = self._what, self._outcome
+        outcome.engaged = bool(what.levers) and not any(f.stage == "engage" for f in outcome.failures)
+        distributed = outcome.facts is not None and outcome.facts.distributed  # one rank cannot decide
+        wanted = what.learner is not None or (what.toggle and outcome.engaged)
+        if wanted and not distributed:
+            self._watch = Watch(
+                what.levers, what.registry, learner=what.learner, num_steps=lambda: self._outcome.num_steps
+            )
+            self._do(self._watch.begin(outcome.facts))
 
     def _answered(self, ready: Ready) -> None:
+        found, self._answer = self._answer, []
         if ready.order < 0:
             self._settled()
         if ready.order < 0 or ready.order != self._awaited:
             return
         self._awaited = -1
-        if not self._outcome.engaged:  # the plan broke while it was being looked at
-            if self._check is not None or self._guard is not None:
-                self._check = self._guard = None
-                self._do(Ask(levers=self._kept, purpose="run"))
+        watch = self._watch
+        if watch is None:
             return
-        window = self._last if self._last is not None and self._last.order == ready.order else None
-        if self._check is not None:
-            self._do(self._check.answered(window))
-            self._note_check(self._check)
-        elif self._guard is not None:
-            self._do(self._guard.answered(window))
-            self._outcome.decisions = self._guard.decisions
-            self._outcome.looking_s = self._guard.cost_s
+        if not self._outcome.engaged and not watch.is_learning:  # the plan broke while it was being looked at
+            self._do(watch.broken())
+            return
+        self._do(watch.answered(_answer(ready, found)))
+        self._note_watch(watch)
 
-    def _note_check(self, check: Check) -> None:
-        """What the check has come to; when it is over, the guard takes its place."""
+    def _note_watch(self, watch: Watch) -> None:
         outcome = self._outcome
-        outcome.plan_s, outcome.plain_s, outcome.num_busy = check.plan_s, check.plain_s, check.num_busy
-        if not check.over:
-            return
-        outcome.released = check.released
-        gaps = [plain_s - plan_s for plain_s, plan_s in zip(check.plain_s, check.plan_s, strict=True)]
-        gap_s = sum(gaps) / len(gaps) * (-1 if check.released else 1) if gaps else None
-        self._check = None
-        self._guard = Guard(
-            check.sides,
-            engaged=not check.released,
-            num_steps=lambda: outcome.num_steps,
-            gap_s=gap_s,
-            alarm=check.alarm,
-        )
+        outcome.plan_s, outcome.plain_s, outcome.num_busy = watch.plan_s, watch.plain_s, watch.num_busy
+        outcome.released, outcome.decisions, outcome.looking_s = watch.released, watch.decisions, watch.looking_s
+        if watch.learned is not None and outcome.learned is None:
+            outcome.learned, outcome.engaged = watch.learned, bool(watch.plan)
 
     def _do(self, ask: Ask | None) -> None:
         if ask is None:
             return
         order = Order(
             number=self._number,
-            kind="window",
+            kind=ask.kind,
             purpose=ask.purpose,
             levers=ask.levers,
             num_steps=ask.num_steps,
             skip_steps=ask.skip_steps,
             limit_s=ask.limit_s,
             reason=ask.reason,
+            observe=ask.observe,
         )
         self._awaited = order.number
         self._number += 1
         try:
             os.write(self._orders, encode(order).encode())
         except OSError:
-            self._check = self._guard = None
-            self._awaited = -1
+            self._watch, self._awaited = None, -1
 
 
-def untoggled(levers: Levers, registry: Mapping[str, Lever]) -> Levers:
-    """Levers that the check leaves engaged: those that wait for an epoch or a process, and the partners of these.
-
-    One thread is there because a worker takes a core: with the worker and without it is nothing that plain ever is.
-    """
-    held = {name for name in levers if registry[name].toggles != "step"}
-    held |= {name for name in levers for other in held if name in registry[other].partners}
-    return {name: settings for name, settings in levers.items() if name in held}
+def _answer(ready: Ready, found: list[Record]) -> Answer:
+    """What came back with the answer to an order."""
+    mine = [record for record in found if getattr(record, "order", -1) == ready.order]
+    toggles = [record for record in mine if isinstance(record, Toggle)]
+    return Answer(
+        window=next((record for record in reversed(mine) if isinstance(record, Window)), None),
+        num_steps=ready.num_steps,
+        agreement=next((record for record in reversed(mine) if isinstance(record, Agreement)), None),
+        evidence={name: proof for toggle in toggles for name, proof in toggle.evidence.items()},
+        missing={name: why for toggle in toggles for name, why in toggle.missing.items()},
+        failures=tuple(record for record in found if isinstance(record, Failure)),
+    )

@@ -26,7 +26,7 @@ CLEARED = 20.0
 """The evidence that ends a look without a change, as a multiple of even odds."""
 
 JUMP = 1.10
-"""A step time that is so many times what it was gives reason to look."""
+"""A step time that is so many times what it was, and beyond all that the last windows had, gives reason to look."""
 
 NUM_JUMPED = 2
 """So many windows in a row have to show it: one may be a pause of the machine."""
@@ -209,7 +209,9 @@ class Guard:
             self._own.append(step_s)
             return
         usual_s = median(self._own)
-        jumped = step_s > JUMP * usual_s or (not self.engaged and step_s * JUMP < usual_s)
+        slower = step_s > max(JUMP * usual_s, *self._own)
+        quicker = step_s < min(usual_s / JUMP, *self._own)
+        jumped = slower or (quicker and not self.engaged)
         if not jumped:
             self._own.append(step_s)
             self._odd.clear()

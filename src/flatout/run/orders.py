@@ -79,6 +79,7 @@ class SessionSpec:
         seed_run: Which random numbers the script draws: its own in run 0, others in each other run; None: untouched.
         keep_losses: Whether losses are recorded although nothing is engaged.
         list_read: Folders of which it is listed what the script reads there; empty: nothing is listed.
+        learns: Whether levers will be tried on this run (`run`), so that facts are wanted as in a trial.
         lives_with: Process id of the parent that the child must not outlive; None: the run is the user's.
     """
 
@@ -102,6 +103,7 @@ class SessionSpec:
     seed_run: int | None = None
     keep_losses: bool = False
     list_read: tuple[str, ...] = ()
+    learns: bool = False
     lives_with: int | None = None
 
 

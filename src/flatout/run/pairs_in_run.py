@@ -6,11 +6,12 @@ In: step times. Out: `Ask`s, and `Pair`s once both of their windows are there. A
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 from flatout.run.orders import settling_steps
-from flatout.trace import FOREIGN_LIMIT, Levers, Window
+from flatout.trace import FOREIGN_LIMIT, Agreement, Failure, Levers, Window
 
 WINDOW_S = 0.3
 LIMIT_S = 1.0
@@ -31,6 +32,8 @@ class Ask:
         skip_steps: Steps before them that are not measured.
         limit_s: It answers after so many seconds at the latest.
         reason: A decision, noted in the trace; empty where none was made.
+        kind: `window`, or `compare` for the numbers of one step, whose checks are the purpose.
+        observe: What a window looks at: `ends`, `phases`.
     """
 
     levers: Levers
@@ -39,6 +42,29 @@ class Ask:
     skip_steps: int = 0
     limit_s: float = LIMIT_S
     reason: str = ""
+    kind: Literal["window", "compare"] = "window"
+    observe: Literal["ends", "phases"] = "ends"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came back.
+
+    Attributes:
+        window: What was measured; None where nothing was.
+        num_steps: Steps of the run up to here.
+        agreement: Differences of numbers, where they were asked for.
+        evidence: Lever to the proof that it took effect.
+        missing: Lever to why there is none.
+        failures: What went wrong meanwhile.
+    """
+
+    window: Window | None
+    num_steps: int = 0
+    agreement: Agreement | None = None
+    evidence: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,34 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from flatout import output_file
 from flatout.plan import Lever, Plan
+from flatout.run.folder import ROOT
+from flatout.run.foreground import Outcome
+from flatout.running import Engagement
 from flatout.trace import Levers
 
 FILE = "out-of-memory.json"
 FORMAT = 1
+
+
+def without(chosen: Engagement) -> Engagement:
+    """The plan's levers without those under which this script ran out of memory here."""
+    if chosen.plan is None or not (names := left_out(Path(ROOT), chosen.plan)):
+        return chosen
+    levers = {name: settings for name, settings in chosen.levers.items() if name not in names}
+    line = f"{chosen.line}; without {', '.join(names)}: out of memory before, see `{ROOT}/{FILE}`"
+    return replace(chosen, levers=levers, line=line)
+
+
+def note_if_any(chosen: Engagement, outcome: Outcome, registry: Mapping[str, Lever]) -> None:
+    """Where memory ran out in a run, have the next one go without what took it."""
+    if chosen.plan is not None and chosen.levers and outcome.out_of_memory:
+        names = suspects(chosen.levers, registry)
+        outcome.short_of_memory = names if note(Path(ROOT), chosen.plan, names) else ()
 
 
 def suspects(levers: Levers, registry: Mapping[str, Lever]) -> tuple[str, ...]:

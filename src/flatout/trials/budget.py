@@ -8,7 +8,7 @@ import time
 from flatout.errors import Inconclusive
 
 Defaults = tuple[tuple[float, float], ...]
-TUNE_DEFAULTS_S: Defaults = ((0.5, 300.0), (0.2, 180.0), (0.0, 120.0))
+TUNE_DEFAULTS_S: Defaults = ((1.0, 300.0), (0.2, 180.0), (0.0, 120.0))
 WHY_DEFAULTS_S: Defaults = ((0.0, 60.0),)
 """What is taken where nothing was asked for; of steps slower than the first number too few windows fit into less."""
 

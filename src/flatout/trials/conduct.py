@@ -65,10 +65,12 @@ class Goal:
         budget_s: Aimed wall time; None for a default that suits the steps, see `flatout.trials.budget`.
         choice: Which levers.
         terms: How the script may be run.
+        run_steps: Steps of the run that is tuned for; None where that is not known.
         exactly: Try this one set and nothing else (a plan that is checked again).
     """
 
     exactly: Levers | None = None
+    run_steps: int | None = None
     budget_s: float | None = None
     choice: search.Choice = field(default_factory=search.Choice)
     terms: Terms = field(default_factory=Terms)
@@ -113,6 +115,8 @@ class Conduct:
         self.trials: list[Trial] = []
         self.untried: list[Untried] = []
         self.stopped = ""
+        self.too_dear: dict[str, str] = {}
+        """Levers that the run cannot earn back, and why."""
         self.short_budget_s: float | None = None
         self.judging_s = 0.0
         """The longest that comparing numbers took, which nothing ends early."""
@@ -223,7 +227,7 @@ class Conduct:
             self._stage("trying plain as if it were a candidate")
             self.trials.append(self.try_out(Candidate(levers={})))
             return
-        while (candidate := search.next_candidate(space, self.trials)) is not None:
+        while (candidate := search.next_candidate(space, self.trials, self._pays(space))) is not None:
             if not self._fits(candidate):
                 left = "for more" if self.trials else "for a first candidate"
                 self.stopped = f"the budget of {self.budget.total_s:.0f} s was too short {left}"
@@ -237,11 +241,30 @@ class Conduct:
 
     def _fits(self, candidate: Candidate) -> bool:
         """Whether what is left of the budget suffices for a candidate."""
-        left_s = self.budget.left_s - self._reserve_s()
-        needed_s = stats.MIN_PAIRS * self._pair_s(candidate.levers) + self.judging_s
-        if any(self.levers[name].compiles for name in candidate.levers):
-            needed_s += COMPILE_S
-        return left_s >= needed_s
+        return self.budget.left_s - self._reserve_s() >= self._least_s(candidate)
+
+    def _least_s(self, candidate: Candidate) -> float:
+        """Seconds that trying a candidate takes at the least."""
+        compiles = any(self.levers[name].compiles for name in candidate.levers)
+        least_s = stats.MIN_PAIRS * self._pair_s(candidate.levers) + self.judging_s
+        return least_s + (COMPILE_S if compiles else 0.0)
+
+    def _pays(self, space: search.Space) -> Callable[[Candidate], bool]:
+        """Whether the run that is tuned for can earn back what trying a candidate costs; yes where nobody knows."""
+        if self.goal.run_steps is None:
+            return lambda candidate: True
+        run_s = self.goal.run_steps * self.bench.step_guess_s
+
+        def pays(candidate: Candidate) -> bool:
+            won_s, cost_s = search.gain_s(candidate, space, self.trials, run_s), self._least_s(candidate)
+            if won_s < cost_s:
+                for name in candidate.levers:
+                    self.too_dear.setdefault(
+                        name, f"could save {won_s:.0f} s of the run, trying it takes {cost_s:.0f} s"
+                    )
+            return won_s >= cost_s
+
+        return pays
 
     def _reserve_s(self) -> float:
         """What measuring the best again will take."""
@@ -264,7 +287,8 @@ class Conduct:
         for candidate in space.singles:
             for name in candidate.levers:
                 if name not in tried and all(u.lever != name for u in self.untried):
-                    self.untried.append(Untried(lever=name, reason=self.stopped or "the search ended before it"))
+                    reason = self.too_dear.get(name) or self.stopped or "the search ended before it"
+                    self.untried.append(Untried(lever=name, reason=reason))
 
     def try_out(self, candidate: Candidate) -> Trial:
         """Measure one candidate, and judge its numerics where it is fast enough to matter."""

@@ -109,7 +109,7 @@ def measure(bench: Bench, levers: Levers, extent: Extent, baseline: Levers | Non
     plain: Levers = baseline or {}
     begun_s = time.perf_counter()
     number = 0
-    while not _done(pairs, extent):
+    while not is_done(pairs, extent):
         num = len(pairs.baseline_s)
         enough = num >= extent.min_pairs or number >= 2 * extent.min_pairs  # where others disturb, there may be none
         if enough and time.perf_counter() > extent.deadline_s:
@@ -134,7 +134,7 @@ def measure(bench: Bench, levers: Levers, extent: Extent, baseline: Levers | Non
     return pairs
 
 
-def _done(pairs: Pairs, extent: Extent) -> bool:
+def is_done(pairs: Pairs, extent: Extent) -> bool:
     """Look, where a look is due; what it may spend of the errors goes with what has been measured."""
     num = len(pairs.baseline_s)
     if extent.enough == "known" and is_hopeless(pairs):

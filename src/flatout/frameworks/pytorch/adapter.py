@@ -66,12 +66,13 @@ class PyTorch:
 
     # -- attach --------------------------------------------------------------------------------------------------
 
-    def prepare(self, levers: Levers, *, endless: bool, trial: bool) -> None:
+    def prepare(self, levers: Levers, *, endless: bool, trial: bool, learns: bool = False) -> None:
         """See `Framework.prepare`."""
         self.loaders.endless = endless
         self.loaders.reopen = trial
+        self.loaders.studies = trial or learns
         self._memory = PeakMemory(ours=trial)
-        if trial:  # now, and not midway: a script that freezes what is there has the collector walk what comes later
+        if trial or learns:  # now: a script that freezes what is there has the collector walk what comes later
             import flatout.frameworks.pytorch.pipeline.engine  # noqa: F401
         self.loaders.install()
         for name, settings in levers.items():

@@ -29,7 +29,7 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
     """The facts as they stand now."""
     devices = {p.device.type for p in session.parameters()}
     loaders = tuple(_loader(loader, session) for loader in session.loaders.training)
-    if session.loaders.reopen:  # a trial, in which the sources of datasets were read
+    if session.loaders.studies:  # a trial or a run that learns, in which the sources of datasets were read
         from flatout.frameworks.pytorch.pipeline.syntax import forget
 
         forget()

@@ -53,7 +53,7 @@ class Loaders:
         """Worker attributes that replace the script's own while a pass is opened; empty means as the script says."""
         self.reopen = False
         """Whether training passes that are under way open again when `settings` change (in a trial)."""
-        self.endless = False
+        self.endless = self.studies = False
         self.replay_batch = False
         self.num_steps, self.num_restarts = 0, 0
         self.num_changed = 0
@@ -246,7 +246,7 @@ class Loaders:
 
     def why_not(self, part: Part | Literal["workers"], loader: DataLoader[Any], *, for_workers: bool) -> str | None:
         """Why a part of the input pipeline cannot compute a loader's batches; None where it can."""
-        if not (self.reopen or self._pipeline is not None or IN_PROCESS in self.settings):
+        if not (self.studies or self._pipeline is not None or IN_PROCESS in self.settings):
             return NOT_LOOKED_AT  # reading a dataset takes a while
         why: str | None = getattr(self.pipeline, part).why_not(loader, for_workers=for_workers)
         return why

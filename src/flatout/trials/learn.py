@@ -1,0 +1,323 @@
+"""How does a run find its own plan while it trains? The search of `tune`, asked of the user's own process in windows.
+
+In: the facts of a run that has settled, and its answers. Out: `Ask`s, one after the other, and in the end `Learned`.
+Nothing is thrown away: each window's steps are steps of the training. So only levers that can be toggled between two
+steps are tried, and what trying has cost is known at any moment: the time since it began, less what the steps made
+meanwhile would have taken under the best set so far.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Literal
+
+from flatout import __version__, agreement, search, stats
+from flatout.anatomy import dissect
+from flatout.ceilings import Machine
+from flatout.diagnosis import Diagnosis
+from flatout.errors import Inconclusive
+from flatout.plan import PLAN_FORMAT, Candidate, Lever, Plan, Trial
+from flatout.run.foreground import Outcome
+from flatout.run.pairs_in_run import Answer, Ask
+from flatout.running import Here
+from flatout.trace import FOREIGN_LIMIT, Agreement, Facts, Levers, Window
+from flatout.trials.pairs import SCREENING, STRETCH, Extent, Pairs, is_done, note
+from flatout.trials.window_size import Size, size_for
+
+MOST_LOST_S = 30.0
+"""What trying may cost the run in all, measured against a run that had the best plan from the start."""
+
+MOST_TOOK_S = 90.0
+"""How long it may try things where it has not found out yet what that costs: the best may come last."""
+
+COMPILE_S = 20.0
+"""What engaging a lever that compiles is expected to take, seconds."""
+
+WAIT_S, MOST_WAITS = 3.0, 40
+"""Where others use the CPU the run goes on plainly for so long, and is looked at again; so many times in all."""
+
+NUM_PLAIN = 8
+NUM_TAKEN_APART = 3
+WINDOW_LIMIT_S = 1.5
+"""A window ends here at the latest: a candidate may be many times slower than plain."""
+
+NOT_HERE = "cannot be toggled between two steps, so that a run cannot try it on itself; `flatout tune` can"
+UNKNOWN = Diagnosis(binding="unknown", sentence="", evidence=(), bounds=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What a run has found out about itself.
+
+    Attributes:
+        levers: The best set; empty where plain is.
+        trials: All that was tried.
+        num_steps: Steps made meanwhile.
+        took_s: Seconds that it took, all of them training.
+        lost_s: How much further the run would be with this set from the start, seconds.
+        stopped: Why not everything was tried; empty where it was.
+    """
+
+    levers: Levers
+    trials: tuple[Trial, ...] = ()
+    num_steps: int = 0
+    took_s: float = 0.0
+    lost_s: float = 0.0
+    stopped: str = ""
+
+
+Asking = Generator[Ask, Answer, Learned]
+
+
+def plan_of(outcome: Outcome, here: Here, run: str) -> Plan | None:
+    """What a run has learned, as a plan for the next; None where its check, or what came later, denies it."""
+    learned, header = outcome.learned, outcome.header
+    trial = next((t for t in learned.trials if t.levers == learned.levers), None) if learned is not None else None
+    compared = stats.compare(outcome.plain_s, outcome.plan_s) if outcome.plain_s else None
+    if trial is None or header is None or compared is None or compared.verdict != "faster" or not outcome.is_engaged:
+        return None
+    plain_s, plan_s = (stats.summarize(side).median for side in (outcome.plain_s, outcome.plan_s))
+    return Plan(
+        format=PLAN_FORMAT,
+        flatout=__version__,
+        script=here.script,
+        arguments=here.arguments,
+        levers=learned.levers,
+        ratio=compared.ratio,
+        ratio_low=compared.low,
+        ratio_high=compared.high,
+        num_pairs=compared.num_pairs,
+        agreement=f"{trial.class_}: {trial.agreement_detail}",
+        class_=trial.class_,
+        baseline_steps_per_s=1 / plain_s,
+        tuned_steps_per_s=1 / plan_s,
+        machine=here.machine(),
+        python=header.python,
+        framework=header.framework,
+        framework_version=header.framework_version,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        run=run,
+    )
+
+
+@dataclass(slots=True)
+class Learning:
+    """One run that tries levers on itself."""
+
+    levers: Mapping[str, Lever]
+    machine: Machine
+    choice: search.Choice
+    facts: Facts
+    trials: list[Trial] = field(default_factory=list)
+    stopped: str = ""
+    _size: Size = field(default_factory=lambda: Size(num_steps=5, skip_steps=0, loader_skip_steps=0))
+    _plain_s: float = 0.0
+    _noise: float = 0.0
+    _first: tuple[int, float] | None = None
+    """Steps and time at the start."""
+    _last: tuple[int, float] = (0, 0.0)
+    _busy: bool = False
+    _num_waits: int = 0
+    _waited_s: float = 0.0
+    _draw: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def asking(self) -> Asking:
+        """Try what may help, until nothing is left or trying has cost what it may."""
+        space = yield from self._space()
+        while (candidate := search.next_candidate(space, self.trials)) is not None:
+            yield from self._wait_for_quiet()
+            if self._num_waits >= MOST_WAITS:
+                self.stopped = "other processes used the CPU"
+                break
+            self.stopped = self._too_dear(candidate)
+            if self.stopped:
+                break
+            self.trials.append((yield from self._try_out(candidate)))
+        best = search.best_of(self.trials)
+        return Learned(
+            levers=best.levers if best is not None else {},
+            trials=tuple(self.trials),
+            num_steps=self._last[0] - (self._first or self._last)[0],
+            took_s=self._last[1] - (self._first or self._last)[1],
+            lost_s=self._lost_s(),
+            stopped=self.stopped,
+        )
+
+    # -- the plain run -------------------------------------------------------------------------------------------
+
+    def _space(self) -> Generator[Ask, Answer, search.Space]:
+        """Look at the run as it is: how long its steps take, how they differ, and where their time goes."""
+        self._resize((yield from self._window({})))
+        plain: list[Window] = []
+        for _ in range(NUM_PLAIN):
+            window = yield from self._window({})
+            plain += [window] if window is not None else []
+        self._resize(plain[-1] if plain else None)
+        times = [w.training_step_s for w in plain if w.training_step_s > 0]
+        if times:
+            self._plain_s = stats.summarize(times).median
+        half = len(times) // 2
+        if half > 1:
+            self._noise = stats.scatter(times[: 2 * half : 2], times[1 : 2 * half : 2])
+        apart: list[Window] = []
+        for _ in range(NUM_TAKEN_APART):
+            window = yield from self._window({}, observe="phases")
+            apart += [window] if window is not None else []
+        toggled = {name: lever for name, lever in self.levers.items() if lever.toggles == "step"}
+        try:
+            anatomy = dissect(apart)
+        except Inconclusive:
+            self.stopped = "no step could be taken apart"
+            return search.Space(singles=(), untried=())
+        return search.space_of(toggled, self.facts, self.machine, (anatomy, UNKNOWN), self.choice)
+
+    def _resize(self, window: Window | None) -> None:
+        if window is not None and window.training_step_s > 0:
+            self._size = size_for(window.training_step_s, None)
+
+    def _wait_for_quiet(self) -> Generator[Ask, Answer, None]:
+        """Go on plainly while others use the CPU: nothing that is measured then would be worth its cost."""
+        while self._busy and self._num_waits < MOST_WAITS:
+            self._num_waits += 1
+            begun_s = self._last[1]
+            steps = max(int(WAIT_S / self._plain_s), 1) if self._plain_s > 0 else 1
+            rest = Size(num_steps=steps, skip_steps=0, loader_skip_steps=0)
+            answer = yield replace(self._ask({}, rest), limit_s=WAIT_S)
+            self._keep(answer)
+            self._waited_s += self._last[1] - begun_s
+
+    # -- one candidate -------------------------------------------------------------------------------------------
+
+    def _try_out(self, candidate: Candidate) -> Generator[Ask, Answer, Trial]:
+        """Measure one candidate beside plain, and compare its numbers where it is faster."""
+        class_ = search.widest_class(candidate.levers, self.levers)
+        begun_s = self._last[1]
+        pairs = Pairs(noise=self._noise)
+        problem = yield from self._measure(candidate.levers, pairs)
+        if problem:
+            return Trial(levers=candidate.levers, outcome="failed", reason=problem, class_=class_)
+        trial = self._trial_of(candidate, pairs, class_)
+        if pairs.missing:
+            name, why = next(iter(pairs.missing.items()))
+            trial = replace(trial, outcome="failed", reason=f"{name} took no effect: {why}")
+        elif (trial.ratio or 0.0) > 1.0:
+            trial = yield from self._judged(trial)
+        return replace(trial, took_s=self._last[1] - begun_s)
+
+    def _measure(self, levers: Levers, pairs: Pairs) -> Generator[Ask, Answer, str]:
+        """Pairs of windows until the candidate is known well enough; why it failed, or an empty text."""
+        extent = Extent(looks=SCREENING, enough="known", purpose="learn", deadline_s=math.inf)
+        for _ in range(2 * extent.looks.at[-1]):
+            if is_done(pairs, extent):
+                break
+            candidate_first = self._draw.random() < 0.5
+            size = self._size.stretched(self._draw.uniform(1 - STRETCH, 1 + STRETCH))
+            windows: dict[bool, Window | None] = {}
+            for side in (True, False) if candidate_first else (False, True):
+                answer = yield self._ask(levers if side else {}, size)
+                self._keep(answer)
+                if answer.failures:
+                    return answer.failures[0].message.partition("\n")[0] or answer.failures[0].error
+                windows[side] = answer.window
+                if side:
+                    pairs.evidence.update(answer.evidence)
+                    pairs.missing = {n: why for n, why in answer.missing.items() if n not in pairs.evidence}
+            plain, other = windows[False], windows[True]
+            if plain is not None and other is not None:
+                note(pairs, plain, other, candidate_first=candidate_first)
+            if len(pairs.baseline_s) > 1 and self._lost_s() > MOST_LOST_S:
+                break
+            yield from self._wait_for_quiet()
+        return ""
+
+    def _trial_of(self, candidate: Candidate, pairs: Pairs, class_: str) -> Trial:
+        compared = pairs.compare()
+        ratios = [a / b for a, b in zip(pairs.baseline_s, pairs.candidate_s, strict=True)]
+        ratio, low, high = compared.ratio, compared.low, compared.high
+        if not math.isfinite(ratio) and ratios:
+            ratio, low, high = stats.summarize(ratios).median, min(ratios), max(ratios)
+        known = math.isfinite(ratio)
+        return Trial(
+            levers=candidate.levers,
+            outcome=compared.verdict,
+            reason=pairs.given_up or compared.reason,
+            ratio=ratio if known else None,
+            ratio_low=low if known else None,
+            ratio_high=high if known else None,
+            num_pairs=len(ratios),
+            num_discarded=pairs.num_discarded,
+            class_=class_,
+            baseline_step_s=tuple(pairs.baseline_s),
+            candidate_step_s=tuple(pairs.candidate_s),
+            candidate_first=tuple(pairs.candidate_first),
+            evidence=pairs.evidence,
+        )
+
+    def _judged(self, trial: Trial) -> Generator[Ask, Answer, Trial]:
+        """Numbers of the run's own steps under the levers, beside plain; everything is put back afterwards."""
+        compared = {name: s for name, s in trial.levers.items() if not self.levers[name].checks_itself}
+        checks = tuple(c for c in search.checks_of(compared, self.levers) if c != "batches")
+        points: list[Agreement] = []
+        while checks and (
+            len(points) < 2 or agreement.needs_more_points(points, self._judgement(points, trial, checks))
+        ):
+            answer = yield Ask(levers=trial.levers, kind="compare", purpose=" ".join(checks))
+            self._keep(answer)
+            none = Agreement(levers=trial.levers, differences=(), missing="no answer came")
+            points.append(answer.agreement or none)
+        judgement = self._judgement(points, trial, checks)
+        found = replace(trial, agreement=judgement.verdict, agreement_detail=judgement.detail)
+        if judgement.verdict == "disagrees":
+            return replace(found, outcome="disagrees", reason=judgement.detail)
+        return found
+
+    def _judgement(self, points: Sequence[Agreement], trial: Trial, checks: tuple[str, ...]) -> agreement.Judgement:
+        return agreement.judge(points, trial.class_ if checks else "exact", checks)
+
+    # -- asking, and what it costs -------------------------------------------------------------------------------
+
+    def _window(
+        self, levers: Levers, observe: Literal["ends", "phases"] = "ends"
+    ) -> Generator[Ask, Answer, Window | None]:
+        answer = yield self._ask(levers, self._size, observe)
+        self._keep(answer)
+        return answer.window
+
+    def _ask(self, levers: Levers, size: Size, observe: Literal["ends", "phases"] = "ends") -> Ask:
+        return Ask(
+            levers=levers,
+            purpose="learn",
+            num_steps=size.num_steps,
+            skip_steps=size.skip_steps,
+            limit_s=WINDOW_LIMIT_S,
+            observe=observe,
+        )
+
+    def _keep(self, answer: Answer) -> None:
+        window = answer.window
+        if window is not None:
+            self._busy = (window.foreign_fraction or 0.0) > FOREIGN_LIMIT
+            self._last = answer.num_steps, window.start_s + sum(window.step_s)
+            if self._first is None:
+                self._first = answer.num_steps - window.num_steps, window.start_s
+
+    def _lost_s(self) -> float:
+        """How much further the run would be, had it had the best set so far from the start."""
+        if self._first is None or not self._plain_s > 0:
+            return 0.0
+        best = search.best_of(self.trials)
+        step_s = self._plain_s / (best.ratio or 1.0) if best is not None else self._plain_s
+        return max(self._last[1] - self._first[1] - (self._last[0] - self._first[0]) * step_s, 0.0)
+
+    def _too_dear(self, candidate: Candidate) -> str:
+        """Why trying ends here; empty where it may go on."""
+        more_s = COMPILE_S if any(self.levers[name].compiles for name in candidate.levers) else 0.0
+        if self._lost_s() + more_s >= MOST_LOST_S:
+            would = f", and compiling would cost {more_s:.0f} s" if more_s else ""
+            return f"trying has cost {self._lost_s():.0f} s of the {MOST_LOST_S:.0f} s that it may{would}"
+        took_s = self._last[1] - (self._first or self._last)[1] - self._waited_s
+        return f"{took_s:.0f} s were tried" if took_s > MOST_TOOK_S else ""
