@@ -12,6 +12,10 @@ from typing import Any, Protocol
 from flatout.trace import Agreement, Census, Facts, Levers, Scaling, Toggle
 
 
+class NotReleased(RuntimeError):
+    """A lever could not be taken back: what is measured in this process from now on is neither plain nor a trial."""
+
+
 class StepListener(Protocol):
     """Who is told of steps: the conductor."""
 
@@ -56,7 +60,11 @@ class Framework(Protocol):
         """Record losses in windows that observe no phases, too."""
 
     def engage(self, levers: Levers) -> Toggle:
-        """Engage exactly these levers; all others are released."""
+        """Engage exactly these levers; all others are released.
+
+        Raises:
+            NotReleased: One of them could not be taken back; the others were, and nothing was engaged.
+        """
 
     def evidence(self) -> tuple[dict[str, str], dict[str, str]]:
         """Lever to proof of effect, and lever to why none could be shown, for what is engaged."""

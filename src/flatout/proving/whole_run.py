@@ -195,7 +195,7 @@ def _launch(setting: Setting, side: Side, seed: int, name: str, scratch: Path) -
         arguments=script.arguments,
         cache_folder=str(setting.run_folder.resolve() / "compiled"),
         cores_quota=setting.machine.cores_quota,
-        flatout_started_unix_s=time.time(),
+        flatout_started_s=time.perf_counter(),
         seed_run=None if setting.seed_option else seed,
         keep_losses=True,
         list_read=tuple({str(Path.cwd()), str(script.folder or Path.cwd())}),

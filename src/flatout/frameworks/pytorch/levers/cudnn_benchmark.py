@@ -21,6 +21,7 @@ class CudnnBenchmark(Lever):
     class_ = "rounding"
     shortens: ClassVar = ("forward", "backward")
     check = "gradients"
+    takes_memory = True
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """Convolutions on a GPU."""

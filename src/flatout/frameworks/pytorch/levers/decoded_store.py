@@ -27,6 +27,7 @@ class DecodedStore(Lever):
     shortens: ClassVar = ("data",)
     toggles = "step"
     check = "batches"
+    takes_memory = True
     checks_itself = True
     conflicts: ClassVar = ("workers", "pixel_threads")
     contains: ClassVar = ("pixel_threads",)

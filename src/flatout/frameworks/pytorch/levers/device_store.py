@@ -27,6 +27,7 @@ class DeviceStore(Lever):
     class_ = "exact"
     shortens: ClassVar = ("copy",)
     check = "batches"
+    takes_memory = True
     checks_itself = True
     partners: ClassVar = ("sample_store", "device_prefetch")
 

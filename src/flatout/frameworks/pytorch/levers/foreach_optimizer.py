@@ -21,6 +21,7 @@ class ForeachOptimizer(Lever):
     class_ = "rounding"
     shortens: ClassVar = ("optimizer",)
     check = "updates"
+    takes_memory = True
     conflicts: ClassVar = ("fused_optimizer",)
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:

@@ -35,6 +35,7 @@ class PrefetchFactor(Lever):
     shortens: ClassVar = ("data",)
     toggles = "epoch"
     check = "batches"
+    takes_memory = True
     conflicts: ClassVar = ("workers", "virtual_workers")
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:

@@ -29,6 +29,7 @@ class SampleStore(Lever):
     shortens: ClassVar = ("data",)
     toggles = "step"
     check = "batches"
+    takes_memory = True
     checks_itself = True
     conflicts: ClassVar = ("workers", "fused_fetch")
     contains: ClassVar = ("fused_fetch",)

@@ -49,6 +49,7 @@ class Workers(Lever):
     shortens: ClassVar = ("data",)
     toggles = "epoch"
     check = "batches"
+    takes_memory = True
     partners: ClassVar = ("threads",)  # a worker and a model of as many threads as cores take each other's
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
