@@ -18,6 +18,7 @@ from flatout.api import Ran
 from flatout.ceilings import Machine
 from flatout.cli.foreground import run_summary
 from flatout.diagnosis import Bound, Diagnosis
+from flatout.facts import Facts
 from flatout.lever_rows import LeverRow
 from flatout.metric import Metric
 from flatout.plan import PLAN_FILE, PLAN_FORMAT, Plan, Trial
@@ -29,7 +30,7 @@ from flatout.run.foreground import Outcome
 from flatout.running import Engagement
 from flatout.samples import Samples
 from flatout.store_folder import KeptStore, Removed
-from flatout.trace import Facts, Header
+from flatout.trace import Header
 from reference_records import fenced, record_table, table
 
 Row = tuple[str, str, str]

@@ -15,11 +15,12 @@ from typing import Any
 from flatout import stats
 from flatout.anatomy import AS_IT_COMES, Anatomy
 from flatout.ceilings import differences
+from flatout.facts import Facts
 from flatout.plan import label
 from flatout.result import Result
 from flatout.samples import Samples
 from flatout.stats import Comparison
-from flatout.trace import OUTSIDE, PHASES, Facts
+from flatout.trace import OUTSIDE, PHASES
 
 FORMAT = 1  # 1: first version
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from flatout.ceilings import Machine
-from flatout.trace import PHASES, Facts, Levers, Setting
+from flatout.facts import Facts
+from flatout.trace import PHASES, Levers, Setting
 
 #: What a lever may change, from nothing to the model's function; each class includes those before it.
 CLASSES = ("exact", "rounding", "precision", "statistical", "semantics")

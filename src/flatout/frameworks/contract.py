@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from flatout.trace import Agreement, Census, Facts, Levers, Scaling, Toggle
+from flatout.facts import Facts
+from flatout.trace import Agreement, Census, Levers, Scaling, Toggle
 
 
 class NotReleased(RuntimeError):

@@ -18,6 +18,7 @@ from flatout import metric as metrics
 from flatout import metric_file, running
 from flatout.ceilings import Machine
 from flatout.errors import FlatoutError, RecordError
+from flatout.facts import Facts
 from flatout.metric import Metric, Reading
 from flatout.plan import Lever
 from flatout.proof import Side, WholeRun
@@ -28,7 +29,7 @@ from flatout.run.launch import Child, Launch, session_files
 from flatout.run.orders import SessionSpec
 from flatout.run.script import Script
 from flatout.run.trackers import QUIET_TRACKERS
-from flatout.trace import End, Facts, Failure, Header, Inputs, Levers, Record, Toggle, Window
+from flatout.trace import End, Failure, Header, Inputs, Levers, Record, Toggle, Window
 
 POLL_S = 0.05
 """How often output is looked at: so sure is the moment at which a line came."""

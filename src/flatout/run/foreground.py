@@ -17,6 +17,7 @@ from typing import Any
 
 from flatout.energy import Energy
 from flatout.errors import RecordError, UsageError
+from flatout.facts import Facts
 from flatout.plan import Lever
 from flatout.run.energy_counters import RUN_EVERY_S, EnergyMeter
 from flatout.run.guard import Decision
@@ -25,7 +26,7 @@ from flatout.run.orders import Order, SessionSpec, encode
 from flatout.run.pairs_in_run import Answer, Ask
 from flatout.run.signals import Signals
 from flatout.run.watch import Learner, Watch
-from flatout.trace import Agreement, End, Facts, Failure, Header, Levers, Ready, Record, Remark, Toggle, Window
+from flatout.trace import Agreement, End, Failure, Header, Levers, Ready, Record, Remark, Toggle, Window
 from flatout.trace_file import Follower
 
 LISTEN_EVERY_S = 0.25

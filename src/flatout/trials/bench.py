@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import Inconclusive, cannot_write
+from flatout.facts import Facts
 from flatout.plan import Lever
 from flatout.run import isolation
 from flatout.run.folder import NEEDED_BYTES
@@ -27,19 +28,7 @@ from flatout.run.script import Script
 from flatout.run.trackers import QUIET_TRACKERS
 from flatout.stacks import Stacks
 from flatout.store_folder import stores_folder
-from flatout.trace import (
-    Agreement,
-    Census,
-    Facts,
-    Header,
-    Levers,
-    Record,
-    Refused,
-    Scaling,
-    Setting,
-    Toggle,
-    Window,
-)
+from flatout.trace import Agreement, Census, Header, Levers, Record, Refused, Scaling, Setting, Toggle, Window
 from flatout.trials.ends import CandidateFailed, Kills, not_released, raise_failures
 from flatout.trials.terms import Terms
 from flatout.trials.unmeasurable import cannot_measure

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flatout.facts import Facts
 from flatout.frameworks.contract import StepListener
 from flatout.frameworks.pytorch import facts as fact_finding
 from flatout.frameworks.pytorch.calls import Calls
@@ -24,7 +25,7 @@ from flatout.frameworks.pytorch.observer import Observer
 from flatout.frameworks.pytorch.session import Session
 from flatout.frameworks.pytorch.steps import Steps
 from flatout.interruptions import raised_by_handler
-from flatout.trace import Agreement, Census, Facts, Levers, Scaling, Toggle
+from flatout.trace import Agreement, Census, Levers, Scaling, Toggle
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.census import OperationCounter
