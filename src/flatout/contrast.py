@@ -238,9 +238,8 @@ def _seen_s(anatomy: Anatomy, name: str, *, known: bool = True) -> float | None:
 
     `known` says whether both runs looked for the same phases; if not, only those of the list are sure to have been.
     """
-    looked = (
-        anatomy.num_windows > 0 and name not in anatomy.not_observed and (known or name in {*PHASES} - {*AS_IT_COMES})
-    )
+    sure = known or name in {*PHASES} - {*AS_IT_COMES}
+    looked = sure and anatomy.num_windows > 0 and name not in anatomy.not_observed
     return {**anatomy.outside_s, **anatomy.phases_s}.get(name, 0.0 if looked else None)
 
 
