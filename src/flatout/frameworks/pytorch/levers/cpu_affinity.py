@@ -40,6 +40,8 @@ class CpuAffinity(Lever):
             return f"fewer than {FEWEST_CORES} cores: threads have hardly anywhere to be moved to"
         if facts.device != "cpu":
             return "the work is on the GPU"
+        if any(loader.num_workers for loader in facts.loaders):
+            return "the loader's workers would share the one core that the main thread is bound to"
         if any(name in os.environ for name in ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")):
             return "the environment decides already"
         return None
