@@ -43,6 +43,7 @@ LOADED_IN_THE_USERS_PROCESS = {
     "flatout",
     "flatout.ceilings",
     "flatout.errors",
+    "flatout.facts",
     "flatout.interruptions",
     "flatout.frameworks",
     "flatout.frameworks.contract",

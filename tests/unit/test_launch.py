@@ -10,7 +10,7 @@ import pytest
 
 from flatout.errors import MachineError
 from flatout.records import from_json
-from flatout.run import launch
+from flatout.run import kin, launch
 from flatout.run.launch import BOOTSTRAP, Child, Ended, Launch, environment_for, session_files, write_session
 from flatout.run.orders import SessionSpec
 from flatout.trace import Failure, Ready
@@ -58,6 +58,7 @@ def test_the_environment_reaches_the_bootstrap_and_can_be_restored(tmp_path, mon
     assert found["PYTHONPATH"] == f"{BOOTSTRAP}:/a:/b"
     assert (found["FLATOUT_PYTHONPATH"], found["OMP_NUM_THREADS"]) == ("/a:/b", "2")
     assert found["FLATOUT_SESSION"] == str(tmp_path / "s.json")
+    assert "FLATOUT_PYTHONPATH" in found and "HOME" not in environment_for(tmp_path, {"HOME": None})
     monkeypatch.setenv("PYTHONPATH", "")
     assert environment_for(tmp_path, {})["FLATOUT_PYTHONPATH"] == ""
     monkeypatch.delenv("PYTHONPATH")
@@ -161,6 +162,18 @@ def test_ending_a_child_ends_all_that_it_started_whatever_they_ignore(launched, 
     child.end()  # again does nothing
 
 
+def test_a_program_that_the_child_gave_a_session_of_its_own_ends_with_it(launched, tmp_path):
+    code = (
+        "own = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+        "open('pids', 'w').write(str(own.pid))\n" + READY + "time.sleep(60)"
+    )
+    with Child(launched(code, folder=tmp_path)) as child:
+        child.ready(20.0)
+        pid = int((tmp_path / "pids").read_text())
+        assert alive(pid)
+    assert not alive(pid)
+
+
 def test_an_exception_inside_ends_the_child_as_well(launched):
     with pytest.raises(KeyboardInterrupt), Child(launched(READY + "time.sleep(60)")) as child:
         child.ready(20.0)
@@ -185,7 +198,7 @@ def test_many_children_leave_no_descriptor_and_no_process(launched, tmp_path):
         assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["output-1.log", "trace-1.jsonl"]
         (tmp_path / "trace-1.jsonl").unlink()
     assert sorted(os.listdir("/proc/self/fd")) == before
-    assert launch.members(os.getsid(0)), "the walk through /proc finds nobody"
+    assert os.getpid() in {one.pid for one in kin.living()}, "the walk through /proc finds nobody"
 
 
 def test_the_end_of_a_long_output_is_kept(tmp_path):

@@ -492,6 +492,14 @@ def test_a_single_step_or_a_constant_timeline_is_no_problem():
     assert figures.timeline(thinned.dots(replace(RESULTS["lenet"], timeline=(one, one)))) is not None
 
 
+def test_every_phase_has_a_colour_on_the_page_in_the_light_and_in_the_dark():
+    style = Path(html.__file__).with_name("page.css").read_text(encoding="utf-8")
+    for phase in PHASES:
+        name = figures.phase_colour(phase)
+        assert svg.colour(name)
+        assert style.count(f"--{name}: #") == 2 and f'[data-tint="{name}"]' in style
+
+
 # -- a proof -----------------------------------------------------------------------------------------------------------
 
 

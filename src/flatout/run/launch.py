@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from flatout.errors import cannot_write
 from flatout.records import to_json
+from flatout.run.kin import Kin
 from flatout.run.orders import Order, SessionSpec, encode
 from flatout.trace import End, Failure, Header, Ready, Record
 from flatout.trace_file import Follower
@@ -29,17 +30,6 @@ POLL_S = 0.02
 #: Variables that have done their work when the process has started: the bootstrap puts the user's in their place, for
 #: the script and for what it starts. It knows these names as well.
 READ_AT_START = ("LD_PRELOAD", "MALLOC_CONF", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD")
-
-#: Documented variables by which experiment trackers are switched off, so that a trial reports nothing.
-QUIET_TRACKERS = {
-    "WANDB_MODE": "disabled",
-    "WANDB_SILENT": "true",
-    "COMET_MODE": "DISABLED",
-    "NEPTUNE_MODE": "debug",
-    "MLFLOW_TRACKING_URI": "",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "CLEARML_OFFLINE_MODE": "1",
-}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -86,7 +76,7 @@ class Launch:
         session: What the child is told.
         run_folder: Where its files go.
         name: Tells the children of one run folder apart.
-        environment: Variables set on top of the user's.
+        environment: Variables set on top of the user's; None takes one away.
         folder: The working folder.
     """
 
@@ -94,7 +84,7 @@ class Launch:
     session: SessionSpec
     run_folder: Path
     name: str
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str | None] = field(default_factory=dict)
     folder: Path = field(default_factory=Path.cwd)
 
 
@@ -108,15 +98,15 @@ def session_files(run_folder: Path, name: str) -> dict[str, str]:
     }
 
 
-def environment_for(session_path: Path, extra: Mapping[str, str], *, passed_on: bool = False) -> dict[str, str]:
+def environment_for(session_path: Path, extra: Mapping[str, str | None], *, passed_on: bool = False) -> dict[str, str]:
     """The user's environment with the bootstrap in front; what it hides is restored by the bootstrap itself.
 
     Args:
         session_path: What the child is told.
-        extra: Variables set on top of the user's.
+        extra: Variables set on top of the user's; None takes one away.
         passed_on: Whether what is read as a process starts is for the processes that the command starts.
     """
-    found = {**os.environ, **extra}
+    found = {name: value for name, value in {**os.environ, **extra}.items() if value is not None}
     for name in () if passed_on else READ_AT_START:
         if name in extra:
             own = os.environ.get(name)
@@ -161,6 +151,7 @@ class Child:
         self._follower = Follower(launch.session.trace)
         self._log: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._kin: Kin  # from its start on
         self._orders = -1
         self._number = 0
         self.records: list[Record] = []
@@ -194,6 +185,7 @@ class Child:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        self._kin = Kin(self._process.pid)
 
     def __exit__(self, *_: object) -> None:
         self.end()
@@ -205,8 +197,11 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
-        return self._process is not None and self._process.poll() is None
+        """Whether the process still runs; while it does, what will tell its leftovers is noted."""
+        if self._process is None or self._process.poll() is not None:
+            return False
+        self._kin.look()
+        return True
 
     @property
     def exit_code(self) -> int:
@@ -226,12 +221,12 @@ class Child:
         return self.records
 
     def end(self) -> None:
-        """Kill the child and everything in its session; nothing of the script runs any more, no handler either."""
+        """Kill the child and everything that it started; nothing of the script runs any more, no handler either."""
         process, self._process = self._process, None
         if process is not None:
-            kill_session(process.pid)
+            self._kin.kill()
             process.wait()
-            kill_session(process.pid)
+            self._kin.close()
         if self._orders >= 0:
             os.close(self._orders)
             self._orders = -1
@@ -328,32 +323,3 @@ def tail(path: Path, num_bytes: int = 4000) -> str:
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def kill_session(session: int) -> None:
-    """Kill every process of a session: the leader's group first, then whoever made a group of his own in it."""
-    for _ in range(3):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(session, signal.SIGKILL)
-        left = members(session)
-        if not left:
-            return
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
-        time.sleep(0.01)
-
-
-def members(session: int) -> list[int]:
-    """Living processes of a session, from `/proc`; empty where there is no `/proc`."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[3] == str(session) and fields[0] not in ("Z", "X"):
-            found.append(int(entry.name))
-    return found
