@@ -147,6 +147,20 @@ def test_a_loader_of_fewer_items_than_a_batch_is_left_and_that_is_why_nothing_is
     assert watched.pytorch.evidence() == ({}, {"batch_size": "no loader that it could change was made"})
 
 
+def test_a_loader_that_is_made_anew_around_its_batches_has_them_and_the_facts_say_so(under):
+    watched = under(32)
+    batches = DataLoader(ITEMS, batch_sampler=loader().batch_sampler)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    for _ in range(9):
+        for batch in batches:
+            optimizer.zero_grad()
+            model(batch[:, None] / 64).square().mean().backward()
+            optimizer.step()
+    assert "18 updates" in watched.pytorch.evidence()[0]["batch_size"]
+    assert BatchSize().applies(watched.pytorch.facts(), MACHINE) is None
+
+
 def test_after_the_release_loaders_are_the_scripts_and_the_class_is_as_it_was(under):
     before = DataLoader.__init__
     watched = under(32)

@@ -59,6 +59,12 @@ def why_not_resized(loader: DataLoader[Any]) -> str | None:
     return None
 
 
+def why_not_here(session: Session, loader: DataLoader[Any]) -> str | None:
+    """The same in a run, in which loaders may be made anew around batches of ours."""
+    resized = session.kept.get(BatchSize.name)
+    return None if resized is not None and resized.has_made(loader) else why_not_resized(loader)
+
+
 def without_rule(names: tuple[str, ...]) -> str | None:
     """That no rule is known for the learning rate of some of these classes of optimizers; None where it is for all."""
     unknown = [name for name in names if name not in RULES]
@@ -224,10 +230,14 @@ class Resized:
         self._made.add(batches)
         self.former.add(int(former or self.num))
 
+    def has_made(self, loader: DataLoader[Any]) -> bool:
+        """Whether the loader's batches are ours."""
+        return loader.batch_sampler in self._made
+
     def _look(self) -> None:
         """Which loaders feed the training now: those of a function that has returned are gone in the end."""
         for loader in self._loaders.training:
-            if loader.batch_sampler in self._made:
+            if self.has_made(loader):
                 self._feeds = True
             elif not self._left:
                 self._left = why_not_resized(loader) or f"a pass has fewer than {self.num} items"
