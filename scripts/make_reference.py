@@ -83,7 +83,7 @@ _CLASSES = {
     "semantics": (
         "batch size, learning rate, the model",
         "`flatout prove`, and by you",
-        "`--accept semantics`",
+        "never by `tune`; `prove` and `run` take them with `--levers` and `--accept semantics`",
     ),
 }
 
@@ -102,7 +102,7 @@ def levers() -> str:
             lever.class_,
             ", ".join(lever.shortens),
             _TOGGLES[lever.toggles],
-            lever.check,
+            "whole runs" if lever.class_ == "semantics" else lever.check,
             lever.summary,
         ]
         for lever in found

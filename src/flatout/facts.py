@@ -74,6 +74,8 @@ class LoaderFacts:
     """Why the pixel work of its batches cannot be done by several threads; None where it can."""
     why_not_read_ahead: str | None = "not looked at"
     """Why reading the files of its next batches ahead would bring nothing; None where it may."""
+    why_not_resized: str | None = "not looked at"
+    """Why its batches cannot be of another size; None where they can."""
 
 
 NOT_LOOKED_AT = "looked at in a trial only"

@@ -15,7 +15,7 @@ from flatout import plan_file, result, store_folder
 from flatout.ceilings import Ceilings, Machine
 from flatout.errors import FlatoutError, MachineError, UsageError
 from flatout.frameworks.pytorch.levers import registry
-from flatout.plan import CLASSES, PLAN_FILE, allows, input_levers
+from flatout.plan import CLASSES, ONLY_PROVED, PLAN_FILE, allows, input_levers, typed
 from flatout.result import Result
 from flatout.run import calibrate, folder, isolation
 from flatout.run.machine import read_machine
@@ -151,7 +151,7 @@ def _check_goal(goal: Goal, machine: Machine) -> None:
 def _check_named(choice: Choice, machine: Machine) -> None:
     """Where levers were named, one of them can be tried; else minutes would be spent on a foregone answer."""
     named = [registry()[name] for name in choice.only or () if name not in choice.without]
-    refused = [lever for lever in named if not allows(choice.accept, lever.class_)]
+    refused = [lever for lever in named if lever.class_ == "semantics" or not allows(choice.accept, lever.class_)]
     lacking = {lever.name: why for lever in named if (why := lever.lacks(machine)) is not None}
     if not named or any(lever not in refused and lever.name not in lacking for lever in named):
         return
@@ -160,6 +160,12 @@ def _check_named(choice: Choice, machine: Machine) -> None:
             "no lever of `--levers` can be engaged on this machine",
             cause="; ".join(f"{name} {why}" for name, why in lacking.items()),
             hint="install it, or name other levers",
+        )
+    if all(lever.class_ == "semantics" for lever in refused):
+        raise UsageError(
+            "no lever of `--levers` can be tried",
+            cause="; ".join(f"{lever.name} {ONLY_PROVED}" for lever in refused),
+            hint=f"`flatout prove --levers {','.join(map(typed, refused))} --accept semantics`",
         )
     wanted = max((lever.class_ for lever in refused), key=CLASSES.index)
     raise UsageError(

@@ -34,6 +34,10 @@ RESERVED = ("free_data", "input", "none", "plain")
 Outcome = Literal["faster", "slower", "no difference", "inconclusive", "disagrees", "failed", "ruled out"]
 
 
+#: Why levers of class semantics are never tried, only proved.
+ONLY_PROVED = "changes what is trained: only `prove` judges it"
+
+
 def allows(accepted: str, wanted: str) -> bool:
     """Whether `--accept accepted` admits a lever of class `wanted`.
 
@@ -72,6 +76,8 @@ class Lever(ABC):
     """The one setting that must be given, e.g. `num`; None where the lever has none."""
     least: ClassVar[int] = 0
     """The smallest value that it may have, where it is a number."""
+    most: ClassVar[int] = 1024
+    """The largest; more threads or workers than any machine has cores."""
     choices: ClassVar[tuple[str, ...]] = ()
     """The words that it may be; empty where it is a number."""
     optional: ClassVar[bool] = False
@@ -122,6 +128,13 @@ class Lever(ABC):
     def evidence(self, session: Any) -> str | None:
         """Proof that it took effect in the steps since `engage`, or None where none was seen."""
         return None
+
+
+def typed(lever: Lever) -> str:
+    """How a lever is named among `--levers`, with `N` where it needs a number."""
+    if lever.parameter is None or lever.optional:
+        return lever.name
+    return f"{lever.name}={lever.choices[0] if lever.choices else 'N'}"
 
 
 def input_levers(levers: Mapping[str, Lever], *, together: Machine | None = None) -> tuple[str, ...]:

@@ -334,11 +334,7 @@ def _notes(runs: Sequence[WholeRun], pairs: _Pairs, levers: Levers) -> list[str]
         for a, b in _beside(pairs)
         if a.num_readings != b.num_readings
     ]
-    lines += [
-        f"seed {a.seed}: {a.num_steps} steps {first}, {b.num_steps} {second}"
-        for a, b in _beside(pairs)
-        if a.num_steps != b.num_steps
-    ]
+    lines += _notes_on_steps(pairs, first, second)
     doubled = next((r.doubled for r in runs if r.doubled), "")
     if doubled:
         lines.append(f"the metric is found more than once in the line `{doubled}`: the last one counts")
@@ -347,6 +343,14 @@ def _notes(runs: Sequence[WholeRun], pairs: _Pairs, levers: Levers) -> list[str]
     if busy > 0.1:
         lines.append(f"other processes used up to {100 * busy:.0f} % of the CPU during a run: times are less sure")
     return lines
+
+
+def _notes_on_steps(pairs: _Pairs, first: str, second: str) -> list[str]:
+    """Where the runs of a seed made another number of steps; one line where it is the same with every seed."""
+    numbers = [(f"seed {a.seed}", a.num_steps, b.num_steps) for a, b in _beside(pairs)]
+    if len(numbers) > 1 and len({(a, b) for _, a, b in numbers}) == 1:
+        numbers = [("every seed", *numbers[0][1:])]
+    return [f"{which}: {a} steps {first}, {b} {second}" for which, a, b in numbers if a != b]
 
 
 def _notes_on_levers(runs: Sequence[WholeRun], levers: Levers) -> list[str]:

@@ -92,6 +92,7 @@ def _levers_typed(request: ProveRequest) -> str:
     words = [] if request.plan is None else ["--plan", str(request.plan)]
     if request.levers is not None:
         words += ["--levers", ",".join(request.levers) or "none"]
+    words += [] if request.accept == ProveRequest().accept else ["--accept", request.accept]
     return shlex.join(words)
 
 
@@ -103,7 +104,6 @@ def _rest_typed(request: ProveRequest) -> str:
     words += [f"--seed-option={request.seed_option}"] if request.seed_option else []
     words += [] if request.aim.margin is None else ["--margin", f"{request.aim.margin}"]
     words += [] if request.aim.target is None else ["--target", f"{request.aim.target}"]
-    words += [] if request.accept == ProveRequest().accept else ["--accept", request.accept]
     words += [] if request.isolate else ["--allow-writes"]
     return shlex.join(words)
 

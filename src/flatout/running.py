@@ -18,9 +18,6 @@ from flatout.facts import NOT_LOOKED_AT, Facts
 from flatout.plan import CLASSES, PLAN_FILE, Lever, Plan, allows, input_levers, label
 from flatout.trace import Levers, Setting
 
-MOST = 1024
-"""The largest number that a lever takes: more threads or workers than any machine has cores."""
-
 EACH_CLASS = "each class admits those before it: " + ", ".join(CLASSES)
 
 
@@ -125,6 +122,10 @@ def _as_named(levers: Levers, wish: Wish, here: Here) -> Engagement:
             hint=f"`flatout tune --accept exact --levers {batches} {here.script}`, then run under its plan",
         )
     beside = "; numbers were not compared" if unchecked else ""
+    trained = [lever.name for lever in chosen if lever.class_ == "semantics"]
+    if trained:
+        changes = f"{'change' if len(trained) > 1 else 'changes'} what is trained"
+        beside = f"; {' and '.join(trained)} {changes}: only `flatout prove` judges that"
     return Engagement(levers=levers, line=f"levers {label(levers)}, as you said{beside}")
 
 
@@ -190,8 +191,8 @@ def check_settings(lever: Lever, settings: Mapping[str, Setting]) -> None:
         wanted, what = value in lever.choices, f"one of {', '.join(lever.choices)}"
     else:
         number = isinstance(value, int) and not isinstance(value, bool)
-        wanted = number and lever.least <= value <= MOST  # type: ignore[operator]
-        what = f"a whole number from {lever.least} to {MOST}"
+        wanted = number and lever.least <= value <= lever.most  # type: ignore[operator]
+        what = f"a whole number from {lever.least} to {lever.most}"
     if not wanted:
         raise UsageError(
             f"the lever `{lever.name}` needs a {'word' if lever.choices else 'number'}"

@@ -15,7 +15,7 @@ from flatout.anatomy import Anatomy
 from flatout.ceilings import Machine
 from flatout.diagnosis import Diagnosis
 from flatout.facts import Facts
-from flatout.plan import CLASSES, Candidate, Lever, Trial, allows
+from flatout.plan import CLASSES, ONLY_PROVED, Candidate, Lever, Trial, allows, typed
 from flatout.result import NOT_NAMED, Untried
 from flatout.trace import Levers
 
@@ -105,6 +105,8 @@ def _left_out(lever: Lever, choice: Choice) -> str | None:
         return NOT_NAMED
     if lever.name in choice.without:
         return "left out by `--without`"
+    if lever.class_ == "semantics":
+        return f"{ONLY_PROVED} (`flatout prove --levers {typed(lever)} --accept semantics`)"
     if choice.only is None and lever.only_by_name:
         return f"only by name (`--levers {lever.name}`): {lever.only_by_name}"
     if not allows(choice.accept, lever.class_):

@@ -193,6 +193,26 @@ def test_a_lever_that_is_not_at_work_proves_nothing_and_costs_one_seed(tmp_path)
     assert done.stderr.count("under the plan") == 1
 
 
+def test_another_batch_size_is_proved_though_its_runs_have_fewer_steps_and_the_next_command_can_be_typed(tmp_path):
+    words = (*ACCURACY, "--seeds", "3", "--target", "0.6", "--levers", "batch_size=64", "--accept", "semantics")
+    done = prove(*words, PROVED, "--loader", "--epochs", "4", folder=tmp_path)
+    said = " ".join(done.stdout.split())
+    assert done.returncode in (0, 1, 6) and "nothing was proved" not in said, done.stderr
+    assert "every seed: 64 steps without the plan, 32 with it" in said
+    assert "batch_size changes what is trained: only `flatout prove` judges that" in " ".join(done.stderr.split())
+    found = json.loads(next((tmp_path / ".flatout").glob("*/runs.jsonl")).read_text().splitlines()[-1])
+    assert "idle" not in found or not found["idle"]
+
+
+def test_batches_that_the_script_makes_itself_are_not_changed_and_nothing_is_proved(tmp_path):
+    words = (*ACCURACY, "--seeds", "3", "--levers", "batch_size=64", "--accept", "semantics")
+    done = prove(*words, PROVED, "--epochs", "2", folder=tmp_path)
+    assert done.returncode == 6, done.stderr
+    assert "nothing of the plan was at work (batch_size: no DataLoader feeds the training)" in " ".join(
+        done.stdout.split()
+    )
+
+
 def test_runs_of_another_configuration_are_not_held_beside_these(tmp_path):
     (tmp_path / "rate.json").write_text("0.05")
     source = Path(PROVED).read_text()

@@ -1,6 +1,6 @@
 """Learns a small regression in a second, and tells its metric in every way that `prove` reads one.
 
-`proved.py [--seed N] [--metric-file FILE] [--half] [--no-seeds] [--fail-under-plan] [--epochs N]`
+`proved.py [--seed N] [--metric-file FILE] [--half] [--no-seeds] [--fail-under-plan] [--epochs N] [--loader]`
 """
 
 import argparse
@@ -19,6 +19,7 @@ parser.add_argument("--metric-file", type=Path)
 parser.add_argument("--half", action="store_true", help="stop in the middle of writing the metric")
 parser.add_argument("--fixed", action="store_true", help="draw no random number that a seed decides")
 parser.add_argument("--exit", type=int, default=0)
+parser.add_argument("--loader", action="store_true", help="have a DataLoader make the batches")
 parser.add_argument("--text", action="store_true", help="print words where the number is expected")
 arguments = parser.parse_args()
 
@@ -34,11 +35,12 @@ if arguments.fixed:
         for parameter in model.parameters():
             parameter.copy_(torch.linspace(-0.5, 0.5, parameter.numel()).view_as(parameter))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+loader = torch.utils.data.DataLoader(range(512), batch_size=32, shuffle=True)
 rows = []
 for epoch in range(arguments.epochs):
     order = np.arange(512) if arguments.fixed else np.random.permutation(512)
-    for start in range(0, 512, 32):
-        batch = torch.from_numpy(order[start : start + 32])
+    batches = [torch.from_numpy(order[start : start + 32]) for start in range(0, 512, 32)]
+    for batch in loader if arguments.loader else batches:
         optimizer.zero_grad()
         loss = nn.functional.binary_cross_entropy_with_logits(model(features[batch])[:, 0], labels[batch])
         loss.backward()

@@ -230,6 +230,20 @@ def test_levers_that_were_named_are_engaged_without_a_plan():
     assert chosen == Engagement(levers={"bf16": {}, "threads": {"num": 1}}, line=line)
 
 
+def test_a_run_whose_training_is_another_one_says_at_once_that_only_a_proof_judges_it():
+    from flatout.frameworks.pytorch.levers import registry
+
+    there = replace(here(), registry=registry())
+    levers = parse_levers(("batch_size=2048",), there.registry, lambda: MACHINE)
+    with pytest.raises(UsageError) as caught:
+        engagement(Wish(levers=levers), there)
+    assert caught.value.hint == "`--accept semantics`"
+    chosen = engagement(Wish(levers=levers, accept="semantics"), there)
+    assert chosen.line == (
+        "levers batch_size=2048, as you said; batch_size changes what is trained: only `flatout prove` judges that"
+    )
+
+
 def test_no_levers_is_a_wish_too():
     found()
     assert (

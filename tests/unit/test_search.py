@@ -7,7 +7,7 @@ import pytest
 
 from flatout.diagnosis import Bound, Diagnosis
 from flatout.frameworks.pytorch.levers import registry as registry_of_levers
-from flatout.plan import Candidate, Trial, allows
+from flatout.plan import CLASSES, Candidate, Trial, allows
 from flatout.search import (
     Choice,
     Space,
@@ -248,6 +248,18 @@ def test_no_lever_above_the_accepted_class_is_proposed_and_each_is_named(accept)
     above = {name for name, each in LEVERS.items() if not allows(accept, each.class_)}
     assert {u.lever for u in where.untried} == above
     assert all(f"`--accept {LEVERS[u.lever].class_}`" in u.reason for u in where.untried)
+
+
+@pytest.mark.parametrize("only", [None, ("batches",)])
+@pytest.mark.parametrize("accept", CLASSES)
+def test_what_changes_the_training_is_never_tried_whatever_is_accepted_for_only_prove_judges_it(accept, only):
+    levers = {"batches": lever("batches", class_="semantics", parameter="num")}
+    where = space_of(levers, FACTS, MACHINE, (ANATOMY, DIAGNOSIS), Choice(accept=accept, only=only))
+    assert not where.singles
+    (left,) = where.untried
+    assert left.reason == (
+        "changes what is trained: only `prove` judges it (`flatout prove --levers batches=N --accept semantics`)"
+    )
 
 
 def test_a_lever_whose_phases_are_too_short_is_ruled_out_with_its_bound():

@@ -16,7 +16,7 @@ _CLASS_WORDS = {
     "rounding": "the order of float operations",
     "precision": "the width of floats",
     "statistical": "which random numbers are drawn; only with `--accept statistical`",
-    "semantics": "batch size, learning rate, the model; only with `--accept semantics`",
+    "semantics": "batch size, learning rate, the model; only `prove` judges them",
 }
 
 

@@ -84,7 +84,7 @@ def test_a_script_that_sets_to_none_itself_is_not_for_the_lever(clear, watch):
     assert watched.pytorch.evidence() == ({}, {"zero_grad": "no effect was seen"})
 
 
-def test_it_is_tried_only_where_semantics_are_accepted_and_the_script_asks_for_zeros():
+def test_it_applies_only_where_semantics_are_accepted_and_the_script_asks_for_zeros():
     lever = ZeroGrad()
     assert not allows("statistical", lever.class_) and allows("semantics", lever.class_)
     assert "does not call" in lever.applies(FACTS, MACHINE)

@@ -17,6 +17,7 @@ from flatout.facts import EndedBy, Facts, LoaderFacts, ModelFacts, OptimizerFact
 from flatout.frameworks.pytorch.blocks import BlockCall, repeated_blocks
 from flatout.frameworks.pytorch.calls import OuterCall
 from flatout.frameworks.pytorch.hand_over import start_method
+from flatout.frameworks.pytorch.levers.batch_size import why_not_here
 from flatout.frameworks.pytorch.levers.collector import Collector, is_steered
 from flatout.frameworks.pytorch.levers.interop_threads import num_pooled, number_in_plain
 from flatout.frameworks.pytorch.optimizers import can_fuse
@@ -145,6 +146,7 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
         why_not_ahead=session.loaders.why_not("ahead", loader, for_workers=False),
         why_not_pixel_threads=session.loaders.why_not("pixels", loader, for_workers=False),
         why_not_read_ahead=session.loaders.why_not("files", loader, for_workers=False),
+        why_not_resized=why_not_here(session, loader),
     )
 
 

@@ -236,7 +236,7 @@ class Session:
             if proof:
                 proofs[name] = proof
             else:
-                missing[name] = "no effect was seen"
+                missing[name] = self.unavailable.get(name, "no effect was seen")
         return proofs, missing
 
 

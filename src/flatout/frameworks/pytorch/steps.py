@@ -133,7 +133,7 @@ class Steps:
                 framework.observer.meet(optimizer)
             elif not framework.capture.active:
                 return None
-            if self._num_begun > 1 and _within_update(sys._getframe(1)):
+            if self._num_begun > 1 and within_update(sys._getframe(1)):
                 return None
             if is_deep:
                 self._begin_phase()
@@ -218,7 +218,7 @@ class Steps:
             self._num_updates += 1
             known = self._known_of(optimizer)
             framework.session.flags.after_update(optimizer)
-            if self._num_begun > 1 and _within_update(sys._getframe(1)):
+            if self._num_begun > 1 and within_update(sys._getframe(1)):
                 self._note_part(known)
                 return
             self._num_begun = 0
@@ -240,7 +240,7 @@ class Steps:
 
     def _count_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         framework = self._framework
-        if get_ident() != framework.calls.thread or _within_update(sys._getframe(1)):
+        if get_ident() != framework.calls.thread or within_update(sys._getframe(1)):
             return
         try:
             self._num_updates += 1
@@ -353,7 +353,7 @@ _UPDATE = getattr(Optimizer.profile_hook_step(lambda *_: None), "__code__", None
 """What PyTorch runs for every `step`: its wrapper, which calls the hooks."""
 
 
-def _within_update(frame: FrameType | None) -> bool:
+def within_update(frame: FrameType | None) -> bool:
     """Whether the update that calls a hook from `frame` is made within another one.
 
     The stack tells, where a count would go wrong after an update that raised: no hook is told of its end.

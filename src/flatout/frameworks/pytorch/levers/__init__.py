@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from flatout.frameworks.pytorch.levers.allocator import Allocator
 from flatout.frameworks.pytorch.levers.attention import Attention
+from flatout.frameworks.pytorch.levers.batch_size import BatchSize
 from flatout.frameworks.pytorch.levers.bf16 import Bf16
 from flatout.frameworks.pytorch.levers.channels_last import ChannelsLast
 from flatout.frameworks.pytorch.levers.checkpoints import Checkpoints
@@ -69,6 +70,7 @@ LEVERS: tuple[type[Lever], ...] = (
     Bf16,
     MatmulBf16,
     Checkpoints,
+    BatchSize,
 )
 
 
