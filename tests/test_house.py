@@ -50,6 +50,7 @@ LOADED_IN_THE_USERS_PROCESS = {
     "flatout.plan",
     "flatout.records",
     "flatout.stacks",
+    "flatout.device_memory",
     "flatout.difference",
     "flatout.run",
     "flatout.run.child",

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from flatout.device_memory import DeviceMemory
 from flatout.difference import Difference
 from flatout.stacks import Stacks
 
@@ -176,6 +177,8 @@ class Facts:
     """Share of denormal numbers among parameters, gradients, buffers and moments on the CPU, from a sample of each."""
     zeroes_gradients: bool = False
     """Whether `zero_grad(set_to_none=False)` was called in the first steps."""
+    device_memory: DeviceMemory | None = None
+    """What the GPU's memory was asked for; None without a GPU."""
     collector_of_its_own: bool = False
     """Whether Python's garbage collector is other than the interpreter starts it: the script steers it."""
 

@@ -18,6 +18,7 @@ from flatout.frameworks.pytorch.calls import OuterCall
 from flatout.frameworks.pytorch.hand_over import start_method
 from flatout.frameworks.pytorch.levers.collector import Collector, is_steered
 from flatout.frameworks.pytorch.levers.interop_threads import num_pooled, number_in_plain
+from flatout.frameworks.pytorch.memory import memory_of_device
 from flatout.frameworks.pytorch.optimizers import can_fuse
 from flatout.frameworks.pytorch.session import Session
 from flatout.frameworks.pytorch.worker_settings import why_not_sooner
@@ -76,6 +77,7 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         forks_work=num_pooled() > 0,
         denormal_fraction=_denormal_fraction(session),
         zeroes_gradients=session.zeroes_gradients,
+        device_memory=memory_of_device(),
         collector_of_its_own=Collector.name not in session.engaged and is_steered(),
     )
 

@@ -19,6 +19,7 @@ from flatout.frameworks.pytorch.levers.decoded_store import DecodedStore
 from flatout.frameworks.pytorch.levers.denormals import Denormals
 from flatout.frameworks.pytorch.levers.device_prefetch import DevicePrefetch
 from flatout.frameworks.pytorch.levers.device_store import DeviceStore
+from flatout.frameworks.pytorch.levers.expandable_segments import ExpandableSegments
 from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
 from flatout.frameworks.pytorch.levers.fused_fetch import FusedFetch
 from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
@@ -42,6 +43,7 @@ LEVERS: tuple[type[Lever], ...] = (
     CpuAffinity,
     Allocator,
     Heap,
+    ExpandableSegments,
     InteropThreads,
     Collector,
     Threads,
