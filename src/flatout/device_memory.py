@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BINDS = 0.85
-"""Share of the GPU's memory, held at the peak, from which on memory is what binds: hardly a larger batch fits."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
@@ -36,12 +33,3 @@ class DeviceMemory:
         0.25
         """
         return 1 - self.allocated_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
-
-    @property
-    def binds(self) -> bool:
-        """Whether tensors fill the GPU, or did not fit.
-
-        >>> DeviceMemory(allocated_bytes=15, reserved_bytes=15, total_bytes=16).binds
-        True
-        """
-        return bool(self.num_failures) or self.allocated_bytes > BINDS * self.total_bytes

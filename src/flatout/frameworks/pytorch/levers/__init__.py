@@ -10,6 +10,7 @@ from flatout.frameworks.pytorch.levers.allocator import Allocator
 from flatout.frameworks.pytorch.levers.attention import Attention
 from flatout.frameworks.pytorch.levers.bf16 import Bf16
 from flatout.frameworks.pytorch.levers.channels_last import ChannelsLast
+from flatout.frameworks.pytorch.levers.checkpointing import Checkpointing
 from flatout.frameworks.pytorch.levers.checkpoints import Checkpoints
 from flatout.frameworks.pytorch.levers.collector import Collector
 from flatout.frameworks.pytorch.levers.compile import Compile
@@ -67,6 +68,7 @@ LEVERS: tuple[type[Lever], ...] = (
     FusedOptimizer,
     ForeachOptimizer,
     Attention,
+    Checkpointing,
     Compile,
     Bf16,
     MatmulBf16,
