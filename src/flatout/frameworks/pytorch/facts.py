@@ -17,6 +17,7 @@ from flatout.frameworks.pytorch.blocks import BlockCall, repeated_blocks
 from flatout.frameworks.pytorch.calls import OuterCall
 from flatout.frameworks.pytorch.hand_over import start_method
 from flatout.frameworks.pytorch.levers.collector import Collector, is_steered
+from flatout.frameworks.pytorch.levers.float8 import is_aligned
 from flatout.frameworks.pytorch.levers.interop_threads import num_pooled, number_in_plain
 from flatout.frameworks.pytorch.memory import memory_of_device
 from flatout.frameworks.pytorch.optimizers import can_fuse
@@ -98,6 +99,7 @@ def _model(call: OuterCall) -> ModelFacts:
         compiled=call.compiled_by_script or any(_compiled_by_script(m) for m in modules),
         calls_per_step=call.calls_per_step,
         num_repeated_blocks=sum(map(len, repeated_blocks(call.module))),
+        num_aligned_linears=sum(map(is_aligned, modules)),
         num_input_shapes=max(len(call.shapes), 1),
     )
 

@@ -3,7 +3,7 @@
 With random generators and autocast as they stood in its forward, so that it gives the same numbers. A block whose
 forward leaves something behind would leave it twice; such a block is computed as plain: one that changes buffers
 (running statistics), which shows in its first call, and one with hooks. So is one whose inputs are changed in place, by
-itself or after it, which shows by its second call: they are no longer there to compute it from. In: a block's call. Out:
+itself or after it, which shows by its second call: they are gone when it is computed again. In: a block's call. Out:
 its output, and how many blocks were computed again.
 """
 

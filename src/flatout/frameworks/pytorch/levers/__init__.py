@@ -21,6 +21,7 @@ from flatout.frameworks.pytorch.levers.denormals import Denormals
 from flatout.frameworks.pytorch.levers.device_prefetch import DevicePrefetch
 from flatout.frameworks.pytorch.levers.device_store import DeviceStore
 from flatout.frameworks.pytorch.levers.expandable_segments import ExpandableSegments
+from flatout.frameworks.pytorch.levers.float8 import Float8
 from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
 from flatout.frameworks.pytorch.levers.fused_fetch import FusedFetch
 from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
@@ -72,6 +73,7 @@ LEVERS: tuple[type[Lever], ...] = (
     Compile,
     Bf16,
     MatmulBf16,
+    Float8,
     Checkpoints,
 )
 
