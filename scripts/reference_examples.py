@@ -18,6 +18,7 @@ from flatout.api import Ran
 from flatout.ceilings import Machine
 from flatout.cli.foreground import run_summary
 from flatout.diagnosis import Bound, Diagnosis
+from flatout.facts import Facts
 from flatout.lever_rows import LeverRow
 from flatout.metric import Metric
 from flatout.plan import PLAN_FILE, PLAN_FORMAT, Plan, Trial
@@ -29,7 +30,7 @@ from flatout.run.foreground import Outcome
 from flatout.running import Engagement
 from flatout.samples import Samples
 from flatout.store_folder import KeptStore, Removed
-from flatout.trace import Facts, Header
+from flatout.trace import Header
 from reference_records import fenced, record_table, table
 
 Row = tuple[str, str, str]
@@ -86,6 +87,7 @@ RUN: list[Row] = [
     ("ratio", "number or null", "plain over plan, from this run's own windows; null where it was not checked"),
     ("ratio_low", "number or null", "lower end of its 95 % interval"),
     ("ratio_high", "number or null", "upper end of its 95 % interval"),
+    ("left_out_next", "list of strings", "levers that the next runs under this plan leave out, because memory ran out"),
     ("joules", "number or null", "energy of the machine during the run; null where no counter can tell"),
     ("remarks", "list of strings", "what else was said in the end, e.g. what became of kept items"),
     ("processes", "integer", "processes that trained; more than 1 only under a launcher"),

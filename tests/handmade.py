@@ -5,8 +5,9 @@ from dataclasses import replace
 from flatout.anatomy import Anatomy
 from flatout.ceilings import Machine
 from flatout.difference import Difference
+from flatout.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts
 from flatout.plan import PLAN_FORMAT, Lever, Plan, Trial
-from flatout.trace import Agreement, Facts, Header, LoaderFacts, ModelFacts, OptimizerFacts, Window
+from flatout.trace import Agreement, Header, Window
 
 HEADER = Header(
     format=1,

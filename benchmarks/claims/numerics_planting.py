@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from flatout.ceilings import Machine
+from flatout.facts import Facts
 from flatout.plan import Lever
-from flatout.trace import Facts
 
 Undo = Callable[[], None]
 Plant = Callable[[Any], Undo]

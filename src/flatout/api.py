@@ -23,7 +23,7 @@ from flatout import plan_file, running
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
 from flatout.plan import PLAN_FILE, Lever, label
 from flatout.reporting import Exported, contrast, export, report
-from flatout.run import folder, foreground
+from flatout.run import folder, foreground, shortage
 from flatout.run.foreground import Outcome
 from flatout.run.machine import read_machine
 from flatout.run.script import Script, check
@@ -203,16 +203,9 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
         FlatoutError: Before the start; the script's own failure is in the outcome.
     """
     registry = levers()
-    if request.script is None and not request.launcher:
-        raise UsageError("no command was given", cause="`exec` needs one", hint="`flatout exec -- torchrun train.py`")
-    if request.script is not None:
-        check(request.script)
+    _check(request)
     here = _here(request, registry)
-    wanted = running.parse_levers(request.levers, registry, here.machine) if request.levers is not None else None
-    if left_out := running.of_input(request.levers or (), registry, here.machine)[1]:
-        say(f"`input` without what the levers beside it rule out: {', '.join(left_out)}")
-    wish = Wish(plan=request.plan, levers=wanted, accept=request.accept, recheck=request.recheck)
-    chosen, learner = _to_learn(request, here) if request.learn else (running.engagement(wish, here), None)
+    chosen, learner = _chosen(request, here, say)
     if chosen.misfits and request.recheck and request.script is not None:
         chosen = _recheck(chosen, request, say, show)
     with folder.for_run(request.script.stem if request.script else "exec") as (run_folder, problem):
@@ -236,6 +229,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
                 learner=learner,
             )
         )
+        shortage.note_if_any(chosen, outcome, registry)
     place = str(run_folder or "") if problem is None else ""
     if request.learn:
         _learning().keep(outcome, here, place, say)
@@ -246,8 +240,22 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     )  # fmt: skip
 
 
-def _to_learn(request: RunRequest, here: Here) -> tuple[Engagement, Learner]:
-    """A run that begins plainly, and who tries levers on it."""
+def _check(request: RunRequest) -> None:
+    if request.script is None and not request.launcher:
+        raise UsageError("no command was given", cause="`exec` needs one", hint="`flatout exec -- torchrun train.py`")
+    if request.script is not None:
+        check(request.script)
+
+
+def _chosen(request: RunRequest, here: Here, say: Callable[[str], None]) -> tuple[Engagement, Learner | None]:
+    """Under what the run begins, and who tries levers on it where it is to find them itself."""
+    if not request.learn:
+        registry, words = here.registry, request.levers
+        wanted = running.parse_levers(words, registry, here.machine) if words is not None else None
+        if left_out := running.of_input(words or (), registry, here.machine)[1]:
+            say(f"`input` without what the levers beside it rule out: {', '.join(left_out)}")
+        wish = Wish(plan=request.plan, levers=wanted, accept=request.accept, recheck=request.recheck)
+        return shortage.without(running.engagement(wish, here)), None
     learning = _learning()
     beside = {"--plan": request.plan is not None, "--levers": request.levers is not None}
     learning.check({**beside, "--fixed": request.fixed, "--recheck": request.recheck})

@@ -15,11 +15,12 @@ from typing import Any
 from flatout import stats
 from flatout.anatomy import AS_IT_COMES, Anatomy
 from flatout.ceilings import differences
+from flatout.facts import Facts
 from flatout.plan import label
 from flatout.result import Result
 from flatout.samples import Samples
 from flatout.stats import Comparison
-from flatout.trace import OUTSIDE, PHASES, Facts
+from flatout.trace import OUTSIDE, PHASES
 
 FORMAT = 1  # 1: first version
 
@@ -237,9 +238,8 @@ def _seen_s(anatomy: Anatomy, name: str, *, known: bool = True) -> float | None:
 
     `known` says whether both runs looked for the same phases; if not, only those of the list are sure to have been.
     """
-    looked = (
-        anatomy.num_windows > 0 and name not in anatomy.not_observed and (known or name in {*PHASES} - {*AS_IT_COMES})
-    )
+    sure = known or name in {*PHASES} - {*AS_IT_COMES}
+    looked = sure and anatomy.num_windows > 0 and name not in anatomy.not_observed
     return {**anatomy.outside_s, **anatomy.phases_s}.get(name, 0.0 if looked else None)
 
 

@@ -14,8 +14,9 @@ from flatout import stats
 from flatout.activity import Activity, SlowSteps
 from flatout.anatomy import Anatomy
 from flatout.ceilings import Ceiling, Ceilings
+from flatout.facts import Facts
 from flatout.stats import Comparison
-from flatout.trace import Census, Facts, Scaling
+from flatout.trace import Census, Scaling
 
 COMPUTING = ("forward", "loss", "backward", "optimizer")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from flatout import plan_file
 from flatout.errors import FlatoutError, UsageError
+from flatout.facts import Facts
 from flatout.plan import PLAN_FILE
 from flatout.run.foreground import Outcome
 from flatout.run.watch import Learner
 from flatout.running import Here
 from flatout.search import Choice
-from flatout.trace import Facts
 from flatout.trials.learn import MOST_LOST_S, Asking, Learning, plan_of
 
 LINE = (

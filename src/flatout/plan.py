@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from flatout.ceilings import Machine
-from flatout.trace import PHASES, Facts, Levers, Setting
+from flatout.facts import Facts
+from flatout.trace import PHASES, Levers, Setting
 
 #: What a lever may change, from nothing to the model's function; each class includes those before it.
 CLASSES = ("exact", "rounding", "precision", "statistical", "semantics")
@@ -65,6 +66,8 @@ class Lever(ABC):
     against the script's own as long as the script runs."""
     compiles: ClassVar[bool] = False
     """Whether engaging it for the first time takes seconds to minutes."""
+    takes_memory: ClassVar[bool] = False
+    """Whether it holds batches, items or workspace that plain does not: a run that is short of memory goes without."""
     parameter: ClassVar[str | None] = None
     """The one setting that must be given, e.g. `num`; None where the lever has none."""
     least: ClassVar[int] = 0
@@ -175,6 +178,7 @@ def _verify_description(lever: Lever, kind: type[Lever]) -> None:
     _one_of(kind, "toggles", lever.toggles, TOGGLES)
     _one_of(kind, "check", lever.check, CHECKS)
     _one_of(kind, "compiles", lever.compiles, (True, False))
+    _one_of(kind, "takes_memory", lever.takes_memory, (True, False))
     _one_of(kind, "optional", lever.optional, (True, False))
     _verify_names(lever, kind)
     _verify_choices(lever, kind)

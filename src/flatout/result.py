@@ -19,10 +19,11 @@ from flatout.ceilings import Ceilings, Machine
 from flatout.diagnosis import Diagnosis
 from flatout.energy import EnergySummary
 from flatout.errors import RecordError, cannot_write
+from flatout.facts import Facts
 from flatout.plan import PLAN_FILE, Plan, Trial
 from flatout.records import from_json, to_json
 from flatout.stats import Comparison
-from flatout.trace import Census, Facts, Header
+from flatout.trace import Census, Header
 
 FORMAT = 1  # 1: first version
 FILE = "result.json"

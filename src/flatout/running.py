@@ -14,8 +14,9 @@ from pathlib import Path
 from flatout import plan_file
 from flatout.ceilings import Machine
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
+from flatout.facts import NOT_LOOKED_AT, Facts
 from flatout.plan import CLASSES, PLAN_FILE, Lever, Plan, allows, input_levers, label
-from flatout.trace import NOT_LOOKED_AT, Facts, Levers, Setting
+from flatout.trace import Levers, Setting
 
 MOST = 1024
 """The largest number that a lever takes: more threads or workers than any machine has cores."""

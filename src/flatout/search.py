@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from flatout.anatomy import Anatomy
 from flatout.ceilings import Machine
 from flatout.diagnosis import Diagnosis
+from flatout.facts import Facts
 from flatout.plan import CLASSES, Candidate, Lever, Trial, allows
 from flatout.result import NOT_NAMED, Untried
-from flatout.trace import Facts, Levers
+from flatout.trace import Levers
 
 WORTH_TRYING = 1.02
 """A lever whose phases, freed entirely, would bring less than this is ruled out."""

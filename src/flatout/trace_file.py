@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import RecordError
+from flatout.facts import Facts
 from flatout.records import from_json, to_json
 from flatout.stacks import Stacks
 from flatout.trace import (
@@ -21,7 +22,6 @@ from flatout.trace import (
     Agreement,
     Census,
     End,
-    Facts,
     Failure,
     Header,
     Inputs,

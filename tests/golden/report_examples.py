@@ -10,10 +10,11 @@ from pathlib import Path
 from flatout.anatomy import Anatomy
 from flatout.ceilings import Accelerator, Ceiling, Ceilings, Machine
 from flatout.diagnosis import Bound, Diagnosis
+from flatout.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts
 from flatout.plan import PLAN_FORMAT, Plan, Trial, label
 from flatout.result import FORMAT, Result, TimelineStep, Untried
 from flatout.stats import Comparison
-from flatout.trace import Census, Facts, Header, LoaderFacts, ModelFacts, Operation, OptimizerFacts
+from flatout.trace import Census, Header, Operation
 
 HERE = Path(__file__).parent
 CREATED = "2026-11-21T10:46:07+00:00"

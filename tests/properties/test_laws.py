@@ -19,12 +19,13 @@ from flatout.anatomy import AS_IT_COMES, dissect
 from flatout.ceilings import Machine
 from flatout.diagnosis import diagnose
 from flatout.errors import RecordError
+from flatout.facts import Facts
 from flatout.findings import Findings
 from flatout.plan import CLASSES, Candidate, Trial, allows
 from flatout.records import from_json, to_json
 from flatout.search import Choice, best_of, next_candidate, space_of
 from flatout.stats import compare, quantile, summarize
-from flatout.trace import OUTSIDE, PHASES, Agreement, Census, End, Facts, Failure, Header, Scaling, Toggle, Window
+from flatout.trace import OUTSIDE, PHASES, Agreement, Census, End, Failure, Header, Scaling, Toggle, Window
 from handmade import FACTS, HEADER, MACHINE, anatomy, gradients, lever, measured, plan, registry, trial, window
 
 times = st.floats(min_value=1e-6, max_value=1e4)

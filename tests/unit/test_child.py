@@ -13,12 +13,13 @@ from types import SimpleNamespace
 import pytest
 
 from flatout import trace_file, tracebacks
+from flatout.facts import Facts
 from flatout.run import child, problems
 from flatout.run.child import Conductor
 from flatout.run.claim import claim
 from flatout.run.launch import session_files
 from flatout.run.orders import Order, SessionSpec, encode
-from flatout.trace import Agreement, Census, End, Facts, Failure, Header, Ready, Remark, Scaling, Toggle, Window
+from flatout.trace import Agreement, Census, End, Failure, Header, Ready, Remark, Scaling, Toggle, Window
 
 BF16 = {"bf16": {}}
 THREADS = {"threads": {"num": 1}}

@@ -13,6 +13,7 @@ from flatout.api import Ran
 from flatout.cli.foreground import closing_line, run_summary
 from flatout.energy import Counter
 from flatout.errors import UsageError
+from flatout.facts import Facts
 from flatout.run import energy_counters, foreground
 from flatout.run.check import CHECK_PAIRS, MOST_SLOW
 from flatout.run.energy_counters import Found, Probe
@@ -21,7 +22,7 @@ from flatout.run.launch import session_files
 from flatout.run.orders import SessionSpec, decode
 from flatout.run.watch import untoggled
 from flatout.running import Engagement
-from flatout.trace import End, Facts, Failure, Header, Ready, Window
+from flatout.trace import End, Failure, Header, Ready, Window
 from handmade import lever, registry
 
 PLAN = {"bf16": {}, "workers": {"num": 2}}

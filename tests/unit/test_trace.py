@@ -11,11 +11,11 @@ import pytest
 
 from flatout import trace_file
 from flatout.errors import RecordError
+from flatout.facts import Facts
 from flatout.stacks import StackRow, Stacks
 from flatout.trace import (
     Census,
     End,
-    Facts,
     Failure,
     Inputs,
     Operation,

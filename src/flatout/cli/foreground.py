@@ -111,7 +111,7 @@ def closing_line(ran: api.Ran) -> str:
         from flatout.report import words  # the script has ended: before it started, this would have cost it time
 
         steps += f", {words.joules(outcome.energy.joules)} for all of the run"
-    return f"{steps}{_measured(ran)}{_learned(ran)}{_changed(outcome)}{_at_work(ran)}{_failed(outcome)}"
+    return f"{steps}{_measured(ran)}{_learned(ran)}{_changed(outcome)}{_at_work(ran)}{_failed(outcome)}{_raised(ran)}"
 
 
 def _at_work(ran: api.Ran) -> str:
@@ -194,6 +194,18 @@ def _failed(outcome: Outcome) -> str:
     return f"; {first.stage} failed, running on without: {first.error}: {(first.message.splitlines() or [''])[0][:100]}"
 
 
+def _raised(ran: api.Ran) -> str:
+    """That the script raised under levers, which may be the reason, and what the next run does about it."""
+    if ran.outcome.short_of_memory:
+        return f"\n  out of memory under the plan: the next run goes without {', '.join(ran.outcome.short_of_memory)}"
+    raised = ran.outcome.raised
+    if raised is None or raised.error == "KeyboardInterrupt" or not ran.outcome.is_engaged:
+        return ""
+    return (
+        f"\n  it raised {raised.error} under {label(ran.engagement.levers)}: `--levers none` tells whether plain does"
+    )
+
+
 def _learned_summary(found: Learned) -> dict[str, object]:
     return {
         "levers": {name: dict(settings) for name, settings in found.levers.items()},
@@ -237,6 +249,7 @@ def run_summary(ran: api.Ran) -> dict[str, object]:
         "ratio": compared.ratio if compared is not None and known else None,
         "ratio_low": compared.low if compared is not None and known else None,
         "ratio_high": compared.high if compared is not None and known else None,
+        "left_out_next": list(ran.outcome.short_of_memory),
         "joules": outcome.energy.joules,
         "remarks": list(outcome.remarks),
         "processes": max(outcome.num_processes, 1),

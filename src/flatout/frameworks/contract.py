@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from flatout.trace import Agreement, Census, Facts, Levers, Scaling, Toggle
+from flatout.facts import Facts
+from flatout.trace import Agreement, Census, Levers, Scaling, Toggle
+
+
+class NotReleased(RuntimeError):
+    """A lever could not be taken back: what is measured in this process from now on is neither plain nor a trial."""
 
 
 class StepListener(Protocol):
@@ -56,7 +61,11 @@ class Framework(Protocol):
         """Record losses in windows that observe no phases, too."""
 
     def engage(self, levers: Levers) -> Toggle:
-        """Engage exactly these levers; all others are released."""
+        """Engage exactly these levers; all others are released.
+
+        Raises:
+            NotReleased: One of them could not be taken back; the others were, and nothing was engaged.
+        """
 
     def evidence(self) -> tuple[dict[str, str], dict[str, str]]:
         """Lever to proof of effect, and lever to why none could be shown, for what is engaged."""

@@ -18,6 +18,7 @@ from flatout import metric as metrics
 from flatout import metric_file, running
 from flatout.ceilings import Machine
 from flatout.errors import FlatoutError, RecordError
+from flatout.facts import Facts
 from flatout.metric import Metric, Reading
 from flatout.plan import Lever
 from flatout.proof import Side, WholeRun
@@ -28,7 +29,7 @@ from flatout.run.launch import Child, Launch, session_files
 from flatout.run.orders import SessionSpec
 from flatout.run.script import Script
 from flatout.run.trackers import QUIET_TRACKERS
-from flatout.trace import End, Facts, Failure, Header, Inputs, Levers, Record, Toggle, Window
+from flatout.trace import End, Failure, Header, Inputs, Levers, Record, Toggle, Window
 
 POLL_S = 0.05
 """How often output is looked at: so sure is the moment at which a line came."""
@@ -195,7 +196,7 @@ def _launch(setting: Setting, side: Side, seed: int, name: str, scratch: Path) -
         arguments=script.arguments,
         cache_folder=str(setting.run_folder.resolve() / "compiled"),
         cores_quota=setting.machine.cores_quota,
-        flatout_started_unix_s=time.time(),
+        flatout_started_s=time.perf_counter(),
         seed_run=None if setting.seed_option else seed,
         keep_losses=True,
         list_read=tuple({str(Path.cwd()), str(script.folder or Path.cwd())}),

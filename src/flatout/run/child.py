@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout import __version__, lifeline
-from flatout.frameworks.contract import Framework
+from flatout.frameworks.contract import Framework, NotReleased
 from flatout.interruptions import raised_by_handler
 from flatout.records import from_json
 from flatout.run import foreign_cpu
@@ -144,7 +144,6 @@ class Conductor:
         if self.spec.per_process:
             trace = trace.with_suffix(f".{_number('RANK', 0)}.{self._pid}.jsonl")
         self._trace = trace
-        affinity = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None
         self._write(
             Header(
                 format=FORMAT,
@@ -159,8 +158,8 @@ class Conductor:
                 rank=_number("RANK", 0),
                 world_size=_number("WORLD_SIZE", 1),
                 num_threads=self.framework.facts().num_threads,
-                affinity=affinity,
-                start_s=time.time() - self.spec.flatout_started_unix_s,
+                affinity=_affinity(),
+                start_s=time.perf_counter() - self.spec.flatout_started_s,
                 zero_monotonic_s=self._started_s,
             )
         )
@@ -264,6 +263,8 @@ class Conductor:
             raise problem
         self._num_problems += 1
         self._write(failure(stage, problem, order=self._order.number if self._order else -1))
+        if stage == "release" and self.spec.mode == "trial":  # nothing measured here from now on would mean anything
+            os._exit(1)
         if self._num_problems >= MAX_PROBLEMS and self.spec.mode != "trial":
             self._give_up()
 
@@ -409,7 +410,7 @@ class Conductor:
         try:
             toggle = self.framework.engage(levers)
         except Exception as problem:  # noqa: BLE001
-            self.on_failure("engage", problem)
+            self.on_failure("release" if isinstance(problem, NotReleased) else "engage", problem)
             self._release_all()
             return False
         if toggle.engaged or toggle.released or noted:
@@ -421,8 +422,6 @@ class Conductor:
             self.framework.engage({})
         except Exception as problem:  # noqa: BLE001
             self.on_failure("release", problem)
-            if self.spec.mode == "trial":  # nothing measured here from now on would mean anything
-                os._exit(1)
             self._give_up()
 
     # -- windows -------------------------------------------------------------------------------------------------
@@ -518,6 +517,14 @@ def _files_read(spec: SessionSpec) -> FilesRead | None:
     from flatout.run.files_read import FilesRead
 
     return FilesRead(spec.list_read, without=(str(Path(spec.trace).parent),))
+
+
+def _affinity() -> tuple[int, ...] | None:
+    """The logical processors of this process; None where there is no such thing, or none may be asked for."""
+    try:
+        return tuple(sorted(os.sched_getaffinity(0)))
+    except (OSError, AttributeError):
+        return None
 
 
 def _number(variable: str, otherwise: int) -> int:

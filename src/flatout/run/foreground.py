@@ -17,6 +17,7 @@ from typing import Any
 
 from flatout.energy import Energy
 from flatout.errors import RecordError, UsageError
+from flatout.facts import Facts
 from flatout.plan import Lever
 from flatout.run.energy_counters import RUN_EVERY_S, EnergyMeter
 from flatout.run.guard import Decision
@@ -25,7 +26,7 @@ from flatout.run.orders import Order, SessionSpec, encode
 from flatout.run.pairs_in_run import Answer, Ask
 from flatout.run.signals import Signals
 from flatout.run.watch import Learner, Watch
-from flatout.trace import Agreement, End, Facts, Failure, Header, Levers, Ready, Record, Remark, Toggle, Window
+from flatout.trace import Agreement, End, Failure, Header, Levers, Ready, Record, Remark, Toggle, Window
 from flatout.trace_file import Follower
 
 LISTEN_EVERY_S = 0.25
@@ -49,6 +50,8 @@ class Outcome:
         header: Of the process that trains.
         engaged: What was engaged in the end.
         failures: What went wrong on our side.
+        raised: What the script itself raised in the end, where it did.
+        short_of_memory: Levers that the next runs under this plan leave out, because memory ran out under them.
         facts: What the script turned out to do.
         evidence: Lever to proof.
         remarks: What the process had to say in the end.
@@ -77,10 +80,18 @@ class Outcome:
     recorded: bool = True
     """Whether there was a folder for the trace; else the script ran plainly."""
     failures: list[Failure] = field(default_factory=list)
+    raised: Failure | None = None
+    short_of_memory: tuple[str, ...] = ()
     facts: Facts | None = None
     evidence: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     energy: Energy = field(default_factory=Energy)
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether memory ran out under the levers: in a call that was made again without them, or for the script."""
+        ended_so = self.raised is not None and self.raised.out_of_memory and self.is_engaged
+        return ended_so or any(failure.out_of_memory for failure in self.failures)
 
     @property
     def is_engaged(self) -> bool:
@@ -157,7 +168,7 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
         store_folders=what.store_folders,
         store_memory_bytes=what.store_memory_bytes,
         cores_quota=what.cores_quota,
-        flatout_started_unix_s=time.time(),
+        flatout_started_s=time.perf_counter(),
     )
     variables: dict[str, str] = {}
     for name, settings in what.levers.items():
@@ -268,6 +279,7 @@ class _Listener:
 
     def _note_failure(self, failure: Failure) -> None:
         if failure.stage == "script":
+            self._outcome.raised = failure
             return
         if self._watch is not None and self._watch.is_learning:  # a candidate's affair: it stands in its trial
             return

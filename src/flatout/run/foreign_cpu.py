@@ -53,10 +53,10 @@ def take(session_id: int | None = None, *, proc: Path = Path("/proc")) -> Snapsh
     """
     if not hasattr(os, "sched_getaffinity"):
         return None
-    cpus = tuple(sorted(os.sched_getaffinity(0)))
     session_id = os.getsid(0) if session_id is None else session_id
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     try:
+        cpus = tuple(sorted(os.sched_getaffinity(0)))
         own = _read_own_ticks(proc, session_id)
         now_s = time.monotonic()
         counted = busy_and_counted_ticks((proc / "stat").read_text(), cpus)

@@ -5,6 +5,7 @@ In: `/proc`, `/sys`, the environment, and `nvidia-smi` where there is one. Out: 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -71,8 +72,8 @@ def _memory_bytes(root: Path) -> int:
 
 
 def allowed_cpus() -> frozenset[int]:
-    """The logical processors in this process's affinity; all of them where there is no such thing."""
-    if hasattr(os, "sched_getaffinity"):
+    """The logical processors in this process's affinity; all of them where there is none, or none may be asked for."""
+    with contextlib.suppress(OSError, AttributeError):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 

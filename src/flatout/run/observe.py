@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from flatout.anatomy import Anatomy, dissect
 from flatout.errors import Inconclusive, UsageError
+from flatout.facts import Facts
 from flatout.run.open_window import OpenWindow
 from flatout.run.orders import Order
-from flatout.trace import Facts, Window
+from flatout.trace import Window
 
 if TYPE_CHECKING:
     from flatout.frameworks.contract import Framework

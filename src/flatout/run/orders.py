@@ -98,7 +98,8 @@ class SessionSpec:
     store_folders: tuple[str, ...] = ()
     store_memory_bytes: int | None = None
     cores_quota: float | None = None
-    flatout_started_unix_s: float = 0.0
+    flatout_started_s: float = 0.0
+    """On the clock of `time.perf_counter`, which the processes of a machine share, and which nobody sets."""
     seed_run: int | None = None
     keep_losses: bool = False
     list_read: tuple[str, ...] = ()

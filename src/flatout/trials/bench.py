@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from flatout.errors import Inconclusive, cannot_write
+from flatout.facts import Facts
 from flatout.plan import Lever
 from flatout.run import isolation
 from flatout.run.folder import NEEDED_BYTES
@@ -27,25 +28,11 @@ from flatout.run.script import Script
 from flatout.run.trackers import QUIET_TRACKERS
 from flatout.stacks import Stacks
 from flatout.store_folder import stores_folder
-from flatout.trace import (
-    Agreement,
-    Census,
-    Facts,
-    Failure,
-    Header,
-    Levers,
-    Record,
-    Refused,
-    Scaling,
-    Setting,
-    Toggle,
-    Window,
-)
+from flatout.trace import Agreement, Census, Header, Levers, Record, Refused, Scaling, Setting, Toggle, Window
+from flatout.trials.ends import CandidateFailed, Kills, not_released, raise_failures
 from flatout.trials.terms import Terms
 from flatout.trials.unmeasurable import cannot_measure
 from flatout.trials.window_size import MAX_STEPS, WINDOW_S, Size, size_for
-
-R = TypeVar("R")
 
 WARM_UP_STEPS = 30
 """Gradients of a freshly initialised network say little about rounding (bf16 on a ResNet: slope 0.95 at step 0, 0.996
@@ -59,13 +46,8 @@ MAX_RESTARTS = 200
 COMPILE_LIMIT_S = 240.0
 MIN_LIMIT_S = 20.0
 
-
 STORES = "stores"
 """Where trials keep items, in the run folder."""
-
-
-class CandidateFailed(Exception):
-    """The script broke while a candidate was engaged; says how."""
 
 
 class Bench:
@@ -106,6 +88,9 @@ class Bench:
         self.last_toggle_s = 0.0
         self.last_evidence: dict[str, str] = {}
         self.last_missing: dict[str, str] = {}
+        self.unreleased = ""
+        """What broke when a lever was to be taken back, until whoever engaged it has seen it."""
+        self._kills = Kills()
         self.last_stacks: Stacks | None = None
         """What was sampled in the latest window that looked at stacks."""
 
@@ -123,17 +108,21 @@ class Bench:
         environment: dict[str, str] = {}
         for name, settings in self._process_levers.items():
             environment.update(self.levers[name].environment(settings))
-        self._launch(environment)
-        child = self._child
-        assert child is not None
-        try:
-            records = child.ready(self.terms.start_limit_s, self.on_wait)
-        except Ended as end:
-            problem = self._no_start(end)
-            self._after_end()
-            if process_levers:
-                raise CandidateFailed(end.sentence()) from None
-            raise problem from None
+        while True:
+            self._launch(environment)
+            child = self._child
+            assert child is not None
+            try:
+                records = child.ready(self.terms.start_limit_s, self.on_wait)
+            except Ended as end:
+                problem = self._no_start(end)
+                self._after_end()
+                if process_levers:
+                    raise CandidateFailed(end.sentence()) from None
+                if self._forgives(end):
+                    continue
+                raise problem from None
+            break
         self._note(records)
         for note in isolation.notes(self._scratch) if self._scratch is not None else ():
             self.warnings[note] = None
@@ -169,7 +158,7 @@ class Bench:
             cache_folder=str(self.run_folder.resolve() / "compiled"),
             **self._keeping(),
             cores_quota=self.cores_quota,
-            flatout_started_unix_s=time.time(),
+            flatout_started_s=time.perf_counter(),
         )
         told: dict[str, Any] = {"session": session, "environment": {**QUIET_TRACKERS, **environment}}
         self._child = Child(Launch(command=command, run_folder=self.run_folder, name=self._name, **told)).__enter__()
@@ -249,7 +238,7 @@ class Bench:
                     what["num_steps"] = min(what["num_steps"], self.size.num_steps)
                 continue
             self._note(records)
-            self._raise_failures(records, levers)
+            self.warnings |= raise_failures(records, levers)
             return records
         raise Inconclusive(
             f"`{self.script.name}` ends before {self.size.num_steps} steps can be measured",
@@ -259,13 +248,19 @@ class Bench:
 
     def _ended(self, end: Ended, levers: Levers) -> None:
         self._raise_if_full()
+        unreleased = not_released(self._child.records if self._child is not None else ())
         self._after_end()
         if end.finished:
             self.longest_run_steps = max(self.longest_run_steps or 0, end.num_steps)
             self._fit_into_a_run()
             return
         if levers and set(levers) != {"free_data"}:
-            raise CandidateFailed(end.sentence())
+            raise CandidateFailed(unreleased or end.sentence())
+        if unreleased:  # a fresh child is plain; whose lever it was is judged by whoever engaged it
+            self.unreleased = unreleased
+            return
+        if self._forgives(end):
+            return
         if self._endless and end.failure is not None and not end.hung:
             # Perhaps it counts its steps and refuses more than it has; let it end by itself from now on.
             self._endless = False
@@ -273,14 +268,11 @@ class Bench:
             return
         raise cannot_measure(self.script, end, self.terms.start_limit_s)
 
-    def _raise_failures(self, records: list[Record], levers: Levers) -> None:
-        for record in records:
-            if isinstance(record, Failure) and record.stage != "recorder":
-                if levers:
-                    kind = "out of memory" if record.out_of_memory else record.error
-                    first = record.message.splitlines()[0] if record.message else ""
-                    raise CandidateFailed(f"{record.stage}: {kind}: {first}"[:300])
-                self.warnings[f"{record.stage}: {record.error}: {record.message[:200]}"] = None
+    def _forgives(self, end: Ended) -> bool:
+        if not self._kills.forgives(end, has_trained=self.facts is not None):
+            return False
+        self.warnings = self._kills.note(self.warnings)
+        return True
 
     def window(
         self,

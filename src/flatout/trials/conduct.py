@@ -16,7 +16,7 @@ from typing import Literal
 from flatout import agreement, search, stats
 from flatout.anatomy import Anatomy, dissect
 from flatout.ceilings import Ceilings, Machine
-from flatout.errors import Inconclusive
+from flatout.errors import Inconclusive, ScriptError
 from flatout.looks import Looks
 from flatout.plan import Candidate, Lever, Trial, allows
 from flatout.result import Result, Untried
@@ -24,8 +24,9 @@ from flatout.run.script import Script
 from flatout.trace import Agreement, Levers
 from flatout.trials import conclude
 from flatout.trials import pairs as pairing
-from flatout.trials.bench import Bench, CandidateFailed
+from flatout.trials.bench import Bench
 from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget
+from flatout.trials.ends import CandidateFailed
 from flatout.trials.joules import Joules
 from flatout.trials.pairs import SCREENING, Extent, Pairs
 from flatout.trials.plain import Plain
@@ -166,12 +167,26 @@ class Conduct:
                 if self.goal.exactly is not None:  # nothing of it is kept, and who asked for it waits no more
                     raise
                 self.stopped = "you stopped it"
+            except (ScriptError, Inconclusive) as problem:
+                self._keep_what_is_known(problem)
             try:
                 self.prove()
             except KeyboardInterrupt:
                 self.stopped, self.short_budget_s = "you stopped it before the best could be measured again", None
+            except (ScriptError, Inconclusive) as problem:
+                self._keep_what_is_known(problem)
         self._stage("done")
         return conclude.result_of(self)
+
+    def _keep_what_is_known(self, problem: ScriptError | Inconclusive) -> None:
+        """The plain script cannot be measured any more: what was measured before is not lost with that.
+
+        Raises:
+            FlatoutError: The problem, where nothing was to be kept.
+        """
+        if self.goal.exactly is not None:
+            raise problem
+        self.stopped, self.short_budget_s = f"{problem.error}: {problem.cause}", None
 
     # -- the plain script ----------------------------------------------------------------------------------------
 

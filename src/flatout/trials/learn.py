@@ -20,11 +20,12 @@ from flatout.anatomy import dissect
 from flatout.ceilings import Machine
 from flatout.diagnosis import Diagnosis
 from flatout.errors import Inconclusive
+from flatout.facts import Facts
 from flatout.plan import PLAN_FORMAT, Candidate, Lever, Plan, Trial
 from flatout.run.foreground import Outcome
 from flatout.run.pairs_in_run import Answer, Ask
 from flatout.running import Here
-from flatout.trace import FOREIGN_LIMIT, Agreement, Facts, Levers, Window
+from flatout.trace import FOREIGN_LIMIT, Agreement, Levers, Window
 from flatout.trials.pairs import SCREENING, STRETCH, Extent, Pairs, is_done, note
 from flatout.trials.window_size import Size, size_for
 

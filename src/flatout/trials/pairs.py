@@ -15,6 +15,7 @@ from flatout.looks import Looks
 from flatout.stats import Comparison
 from flatout.trace import FOREIGN_LIMIT, Levers, Window
 from flatout.trials.bench import Bench
+from flatout.trials.ends import CandidateFailed
 from flatout.trials.window_size import Size
 
 STRETCH = 0.25
@@ -104,6 +105,7 @@ def measure(bench: Bench, levers: Levers, extent: Extent, baseline: Levers | Non
         CandidateFailed: The script broke under the levers.
     """
     pairs = Pairs(noise=bench.noise)
+    bench.unreleased = ""
     plain: Levers = baseline or {}
     begun_s = time.perf_counter()
     number = 0
@@ -119,6 +121,8 @@ def measure(bench: Bench, levers: Levers, extent: Extent, baseline: Levers | Non
         sides = plan[::-1] if candidate_first else plan
         size = bench.size.stretched(bench.lots.uniform(1 - STRETCH, 1 + STRETCH))
         windows = [_window(bench, pairs, side, other, extent.purpose, size) for side, other in sides]
+        if levers and bench.unreleased:
+            raise CandidateFailed(bench.unreleased)
         first, second = windows[::-1] if candidate_first else windows
         if number == 0:
             pairs.engage_s = max(time.perf_counter() - begun_s - sum(sum(w.step_s) for w in windows), 0.0)

@@ -25,8 +25,9 @@ from flatout.stacks import Stacks
 from flatout.stats import Comparison
 from flatout.trace import Levers, Window
 from flatout.trials import pairs as pairing
-from flatout.trials.bench import Bench, CandidateFailed
+from flatout.trials.bench import Bench
 from flatout.trials.budget import Budget
+from flatout.trials.ends import CandidateFailed
 from flatout.trials.joules import Joules
 from flatout.trials.pairs import SCREENING, Extent, calm
 
@@ -146,7 +147,8 @@ class Plain:
             found["free_data"] = pairing.measure(self.bench, {"free_data": {}}, extent).compare()
         if facts.num_threads > self.machine.num_cores:
             fitting = {"threads": {"num": self.machine.num_cores}}
-            found["fitting_threads"] = pairing.measure(self.bench, fitting, extent).compare()
+            with contextlib.suppress(CandidateFailed):  # then it is not known what it would bring
+                found["fitting_threads"] = pairing.measure(self.bench, fitting, extent).compare()
         return {name: c for name, c in found.items() if math.isfinite(c.ratio)}
 
     def _diagnose(self, counterfactuals: Mapping[str, Comparison]) -> None:

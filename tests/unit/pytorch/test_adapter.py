@@ -17,6 +17,7 @@ from torch.nn.modules import module as modules  # noqa: E402
 from torch.optim import optimizer as optimizers  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
+from flatout.frameworks.contract import NotReleased  # noqa: E402
 from flatout.frameworks.pytorch import steps  # noqa: E402
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -565,7 +566,7 @@ def test_detaching_when_a_lever_cannot_be_released_takes_out_the_rest(watch, wor
     lever = watched.pytorch.session.levers["threads"]
     release = lever.release
     monkeypatch.setattr(type(lever), "release", lambda self, session: release(session) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(NotReleased, match="threads: ZeroDivisionError: division by zero"):
         watched.pytorch.detach()
     assert untouched(before) == []
 

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from flatout.ceilings import Accelerator  # noqa: E402
-from flatout.device_memory import DeviceMemory  # noqa: E402
+from flatout.facts import DeviceMemory  # noqa: E402
 from flatout.frameworks.pytorch import session as sessions  # noqa: E402
 from flatout.frameworks.pytorch.levers import expandable_segments, registry  # noqa: E402
 from flatout.frameworks.pytorch.memory import memory_of_device  # noqa: E402

@@ -5,12 +5,13 @@ In: what the conductor asks for. Out: steps, windows, facts, numerics. One insta
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flatout.facts import Facts
 from flatout.frameworks.contract import StepListener
 from flatout.frameworks.pytorch import facts as fact_finding
 from flatout.frameworks.pytorch.calls import Calls
@@ -23,7 +24,8 @@ from flatout.frameworks.pytorch.numerics import Numerics
 from flatout.frameworks.pytorch.observer import Observer
 from flatout.frameworks.pytorch.session import Session
 from flatout.frameworks.pytorch.steps import Steps
-from flatout.trace import Agreement, Census, Facts, Levers, Scaling, Toggle
+from flatout.interruptions import raised_by_handler
+from flatout.trace import Agreement, Census, Levers, Scaling, Toggle
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.census import OperationCounter
@@ -117,10 +119,34 @@ class PyTorch:
         if self.listener is not None:
             self.listener.on_failure(stage, problem)
 
-    def _drop_levers(self, problem: Exception) -> None:
-        """A model call raised under levers: release them in the middle of the step, the call is made again."""
-        self.session.engage_exactly({})
-        self.fail("step", problem)
+    def _drop_levers(self, problem: Exception) -> Callable[[bool], None]:
+        """A model call raised under levers: release them in the middle of the step, the call is made again.
+
+        What is returned is told whether it then went well. Where it did not, the script itself had raised, and may go
+        on in its own way: its levers are engaged again.
+        """
+        if raised_by_handler(problem):
+            raise problem
+        dropped = self.engaged()
+        try:
+            self.session.engage_exactly({})
+        except Exception as other:  # noqa: BLE001  nothing of ours may stop the call that is made next
+            self.fail("release", other)
+            dropped = {}
+        # Its frames hold what the call had computed, and memory may be what was missing.
+        problem = problem.with_traceback(None)
+        problem.__context__ = problem.__cause__ = None
+
+        def judge(well: bool) -> None:
+            if well:
+                self.fail("step", problem)
+                return
+            try:
+                self.session.engage_exactly(dropped)
+            except Exception as other:  # noqa: BLE001
+                self.fail("engage", other)
+
+        return judge
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from flatout.frameworks.pytorch.module_state import ModuleState
 from flatout.frameworks.pytorch.owners import Owners, children
-from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.frameworks.pytorch.random_states import RandomStates, TorchStates
 from flatout.frameworks.pytorch.trees import tensors_of
 from flatout.tracebacks import hide_ours
 
@@ -32,7 +32,9 @@ MAX_DESCENT = 6
 """Levels of children looked through for the modules that training really calls."""
 
 NUM_GUARDED = 5
-"""First calls under a set of levers before which all state is kept, so that one that raises leaves no trace."""
+"""First calls under a set of levers before which all state is kept, so that one that raises leaves no trace. Before
+later ones only PyTorch's generators are kept: copies of batch statistics, and of NumPy's generator (30 us), would cost
+every step what one broken call is not worth."""
 
 
 NUM_LOOKED_AT = 10
@@ -189,26 +191,30 @@ class OuterCall:
         owner = self._owner
         if owner.on_broken is None:
             return self.with_levers(args, kwargs)
-        kept = None
         levers = (self.compute is not None, *self.arounds)
         num = self._num_guarded.get(levers, 0)
-        if num < NUM_GUARDED:
-            self._num_guarded[levers] = num + 1
-            kept = self._keep()
+        self._num_guarded[levers] = num + 1
+        kept = self._keep(whole=num < NUM_GUARDED)
         try:
             return self.with_levers(args, kwargs)
         except Exception as problem:  # noqa: BLE001  perhaps the script's own: then plain raises it again below
-            owner.on_broken(problem)
-        if kept is not None:
-            for state in kept:
-                state.restore()
-        return self.plain(*args, **kwargs)
-
-    def _keep(self) -> tuple[ModuleState, RandomStates] | None:
+            judge = owner.on_broken(problem)
+        for state in kept:
+            state.restore()
         try:
-            return ModuleState(self.module), RandomStates()
+            out = self.plain(*args, **kwargs)
+        except BaseException:
+            judge(False)
+            raise
+        judge(True)
+        return out
+
+    def _keep(self, *, whole: bool) -> tuple[ModuleState | RandomStates | TorchStates, ...]:
+        """What a call that breaks may have changed; `whole`: all of it, which costs a copy of the model's buffers."""
+        try:
+            return (ModuleState(self.module), RandomStates()) if whole else (TorchStates(),)
         except Exception:  # noqa: BLE001  (no memory left) then a call that breaks is made again on what it left
-            return None
+            return ()
 
     def end_step(self) -> None:
         """A step has ended: note how many calls it had."""
@@ -257,8 +263,9 @@ class Calls:
         """Told what a model's first training call returned."""
         self.on_training_call: Callable[[], None] | None = None
         """Told before each call of which gradients are taken, where calls are taken for steps."""
-        self.on_broken: Callable[[Exception], None] | None = None
-        """Told when a call raised under levers; it must release them at once."""
+        self.on_broken: Callable[[Exception], Callable[[bool], None]] | None = None
+        """Told when a call raised under levers; it must release them at once. What it returns is told whether the same
+        call went well without them: then it was they that raised, else the script."""
         self.around_search: Callable[[], AbstractContextManager[None]] | None = None
         """Entered while the heap is looked through, which it must see whole; None where nothing is to be done."""
         self._found: list[OuterCall] = []

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from flatout.facts import EndedBy, Facts, LoaderFacts, ModelFacts, OptimizerFacts
 from flatout.frameworks.pytorch.blocks import BlockCall, repeated_blocks
 from flatout.frameworks.pytorch.calls import OuterCall
 from flatout.frameworks.pytorch.hand_over import start_method
@@ -23,7 +24,6 @@ from flatout.frameworks.pytorch.memory import memory_of_device
 from flatout.frameworks.pytorch.optimizers import can_fuse
 from flatout.frameworks.pytorch.session import Session
 from flatout.frameworks.pytorch.worker_settings import why_not_sooner
-from flatout.trace import EndedBy, Facts, LoaderFacts, ModelFacts, OptimizerFacts
 
 CONVOLUTIONS = {
     nn.Conv1d: 1, nn.ConvTranspose1d: 1, nn.Conv2d: 2, nn.ConvTranspose2d: 2, nn.Conv3d: 3, nn.ConvTranspose3d: 3,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
+from flatout.facts import NOT_LOOKED_AT
 from flatout.frameworks.pytorch.dataset_state import Copies, fingerprint, held_open, keeps_workers
 from flatout.frameworks.pytorch.of_loader import is_itself_alone
 from flatout.frameworks.pytorch.passes import FetchObserver, Later, Opened, Pass
@@ -26,7 +27,6 @@ from flatout.frameworks.pytorch.shuffles import draw_seed, drawing_elsewhere, ge
 from flatout.frameworks.pytorch.trees import tensors_of
 from flatout.frameworks.pytorch.worker_settings import IN_PROCESS, WORKER_ATTRIBUTES, needs_workers, usable, wanted
 from flatout.interruptions import let_through
-from flatout.trace import NOT_LOOKED_AT
 from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:

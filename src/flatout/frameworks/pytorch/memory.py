@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from flatout.device_memory import DeviceMemory
+from flatout.facts import DeviceMemory
 
 
 class PeakMemory:

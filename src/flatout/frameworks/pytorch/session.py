@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from flatout.frameworks.contract import NotReleased
 from flatout.frameworks.pytorch.calls import Calls
 from flatout.frameworks.pytorch.levers import registry
 from flatout.frameworks.pytorch.loaders import Loaders
@@ -156,9 +157,35 @@ class Session:
                     self.unavailable[name] = str(problem)
 
     def release(self, name: str) -> None:
-        """Release one lever that is engaged."""
+        """Release one lever that is engaged.
+
+        Raises:
+            NotReleased: It could not be taken back whole; what it put around calls of a model is gone even so.
+        """
         del self.engaged[name]
-        self.levers[name].release(self)
+        try:
+            self.levers[name].release(self)
+        except Exception as problem:
+            for call in self.calls.found:
+                call.arounds.pop(name, None)
+                if self.levers[name].compiles:
+                    call.compute = None
+            raise NotReleased(f"{name}: {type(problem).__name__}: {problem}") from problem
+
+    def release_all(self, names: Sequence[str]) -> None:
+        """Release these, each whatever becomes of the others, the last first.
+
+        Raises:
+            NotReleased: Of the first that could not be taken back.
+        """
+        broken: NotReleased | None = None
+        for name in reversed(names):
+            try:
+                self.release(name)
+            except NotReleased as problem:
+                broken = broken or problem
+        if broken is not None:
+            raise broken
 
     def _release_quietly(self, name: str) -> None:
         try:
@@ -170,14 +197,16 @@ class Session:
         """Engage exactly `wanted`; a lever with other settings is released first.
 
         Levers that need a new process are as they were at its start and are not touched.
+
+        Raises:
+            NotReleased: One could not be taken back; then none is engaged.
         """
         begun_s = perf_counter()
         self.calls.refresh()
         togglable = {name: s for name, s in wanted.items() if self.levers[name].toggles != "process"}
         present = [name for name in self.engaged if self.levers[name].toggles != "process"]
         released = [name for name in present if togglable.get(name) != self.engaged[name]]
-        for name in reversed(released):
-            self.release(name)
+        self.release_all(released)
         new = [name for name in self.levers if name in togglable and name not in self.engaged]
         self.unavailable = {n: why for n, why in self.unavailable.items() if self.levers[n].toggles == "process"}
         for name in new:  # in the registry's order, which is that in which they build on each other
@@ -195,8 +224,7 @@ class Session:
     def engage_again(self) -> None:
         """Extend the engaged levers to models and optimizers that have come since."""
         wanted = {name: s for name, s in self.engaged.items() if self.levers[name].toggles == "step"}
-        for name in reversed(list(wanted)):
-            self.release(name)
+        self.release_all(list(wanted))
         for name, settings in wanted.items():
             self.engage(name, settings)
 

@@ -139,8 +139,12 @@ class StackSampler:
         self._queue = CoreQueue(self._thread_id)
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
-        self._thread = threading.Thread(target=self._go_on, name="flatout-stacks", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._sample, name="flatout-stacks", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread more can be started here: nothing is seen, which is no samples
+            self._thread = None
+            self._queue.close()
 
     def stop(self) -> Stacks:
         """End: what was seen; of how many steps, in what time, the caller knows."""
@@ -163,6 +167,13 @@ class StackSampler:
             rows=tuple(rows[:MOST_ROWS]), num_steps=0, wall_s=0.0, num_samples=sum(row.num_samples for row in rows),
             major_faults=faults, system_s=round(system_s, 6),
         )  # fmt: skip
+
+    def _sample(self) -> None:
+        """Look until told to stop; where a look fails, what was seen before counts and nobody hears of a traceback."""
+        try:
+            self._go_on()
+        except Exception:  # noqa: BLE001  what walks somebody else's frames is never worth a word on his terminal
+            return
 
     def _go_on(self) -> None:
         _wake_up_in_time()

@@ -22,10 +22,10 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from flatout.facts import EndedBy
 from flatout.frameworks.pytorch.owners import num_optimizers, with_gradients
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.rhythm import Rhythm
-from flatout.trace import EndedBy
 from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:

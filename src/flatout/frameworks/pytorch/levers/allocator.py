@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
+from flatout.facts import Facts
 from flatout.frameworks.pytorch.levers.heap import environment_decides, why_not_worth_it
 from flatout.plan import Lever
-from flatout.trace import Facts, Setting
+from flatout.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session

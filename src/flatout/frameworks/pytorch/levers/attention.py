@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.ceilings import Machine
+from flatout.facts import NOT_LOOKED_AT, Facts
 from flatout.plan import Lever
-from flatout.trace import NOT_LOOKED_AT, Facts, Setting
+from flatout.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.calls import Around, Compute

@@ -10,8 +10,9 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.ceilings import Machine
+from flatout.facts import Facts
 from flatout.plan import Lever
-from flatout.trace import Facts, Setting
+from flatout.trace import Setting
 
 if TYPE_CHECKING:
     import torch

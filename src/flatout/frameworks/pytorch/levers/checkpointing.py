@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.ceilings import Machine
+from flatout.facts import Facts
 from flatout.plan import Lever
-from flatout.trace import Facts, Setting
+from flatout.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.calls import OuterCall

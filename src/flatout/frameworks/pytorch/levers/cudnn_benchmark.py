@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
+from flatout.facts import Facts
 from flatout.plan import Lever
-from flatout.trace import Facts, Setting
+from flatout.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
@@ -21,6 +22,7 @@ class CudnnBenchmark(Lever):
     class_ = "rounding"
     shortens: ClassVar = ("forward", "backward")
     check = "gradients"
+    takes_memory = True
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """Convolutions on a GPU."""

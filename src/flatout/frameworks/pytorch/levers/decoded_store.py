@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
+from flatout.facts import Facts
 from flatout.frameworks.pytorch.lever_reasons import why_none
 from flatout.plan import Lever
-from flatout.trace import Facts, Setting
+from flatout.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
@@ -27,6 +28,7 @@ class DecodedStore(Lever):
     shortens: ClassVar = ("data",)
     toggles = "step"
     check = "batches"
+    takes_memory = True
     checks_itself = True
     conflicts: ClassVar = ("workers", "pixel_threads")
     contains: ClassVar = ("pixel_threads",)

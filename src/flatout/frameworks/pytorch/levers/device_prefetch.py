@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
+from flatout.facts import Facts
 from flatout.plan import Lever
-from flatout.trace import Facts, Setting
+from flatout.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
@@ -27,6 +28,7 @@ class DevicePrefetch(Lever):
     class_ = "exact"
     shortens: ClassVar = ("copy",)
     check = "batches"
+    takes_memory = True
     checks_itself = True
     partners: ClassVar = ("pinned_memory",)
 

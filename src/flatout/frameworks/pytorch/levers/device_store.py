@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
+from flatout.facts import Facts
 from flatout.frameworks.pytorch.lever_reasons import why_none
 from flatout.frameworks.pytorch.levers.device_prefetch import NO_DEVICE
 from flatout.plan import Lever
-from flatout.trace import Facts, Setting
+from flatout.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
@@ -27,6 +28,7 @@ class DeviceStore(Lever):
     class_ = "exact"
     shortens: ClassVar = ("copy",)
     check = "batches"
+    takes_memory = True
     checks_itself = True
     partners: ClassVar = ("sample_store", "device_prefetch")
 

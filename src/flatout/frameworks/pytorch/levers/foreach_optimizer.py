@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
+from flatout.facts import Facts
 from flatout.plan import Lever
-from flatout.trace import Facts, Setting
+from flatout.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
@@ -21,6 +22,7 @@ class ForeachOptimizer(Lever):
     class_ = "rounding"
     shortens: ClassVar = ("optimizer",)
     check = "updates"
+    takes_memory = True
     conflicts: ClassVar = ("fused_optimizer",)
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
+from flatout.facts import Facts, LoaderFacts
 from flatout.frameworks.pytorch.lever_reasons import why_none
 from flatout.frameworks.pytorch.levers.workers import shm_needed
 from flatout.plan import Lever
-from flatout.trace import Facts, LoaderFacts, Setting
+from flatout.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
@@ -35,6 +36,7 @@ class PrefetchFactor(Lever):
     shortens: ClassVar = ("data",)
     toggles = "epoch"
     check = "batches"
+    takes_memory = True
     conflicts: ClassVar = ("workers", "virtual_workers")
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:

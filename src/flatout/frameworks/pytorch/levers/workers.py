@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
+from flatout.facts import Facts
 from flatout.plan import Lever
-from flatout.trace import Facts, Setting
+from flatout.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
@@ -49,6 +50,7 @@ class Workers(Lever):
     shortens: ClassVar = ("data",)
     toggles = "epoch"
     check = "batches"
+    takes_memory = True
     partners: ClassVar = ("threads",)  # a worker and a model of as many threads as cores take each other's
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:

@@ -15,8 +15,9 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.ceilings import Machine
+from flatout.facts import Facts
 from flatout.plan import Lever
-from flatout.trace import Facts, Setting
+from flatout.trace import Setting
 from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:

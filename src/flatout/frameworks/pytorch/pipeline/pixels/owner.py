@@ -5,6 +5,7 @@ In: loaders and their iterators. Out: fetchers in them, or why not.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -183,7 +184,9 @@ class Standing:
 
 def _num_cores() -> int:
     """Cores that this process may really use: its affinity, and in a container the quota of its control group."""
-    num = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num = os.cpu_count() or 1
+    with contextlib.suppress(OSError, AttributeError):  # there is none, or none may be asked for
+        num = len(os.sched_getaffinity(0))
     quota = cores_quota()
     return min(num, max(int(quota), 1)) if quota else num
 

@@ -1,0 +1,189 @@
+"""Killed without notice, as the kernel does where memory runs out: a run's script, a trial's child in each stage."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import handmade
+from faulting import CEILINGS, FLATOUT, REASON, copied, environment, flatout, left_behind, parts
+from flatout import search
+from flatout.errors import ScriptError
+from flatout.plan import Candidate
+from flatout.run.machine import read_machine
+from flatout.run.script import Script
+from flatout.trials import ends
+from flatout.trials.conduct import Conduct, Goal, Show
+from flatout.trials.terms import Terms
+
+pytest.importorskip("torch")
+
+
+class Killer:
+    """Kills the child while it is waited for, in the stages that it is told, once in each."""
+
+    def __init__(self, *stages, always=False):
+        self.stages, self.always = stages, always
+        self.conduct = None
+        self.seen, self.killed = [], []
+        self._ticks = 0
+
+    def stage(self, text, share):
+        self.seen.append(text)
+        self._ticks = 0
+
+    def tick(self):
+        self._ticks += 1
+        text = self.seen[-1]
+        child = self.conduct.bench._child
+        stage = next((s for s in self.stages if text.startswith(s) and (self.always or s not in self.killed)), None)
+        if stage is not None and self._ticks == 2 and child is not None and child.alive:
+            self.killed.append(stage)
+            self._ticks = 0
+            os.kill(child.session_id, signal.SIGKILL)
+
+
+@pytest.fixture
+def conducted(folder):
+    """A `tune` or `why` without ceilings and without isolation, whose children a `Killer` kills."""
+    opened = []
+
+    def start(killer, command="tune", levers=("fused_optimizer", "fused_fetch"), budget_s=25.0):
+        script = Script(path=str(copied("tiny_training.py", folder)))
+        goal = Goal(budget_s=budget_s, choice=search.Choice(only=levers), terms=Terms(isolate=False))
+        run_folder = folder / ".flatout" / "tiny_training-1"
+        run_folder.mkdir(parents=True)
+        show = Show(stage=killer.stage, tick=killer.tick)
+        killer.conduct = Conduct(script, run_folder, read_machine(), goal, show, command)
+        opened.append(killer.conduct.bench)
+        return killer.conduct
+
+    yield start
+    for bench in opened:
+        bench.end()
+    assert left_behind(folder, str(folder)) == []
+
+
+def test_a_child_that_is_killed_in_every_stage_of_why_costs_no_result(conducted, monkeypatch):
+    monkeypatch.setattr(ends, "MOST_KILLED", 99)
+    stages = ("warming up", "plain against", "where a step", "what if", "what does", "counting")
+    killer = Killer(*stages)
+    found = conducted(killer, "why", budget_s=12.0).run()
+    assert killer.killed == list(stages)
+    assert found.anatomy is not None and found.diagnosis is not None and found.baseline_steps_per_s > 0
+    (line,) = [text for text in found.warnings if "SIGKILL" in text]
+    assert re.search(r"killed by SIGKILL 6 times .*, and was started again", line)
+
+
+def test_a_candidate_that_is_killed_has_failed_and_the_next_one_is_measured_in_a_fresh_child(conducted):
+    killer = Killer("trying", "measuring")
+    conduct = conducted(killer, budget_s=600.0)
+    killer.stage("starting", None)
+    conduct.bench.start()
+    conduct.bench.settle()
+    killer.stage("trying", None)
+    first = conduct.try_out(Candidate(levers={"workers": {"num": 1}}))
+    assert (first.outcome, first.reason) == ("failed", "killed by SIGKILL")
+    fused = {"fused_optimizer": {}}
+    assert conduct.bench.window({}, purpose="baseline").num_steps
+    killer.stage("measuring", None)
+    with pytest.raises(ends.CandidateFailed, match="killed by SIGKILL"):
+        conduct.bench.window(fused, purpose="winner", num_steps=10_000)
+    assert killer.killed == ["trying", "measuring"]
+    assert conduct.bench.window(fused, purpose="trial").levers == fused
+    assert conduct.bench.window({}, purpose="baseline").num_steps
+
+
+def test_a_child_that_is_killed_before_it_trains_is_an_error_at_once(conducted):
+    killer = Killer("starting", always=True)
+    with pytest.raises(ScriptError, match=r"`tiny_training.py` was killed by SIGKILL|`.*` was killed") as raised:
+        conducted(killer, "why").run()
+    assert len(killer.killed) == 1
+    assert set(parts(str(raised.value))) == {"error", "cause", "hint"}
+
+
+def test_a_script_that_is_killed_again_and_again_is_an_error(conducted):
+    killer = Killer("plain against", always=True)
+    with pytest.raises(ScriptError, match="was killed by SIGKILL"):
+        conducted(killer, "why").run()
+    assert len(killer.killed) == ends.MOST_KILLED + 1
+
+
+def test_where_plain_is_killed_again_and_again_what_was_tried_before_is_kept(conducted, monkeypatch):
+    killer = Killer("afterwards", always=True)
+    conduct = conducted(killer, levers=("fused_optimizer",), budget_s=10.0)
+    tried = handmade.trial({"fused_optimizer": {}}, 1.2)
+
+    def try_all():
+        conduct.trials.append(tried)
+        conduct._stage("afterwards")
+        for _ in range(99):
+            conduct.bench.window({}, purpose="baseline")
+
+    monkeypatch.setattr(conduct, "try_all", try_all)
+    monkeypatch.setattr(conduct, "prove", lambda: None)
+    found = conduct.run()
+    assert len(killer.killed) == ends.MOST_KILLED + 1
+    assert list(found.trials) == [tried] and found.anatomy is not None
+    assert "was killed by SIGKILL" in found.stopped and found.plan is None
+
+
+@pytest.mark.skipif(REASON is not None, reason=f"trials cannot be isolated here: {REASON}")
+def test_the_script_killed_inside_its_isolation_is_started_again(folder):
+    script = copied("tiny_training.py", folder)
+    process = subprocess.Popen(
+        [*FLATOUT, "why", "--json", "--budget", "15s", script.name], env=environment(XDG_CACHE_HOME=str(CEILINGS)),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (_steps(folder) and (found := _trainer(script.name))):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.05)
+    os.kill(found[-1], signal.SIGKILL)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 0, said
+    (kept,) = folder.glob(".flatout/*/result.json")
+    assert any("killed by SIGKILL once" in text for text in json.loads(kept.read_text())["warnings"])
+    assert left_behind(folder, str(folder)) == []
+
+
+def _steps(folder):
+    return any('"window"' in trace.read_text() for trace in folder.glob(".flatout/*/trace-1.jsonl"))
+
+
+def _trainer(name):
+    """The processes that run a script, the innermost last."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[-2:-1] == [name.encode()] and b"flatout" not in words:
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("levers", ["none", "threads=1"])
+def test_a_run_that_is_killed_ends_by_that_signal_and_its_steps_are_there_to_be_exported(folder, levers):
+    copied("endless.py", folder)
+    process = subprocess.Popen(
+        [*FLATOUT, "run", "--levers", levers, "endless.py"], env=environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(2.5)
+    (script,) = _trainer("endless.py")
+    os.kill(script, signal.SIGKILL)
+    said = process.communicate(timeout=30)[1]
+    assert process.returncode == -signal.SIGKILL
+    assert re.search(r"flatout: at least [\d,]+ steps in ", said.splitlines()[-1]), said
+    done = flatout("report", "endless-1", "--export", "steps.csv")
+    assert done.returncode == 0, done.stderr
+    assert len(Path("steps.csv").read_text().splitlines()) > 100
+    assert left_behind(folder, "endless.py") == []
