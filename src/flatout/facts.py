@@ -24,6 +24,8 @@ class ModelFacts:
     calls_per_step: float = 1.0
     num_repeated_blocks: int = 0
     """Parts that are the same again and again, such as the layers of a transformer."""
+    num_aligned_linears: int = 0
+    """Plain Linear layers whose dimensions are divisible by 16."""
     num_input_shapes: int = 1
     """How many different shapes its inputs had in the steps that were looked at."""
 
@@ -78,6 +80,31 @@ class LoaderFacts:
     """Why its batches cannot be of another size; None where they can."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Memory of the GPU as the framework's allocator counts it, since the process began."""
+
+    allocated_bytes: int
+    """In tensors, at the peak."""
+    reserved_bytes: int
+    """Held by the process, for tensors or between them, at the peak."""
+    total_bytes: int
+    """What the GPU has."""
+    num_retries: int = 0
+    """Times that nothing fitted until all that was free had been given back."""
+    num_failures: int = 0
+    """Times that nothing fitted even then."""
+
+    @property
+    def free_fraction(self) -> float:
+        """Share of what is held at the peak that no tensor has: memory in gaps.
+
+        >>> DeviceMemory(allocated_bytes=6, reserved_bytes=8, total_bytes=16).free_fraction
+        0.25
+        """
+        return 1 - self.allocated_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
+
+
 NOT_LOOKED_AT = "looked at in a trial only"
 """Why nothing is known in a run, of a loader's batches for example."""
 
@@ -120,5 +147,7 @@ class Facts:
     """Share of denormal numbers among parameters, gradients, buffers and moments on the CPU, from a sample of each."""
     zeroes_gradients: bool = False
     """Whether `zero_grad(set_to_none=False)` was called in the first steps."""
+    device_memory: DeviceMemory | None = None
+    """What the GPU's memory was asked for; None without a GPU."""
     collector_of_its_own: bool = False
     """Whether Python's garbage collector is other than the interpreter starts it: the script steers it."""

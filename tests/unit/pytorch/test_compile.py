@@ -408,6 +408,24 @@ def test_the_word_that_the_facts_speak_for_comes_first(num_blocks, num_shapes, w
 
 
 @pytest.mark.parametrize(
+    ("changes", "recorded"),
+    [
+        ({}, True),
+        ({"num_input_shapes": 2}, False),
+        ({"calls_per_step": 4.0}, False),
+    ],
+)
+def test_graphs_are_recorded_only_on_a_gpu_with_one_shape_and_one_call_a_step(changes, recorded):
+    model = replace(FACTS.models[0], **changes)
+    lever = registry()["compile"]
+    for device, wanted in (("cuda", recorded), ("cpu", False)):
+        found = lever.settings(replace(FACTS, device=device, models=(model,)), MACHINE)
+        assert ({"mode": "reduce-overhead"} in found) is wanted
+    distributed = replace(FACTS, device="cuda", models=(model,), distributed=True)
+    assert {"mode": "reduce-overhead"} not in lever.settings(distributed, MACHINE)
+
+
+@pytest.mark.parametrize(
     ("word", "brought", "worth"),
     [
         ("", {}, True),
@@ -422,6 +440,8 @@ def test_the_word_that_the_facts_speak_for_comes_first(num_blocks, num_shapes, w
         ("max-autotune", {"": "measured"}, False),
         ("max-autotune", {"": "failed", "regional": "best"}, False),
         ("max-autotune", {}, False),
+        ("reduce-overhead", {"": "best"}, True),
+        ("reduce-overhead", {"": "measured"}, False),
     ],
 )
 def test_a_word_is_tried_after_others_only_where_they_broke_or_won(word, brought, worth):

@@ -19,7 +19,9 @@ from flatout.frameworks.pytorch.calls import OuterCall
 from flatout.frameworks.pytorch.hand_over import start_method
 from flatout.frameworks.pytorch.levers.batch_size import why_not_here
 from flatout.frameworks.pytorch.levers.collector import Collector, is_steered
+from flatout.frameworks.pytorch.levers.float8 import is_aligned
 from flatout.frameworks.pytorch.levers.interop_threads import num_pooled, number_in_plain
+from flatout.frameworks.pytorch.memory import memory_of_device
 from flatout.frameworks.pytorch.optimizers import can_fuse
 from flatout.frameworks.pytorch.session import Session
 from flatout.frameworks.pytorch.worker_settings import why_not_sooner
@@ -77,6 +79,7 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         forks_work=num_pooled() > 0,
         denormal_fraction=_denormal_fraction(session),
         zeroes_gradients=session.zeroes_gradients,
+        device_memory=memory_of_device(),
         collector_of_its_own=Collector.name not in session.engaged and is_steered(),
     )
 
@@ -97,6 +100,7 @@ def _model(call: OuterCall) -> ModelFacts:
         compiled=call.compiled_by_script or any(_compiled_by_script(m) for m in modules),
         calls_per_step=call.calls_per_step,
         num_repeated_blocks=sum(map(len, repeated_blocks(call.module))),
+        num_aligned_linears=sum(map(is_aligned, modules)),
         num_input_shapes=max(len(call.shapes), 1),
     )
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from flatout.facts import DeviceMemory
+
 
 class PeakMemory:
     """The peak since the last `reset`, or, where it may not be reset, since the process began.
@@ -46,6 +48,23 @@ class PeakMemory:
         for line in status.splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
+        return None
+
+
+def memory_of_device() -> DeviceMemory | None:
+    """What PyTorch's allocator counted on the present GPU; None where none is used, or another allocator counts."""
+    if not torch.cuda.is_initialized():
+        return None
+    try:
+        counted = torch.cuda.memory_stats()
+        return DeviceMemory(
+            allocated_bytes=int(counted["allocated_bytes.all.peak"]),
+            reserved_bytes=int(counted["reserved_bytes.all.peak"]),
+            total_bytes=int(torch.cuda.get_device_properties().total_memory),
+            num_retries=int(counted.get("num_alloc_retries", 0)),
+            num_failures=int(counted.get("num_ooms", 0)),
+        )
+    except (RuntimeError, KeyError):
         return None
 
 

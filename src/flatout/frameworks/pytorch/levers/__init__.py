@@ -11,6 +11,7 @@ from flatout.frameworks.pytorch.levers.attention import Attention
 from flatout.frameworks.pytorch.levers.batch_size import BatchSize
 from flatout.frameworks.pytorch.levers.bf16 import Bf16
 from flatout.frameworks.pytorch.levers.channels_last import ChannelsLast
+from flatout.frameworks.pytorch.levers.checkpointing import Checkpointing
 from flatout.frameworks.pytorch.levers.checkpoints import Checkpoints
 from flatout.frameworks.pytorch.levers.collector import Collector
 from flatout.frameworks.pytorch.levers.compile import Compile
@@ -20,6 +21,8 @@ from flatout.frameworks.pytorch.levers.decoded_store import DecodedStore
 from flatout.frameworks.pytorch.levers.denormals import Denormals
 from flatout.frameworks.pytorch.levers.device_prefetch import DevicePrefetch
 from flatout.frameworks.pytorch.levers.device_store import DeviceStore
+from flatout.frameworks.pytorch.levers.expandable_segments import ExpandableSegments
+from flatout.frameworks.pytorch.levers.float8 import Float8
 from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
 from flatout.frameworks.pytorch.levers.fused_fetch import FusedFetch
 from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
@@ -43,6 +46,7 @@ LEVERS: tuple[type[Lever], ...] = (
     CpuAffinity,
     Allocator,
     Heap,
+    ExpandableSegments,
     InteropThreads,
     Collector,
     Threads,
@@ -66,9 +70,11 @@ LEVERS: tuple[type[Lever], ...] = (
     FusedOptimizer,
     ForeachOptimizer,
     Attention,
+    Checkpointing,
     Compile,
     Bf16,
     MatmulBf16,
+    Float8,
     Checkpoints,
     BatchSize,
 )

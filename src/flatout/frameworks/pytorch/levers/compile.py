@@ -7,10 +7,14 @@ be caught.
 
 `compile=dynamic` compiles for shapes that differ from step to step, `compile=regional` once for all alike blocks of a
 model (the layers of a transformer; at least three in one list or sequence), which takes a fraction of the time and
-leaves what is between the blocks as it is, and `compile=max-autotune` measures several kernels for each product. Every
+leaves what is between the blocks as it is, and `compile=max-autotune` measures several kernels for each product.
+`compile=reduce-overhead` records what one call starts on the GPU and starts it as one (CUDA graphs), for models whose
+kernels are so short that starting them takes longer; outputs and gradients are copied out of the recordings, which keep
+their memory until the process ends. It is tried where all inputs have one shape and each model is called once a step.
+Tensors that a module keeps from one step to the next by itself are PyTorch's to refuse, which the trial shows. Every
 word costs a compilation of 20 to 120 s on a CPU, so few are tried: `dynamic` or `regional` come first where the facts
-speak for them; another word where those before it broke; `max-autotune`, and the whole after its blocks, where the
-former won.
+speak for them; another word where those before it broke; `max-autotune`, `reduce-overhead`, and the whole after its
+blocks, where the former won.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "dynamic": {"dynamic": True},
     "regional": {},
     "max-autotune": {"mode": "max-autotune-no-cudagraphs"},
+    "reduce-overhead": {"mode": "reduce-overhead"},
 }
 """What each word, or none, says to `torch.compile`."""
 
@@ -52,7 +57,7 @@ class Compile(Lever):
     name = "compile"
     parameter = "mode"
     optional = True
-    choices = ("dynamic", "regional", "max-autotune")
+    choices = ("dynamic", "regional", "max-autotune", "reduce-overhead")
     summary = "the model compiled into fewer, larger kernels"
     class_ = "rounding"
     shortens: ClassVar = ("forward", "backward")
@@ -81,22 +86,27 @@ class Compile(Lever):
             words.insert(0 if num_blocks >= MANY_BLOCKS else 1, "regional")
         if any(model.num_input_shapes >= MANY_SHAPES for model in facts.models):
             words.insert(0, "dynamic")
+        words += ["reduce-overhead"] * _can_be_recorded(facts)
         return tuple({"mode": word} if word else {} for word in (*words, "max-autotune"))
 
     def worth_after(self, settings: Mapping[str, Setting], brought: Mapping[str, str]) -> bool:
         """Each word costs a compilation: where one brought nothing, others hardly do.
 
-        `max-autotune` refines the bare one where that won; the bare one may win more than another word did; else a word
-        has its turn where those before it broke.
+        `max-autotune` and `reduce-overhead` refine the bare one where that won; the bare one may win more than another
+        word did; else a word has its turn where those before it broke.
         """
         mode = settings.get("mode", "")
-        if mode == "max-autotune":
+        if mode in ("max-autotune", "reduce-overhead"):
             return brought.get("") == "best"
         return {*brought.values()} <= ({"failed", "best"} if mode == "" else {"failed"})
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Compute each outermost call through its compiled form, made once and kept with the model."""
+        from flatout.frameworks.pytorch.session import Unavailable
+
         mode = str(settings.get("mode", ""))
+        if mode == "reduce-overhead" and session.device != "cuda":
+            raise Unavailable("CUDA graphs need a model on a CUDA device")
         limits = session.kept.setdefault(_LIMITS, [])
         session.kept[self.name] = _Configured(session.cache_folder, limits)
         for call in session.calls.found:
@@ -106,6 +116,8 @@ class Compile(Lever):
             call.compute, seams = call.kept[kept]
             for seam in seams:
                 seam.install()
+        if mode == "reduce-overhead":
+            _record(session)
 
     def release(self, session: Session) -> None:
         """Compute as plain again; the compiled form is kept for another time."""
@@ -114,6 +126,10 @@ class Compile(Lever):
             for name, (_, seams) in call.kept.items():
                 for seam in seams if name.startswith(self.name) else ():
                     seam.remove()
+        own_gradients = session.kept.pop(_GRADIENTS, None)
+        if own_gradients is not None:
+            session.at_step_end.pop(self.name, None)
+            own_gradients.remove()
         configured = session.kept.pop(self.name, None)
         if configured is not None:
             configured.undo()
@@ -127,6 +143,11 @@ class Compile(Lever):
             return None
         limits = session.kept.get(_LIMITS)
         end = f"; PyTorch's limit of {limits[0]} was reached: other shapes and values run as plain" if limits else ""
+        if _GRADIENTS in session.kept:
+            from flatout.frameworks.pytorch.recorded_graphs import num_recorded
+
+            recorded = num_recorded()
+            return f"{num} graph{'s' * (num != 1)} compiled, {recorded} recorded{end}" if recorded else None
         return f"{num} graph{'s' * (num != 1)} compiled{end}"
 
 
@@ -171,11 +192,32 @@ class _Configured:
 _EAGER_BACKWARD = "force_non_lazy_backward_lowering"
 _OURS = "flatout_call"
 _LIMITS = "compile: limits reached"
+_GRADIENTS = "compile: gradients out of recorded graphs"
+
+
+def _can_be_recorded(facts: Facts) -> bool:
+    """Whether a recording of a step can be replayed in the next: on a GPU, with one shape, one call of each model."""
+    same = all(model.num_input_shapes == 1 and model.calls_per_step == 1 for model in facts.models)
+    return facts.device == "cuda" and same and not facts.distributed
+
+
+def _record(session: Session) -> None:
+    """Results of one step are its own, and each step begins anew."""
+    import torch
+
+    from flatout.frameworks.pytorch.recorded_graphs import OwnGradients
+
+    session.kept[_GRADIENTS] = OwnGradients(session.parameters())
+    session.at_step_end[Compile.name] = torch.compiler.cudagraph_mark_step_begin
 
 
 def _whole(call: OuterCall, mode: str) -> tuple[Callable[..., Any], list[Any]]:
     """The call of the whole module, compiled; the module is found again by the call, which does not keep it alive."""
     compiled = _compiled(mode, call.name)
+    if mode == "reduce-overhead":
+        from flatout.frameworks.pytorch.recorded_graphs import with_own_outputs
+
+        compiled = with_own_outputs(compiled)
 
     def compute(*args: Any, **kwargs: Any) -> Any:
         return compiled(call.module, *args, **kwargs)
