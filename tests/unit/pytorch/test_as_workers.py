@@ -182,6 +182,6 @@ def test_the_next_batch_is_begun_as_soon_as_one_is_given(paths):
 
 def test_the_lever_applies(paths):
     loaders = Loaders()
-    loaders.reopen = True
+    loaders.reopen = loaders.studies = True
     loader = DataLoader(imagery.DrawingEverywhere(paths), batch_size=4, num_workers=2)
     assert loaders.why_not("workers", loader, for_workers=True) is None

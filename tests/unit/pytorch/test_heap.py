@@ -11,10 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from flatout.facts import NOT_LOOKED_AT  # noqa: E402
 from flatout.frameworks.pytorch.levers import heap, registry  # noqa: E402
 from flatout.frameworks.pytorch.memory import PageFaults  # noqa: E402
 from flatout.frameworks.pytorch.session import Unavailable  # noqa: E402
-from flatout.trace import NOT_LOOKED_AT  # noqa: E402
 from handmade import FACTS, MACHINE  # noqa: E402
 
 LEVER = registry()["heap"]

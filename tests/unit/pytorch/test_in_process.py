@@ -179,7 +179,7 @@ def test_loaders_that_do_not_come_into_question_say_why(options, why):
 @pytest.mark.parametrize(("lever", "workers"), [("virtual_workers", 2), ("fused_fetch", 0)])
 def test_the_lever_applies_where_the_dataset_is_read_shows_its_effect_and_is_released(lever, workers):
     loaders = Loaders()
-    loaders.reopen = True
+    loaders.reopen = loaders.studies = True
     loaders.install()
     session = Session(Calls(), loaders)
     try:

@@ -868,7 +868,7 @@ def test_in_a_run_a_pass_under_way_keeps_what_it_began_with(loaders):
 
 
 def test_an_evaluation_pass_under_way_is_not_opened_again(loaders):
-    loaders.reopen = True
+    loaders.reopen = loaders.studies = True
     passing = iter(DataLoader(Squares(), batch_size=4))
     first = next(passing)
     loaders.change(WORKERS)
@@ -876,7 +876,7 @@ def test_an_evaluation_pass_under_way_is_not_opened_again(loaders):
 
 
 def test_settings_that_were_changed_there_and_back_open_nothing_again(loaders):
-    loaders.reopen = True
+    loaders.reopen = loaders.studies = True
     passing = iter(DataLoader(Squares(), batch_size=4))
     labels = []
     for _ in range(4):

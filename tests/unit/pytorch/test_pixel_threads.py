@@ -705,7 +705,7 @@ def test_batches_that_can_be_computed_at_once_are_left_to_that_in_whichever_orde
 
 def test_the_lever_applies_where_images_are_opened_shows_its_effect_and_is_released(paths):
     loaders = Loaders()
-    loaders.reopen = True
+    loaders.reopen = loaders.studies = True
     loaders.install()
     session = Session(Calls(), loaders)
     try:

@@ -234,7 +234,7 @@ def test_levers_that_build_on_the_threads_do_not_take_them_from_each_other(paths
 
 def test_the_lever_applies_shows_its_effect_and_is_released(paths):
     loaders = Loaders()
-    loaders.reopen = True
+    loaders.reopen = loaders.studies = True
     loaders.install()
     session = Session(Calls(), loaders)
     try:
@@ -316,7 +316,7 @@ def test_a_file_that_was_written_just_now_is_not_kept(paths):
 
 def test_the_lever_of_decoded_images(paths):
     loaders = Loaders()
-    loaders.reopen = True
+    loaders.reopen = loaders.studies = True
     loaders.install()
     session = Session(Calls(), loaders)
     try:

@@ -687,7 +687,7 @@ def test_on_a_slow_mount_files_are_read_ahead_and_once_they_are_in_memory_no_mor
 
 def test_the_lever_applies_to_slow_files_only(paths, monkeypatch):
     loaders = Loaders()
-    loaders.reopen = True
+    loaders.reopen = loaders.studies = True
     session = Session(Calls(), loaders)
     lever = session.levers["read_ahead"]
 

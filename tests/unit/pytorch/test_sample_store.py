@@ -379,7 +379,7 @@ def test_a_store_gives_what_was_put_or_says_that_it_is_not_there(asked, capacity
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_lever_applies_where_items_are_computed_shows_its_effect_and_is_released(made, workers):
     loaders = Loaders()
-    loaders.reopen = True
+    loaders.reopen = loaders.studies = True
     loaders.install()
     session = Session(Calls(), loaders)
     lever = session.levers["sample_store"]
