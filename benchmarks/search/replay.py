@@ -1,0 +1,264 @@
+"""How good is the search, and what does it cost, on grids that were recorded once? Beside three rivals.
+
+    python benchmarks/search/replay.py [--draws 50]
+
+Each play has its own order of the levers and its own noise: a trial's pairs are drawn, with replacement, from those
+recorded for its set. What a play ends with is scored by the truth, the median of all recorded pairs: the ratio of
+its choice over that of the best set of the grid; and its cost by the share of what trying every set costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from flatout import search, stats
+from flatout.anatomy import Anatomy
+from flatout.ceilings import Machine
+from flatout.diagnosis import Diagnosis
+from flatout.facts import Facts
+from flatout.frameworks.pytorch.levers import registry
+from flatout.plan import Candidate, Key, Trial
+from flatout.records import from_json
+from flatout.trace import Levers
+from flatout.trials.pairs import SCREENING, Pairs, is_known
+from measuring import RESULTS, write
+
+ENOUGH, MOST_COST = 0.95, 0.25
+LEVERS = registry()
+
+
+@dataclass(slots=True)
+class Grid:
+    """What was recorded of one script."""
+
+    name: str
+    rows: Mapping[Key, dict[str, Any]]
+    facts: Facts
+    anatomy: Anatomy
+    diagnosis: Diagnosis
+    machine: Machine
+    noise: float
+    truth: dict[Key, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Grid:
+        """The grid in a file."""
+        found = json.loads(path.read_text(encoding="utf-8"))
+        rows = {Candidate(levers=row["levers"]).key: row for row in found["rows"]}
+        grid = cls(
+            name=found["script"],
+            rows=rows,
+            facts=from_json(Facts, found["facts"], where="grid"),
+            anatomy=from_json(Anatomy, found["anatomy"], where="grid"),
+            diagnosis=from_json(Diagnosis, found["diagnosis"], where="grid"),
+            machine=from_json(Machine, found["machine"], where="grid"),
+            noise=found["noise"],
+        )
+        grid.truth = {key: _true_ratio(row) for key, row in rows.items()}
+        return grid
+
+    @property
+    def best(self) -> float:
+        """The ratio of the best set; 1 where none wins, for plain is always there."""
+        return max([1.0, *self.truth.values()])
+
+    @property
+    def whole_cost_s(self) -> float:
+        """What trying every set costs, each as long as a trial that is not cut short."""
+        return sum(_cost_s(row, SCREENING.at[-1]) for row in self.rows.values())
+
+
+def _true_ratio(row: Mapping[str, Any]) -> float:
+    """Of a set that may become a plan; 0 of others."""
+    if row["outcome"] != "measured" or row.get("missing") or not row["baseline_step_s"]:
+        return 0.0
+    if row.get("agreement", "agrees") != "agrees":
+        return 0.0
+    return median(a / b for a, b in zip(row["baseline_step_s"], row["candidate_step_s"], strict=True))
+
+
+def _cost_s(row: Mapping[str, Any], num_pairs: int) -> float:
+    """Seconds for so many pairs, engaging and judging included."""
+    recorded = max(len(row.get("baseline_step_s", ())) + row.get("num_discarded", 0), 1)
+    apart_s = row.get("engage_s", 0.0) + row.get("judging_s", 0.0)
+    return apart_s + max(row["took_s"] - apart_s, 0.0) / recorded * num_pairs
+
+
+@dataclass(slots=True)
+class Play:
+    """One search over one grid, with its own noise."""
+
+    grid: Grid
+    lots: random.Random
+    cost_s: float = 0.0
+    trials: list[Trial] = field(default_factory=list)
+
+    def try_out(self, levers: Levers) -> Trial:
+        """A trial as `tune` makes it, from pairs that are drawn among the recorded ones."""
+        row = self.grid.rows.get(Candidate(levers=levers).key)
+        if row is None or row["outcome"] != "measured" or not row["baseline_step_s"]:
+            self.cost_s += _cost_s(row, 2) if row is not None else 0.0
+            trial = Trial(levers=levers, outcome="failed")
+        else:
+            trial = self._measured(levers, row)
+        self.trials.append(trial)
+        return trial
+
+    def _measured(self, levers: Levers, row: Mapping[str, Any]) -> Trial:
+        recorded = list(zip(row["baseline_step_s"], row["candidate_step_s"], strict=True))
+        pairs = Pairs(noise=self.grid.noise)
+        for num in range(1, SCREENING.at[-1] + 1):
+            baseline_s, candidate_s = self.lots.choice(recorded)
+            pairs.baseline_s.append(baseline_s)
+            pairs.candidate_s.append(candidate_s)
+            if num in SCREENING.at:
+                pairs.share = SCREENING.share(num)
+                if is_known(pairs.compare()):
+                    break
+        compared = pairs.compare()
+        ratio = compared.ratio if math.isfinite(compared.ratio) else None
+        won = ratio is not None and ratio > 1
+        self.cost_s += _cost_s({**row, "judging_s": row.get("judging_s", 0.0) if won else 0.0}, len(pairs.baseline_s))
+        agrees = row.get("agreement", "agrees") if won else ""
+        return Trial(
+            levers=levers,
+            outcome="disagrees" if agrees == "disagrees" else compared.verdict,
+            ratio=ratio,
+            ratio_low=compared.low if ratio is not None else None,
+            ratio_high=compared.high if ratio is not None else None,
+            num_pairs=len(pairs.baseline_s),
+            agreement=agrees,
+        )
+
+    @property
+    def score(self) -> float:
+        """The true ratio of what it ends with, over the best of the grid."""
+        best = search.best_of(self.trials)
+        found = self.grid.truth.get(Candidate(levers=best.levers).key, 0.0) if best is not None else 1.0
+        return max(found, 1e-9) / self.grid.best
+
+    @property
+    def share(self) -> float:
+        """What it has cost, of what trying everything costs."""
+        return self.cost_s / self.grid.whole_cost_s
+
+
+def ours(play: Play) -> None:
+    """The search of `tune`, with the levers in an order of its own."""
+    names = [name for name, lever in LEVERS.items() if lever.toggles == "step"]
+    play.lots.shuffle(names)
+    grid = play.grid
+    shuffled = {name: LEVERS[name] for name in names}
+    found = (grid.anatomy, grid.diagnosis)
+    space = search.space_of(shuffled, grid.facts, grid.machine, found, search.Choice())
+    while (candidate := search.next_candidate(space, play.trials, lambda c: c.key in grid.rows)) is not None:
+        play.try_out(candidate.levers)
+
+
+def at_random(play: Play) -> None:
+    """Sets by lot, for as much as the search may cost."""
+    rows = list(play.grid.rows.values())
+    play.lots.shuffle(rows)
+    for row in rows:
+        if play.share >= MOST_COST:
+            return
+        play.try_out(row["levers"])
+
+
+def one_at_a_time(play: Play) -> None:
+    """Each lever alone, then all that won together, as far as the grid has such a set."""
+    singles = [row["levers"] for row in play.grid.rows.values() if len(row["levers"]) == 1]
+    play.lots.shuffle(singles)
+    won: dict[str, Any] = {}
+    for levers in singles:
+        trial = play.try_out(levers)
+        if search.usable(trial) and (trial.ratio or 0.0) > search.WORTH_ADDING and trial.agreement == "agrees":
+            together = {**won, **levers}
+            won = together if Candidate(levers=together).key in play.grid.rows else won
+    if len(won) > 1:
+        play.try_out(won)
+
+
+def tpe(play: Play) -> None:
+    """Optuna's tree-structured Parzen estimator over all levers of the grid, for as much as the search may cost."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    options: dict[str, list[str]] = {}
+    for row in play.grid.rows.values():
+        for name, settings in row["levers"].items():
+            word = json.dumps(settings, sort_keys=True)
+            if word not in options.setdefault(name, [""]):
+                options[name].append(word)
+    known: dict[Key, float] = {(): 1.0}
+
+    def objective(trial: Any) -> float:
+        words = {name: trial.suggest_categorical(name, words) for name, words in options.items()}
+        levers = {name: json.loads(word) for name, word in words.items() if word}
+        key = Candidate(levers=levers).key
+        if key not in known:
+            outcome = play.try_out(levers) if key in play.grid.rows else None
+            usable = outcome is not None and search.usable(outcome) and outcome.agreement != "inconclusive"
+            known[key] = outcome.ratio or 0.0 if usable and outcome is not None else 0.0
+        if play.share >= MOST_COST:
+            study.stop()
+        return known[key]
+
+    study = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.TPESampler(seed=play.lots.randrange(2**31), multivariate=True)
+    )
+    study.optimize(objective, n_trials=300)
+
+
+PLAYERS: dict[str, Callable[[Play], None]] = {
+    "flatout": ours, "random": at_random, "one at a time": one_at_a_time, "optuna TPE": tpe,
+}  # fmt: skip
+
+
+def played(grids: Sequence[Grid], num_draws: int) -> dict[str, Any]:
+    """By player and grid the scores and shares of all draws."""
+    rows: dict[str, Any] = {}
+    for player, plays in PLAYERS.items():
+        for grid in grids:
+            found = []
+            for draw in range(num_draws):
+                play = Play(grid, random.Random(f"{player} {grid.name} {draw}"))
+                plays(play)
+                found.append((play.score, play.share, len(play.trials)))
+            scores, shares, trials = (list(part) for part in zip(*found, strict=True))
+            low, high = (stats.quantile(sorted(scores), share) for share in (0.05, 0.95))
+            rows.setdefault(player, {})[grid.name] = {
+                "score": scores, "share": shares, "num_trials": trials,
+                "median_score": median(scores), "median_share": median(shares), "score_5_95": [low, high],
+            }  # fmt: skip
+            print(
+                f"{player:14} {grid.name:14} {median(scores):.3f} of the best, {100 * median(shares):.0f} % of the cost"
+            )
+    return rows
+
+
+def main() -> None:
+    """Play all, print a table, and keep what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=50)
+    parser.add_argument("--grids", nargs="*", help="their files; all that are recorded")
+    wanted = parser.parse_args()
+    paths = [Path(path) for path in wanted.grids or sorted(RESULTS.glob("search_grid_*.json"))]
+    grids = [Grid.read(path) for path in paths]
+    sizes = {grid.name: {"sets": len(grid.rows), "best": grid.best, "cost_s": grid.whole_cost_s} for grid in grids}
+    write("search_replay", {"grids": sizes, "draws": wanted.draws, "players": played(grids, wanted.draws)})
+
+
+if __name__ == "__main__":
+    main()
