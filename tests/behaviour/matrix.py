@@ -30,11 +30,16 @@ NOT_HERE = {
     "pinned_memory": "the machine says so: no GPU to copy to",
     "device_prefetch": "the machine says so: no GPU to copy to",
     "device_store": "the machine says so: no GPU to keep items on",
+    "expandable_segments": "memory of a GPU",
+    "checkpointing": "neither script has three blocks that are alike",
     "interop_threads": "neither script forks work in TorchScript",
     "attention": "neither script calls `scaled_dot_product_attention`",
     "read_ahead": "files of these scripts are in memory already, as it finds out",
 }
 """Levers that have no effect in these scripts on a machine without a GPU, and why; engaged where that can be."""
+
+NOT_COMPARED = {"batch_size": "another number of steps is what it is for"}
+"""Levers under which a script is meant to do something else."""
 
 BITS = re.compile(r"^bits |^file .*\.pt$")
 """Aspects that only levers of class `exact` must leave as they are."""
@@ -44,6 +49,7 @@ DOCUMENTED = {
     "channels_last": {"strides": "what it sets"},
     "interop_threads": {"torch threads": "what it sets"},
     "collector": {"collector": "what it sets"},
+    "checkpoints": {"threads": "what it starts"},
     "denormals": {"torch denormals": "what it sets"},
     "pixel_threads": {"threads": "what it starts"},
     "prefetch": {"threads": "what it starts"},
