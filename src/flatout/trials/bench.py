@@ -225,6 +225,7 @@ class Bench:
 
     def _ask(self, levers: Levers, limit_s: float, **what: Any) -> list[Record]:
         """Give an order; a script that has merely ended is started again, one that broke under levers has failed."""
+        last: Ended | None = None
         for _attempt in range(3):
             if self._child is None or not self._child.alive:
                 self.start(self._process_levers)
@@ -233,6 +234,7 @@ class Bench:
             try:
                 records = child.ask(limit_s, self.on_wait, levers=levers, **what)
             except Ended as end:
+                last = end
                 self._ended(end, levers)
                 if "num_steps" in what:
                     what["num_steps"] = min(what["num_steps"], self.size.num_steps)
@@ -240,6 +242,8 @@ class Bench:
             self._note(records)
             self.warnings |= raise_failures(records, levers)
             return records
+        if last is not None and not last.finished:  # forgiven each time, and never got far enough
+            raise cannot_measure(self.script, last, self.terms.start_limit_s)
         raise Inconclusive(
             f"`{self.script.name}` ends before {self.size.num_steps} steps can be measured",
             cause="one run of it makes too few training steps",

@@ -49,6 +49,10 @@ class MatmulBf16(Lever):
             return f"the script has chosen the precision of float32 products itself ({facts.cpu_precision})"
         if not any("float32" in model.dtypes for model in facts.models):
             return "no float32 parameters" if facts.models else "no model call was found"
+        return self.lacks(machine)
+
+    def lacks(self, machine: Machine) -> str | None:
+        """A processor that multiplies bfloat16: on others oneDNN rounds nothing."""
         return None if machine.bfloat16_in_hardware() else "this CPU has no bfloat16 instructions"
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
