@@ -1,16 +1,17 @@
 """What does every set of a script's levers bring? One whole grid a script, recorded once, for searches to be played on.
 
-    python benchmarks/search/record.py lenet char_gpt ... [--pairs 6]
+    python benchmarks/search/record.py lenet char_gpt mnist ... [--pairs 5] [--public CHECKOUT]
 
-Each set of step levers that may stand together (at least 64 of them where the script has so many) is measured beside
-plain as `tune` measures a candidate, in an order drawn by lot, each with the same number of pairs; numbers are compared
-for every set that is faster. What the search sees of a script (facts, anatomy, diagnosis) is written down with it.
+Every set of so many levers that it makes 64 is measured beside plain as `tune` measures a candidate, in an order drawn
+by lot, each with the same number of pairs; numbers are compared for every set that is faster. Levers that need a new
+process are not in it. What the search sees of a script (facts, anatomy, diagnosis) is written down with it.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import random
 import sys
 import tempfile
@@ -23,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "claims"))
 
 from itself import SCRIPTS
 
-from flatout import agreement, search
+from flatout import search
 from flatout.looks import Looks
 from flatout.plan import Candidate
 from flatout.records import to_json
@@ -35,63 +36,83 @@ from flatout.trials.bench import opened
 from flatout.trials.conduct import Conduct, Goal, Show
 from flatout.trials.ends import CandidateFailed
 from flatout.trials.pairs import Extent
-from measuring import write
+from measuring import quiet, write
 
-MOST = 128
-"""So many sets are measured at most: all small ones, then larger ones by lot."""
-
-FEWEST_LEVERS = 6
+MANY = 64
+"""A grid has at least so many sets, where the script has levers for them."""
 
 
-def sets_of(space: search.Space, lots: random.Random) -> list[Levers]:
-    """Sets of levers that may stand together, one setting of each; all of up to two levers, then by lot."""
-    options: dict[str, list[Any]] = {}
+def wanted_by(script: str, public: Path | None) -> Script:
+    """A script of ours, or of a checkout of pytorch/examples with its data."""
+    if script in SCRIPTS:
+        path, *arguments = SCRIPTS[script]
+        return Script(path=path, arguments=tuple(arguments))
+    if public is None:
+        raise SystemExit(f"`{script}` is one of pytorch/examples: `--public CHECKOUT` says where they are")
+    os.chdir(public / script)
+    return Script(path="main.py", arguments=("--epochs", "1"))
+
+
+def sets_of(space: search.Space) -> list[Levers]:
+    """All sets of as many levers as make a grid of `MANY`: the most promising first, and one that compiles.
+
+    Every set of these levers that may stand together is in the grid, so that its best is the best there is of them.
+    """
+    first: dict[str, list[Any]] = {}
     for single in space.singles:
         ((name, settings),) = single.levers.items()
-        options.setdefault(name, []).append(settings)
-    everything: list[Levers] = []
-    for num in range(1, len(options) + 1):
-        for names in itertools.combinations(options, num):
-            for chosen in itertools.product(*(options[name] for name in names)):
-                levers = dict(zip(names, chosen, strict=True))
-                if not any(other in space.levers[name].conflicts for name in levers for other in levers):
-                    everything.append(levers)
-    small = [levers for levers in everything if len(levers) <= 2]
-    large = [levers for levers in everything if len(levers) > 2]
-    lots.shuffle(large)
-    return (small + large)[:MOST]
+        first.setdefault(name, []).append(settings)
+    names = sorted(first, key=lambda name: not space.levers[name].compiles)
+    words = {name: first[name][:1] if space.levers[name].compiles else first[name] for name in names}
+    chosen: dict[str, list[Any]] = {}
+    for name in names:
+        chosen[name] = words[name]
+        if len(together := _compatible(chosen, space)) >= MANY:
+            return together
+    for name in names:  # fewer levers than that: then all that those which compile may be told
+        chosen[name] = first[name]
+    return _compatible(chosen, space)
 
 
-def record(name: str, num_pairs: int) -> dict[str, Any]:
+def _compatible(options: dict[str, list[Any]], space: search.Space) -> list[Levers]:
+    sets = []
+    for settings in itertools.product(*([None, *found] for found in options.values())):
+        levers = {name: one for name, one in zip(options, settings, strict=True) if one is not None}
+        if levers and not any(other in space.levers[name].conflicts for name in levers for other in levers):
+            sets.append(levers)
+    return sets
+
+
+def space_without_bounds(conduct: Conduct) -> search.Space:
+    """What may be tried here without a new process; what the diagnosis rules out is in the grid as well."""
+    plain, facts = conduct.plain, conduct.bench.facts
+    assert facts is not None and plain.anatomy is not None and plain.diagnosis is not None
+    toggled = {name: lever for name, lever in conduct.levers.items() if lever.toggles != "process"}
+    named = tuple(name for name, lever in toggled.items() if not lever.only_by_name)
+    found = (plain.anatomy, plain.diagnosis)
+    return search.space_of(toggled, facts, conduct.machine, found, search.Choice(only=named))
+
+
+def record(name: str, script: Script, num_pairs: int) -> dict[str, Any]:
     """The grid of one script."""
-    path, *arguments = SCRIPTS[name]
     lots = random.Random(name)
     with tempfile.TemporaryDirectory() as folder:
-        goal = Goal(budget_s=3600.0)
-        conduct = Conduct(Script(path=path, arguments=tuple(arguments)), Path(folder), read_machine(), goal, Show())
+        conduct = Conduct(script, Path(folder), read_machine(), Goal(budget_s=7200.0), Show())
         with opened(conduct.bench):
             conduct.observe()
-            plain, facts = conduct.plain, conduct.bench.facts
-            assert facts is not None and plain.anatomy is not None and plain.diagnosis is not None
-            toggled = {n: lever for n, lever in conduct.levers.items() if lever.toggles == "step"}
-            found = (plain.anatomy, plain.diagnosis)
-            space = search.space_of(toggled, facts, conduct.machine, found, search.Choice())
-            sets = sets_of(space, lots)
+            sets = sets_of(space_without_bounds(conduct))
             lots.shuffle(sets)
             rows = []
             for number, levers in enumerate(sets):
                 rows.append(_row(conduct, levers, num_pairs))
-                print(
-                    f"{name} {number + 1}/{len(sets)} {Candidate(levers=levers).label} {rows[-1]['outcome']}",
-                    flush=True,
-                )
+                told = f"{Candidate(levers=levers).label} {rows[-1]['outcome']} {rows[-1]['took_s']:.1f} s"
+                print(f"{name} {number + 1}/{len(sets)} {told}", flush=True)
             return {
                 "script": name,
-                "arguments": [Path(word).name if "/" in word else word for word in (path, *arguments)],
-                "facts": to_json(facts),
-                "anatomy": to_json(plain.anatomy),
-                "diagnosis": to_json(plain.diagnosis),
-                "machine": to_json(conduct.machine),
+                "arguments": [Path(word).name if "/" in word else word for word in script.arguments],
+                "facts": to_json(conduct.bench.facts),
+                "anatomy": to_json(conduct.plain.anatomy),
+                "diagnosis": to_json(conduct.plain.diagnosis),
                 "noise": conduct.bench.noise,
                 "rows": rows,
             }
@@ -113,8 +134,7 @@ def _row(conduct: Conduct, levers: Levers, num_pairs: int) -> dict[str, Any]:
         }
         if measured.baseline_s and sum(measured.baseline_s) > sum(measured.candidate_s):
             judging_s = time.perf_counter()
-            class_ = search.widest_class(levers, conduct.levers)
-            judgement: agreement.Judgement = conduct._judge(levers, class_)
+            judgement = conduct.judge(levers, search.widest_class(levers, conduct.levers))
             row |= {"agreement": judgement.verdict, "judging_s": time.perf_counter() - judging_s}
     except CandidateFailed as failed:
         row |= {"outcome": "failed", "reason": str(failed)[:200], "took_s": time.perf_counter() - begun_s}
@@ -124,11 +144,14 @@ def _row(conduct: Conduct, levers: Levers, num_pairs: int) -> dict[str, Any]:
 def main() -> None:
     """Record the grids that were named, each into a file of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scripts", nargs="+", choices=sorted(SCRIPTS))
-    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("scripts", nargs="+", help=f"{', '.join(SCRIPTS)}, or a folder of pytorch/examples")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--public", type=Path, help="a checkout of pytorch/examples, with its data")
     wanted = parser.parse_args()
+    public = wanted.public.resolve() if wanted.public else None
     for name in wanted.scripts:
-        write(f"search_grid_{name}", record(name, wanted.pairs))
+        quiet()
+        write(f"search_grid_{name}", record(name, wanted_by(name, public), wanted.pairs))
 
 
 if __name__ == "__main__":

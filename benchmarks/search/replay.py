@@ -156,7 +156,7 @@ class Play:
 
 def ours(play: Play) -> None:
     """The search of `tune`, with the levers in an order of its own."""
-    names = [name for name, lever in LEVERS.items() if lever.toggles == "step"]
+    names = [name for name, lever in LEVERS.items() if lever.toggles != "process"]
     play.lots.shuffle(names)
     grid = play.grid
     shuffled = {name: LEVERS[name] for name in names}

@@ -405,7 +405,7 @@ class Conduct:
 
     def _with_agreement(self, trial: Trial, judged: agreement.Judgement | None, begun_s: float) -> Trial:
         judging_begun_s = time.perf_counter()
-        judgement = judged or self._judge(trial.levers, trial.class_)
+        judgement = judged or self.judge(trial.levers, trial.class_)
         self.judging_s = max(self.judging_s, time.perf_counter() - judging_begun_s)
         changed = replace(
             trial, agreement=judgement.verdict, agreement_detail=judgement.detail, took_s=time.perf_counter() - begun_s
@@ -414,7 +414,8 @@ class Conduct:
             return replace(changed, outcome="disagrees", reason=judgement.detail)
         return changed
 
-    def _judge(self, levers: Levers, class_: str) -> agreement.Judgement:
+    def judge(self, levers: Levers, class_: str) -> agreement.Judgement:
+        """Whether the numbers under the levers are those of plain, as far as their class allows."""
         checks = self._checks(levers)
         if class_ == "statistical":  # the batches were admitted as other ones; the arithmetic must still agree
             class_ = search.widest_class(levers, self.levers)
