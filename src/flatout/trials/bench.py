@@ -19,6 +19,7 @@ from typing import Any
 
 from flatout.errors import Inconclusive, cannot_write
 from flatout.facts import Facts
+from flatout.host_reads import HostReads
 from flatout.plan import Lever
 from flatout.run import isolation
 from flatout.run.folder import NEEDED_BYTES
@@ -93,6 +94,8 @@ class Bench:
         self._kills = Kills()
         self.last_stacks: Stacks | None = None
         """What was sampled in the latest window that looked at stacks."""
+        self.last_reads: HostReads | None = None
+        """What was read on the host in the latest window that noted that."""
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -218,6 +221,8 @@ class Bench:
                 self.windows.append((self._name, record))
             elif isinstance(record, Stacks):
                 self.last_stacks = record
+            elif isinstance(record, HostReads):
+                self.last_reads = record
             elif isinstance(record, Refused):
                 self.refused[record.path] = None
 
