@@ -347,17 +347,21 @@ def _why_summary(result: Result) -> dict[str, Any]:
     }
 
 
-def _reads(result: Result) -> list[dict[str, Any]]:
-    return [
-        {
-            "file": site.file,
-            "line": site.line,
-            "code": site.code,
-            "reads_per_step": site.reads_per_step,
-            "waited_s": site.waited_s,
-            "use": site.use,
-            "why": site.why,
-            "at_most": site.ratio if site.deferrable else None,
-        }
-        for site in (result.reads.sites if result.reads is not None else ())
-    ]
+def _reads(result: Result) -> list[dict[str, Any]] | None:
+    return (
+        None
+        if result.reads is None
+        else [
+            {
+                "file": site.file,
+                "line": site.line,
+                "code": site.code,
+                "reads_per_step": site.reads_per_step,
+                "waited_s": site.waited_s,
+                "use": site.use,
+                "why": site.why,
+                "at_most": site.ratio if site.deferrable else None,
+            }
+            for site in result.reads.sites
+        ]
+    )
