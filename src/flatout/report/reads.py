@@ -55,6 +55,14 @@ def rows(result: Result) -> list[Sequence[str]]:
     ]
 
 
+def sources(result: Result, command: str) -> list[tuple[str, str, str]]:
+    """How these numbers are obtained again; nothing where there are none."""
+    if result.reads is None or not result.reads.sites:
+        return []
+    how = "windows of their own, in which each call that reads was timed; what is only printed, the source tells"
+    return [("values read on the host", how, command)]
+
+
 def place(site: ReadSite) -> str:
     """File and line, as they are typed here; of a long path the end."""
     name = str(words.nearby(Path(site.file)))

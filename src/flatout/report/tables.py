@@ -259,9 +259,7 @@ def _sources(result: Result) -> list[tuple[str, str, str]]:
         rows.append(("FLOP and bytes", how, why))
     if result.ceilings is not None:
         rows.append(("ceilings", "microbenchmarks, the 90th percentile of their windows", "flatout machine --refresh"))
-    if result.reads is not None and result.reads.sites:
-        how = "windows of their own, in which each call that reads a value was timed; what is printed, the source tells"
-        rows.append(("values read on the host", how, why))
+    rows += reads.sources(result, why)
     rows += energy.sources(result, tune if result.trials else why)
     rows.append(("this page", "from `result.json` beside it", f"flatout report {result.run}".rstrip()))
     return rows

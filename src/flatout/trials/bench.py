@@ -74,8 +74,7 @@ class Bench:
         self.longest_run_steps: int | None = None
         self.start_s: float | None = None
         self._child: Child | None = None
-        self._name = ""
-        self._num_children = 0
+        self._name, self._num_children = "", 0
         self._process_levers: dict[str, Mapping[str, Setting]] = {}
         self._endless = True
         self._scratch: Path | None = None
@@ -93,9 +92,8 @@ class Bench:
         """What broke when a lever was to be taken back, until whoever engaged it has seen it."""
         self._kills = Kills()
         self.last_stacks: Stacks | None = None
-        """What was sampled in the latest window that looked at stacks."""
         self.last_reads: HostReads | None = None
-        """What was read on the host in the latest window that noted that."""
+        """What was seen in the latest window that looked at stacks, and at reads."""
 
     # -- life ----------------------------------------------------------------------------------------------------
 
