@@ -23,6 +23,7 @@ from flatout.lever_rows import LeverRow
 from flatout.metric import Metric
 from flatout.plan import PLAN_FILE, PLAN_FORMAT, Plan, Trial
 from flatout.proof import SIDES, Aim, Asked, Proof, WholeRun, prove, summary_of
+from flatout.read_sites import ReadSite, ReadSites
 from flatout.records import to_json
 from flatout.reporting import Exported
 from flatout.result import FORMAT, Result
@@ -52,6 +53,7 @@ TUNE: list[Row] = [
     ("break_even_steps", "integer or null", "steps after which that is earned back; null where it never is"),
     ("baseline_joules_per_step", "number or null", "energy of a plain step; null where no counter can tell"),
     ("tuned_joules_per_step", "number or null", "the same under the plan, measured beside it; null also without one"),
+    ("reads", "list of objects or null", "where values are read on the host, see below; null where nobody looked"),
     ("plan", "string or null", "where the plan was written; null where there is none"),
     ("run", "string", "absolute path of the run folder, with `result.json`, `report.html` and every trace"),
 ]
@@ -67,7 +69,22 @@ WHY: list[Row] = [
     ),
     ("not_observed", "list of strings", "phases that could not be seen; none of them is known to be 0"),
     ("joules_per_step", "number or null", "energy of a plain step; null where no counter can tell"),
+    ("reads", "list of objects or null", "where values are read on the host, see below; null where nobody looked"),
     ("run", "string", "absolute path of the run folder"),
+]
+READ: list[Row] = [
+    ("file", "string", "the script's own file"),
+    ("line", "integer", "the line in it"),
+    ("code", "string", "the expression that reads"),
+    ("reads_per_step", "number", "how often in a mean step"),
+    ("waited_s", "number", "seconds of a mean step that pass in these reads"),
+    ("use", "string", "what becomes of the value: `printed`, `unused`, `used` or `not told`"),
+    ("why", "string", "what shows that, or empty"),
+    (
+        "at_most",
+        "number or null",
+        "step time now over step time with it read later or less often, at most; null where it is needed",
+    ),
 ]
 RUN: list[Row] = [
     ("exit_code", "integer", "the script's; negative for the signal that ended it"),
@@ -233,6 +250,18 @@ _PLAN = Plan(
 )
 
 
+_READS = ReadSites(
+    sites=(
+        ReadSite(
+            file="/home/you/work/train.py", line=41, code="loss.item()", read="item", on_device=True,
+            reads_per_step=1.0, waited_s=0.0004, saved_s=0.0001, use="printed", why="", ratio=1.01,
+        ),
+    ),
+    num_steps=400,
+    step_s=0.01,
+    together=1.01,
+)  # fmt: skip
+
 _STORE = KeptStore(
     name="train-mnist-3f2a",
     script="/home/you/work/train.py",
@@ -268,6 +297,10 @@ def json_page() -> str:
         parts += [f"## {titles[name]}", _explained(rows, value)]
         parts += [WITHOUT_A_PLAN] if name == "tune" else []
         parts.append(fenced(json.dumps(value, indent=2), "json"))
+        if name == "why":
+            parts += ["Each of `reads`, here and of `tune`; how `use` and `at_most` are obtained and what they cannot "
+                      "tell: [values read on the host](../explanation/numbers.md#values-read-on-the-host).",
+                      _explained(READ, value["reads"][0])]  # fmt: skip
     parts += [
         "## prove",
         _explained(PROVED, to_json(summary_of(_proof()))),
@@ -443,6 +476,7 @@ def _result(command: Any) -> Result:
         plan=_PLAN,
         plan_path=PLAN_FILE,
         break_even_steps=18000,
+        reads=_READS,
         run="/home/you/work/.flatout/train-1",
     )
 

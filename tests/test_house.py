@@ -51,6 +51,7 @@ LOADED_IN_THE_USERS_PROCESS = {
     "flatout.plan",
     "flatout.records",
     "flatout.stacks",
+    "flatout.host_reads",
     "flatout.difference",
     "flatout.run",
     "flatout.run.child",

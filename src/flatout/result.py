@@ -21,6 +21,7 @@ from flatout.energy import EnergySummary
 from flatout.errors import RecordError, cannot_write
 from flatout.facts import Facts
 from flatout.plan import PLAN_FILE, Plan, Trial
+from flatout.read_sites import ReadSites
 from flatout.records import from_json, to_json
 from flatout.stats import Comparison
 from flatout.trace import Census, Header
@@ -144,6 +145,8 @@ class Result:
     asked_budget_s: float | None = None
     """The budget that was asked for; None for the default."""
     energy: EnergySummary | None = None
+    reads: ReadSites | None = None
+    """Where values are read on the host; None where no step was looked at, and in results of former versions."""
 
     @property
     def noise_fraction(self) -> float | None:
@@ -324,6 +327,7 @@ def _tune_summary(result: Result) -> dict[str, Any]:
         "break_even_steps": result.break_even_steps,
         "baseline_joules_per_step": result.energy.baseline.joules if result.energy else None,
         "tuned_joules_per_step": won.candidate_joules_per_step if won else None,
+        "reads": _reads(result),
         "plan": result.plan_path,
         "run": result.run,
     }
@@ -338,5 +342,26 @@ def _why_summary(result: Result) -> dict[str, Any]:
         "model_flops_utilization": result.diagnosis.model_flops_utilization,
         "not_observed": list(result.anatomy.not_observed),
         "joules_per_step": result.energy.baseline.joules if result.energy else None,
+        "reads": _reads(result),
         "run": result.run,
     }
+
+
+def _reads(result: Result) -> list[dict[str, Any]] | None:
+    return (
+        None
+        if result.reads is None
+        else [
+            {
+                "file": site.file,
+                "line": site.line,
+                "code": site.code,
+                "reads_per_step": site.reads_per_step,
+                "waited_s": site.waited_s,
+                "use": site.use,
+                "why": site.why,
+                "at_most": site.ratio if site.deferrable else None,
+            }
+            for site in result.reads.sites
+        ]
+    )

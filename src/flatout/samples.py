@@ -44,7 +44,7 @@ class WindowSample:
         index: Counts the windows of that trace.
         purpose: Why it was measured.
         levers: What was engaged, as people read it.
-        observe: `ends` or `phases`.
+        observe: `ends`, `phases`, `stacks` or `reads`.
         start_s: On that trace's clock.
         num_steps: How many steps it holds.
         whole: Its mean step.

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from flatout.difference import Difference
 from flatout.facts import Facts
+from flatout.host_reads import HostReads
 from flatout.stacks import Stacks
 
 FORMAT = 1  # 1: first version
@@ -77,7 +78,8 @@ class Window:
         purpose: Why it was measured: `baseline`, `trial`, `anatomy`, `counterfactual`, `run`.
         levers: What was engaged.
         observe: `ends` times step ends only; `phases` times the parts of each step as well; `stacks` also looks at what
-            the thread does, which costs it some time.
+            the thread does, which costs it some time; `reads` notes, beside step ends, where values are read on the
+            host, which costs some time as well.
         step_s: Wall seconds of each step, end to end.
         outside_s: Seconds of each step that evaluation and checkpoints took; they lie inside `step_s`.
         phases: Seconds of each step by phase; a phase that cannot be seen is absent, never 0.
@@ -93,7 +95,7 @@ class Window:
     index: int
     purpose: str
     levers: Levers
-    observe: Literal["ends", "phases", "stacks"]
+    observe: Literal["ends", "phases", "stacks", "reads"]
     step_s: tuple[float, ...]
     outside_s: tuple[float, ...]
     start_s: float
@@ -262,6 +264,7 @@ Record = (
     | Census
     | Scaling
     | Stacks
+    | HostReads
     | Agreement
     | Toggle
     | Failure

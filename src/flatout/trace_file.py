@@ -15,6 +15,7 @@ from typing import Any
 
 from flatout.errors import RecordError
 from flatout.facts import Facts
+from flatout.host_reads import HostReads
 from flatout.records import from_json, to_json
 from flatout.stacks import Stacks
 from flatout.trace import (
@@ -42,6 +43,7 @@ KINDS: dict[str, type[Any]] = {
     "census": Census,
     "scaling": Scaling,
     "stacks": Stacks,
+    "host_reads": HostReads,
     "agreement": Agreement,
     "toggle": Toggle,
     "failure": Failure,

@@ -55,6 +55,20 @@ def test_far_more_threads_than_cores_are_oversubscription(tmp_path: Path) -> Non
     assert found["binding"] == "thread oversubscription" and found["bounds"]["threads that fit"] > 1.1
 
 
+def test_a_read_that_is_printed_and_one_that_stops_the_training_are_named_by_their_lines(tmp_path: Path) -> None:
+    script = Path(SCRIPT).with_name("reads.py")
+    command = [sys.executable, "-m", "flatout", "why", "--json", "--budget", "25s", *HERE, str(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = {text.rpartition("# ")[2]: number for number, text in enumerate(script.read_text().splitlines(), 1)}
+    reads = {site["line"]: site for site in json.loads(done.stdout)["reads"]}
+    printed, stops = reads[lines["only printed"]], reads[lines["stops"]]
+    assert printed["use"] == "printed" and printed["at_most"] > 1 and printed["code"] == "losses.tolist()"
+    assert stops["use"] == "used" and stops["at_most"] is None and "steers `if`" in stops["why"]
+    assert {printed["file"], stops["file"]} == {str(script)}
+    assert printed["reads_per_step"] == stops["reads_per_step"] == 1
+
+
 FREEZES = """
 import gc
 import torch

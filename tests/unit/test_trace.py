@@ -12,6 +12,7 @@ import pytest
 from flatout import trace_file
 from flatout.errors import RecordError
 from flatout.facts import Facts
+from flatout.host_reads import HostRead, HostReads
 from flatout.stacks import StackRow, Stacks
 from flatout.trace import (
     Census,
@@ -42,6 +43,8 @@ EACH = (
     Scaling(full_s=(0.2,), half_s=(0.1,)),
     Stacks(rows=(StackRow(phase="data", kind="decode", place="a.py:1 in f", wall_s=0.1, waiting_s=0.0, num_samples=3),),
            num_steps=2, wall_s=0.2, num_samples=3, levers={"workers": {"num": 0}}),
+    HostReads(rows=(HostRead(file="/a/\udcff.py", line=3, end_line=3, column=0, end_column=9, read="item", within=False,
+                             on_device=True, num=2, waited_s=0.1, until_next_s=0.2),), num_steps=2, wall_s=0.2),
     measured(gradients()),
     Toggle(engaged={"threads": {"num": 1}}, released=("bf16",), took_s=0.1, step=3, evidence={"threads": "1 thread"}),
     Failure(stage="script", error="ValueError", message="no\nsuch \udcff file", filename="x"),

@@ -71,7 +71,7 @@ class Framework(Protocol):
         """Lever to proof of effect, and lever to why none could be shown, for what is engaged."""
 
     def observe(self, depth: str) -> None:
-        """Observe at `off`, `ends` or `phases`."""
+        """Observe at `off`, `ends`, `phases`, `stacks` or `reads`."""
 
     def coast(self) -> None:
         """Nothing will be observed or engaged from here on: tell of steps at the least cost."""
@@ -86,7 +86,10 @@ class Framework(Protocol):
         """Steps made before it was known what a step is, of which `on_step` was not told."""
 
     def end_window(self) -> Mapping[str, Any]:
-        """A window ends: wait for the device once; `losses`, `device_phases`, `recompilations`, `peak_memory_bytes`."""
+        """A window ends: wait for the device once; `losses`, `device_phases`, `recompilations`, `peak_memory_bytes`.
+
+        Where they were looked for, also `stacks` and `host_reads`, without their numbers of steps.
+        """
 
     def begin_capture(self) -> None:
         """Keep the model calls of the next step."""

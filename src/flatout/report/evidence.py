@@ -28,6 +28,7 @@ SOURCES = {
     "two equal runs": tables.NOISE,
     "the final ratio": tables.FINAL,
     "FLOP and bytes": tables.CENSUS,
+    "values read on the host": tables.READS,
     "ceilings": "raw-ceiling-0",
 }
 """The numbers that the section on cost names, and where their samples are."""
@@ -106,6 +107,7 @@ def _plain(result: Result, samples: Samples, dots: Sequence[Dot]) -> list[Eviden
         *_apart(result, samples, why, tune),
         *_counterfactuals(result, samples, why),
         *_launches(result, samples, why),
+        *_reads(result, samples, why),
         _census(result, why),
         *_steps(result, dots, why if result.command == "why" else tune),
     ]
@@ -189,6 +191,21 @@ def _launches(result: Result, samples: Samples, command: str) -> list[Evidence]:
             how="the model calls of one step replayed: what half the batch does not halve is fixed cost",
             command=command,
             tables=(table("Model calls replayed", ("replay", "whole batch", "half of it"), rows),),
+        )
+    ]
+
+
+def _reads(result: Result, samples: Samples, command: str) -> list[Evidence]:
+    if result.reads is None or not result.reads.sites:
+        return []
+    return [
+        Evidence(
+            anchor=tables.READS,
+            title="Values read on the host",
+            how="the calls that read were timed in these windows, which enter no ratio; their sums are in the traces "
+            "(`host_reads`)",
+            command=command,
+            tables=(_windows("Windows in which reads were timed", samples.of("reads")),),
         )
     ]
 

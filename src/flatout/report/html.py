@@ -157,6 +157,7 @@ def _step(result: Result) -> dict[str, Any]:
         "table": tables.steps(result),
         "bounds": tables.bounds(result),
         "energy": tables.used(result),
+        "reads": tables.read_sites(result),
     }
 
 

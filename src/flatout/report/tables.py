@@ -13,7 +13,7 @@ from flatout import stats
 from flatout.anatomy import Anatomy
 from flatout.diagnosis import EASED, SHARE, Bound
 from flatout.plan import Trial
-from flatout.report import energy, words
+from flatout.report import energy, reads, words
 from flatout.report.thinned import KINDS, Dot
 from flatout.report.tried import ends, remark
 from flatout.result import Result
@@ -24,7 +24,7 @@ MOST_ROWS = 400
 
 BASELINE, NOISE, ANATOMY, TUNED = "raw-baseline", "raw-noise", "raw-anatomy", "raw-tuned"
 FREE_DATA, THREADS, LAUNCHES, CENSUS = "raw-free-data", "raw-threads", "raw-launches", "raw-census"
-FINAL, STEPS = "raw-final", "raw-steps"
+FINAL, STEPS, READS = "raw-final", "raw-steps", "raw-reads"
 """Where the raw samples behind the numbers are in the page, see `flatout.report.evidence`."""
 
 
@@ -175,6 +175,13 @@ def used(result: Result) -> Table:
     return table("Energy", head, energy.rows(result))
 
 
+def read_sites(result: Result) -> Table:
+    """Where values are read on the host."""
+    head = ("where", "reads", "what becomes of it", "how often", "takes of a step", "later or less often, at most")
+    rows = reads.rows(result)
+    return table("Values read on the host", head, rows, texts=3, links={4: [READS] * len(rows)})
+
+
 def operations(result: Result) -> Table:
     """The heaviest operations of one step."""
     rows = []
@@ -252,6 +259,7 @@ def _sources(result: Result) -> list[tuple[str, str, str]]:
         rows.append(("FLOP and bytes", how, why))
     if result.ceilings is not None:
         rows.append(("ceilings", "microbenchmarks, the 90th percentile of their windows", "flatout machine --refresh"))
+    rows += reads.sources(result, why)
     rows += energy.sources(result, tune if result.trials else why)
     rows.append(("this page", "from `result.json` beside it", f"flatout report {result.run}".rstrip()))
     return rows

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flatout.plan import label
-from flatout.report import PAGE, answer, energy, tried, words
+from flatout.report import PAGE, answer, energy, reads, tried, words
 from flatout.report.screen import LABEL, Part, Report, Screen
 from flatout.report.trials_table import show_trials
 from flatout.result import Result
@@ -73,6 +73,8 @@ def _measured(screen: Screen, result: Result, *, verbose: bool) -> None:
     _anatomy(screen, result, verbose=verbose)
     said = answer.binding(result)
     screen.say("binding", (said.head, "bold"), said.rest, (said.aside, "dim"))
+    if result.command == "tune":
+        reads.show(screen, result, verbose=verbose)
 
 
 def _head(screen: Screen, result: Result) -> None:
@@ -164,8 +166,11 @@ def _evidence(screen: Screen, result: Result, *, verbose: bool) -> None:
     for number, line in enumerate(diagnosis.evidence):
         screen.say("evidence" if number == 0 else "", line)
     _utilization(screen, result)
-    for number, place in enumerate(result.census.sync_places[:4] if result.census else ()):
-        screen.say("reads at" if number == 0 else "", place)
+    if result.reads is not None and result.reads.sites:
+        reads.show(screen, result, verbose=verbose)
+    else:
+        for number, place in enumerate(result.census.sync_places[:4] if result.census else ()):
+            screen.say("reads at" if number == 0 else "", place)
     notes = [note for note in diagnosis.notes if not note.startswith("not observed: ")]  # stands above already
     for number, note in enumerate(notes):
         screen.say("notes" if number == 0 else "", note)

@@ -461,12 +461,14 @@ class Conductor:
             after = foreign_cpu.take(os.getsid(0))
             fraction = foreign_cpu.fraction(window.foreign, after, cores=self.spec.cores_quota)
         evidence, missing = self.framework.evidence()
-        self._write(window.record(found, fraction))
+        record = window.record(found, fraction)
+        self._write(record)
+        number, num_steps = window.order.number, record.num_steps
         if found.get("stacks") is not None:
-            stacks = dataclasses.replace(
-                found["stacks"], num_steps=len(window.step_s), wall_s=sum(window.step_s), levers=window.order.levers
-            )
-            self._write_numbered(stacks, window.order.number)
+            wall_s, levers = sum(record.step_s), window.order.levers
+            self._write_numbered(found["stacks"], number, num_steps=num_steps, wall_s=wall_s, levers=levers)
+        if found.get("host_reads") is not None:
+            self._write_numbered(found["host_reads"], number, num_steps=num_steps, wall_s=record.training_s)
         if window.order.purpose in ("trial", "learn") or self._unproven & {*evidence}:
             self._note_effects(evidence, missing, window.order.number)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from flatout.errors import Inconclusive, cannot_write
 from flatout.facts import Facts
+from flatout.host_reads import HostReads
 from flatout.plan import Lever
 from flatout.run import isolation
 from flatout.run.folder import NEEDED_BYTES
@@ -73,8 +74,7 @@ class Bench:
         self.longest_run_steps: int | None = None
         self.start_s: float | None = None
         self._child: Child | None = None
-        self._name = ""
-        self._num_children = 0
+        self._name, self._num_children = "", 0
         self._process_levers: dict[str, Mapping[str, Setting]] = {}
         self._endless = True
         self._scratch: Path | None = None
@@ -92,7 +92,8 @@ class Bench:
         """What broke when a lever was to be taken back, until whoever engaged it has seen it."""
         self._kills = Kills()
         self.last_stacks: Stacks | None = None
-        """What was sampled in the latest window that looked at stacks."""
+        self.last_reads: HostReads | None = None
+        """What was seen in the latest window that looked at stacks, and at reads."""
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -218,6 +219,8 @@ class Bench:
                 self.windows.append((self._name, record))
             elif isinstance(record, Stacks):
                 self.last_stacks = record
+            elif isinstance(record, HostReads):
+                self.last_reads = record
             elif isinstance(record, Refused):
                 self.refused[record.path] = None
 

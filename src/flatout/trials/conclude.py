@@ -56,6 +56,7 @@ def result_of(conduct: Conduct) -> Result:
         tuning_s=conduct.budget.spent_s,
         ceilings=conduct.plain.ceilings,
         census=conduct.plain.census,
+        reads=conduct.plain.reads,
         tuned_anatomy=conduct.tuned_anatomy,
         trials=tuple(conduct.trials),
         untried=tuple(conduct.untried),

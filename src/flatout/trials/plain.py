@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import time
+import tokenize
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from flatout.anatomy import Anatomy, dissect
 from flatout.ceilings import Ceilings, Machine
 from flatout.diagnosis import Diagnosis, diagnose
 from flatout.findings import Findings
+from flatout.host_reads import HostReads
 from flatout.looks import Looks
+from flatout.read_sites import ReadSites, judged
 from flatout.records import to_json
 from flatout.stacks import Stacks
 from flatout.stats import Comparison
@@ -40,6 +43,8 @@ MOST_ANATOMY_WINDOWS = 10
 STACKS_WINDOWS = 8
 STACKS_SAMPLES = 1000
 """So many samples are enough: they know a share of a half to within 5 %."""
+
+READS_WINDOWS = 4
 
 FINDINGS = "findings.json"
 """What the diagnosis was made from, in the run folder."""
@@ -63,11 +68,12 @@ class Plain:
         self.baseline: list[Window] = []
         self.anatomy: Anatomy | None = None
         self.activity: Activity | None = None
+        self.reads: ReadSites | None = None
         self.diagnosis: Diagnosis | None = None
         self.census: Any = None
 
     def observe(self, noise_pairs: int) -> None:
-        """Noise, anatomy, counterfactuals, samples, census and diagnosis, in this order."""
+        """Noise, anatomy, counterfactuals, samples, reads, census and diagnosis, in this order."""
         self._stage("plain against plain: how noisy is it here?")
         until_s = min(self.budget.deadline_s(0.2), time.perf_counter() + MOST_WAIT_S)
         if not pairing.wait_for_quiet(self.bench, until_s, self._stage):
@@ -82,6 +88,8 @@ class Plain:
         counterfactuals = self._counterfactuals()
         self._stage("what does the script do meanwhile?")
         self.activity = self._sample()
+        self._stage("where does it wait for values?")
+        self.reads = self._note_reads()
         self._stage("counting operations")
         self._diagnose(counterfactuals)
 
@@ -132,6 +140,19 @@ class Plain:
             self.bench.window(levers, purpose="stacks", observe="stacks", skip=skip)
         return self.bench.last_stacks
 
+    def _note_reads(self) -> ReadSites | None:
+        """Where values are read on the host."""
+        seen: list[HostReads] = []
+        for _ in range(READS_WINDOWS):
+            self.bench.last_reads = None
+            with contextlib.suppress(CandidateFailed):
+                self.bench.window({}, purpose="reads", observe="reads", skip=self.bench.size.skip_steps)
+            if (found := self.bench.last_reads) is not None:
+                seen.append(found)
+            if time.perf_counter() > self.budget.deadline_s(0.7):
+                break
+        return judged(seen, self.bench.step_guess_s, _source_of)
+
     def _counterfactuals(self) -> dict[str, Comparison]:
         facts = self.bench.facts
         assert facts is not None
@@ -169,3 +190,12 @@ class Plain:
         with contextlib.suppress(OSError):  # kept so that other rules can be held against it; not needed for the rest
             (self.run_folder / FINDINGS).write_text(json.dumps(to_json(findings)) + "\n", encoding="utf-8")
         self.diagnosis = diagnose(findings)
+
+
+def _source_of(file: str) -> str | None:
+    """The text of one of the script's files; None where it has none that can be read."""
+    try:
+        with tokenize.open(file) as opened:  # in the encoding that the file declares
+            return opened.read()
+    except (OSError, SyntaxError, ValueError):
+        return None

@@ -512,7 +512,7 @@ def test_operations_of_one_step_are_counted_between_two_boundaries(watch, worklo
 # -- leaving -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("depth", ["off", "ends", "phases"])
+@pytest.mark.parametrize("depth", ["off", "ends", "phases", "reads"])
 def test_detaching_leaves_pytorch_exactly_as_it_was(watch, workload, depth):
     workload("conv").train(2)  # PyTorch wraps functions of its own when the first optimizer is made and used
     before, random_state = everything(), random.getstate()

@@ -9,8 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from flatout.frameworks.pytorch import census as counting  # noqa: E402
-from flatout.frameworks.pytorch import flops  # noqa: E402
+from flatout.frameworks.pytorch import flops, script_lines  # noqa: E402
 from flatout.frameworks.pytorch.census import OperationCounter  # noqa: E402
 
 
@@ -145,7 +144,7 @@ def test_a_line_in_an_installed_package_gives_way_to_the_scripts_line_that_calle
     code = compile("def read(x):\n    return x.item()\n", "/somewhere/site-packages/metrics/mean.py", "exec")
     package = {}
     exec(code, package)
-    monkeypatch.setattr(counting, "_INSTALLED", ("/somewhere/site-packages/",))
+    monkeypatch.setattr(script_lines, "INSTALLED", ("/somewhere/site-packages/",))
     (place,) = count(lambda: package["read"](torch.ones(()))).sync_places
     assert place.startswith(here)
 

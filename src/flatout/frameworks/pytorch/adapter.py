@@ -267,6 +267,8 @@ class PyTorch:
         self._restarts_before = self.loaders.num_restarts
         self._memory.reset(self.calls.device)
         self._wait()
+        if self.observer.depth == "reads":
+            self.observer.note_reads()
         self.observer.start()
         if self.observer.depth == "stacks":
             self.observer.sample_stacks()
@@ -282,7 +284,7 @@ class PyTorch:
 
     def end_window(self) -> Mapping[str, Any]:
         """See `Framework.end_window`."""
-        stacks = self.observer.sampled_stacks()
+        stacks, host_reads = self.observer.sampled_stacks(), self.observer.noted_reads()
         self._wait()
         device_steps = self.observer.device_clock.read() if self.observer.device_clock is not None else []
         names = sorted({name for step in device_steps for name in step})
@@ -293,6 +295,7 @@ class PyTorch:
             "peak_memory_bytes": self._memory.peak_bytes(self.calls.device),
             "new_epochs": self.loaders.num_restarts - self._restarts_before,
             "stacks": stacks,
+            "host_reads": host_reads,
         }
 
     def _wait(self) -> None:

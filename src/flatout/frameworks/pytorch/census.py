@@ -8,7 +8,6 @@ read back to the host with the line that asked for them.
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections import Counter
 from time import perf_counter
@@ -20,6 +19,7 @@ from torch.utils._pytree import tree_flatten
 
 from flatout.frameworks.pytorch.flops import flops as flops_of
 from flatout.frameworks.pytorch.flops import recomputed
+from flatout.frameworks.pytorch.script_lines import script_frame
 from flatout.trace import Census, Operation
 
 MOST_OPERATIONS = 40
@@ -44,10 +44,6 @@ UNREAD = {
 
 LOOKED_UP = ("embedding", "index", "index_select", "gather", "nll_loss_forward")
 """Operations that read of their first tensor no more than they return."""
-
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
-_INSTALLED = (os.path.dirname(os.path.dirname(torch.__file__)) + os.sep, os.path.dirname(os.__file__) + os.sep)
 
 
 class OperationCounter(TorchDispatchMode):
@@ -158,15 +154,5 @@ def _read_back(name: str, tensors: list[torch.Tensor], results: list[torch.Tenso
 
 def _place(on_device: bool) -> str | None:
     """The script's own line; None where PyTorch's optimizer reads its own step counter, which lies on the host."""
-    frame = sys._getframe(3)
-    nearest = None
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not on_device and name.startswith(_TORCH + "optim"):
-            return None
-        if not name.startswith((_TORCH, _OURS)):
-            nearest = nearest or frame
-            if not name.startswith(_INSTALLED):
-                return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return f"{nearest.f_code.co_filename}:{nearest.f_lineno}" if nearest is not None else "?"
+    found = script_frame(sys._getframe(3), on_device=on_device)
+    return None if found is None else f"{found[0].f_code.co_filename}:{found[0].f_lineno}"

@@ -1,9 +1,9 @@
 """When does each part of a step begin and end? The patches that tell, and the clock that they drive.
 
-Three depths: *ends* sees step ends, outermost calls (for evaluation between steps) and `torch.save`; *phases* also
+Four depths: *ends* sees step ends, outermost calls (for evaluation between steps) and `torch.save`; *phases* also
 sees fetches, backward, the optimizer, copies, synchronisations and the collection of garbage; *stacks* looks at what
-the thread does as well. What a deeper level needs is there only while a window asks for it. In: events of the
-training thread. Out: seconds by phase for each step.
+the thread does as well; *reads* sees ends, and where values are read on the host. What a deeper level needs is there
+only while a window asks for it. In: events of the training thread. Out: seconds by phase for each step.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from flatout.frameworks.pytorch.clock import BASE, PhaseClock
 from flatout.frameworks.pytorch.device_clock import DeviceClock
 from flatout.frameworks.pytorch.loaders import Loaders
 from flatout.frameworks.pytorch.patches import Patch
+from flatout.host_reads import HostReads
 from flatout.stacks import Stacks
 from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.read_recorder import ReadRecorder
     from flatout.frameworks.pytorch.stack_samples import StackSampler
 
 SYNCS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
@@ -67,11 +69,13 @@ class Observer:
         """Calls of `torch.save` under way, one within the other."""
         self._save_began_s = 0.0
         self._sampler: StackSampler | None = None
+        self._reads: ReadRecorder | None = None
         self._patches: list[Patch] = []
         self._met: set[type] = set()
         """Classes of optimizers whose `step` is patched."""
         self._save_patch: Patch | None = None
         self._started_step_s = 0.0
+        self._evaluated_until_s = 0.0
         self._trained_in_step = False
         self._evaluated_in_step = False
 
@@ -83,9 +87,10 @@ class Observer:
     # -- depth ---------------------------------------------------------------------------------------------------
 
     def observe(self, depth: str) -> None:
-        """Observe at `off`, `ends`, `phases` or `stacks` from here on."""
+        """Observe at `off`, `ends`, `phases`, `stacks` or `reads` from here on."""
         if depth == self.depth:
             return
+        self.noted_reads()
         self._collections(depth in DEEP)
         for patch in reversed(self._patches):
             patch.remove()
@@ -259,7 +264,8 @@ class Observer:
             if not self.evaluation_is_training:
                 if self.is_deep:
                     self.clock.reassign("evaluation")
-                self.outside_s = perf_counter() - self._started_step_s
+                self._evaluated_until_s = perf_counter()
+                self.outside_s = self._evaluated_until_s - self._started_step_s
 
     def _collections(self, wanted: bool) -> None:
         """Time the collection of garbage as well, or no longer."""
@@ -287,6 +293,20 @@ class Observer:
         sampler, self._sampler = self._sampler, None
         return None if sampler is None else sampler.stop()
 
+    def note_reads(self) -> None:
+        """Note where values are read on the host from here on."""
+        from flatout.frameworks.pytorch.read_recorder import ReadRecorder  # trials alone ask for it
+
+        self.noted_reads()
+        on_device = self.calls.device == "cuda"
+        self._reads = ReadRecorder(self.calls.thread, on_device=on_device, on_failure=self.on_failure)
+        self._reads.start()
+
+    def noted_reads(self) -> HostReads | None:
+        """What was noted since; None where nobody looked."""
+        recorder, self._reads = self._reads, None
+        return None if recorder is None else recorder.stop()
+
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -307,6 +327,8 @@ class Observer:
             self.num_steps_with_evaluation += 1
         if self._loss is not None:
             self.losses.append(self._loss)
+        if self._reads is not None:
+            self._reads.end_step(self._evaluated_until_s)
         self._forget()
         if self.device_clock is not None:
             self.device_clock.end_step()
@@ -314,6 +336,7 @@ class Observer:
 
     def _forget(self) -> None:
         self.outside_s = 0.0
+        self._evaluated_until_s = 0.0
         self._loss = None
         self._trained_in_step = False
         self._evaluated_in_step = False

@@ -85,7 +85,7 @@ class Steps:
     def install(self) -> None:
         """Begin to follow."""
         for hook in (Steps._before_update, Steps._after_update, Steps._count_update):
-            _leave_uncompiled(hook)
+            leave_uncompiled(hook)
         self._handles = [
             register_optimizer_step_pre_hook(self._before_update),
             register_optimizer_step_post_hook(self._after_update),
@@ -372,7 +372,7 @@ def followed() -> bool:
     return any(isinstance(getattr(hook, "__self__", None), Steps) for hook in hooks.values())
 
 
-def _leave_uncompiled(function: Any) -> None:
+def leave_uncompiled(function: Any) -> None:
     """Let a compilation of the script's own that reaches `function` call it, instead of tracing into it.
 
     What `torch.compiler.disable` does, which would import the compiler.
