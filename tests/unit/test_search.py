@@ -152,6 +152,42 @@ def test_what_compiles_is_tried_alone_where_it_breaks_on_top_of_the_best():
     assert best_of(trials).levers == {"compile": {}}
 
 
+def process(name, **changes):
+    return lever(name, class_="exact", check="none", toggles="process", engage=None, release=None,
+                 environment=lambda self, settings: {"X": "1"}, **changes)  # fmt: skip
+
+
+APART = registry(lever("bf16", class_="precision"), process("heap"), process("huge"), process("bound"),
+                 process("other", conflicts=("heap",)))  # fmt: skip
+
+
+def names_of(trials):
+    return [set(t.levers) for t in trials]
+
+
+def test_levers_that_need_a_process_share_one_and_are_not_pursued_where_that_brings_nothing():
+    trials = conducted(space(APART), product(bf16=1.3, heap=0.99))
+    assert names_of(trials) == [{"bf16"}, {"bf16", "heap", "huge", "bound"}, {"bf16", "other"}]
+
+
+def test_a_group_that_wins_is_taken_apart_until_it_holds_what_it_needs():
+    trials = conducted(space(APART), product(bf16=1.3, heap=1.2, huge=0.95))
+    assert best_of(trials).levers == {"bf16": {}, "heap": {}}
+    assert len([t for t in trials if "heap" in t.levers]) <= 5, "each is two starts of the script for every pair"
+
+
+def test_of_a_group_that_breaks_each_lever_is_tried():
+    trials = conducted(space(APART), product(heap=1.2, bound=1.1), lambda levers: "failed" if "huge" in levers else "")
+    assert best_of(trials).levers == {"heap": {}, "bound": {}}
+
+
+def test_a_lever_that_costs_the_best_another_one_is_no_company():
+    levers = registry(lever("workers"), process("heap"), process("bound", conflicts=("workers",)))
+    trials = conducted(space(levers), product(workers=1.5, heap=1.1))
+    assert names_of(trials)[1:3] == [{"workers", "heap"}, {"heap", "bound"}]
+    assert best_of(trials).levers == {"workers": {}, "heap": {}}
+
+
 WORDS = registry(
     lever("bf16", class_="precision"),
     lever("compile", compiles=True, parameter="mode", optional=True, choices=("blocks", "finest"),
