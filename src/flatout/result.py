@@ -144,6 +144,8 @@ class Result:
     asked_budget_s: float | None = None
     """The budget that was asked for; None for the default."""
     energy: EnergySummary | None = None
+    priors: str = ""
+    """How earlier tunings on this machine changed the order in which things were tried; empty where they did not."""
 
     @property
     def noise_fraction(self) -> float | None:

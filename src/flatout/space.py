@@ -153,12 +153,14 @@ def advised(
 
 def _admitted(sets: Iterable[Levers], space: Space, reason: str) -> tuple[Candidate, ...]:
     """The sets whose every lever may be tried here with its setting, and of which no two exclude each other."""
-    singles = {candidate.key for candidate in space.singles}
+    singles = {candidate.key: candidate.levers for candidate in space.singles}
     found: dict[Key, Candidate] = {}
     for levers in sets:
-        there = all(Candidate(levers={name: settings}).key in singles for name, settings in levers.items())
-        if levers and there and not clash(levers, space):
-            candidate = Candidate(levers=levers, reason=reason)
+        keys = [Candidate(levers={name: settings}).key for name, settings in levers.items()]
+        if keys and all(key in singles for key in keys) and not clash(levers, space):
+            # with the settings as they are here: a file may say `true` for 1, which is equal
+            here = {name: settings for key in keys for name, settings in singles[key].items()}
+            candidate = Candidate(levers=here, reason=reason)
             found.setdefault(candidate.key, candidate)
     return tuple(found.values())
 

@@ -27,6 +27,7 @@ from flatout.trials import pairs as pairing
 from flatout.trials.bench import Bench
 from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget
 from flatout.trials.ends import CandidateFailed
+from flatout.trials.former import Former
 from flatout.trials.joules import Joules
 from flatout.trials.pairs import SCREENING, Extent, Pairs
 from flatout.trials.plain import Plain
@@ -67,9 +68,11 @@ class Goal:
         terms: How the script may be run.
         run_steps: Steps of the run that is tuned for; None where that is not known.
         exactly: Try this one set and nothing else (a plan that is checked again).
+        priors: Whether earlier tunings on this machine say what is tried first, and this one is kept for later ones.
     """
 
     exactly: Levers | None = None
+    priors: bool = True
     run_steps: int | None = None
     budget_s: float | None = None
     choice: search.Choice = field(default_factory=search.Choice)
@@ -118,6 +121,7 @@ class Conduct:
         self.too_dear: dict[str, str] = {}
         """Levers that the run cannot earn back, and why."""
         self.short_budget_s: float | None = None
+        self.former = Former()
         self.judging_s = 0.0
         """The longest that comparing numbers took, which nothing ends early."""
         self.tuned_anatomy: Anatomy | None = None
@@ -216,9 +220,10 @@ class Conduct:
     def try_all(self) -> None:
         """Try candidates until nothing is left, the rest is not worth it, or the budget is spent."""
         plain = self.plain
-        assert self.bench.facts is not None and plain.anatomy is not None and plain.diagnosis is not None
+        facts, header = self.bench.facts, self.bench.header
+        assert facts is not None and header is not None and plain.anatomy is not None and plain.diagnosis is not None
         found = (plain.anatomy, plain.diagnosis)
-        space = search.space_of(self.levers, self.bench.facts, self.machine, found, self.goal.choice)
+        space = search.space_of(self.levers, facts, self.machine, found, self.goal.choice)
         self.untried = list(space.untried)
         if self.goal.exactly is not None:
             self.trials.append(self.try_out(Candidate(levers=self.goal.exactly)))
@@ -227,7 +232,8 @@ class Conduct:
             self._stage("trying plain as if it were a candidate")
             self.trials.append(self.try_out(Candidate(levers={})))
             return
-        while (candidate := search.next_candidate(space, self.trials, self._pays(space))) is not None:
+        space = self.former.advised(space, (header, facts, self.machine), plain)
+        while (candidate := search.next_candidate(space, self.trials, self._worth(space))) is not None:
             if not self._fits(candidate):
                 left = "for more" if self.trials else "for a first candidate"
                 self.stopped = f"the budget of {self.budget.total_s:.0f} s was too short {left}"
@@ -250,6 +256,11 @@ class Conduct:
             compiled = [t for t in self.trials if any(self.levers[name].compiles for name in t.levers)]
             least_s += max([COMPILE_S, *(t.engage_s for t in compiled)])
         return least_s
+
+    def _worth(self, space: search.Space) -> Callable[[Candidate], bool]:
+        """Whether a candidate is to be tried; a former winner that does not fit makes room for what does."""
+        pays, former = self._pays(space), {candidate.key for candidate in (*space.own, *space.former)}
+        return lambda candidate: (candidate.key not in former or self._fits(candidate)) and pays(candidate)
 
     def _pays(self, space: search.Space) -> Callable[[Candidate], bool]:
         """Whether the run that is tuned for can earn back what trying a candidate costs; yes where nobody knows."""
