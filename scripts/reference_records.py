@@ -46,7 +46,7 @@ RECORDS: dict[str, tuple[str, ...] | None] = {
     "result": None,
     "proof": None,
     "contrast": None,
-    "search": ("Choice",),
+    "space": ("Choice",),
     "trials.terms": ("Terms",),
     "trials.conduct": ("Goal",),
     "run.script": ("Script",),

@@ -8,9 +8,9 @@ combinations grown from the best, because levers interact. Nothing here measures
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from flatout.plan import Candidate, Trial, allows
+from flatout.plan import Candidate, Lever, Trial, allows
 from flatout.space import (
     CHEAP,
     COMPILED,
@@ -211,13 +211,13 @@ def _with_partners(cheap: Sequence[Candidate], space: Space) -> list[Candidate]:
         order.append(single)
         for other in cheap:
             levers = {**single.levers, **other.levers}
-            if _are_partners(single.levers, other.levers, space) and _sensible(levers, space):
+            if _are_partners(single.levers, other.levers, space.levers) and _sensible(levers, space):
                 order.append(Candidate(levers=levers, reason="gain together what neither gains alone"))
     return order
 
 
-def _are_partners(first: Levers, second: Levers, space: Space) -> bool:
-    return any(name in space.levers[other].partners for other in first for name in second)
+def _are_partners(first: Levers, second: Levers, known: Mapping[str, Lever]) -> bool:
+    return any(name in known[other].partners for other in first for name in second)
 
 
 def _sensible(levers: Levers, space: Space) -> bool:
@@ -252,8 +252,20 @@ def _is_part(trial: Trial, space: Space) -> bool:
     """A lever that is not hopeless alone, or partners that gain together."""
     if len(trial.levers) == 1:
         return (trial.ratio or 0.0) >= NOT_HOPELESS
-    pair = len(trial.levers) == 2 and _are_partners(trial.levers, trial.levers, space)
+    pair = len(trial.levers) == 2 and _are_partners(trial.levers, trial.levers, space.levers)
     return pair and (trial.ratio or 0.0) > WORTH_ADDING
+
+
+def to_beat(levers: Levers, known: Mapping[str, Lever], trials: Sequence[Trial]) -> float:
+    """The ratio below which a set is worth nothing: surely slower than the best so far, and no part of others.
+
+    What a single lever or a pair of partners brings is of use even so: larger sets are made of them.
+    """
+    best = best_of(trials)
+    pair = len(levers) == 2 and _are_partners(levers, levers, known)
+    if best is None or len(levers) < 2 or pair:
+        return 1.0
+    return max((best.ratio or 1.0) if best.ratio_low is None else best.ratio_low, 1.0)
 
 
 def usable(trial: Trial) -> bool:
@@ -303,6 +315,7 @@ __all__ = [
     "next_candidate",
     "second_to",
     "space_of",
+    "to_beat",
     "usable",
     "widest_class",
 ]

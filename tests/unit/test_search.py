@@ -17,6 +17,7 @@ from flatout.search import (
     next_candidate,
     second_to,
     space_of,
+    to_beat,
     usable,
     widest_class,
 )
@@ -186,6 +187,15 @@ def test_a_lever_that_costs_the_best_another_one_is_no_company():
     trials = conducted(space(levers), product(workers=1.5, heap=1.1))
     assert names_of(trials)[1:3] == [{"workers", "heap"}, {"heap", "bound"}]
     assert best_of(trials).levers == {"workers": {}, "heap": {}}
+
+
+def test_what_is_to_be_beaten_is_the_best_so_far_for_sets_that_are_no_part_of_others():
+    known = LEVERS
+    assert to_beat({"bf16": {}, "threads": {"num": 1}}, known, []) == 1.0
+    trials = [trial({"bf16": {}}, 1.5, ratio_low=1.4)]
+    assert to_beat({"bf16": {}, "threads": {"num": 1}}, known, trials) == 1.4
+    assert to_beat({"threads": {"num": 1}}, known, trials) == 1.0, "a single lever may be part of a larger set"
+    assert to_beat({"bf16": {}, "channels_last": {}}, known, trials) == 1.0, "and so may partners"
 
 
 WORDS = registry(

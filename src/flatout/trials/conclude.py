@@ -62,7 +62,7 @@ def result_of(conduct: Conduct) -> Result:
         remeasured=conduct.final,
         input_trial=_input_trial(conduct),
         break_even_steps=math.ceil(conduct.budget.spent_s / saved_s) if saved_s > 0 else None,
-        steps_in_run=bench.longest_run_steps or conduct.goal.run_steps,
+        steps_in_run=conduct.goal.run_steps or bench.longest_run_steps,
         foreign_fraction=sum(foreign) / len(foreign) if foreign else None,
         refused=tuple(bench.refused),
         written=tuple(bench.written),

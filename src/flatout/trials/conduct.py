@@ -235,15 +235,25 @@ class Conduct:
         space = self.former.advised(space, (header, facts, self.machine), plain)
         while (candidate := search.next_candidate(space, self.trials, self._worth(space))) is not None:
             if not self._fits(candidate):
-                left = "for more" if self.trials else "for a first candidate"
-                self.stopped = f"the budget of {self.budget.total_s:.0f} s was too short {left}"
-                self.short_budget_s = self.budget.total_s
                 break
             self._stage(f"trying {candidate.label}")
             trial = self.try_out(candidate)
             self.trials.append(trial)
             self.show.trial(trial)
+        self._say_why_it_stopped(space, candidate)
         self._list_untried(space)
+
+    def _say_why_it_stopped(self, space: search.Space, unfit: Candidate | None) -> None:
+        """Whether the budget ended the search, or that nothing pays any more, where something is left."""
+        bears = self._bears(space)
+        if unfit is None and search.next_candidate(space, self.trials, bears) is not None:
+            self.stopped = (
+                f"nothing that is left can save as much of a run of {self.goal.run_steps:,} steps as trying it takes"
+            )
+        elif unfit is not None or search.next_candidate(space, self.trials) is not None:
+            left = "for more" if self.trials else "for a first candidate"
+            self.stopped = f"the budget of {self.budget.total_s:.0f} s was too short {left}"
+            self.short_budget_s = self.budget.total_s
 
     def _fits(self, candidate: Candidate) -> bool:
         """Whether what is left of the budget suffices for a candidate."""
@@ -258,9 +268,14 @@ class Conduct:
         return least_s
 
     def _worth(self, space: search.Space) -> Callable[[Candidate], bool]:
-        """Whether a candidate is to be tried; a former winner that does not fit makes room for what does."""
-        pays, former = self._pays(space), {candidate.key for candidate in (*space.own, *space.former)}
-        return lambda candidate: (candidate.key not in former or self._fits(candidate)) and pays(candidate)
+        """Whether a candidate is to be tried."""
+        bears, pays = self._bears(space), self._pays(space)
+        return lambda candidate: bears(candidate) and pays(candidate)
+
+    def _bears(self, space: search.Space) -> Callable[[Candidate], bool]:
+        """Whether the budget bears a former winner, which is not the cheapest that is left; yes for all others."""
+        former = {candidate.key for candidate in (*space.own, *space.former)}
+        return lambda candidate: candidate.key not in former or self._fits(candidate)
 
     def _pays(self, space: search.Space) -> Callable[[Candidate], bool]:
         """Whether the run that is tuned for can earn back what trying a candidate costs; yes where nobody knows."""
@@ -349,22 +364,25 @@ class Conduct:
         return search.checks_of(levers, self.levers)
 
     def _measure(self, candidate: Candidate) -> Pairs:
+        to_beat = search.to_beat(candidate.levers, self.levers, self.trials)
         if self._apart(candidate.levers):
-            return self._measure_processes(candidate, PROCESS_PAIRS)
+            return self._measure_processes(candidate, PROCESS_PAIRS, to_beat)
         deadline_s = self.budget.deadline_s() - self._reserve_s()
         num_pairs = self._affordable(SCREEN_PAIRS, SCREEN_SHARE, candidate.levers)
         looks = Looks.alike(SCREENING.at[0], num_pairs)
-        extent = Extent(looks=looks, enough="known", purpose="trial", deadline_s=deadline_s)
+        extent = Extent(looks=looks, enough="known", purpose="trial", deadline_s=deadline_s, to_beat=to_beat)
         return pairing.measure(self.bench, candidate.levers, extent)
 
-    def _measure_processes(self, candidate: Candidate, num_pairs: int) -> Pairs:
+    def _measure_processes(self, candidate: Candidate, num_pairs: int, to_beat: float = 1.0) -> Pairs:
         """Alternate processes: each pair is one child with the process levers and one without."""
         apart = self._apart(candidate.levers)
         inside = self._togglable(candidate.levers)
         found = Pairs(noise=self.bench.noise)
         for _ in range(2 * num_pairs):
             late = bool(found.baseline_s) and time.perf_counter() > self.budget.deadline_s()
-            if len(found.baseline_s) >= num_pairs or late or pairing.is_hopeless(found):
+            hopeless = pairing.is_hopeless(found, to_beat)
+            found.given_up = pairing.not_pursued(to_beat) if hopeless else ""
+            if len(found.baseline_s) >= num_pairs or late or hopeless:
                 break
             sides: list[tuple[Levers, Levers]] = [({}, {}), (apart, inside)]
             candidate_first = self.bench.lots.random() < 0.5
