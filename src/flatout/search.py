@@ -134,8 +134,9 @@ def _stacked(levers: Levers, best: Trial | None, space: Space) -> Levers:
 def _in_new_processes(space: Space, trials: Sequence[Trial], inside: Sequence[Trial]) -> list[Candidate]:
     """Levers that need a process, as many as bear each other in one: each pair of it takes two starts of the script.
 
-    A group that wins is taken apart, to keep what it needs; one that breaks too, to find what broke it. Of one that
-    does neither, nothing is pursued: a gain that a loss beside it hides is not found, which is the price.
+    A group that wins is taken apart, to keep what it needs; one that breaks or surely costs something too, for the rest
+    of it may gain. Where a group makes no difference nothing of it is pursued: a small gain that a small loss beside it
+    hides is not found, which is the price.
     """
     best, base = best_of(trials), best_of(inside)
     order: list[Candidate] = []
@@ -143,15 +144,23 @@ def _in_new_processes(space: Space, trials: Sequence[Trial], inside: Sequence[Tr
         order += [_less(best, name) for name in best.levers if cost_of([name], space.levers) == NEW_PROCESS]
     for group in _groups(space, base):
         levers = {name: settings for candidate in group for name, settings in candidate.levers.items()}
-        if any(contains(t.levers, _stacked(levers, base, space)) and not _is_broken(t) for t in trials):
+        seen = [t for t in trials if contains(t.levers, _stacked(levers, base, space)) and not _is_broken(t)]
+        if seen and (len(group) == 1 or not all(_costs(t, base) for t in seen)):
             continue
         worth = {n: s for one in group if _still_worth(one, space, best, trials) for n, s in one.levers.items()}
         stacked = Candidate(levers=_stacked(worth, best, space), reason="added to the best so far") if worth else None
-        if stacked is not None and not any(_is_broken(t) and contains(stacked.levers, t.levers) for t in trials):
+        broke = stacked is None or any(_is_broken(t) and contains(stacked.levers, t.levers) for t in trials)
+        if stacked is not None and not seen and not broke:
             order.append(stacked)
         else:
             order += [apart for one in group for apart in _on_top(one, space, trials)]
     return order
+
+
+def _costs(trial: Trial, base: Trial | None) -> bool:
+    """Whether a set is surely slower than what it was put on top of."""
+    high = trial.ratio if trial.ratio_high is None else trial.ratio_high
+    return (high or 0.0) * WORTH_TRYING < ((base.ratio if base is not None else None) or 1.0)
 
 
 def _groups(space: Space, base: Trial | None) -> list[list[Candidate]]:

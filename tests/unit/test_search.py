@@ -177,6 +177,11 @@ def test_a_group_that_wins_is_taken_apart_until_it_holds_what_it_needs():
     assert len([t for t in trials if "heap" in t.levers]) <= 5, "each is two starts of the script for every pair"
 
 
+def test_a_group_that_costs_something_is_taken_apart_for_what_else_is_in_it():
+    trials = conducted(space(APART), product(bf16=1.3, heap=1.2, bound=0.6))
+    assert best_of(trials).levers == {"bf16": {}, "heap": {}}
+
+
 def test_of_a_group_that_breaks_each_lever_is_tried():
     trials = conducted(space(APART), product(heap=1.2, bound=1.1), lambda levers: "failed" if "huge" in levers else "")
     assert best_of(trials).levers == {"heap": {}, "bound": {}}
