@@ -60,7 +60,7 @@ LEVERS = registry(
 USUAL = space_of(LEVERS, FACTS, MACHINE, (ANATOMY, DIAGNOSIS), Choice())
 
 
-def order(space, speed=lambda levers: 0.9, limit=500):
+def order(space, speed=lambda levers: 0.99, limit=500):
     """All sets that are tried, in their order."""
     trials = []
     while (candidate := next_candidate(space, trials)) is not None:
