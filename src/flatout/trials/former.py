@@ -37,9 +37,8 @@ class Former:
             return space
         header, facts, machine = seen
         traits = priors.traits_of(self._digest, facts, plain.anatomy, plain.diagnosis)
-        place = priors.place_of(
-            machine.machine_key(), header.framework, header.framework_version, facts.device
-        )  # fmt: skip
+        versions = (header.framework, header.framework_version)
+        place = priors.place_of(machine.machine_key(), *versions, facts.device)
         said = priors.advice(self._read(), place, traits)
         advised = search.advised(space, said.expected, said.own, said.former)
         if search.is_reordered(advised, space):
