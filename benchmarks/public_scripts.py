@@ -59,7 +59,7 @@ def main() -> None:
         for name in arguments.cases:
             folder, options, script = CASES[name]
             place = Path(own) if folder == OWN else arguments.examples.resolve() / folder
-            measure(name, place, ["tune", "--json", *options, *script])
+            measure(name, place, ["tune", "--json", "--no-priors", *options, *script])
 
 
 def measure(name: str, place: Path, words: list[str]) -> None:

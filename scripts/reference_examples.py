@@ -334,7 +334,8 @@ def json_page() -> str:
         record_table("ceilings", "Ceiling"),
         "and each of `accelerators`:",
         record_table("ceilings", "Accelerator"),
-        "and `energy`, with `counters` that can be read, and the list `missing` of what cannot and why; each counter:",
+        "`priors`, with `num_tunings` that are kept of earlier tunings, and their `folder`; and `energy`, with "
+        "`counters` that can be read, and the list `missing` of what cannot and why; each counter:",
         record_table("energy", "Counter"),
     ]
     return "\n\n".join(parts)

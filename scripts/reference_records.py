@@ -48,7 +48,7 @@ RECORDS: dict[str, tuple[str, ...] | None] = {
     "result": None,
     "proof": None,
     "contrast": None,
-    "search": ("Choice",),
+    "space": ("Choice",),
     "trials.terms": ("Terms",),
     "trials.conduct": ("Goal",),
     "run.script": ("Script",),

@@ -1,10 +1,13 @@
-"""How good is the search, and what does it cost, on grids that were recorded once? Beside three rivals.
+"""How good is the search, and what does it cost, on grids that were recorded once? Beside it with priors, and rivals.
 
     python benchmarks/search/replay.py [--draws 50]
 
 Each play has its own order of the levers and its own noise: a trial's pairs are drawn, with replacement, from those
 recorded for its set. What a play ends with is scored by the truth, the median of all recorded pairs: the ratio of
 its choice over that of the best set of the grid; and its cost by the share of what trying every set costs.
+
+Priors come from the other grids only: each of them is played once without any, and what `tune` would have kept of that
+is what the search with priors begins with. Grids of another machine say nothing, as between tunings.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from flatout import search, stats
+from flatout import priors, search, stats
 from flatout.anatomy import Anatomy
 from flatout.ceilings import Machine
 from flatout.diagnosis import Diagnosis
@@ -31,7 +34,7 @@ from flatout.frameworks.pytorch.levers import registry
 from flatout.plan import Candidate, Key, Trial
 from flatout.records import from_json
 from flatout.trace import Levers
-from flatout.trials.pairs import SCREENING, Pairs, is_known
+from flatout.trials.pairs import SCREENING, Extent, Pairs, is_done
 from measuring import RESULTS, write
 
 ENOUGH, MOST_COST = 0.95, 0.25
@@ -74,6 +77,16 @@ class Grid:
         return max([1.0, *self.truth.values()])
 
     @property
+    def place(self) -> priors.Place:
+        """Where priors of it hold; all grids were recorded under one version."""
+        return priors.place_of(self.machine.machine_key(), "pytorch", "", self.facts.device)
+
+    @property
+    def traits(self) -> priors.Traits:
+        """What its script is compared by."""
+        return priors.traits_of(self.name, self.facts, self.anatomy, self.diagnosis)
+
+    @property
     def whole_cost_s(self) -> float:
         """What trying every set costs, each as long as a trial that is not cut short."""
         return sum(_cost_s(row, SCREENING.at[-1]) for row in self.rows.values())
@@ -103,40 +116,44 @@ class Play:
     lots: random.Random
     cost_s: float = 0.0
     trials: list[Trial] = field(default_factory=list)
+    former: Sequence[priors.Tuning] = ()
+    costs_s: list[float] = field(default_factory=list)
+    """What it had cost after each trial."""
 
-    def try_out(self, levers: Levers) -> Trial:
+    def try_out(self, levers: Levers, to_beat: float = 1.0) -> Trial:
         """A trial as `tune` makes it, from pairs that are drawn among the recorded ones."""
         row = self.grid.rows.get(Candidate(levers=levers).key)
         if row is None or row["outcome"] != "measured" or not row["baseline_step_s"]:
             self.cost_s += _cost_s(row, 2) if row is not None else 0.0
             trial = Trial(levers=levers, outcome="failed")
         else:
-            trial = self._measured(levers, row)
+            trial = self._measured(levers, row, to_beat)
         self.trials.append(trial)
+        self.costs_s.append(self.cost_s)
         return trial
 
-    def _measured(self, levers: Levers, row: Mapping[str, Any]) -> Trial:
+    def _measured(self, levers: Levers, row: Mapping[str, Any], to_beat: float) -> Trial:
         recorded = list(zip(row["baseline_step_s"], row["candidate_step_s"], strict=True))
         pairs = Pairs(noise=self.grid.noise)
-        for num in range(1, SCREENING.at[-1] + 1):
+        extent = Extent(looks=SCREENING, enough="known", purpose="replay", deadline_s=math.inf, to_beat=to_beat)
+        while not is_done(pairs, extent):
             baseline_s, candidate_s = self.lots.choice(recorded)
             pairs.baseline_s.append(baseline_s)
             pairs.candidate_s.append(candidate_s)
-            if num in SCREENING.at:
-                pairs.share = SCREENING.share(num)
-                if is_known(pairs.compare()):
-                    break
         compared = pairs.compare()
-        ratio = compared.ratio if math.isfinite(compared.ratio) else None
-        won = ratio is not None and ratio > 1
+        ratio, low, high = compared.ratio, compared.low, compared.high
+        if not math.isfinite(ratio):
+            ratios = [a / b for a, b in zip(pairs.baseline_s, pairs.candidate_s, strict=True)]
+            ratio, low, high = median(ratios), min(ratios), max(ratios)
+        won = ratio > 1
         self.cost_s += _cost_s({**row, "judging_s": row.get("judging_s", 0.0) if won else 0.0}, len(pairs.baseline_s))
         agrees = row.get("agreement", "agrees") if won else ""
         return Trial(
             levers=levers,
             outcome="disagrees" if agrees == "disagrees" else compared.verdict,
             ratio=ratio,
-            ratio_low=compared.low if ratio is not None else None,
-            ratio_high=compared.high if ratio is not None else None,
+            ratio_low=low,
+            ratio_high=high,
             num_pairs=len(pairs.baseline_s),
             agreement=agrees,
         )
@@ -144,7 +161,17 @@ class Play:
     @property
     def score(self) -> float:
         """The true ratio of what it ends with, over the best of the grid."""
-        best = search.best_of(self.trials)
+        return self._score(self.trials)
+
+    def reached(self) -> float:
+        """The share of the cost after which it would have ended with `ENOUGH` of the best; infinite where never."""
+        for num, cost_s in enumerate(self.costs_s, 1):
+            if self._score(self.trials[:num]) >= ENOUGH:
+                return cost_s / self.grid.whole_cost_s
+        return 0.0 if self._score([]) >= ENOUGH else math.inf
+
+    def _score(self, trials: Sequence[Trial]) -> float:
+        best = search.best_of(trials)
         found = self.grid.truth.get(Candidate(levers=best.levers).key, 0.0) if best is not None else 1.0
         return max(found, 1e-9) / self.grid.best
 
@@ -155,15 +182,25 @@ class Play:
 
 
 def ours(play: Play) -> None:
-    """The search of `tune`, with the levers in an order of its own."""
+    """The search of `tune`, with the levers in an order of its own; with priors where the play has any."""
     names = [name for name, lever in LEVERS.items() if lever.toggles != "process"]
     play.lots.shuffle(names)
     grid = play.grid
     shuffled = {name: LEVERS[name] for name in names}
     found = (grid.anatomy, grid.diagnosis)
     space = search.space_of(shuffled, grid.facts, grid.machine, found, search.Choice())
+    said = priors.advice(play.former, grid.place, grid.traits)
+    space = search.advised(space, said.expected, said.own, said.former)
     while (candidate := search.next_candidate(space, play.trials, lambda c: c.key in grid.rows)) is not None:
-        play.try_out(candidate.levers)
+        play.try_out(candidate.levers, search.to_beat(candidate.levers, LEVERS, play.trials))
+
+
+def kept_of(grid: Grid, lots: random.Random) -> priors.Tuning:
+    """What `tune` would have kept of a script, had it been tuned before."""
+    play = Play(grid, lots)
+    ours(play)
+    best = search.best_of(play.trials)
+    return priors.tuning_of(grid.place, grid.traits, play.trials, best.levers if best is not None else {})
 
 
 def at_random(play: Play) -> None:
@@ -221,8 +258,9 @@ def tpe(play: Play) -> None:
     study.optimize(objective, n_trials=300)
 
 
+WITH_PRIORS = "with priors"
 PLAYERS: dict[str, Callable[[Play], None]] = {
-    "flatout": ours, "random": at_random, "one at a time": one_at_a_time, "optuna TPE": tpe,
+    "flatout": ours, WITH_PRIORS: ours, "random": at_random, "one at a time": one_at_a_time, "optuna TPE": tpe,
 }  # fmt: skip
 
 
@@ -233,17 +271,22 @@ def played(grids: Sequence[Grid], num_draws: int) -> dict[str, Any]:
         for grid in grids:
             found = []
             for draw in range(num_draws):
-                play = Play(grid, random.Random(f"{player} {grid.name} {draw}"))
+                lots = random.Random(f"{player} {grid.name} {draw}")
+                others = [one for one in grids if one is not grid] if player == WITH_PRIORS else []
+                former = [kept_of(one, random.Random(f"{one.name} before {grid.name} {draw}")) for one in others]
+                play = Play(grid, lots, former=former)
                 plays(play)
-                found.append((play.score, play.share, len(play.trials)))
-            scores, shares, trials = (list(part) for part in zip(*found, strict=True))
+                found.append((play.score, play.share, len(play.trials), play.reached()))
+            scores, shares, trials, reached = (list(part) for part in zip(*found, strict=True))
             low, high = (stats.quantile(sorted(scores), share) for share in (0.05, 0.95))
             rows.setdefault(player, {})[grid.name] = {
                 "score": scores, "share": shares, "num_trials": trials,
+                "share_until_enough": [share if math.isfinite(share) else None for share in reached],
                 "median_score": median(scores), "median_share": median(shares), "score_5_95": [low, high],
             }  # fmt: skip
             print(
-                f"{player:14} {grid.name:14} {median(scores):.3f} of the best, {100 * median(shares):.0f} % of the cost"
+                f"{player:14} {grid.name:14} {median(scores):.3f} of the best, {100 * median(shares):.0f} % of the "
+                f"cost; {100 * ENOUGH:.0f} % of the best after {100 * median(reached):.1f} % of it"
             )
     return rows
 

@@ -33,6 +33,7 @@ from flatout.store_folder import LEVER, remove_stores, stores, stores_folder
 if TYPE_CHECKING:
     from flatout.ceilings import Ceilings
     from flatout.lever_rows import LeverRow, describe_levers
+    from flatout.priors_file import forget_priors, kept_priors
     from flatout.proof import Proof
     from flatout.prover import ProveRequest
     from flatout.result import Result
@@ -53,6 +54,8 @@ _MEASURING = {
     "Show": "flatout.trials.conduct",
     "Terms": "flatout.trials.terms",
     "describe_levers": "flatout.lever_rows",
+    "forget_priors": "flatout.priors_file",
+    "kept_priors": "flatout.priors_file",
 }
 
 
@@ -371,6 +374,8 @@ __all__ = [
     "contrast",
     "describe_levers",
     "export",
+    "forget_priors",
+    "kept_priors",
     "levers",
     "machine",
     "prove",

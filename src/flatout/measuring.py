@@ -23,6 +23,7 @@ from flatout.run.script import Script, check_source
 from flatout.search import Choice
 from flatout.trials.bench import STORES, opened
 from flatout.trials.conduct import Conduct, Goal, Show
+from flatout.trials.former import OPTION, Former
 
 
 def measured(
@@ -51,9 +52,12 @@ def measured(
         conduct = Conduct(script, run_folder, machine, goal, show, command)
         with opened(conduct.bench), conduct.joules.noted(run_folder):
             conduct.measure_ceilings = lambda: _ceilings(conduct)
+            if goal.priors and command == "tune" and goal.exactly is None and not conduct.against_itself:
+                conduct.former = Former(script, show.remark)
             found = conduct.run()
+        conduct.former.keep(found)
         _keep_stores(found, run_folder / STORES, show)
-        found = replace(found, options=_options(typed, plan))
+        found = replace(found, options=_options(typed, plan, goal))
         if found.plan is not None and write_plan:
             try:
                 plan_file.write(plan_file.seen_from(place, found.plan), place)
@@ -82,7 +86,7 @@ def _keep_stores(found: Result, source: Path, show: Show) -> None:
             show.remark(line)
 
 
-def _options(choice: Choice, plan: Path | None) -> str:
+def _options(choice: Choice, plan: Path | None, goal: Goal) -> str:
     """What is to be typed again for the same search."""
     words = [] if choice.accept == Choice().accept else ["--accept", choice.accept]
     if choice.only is not None:
@@ -91,6 +95,8 @@ def _options(choice: Choice, plan: Path | None) -> str:
         words += ["--without", ",".join(choice.without)]
     if plan is not None:
         words += ["--plan", str(plan)]
+    if not goal.priors:
+        words.append(OPTION)
     return shlex.join(words)
 
 

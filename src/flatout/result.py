@@ -147,6 +147,8 @@ class Result:
     energy: EnergySummary | None = None
     reads: ReadSites | None = None
     """Where values are read on the host; None where no step was looked at, and in results of former versions."""
+    priors: str = ""
+    """How earlier tunings on this machine changed the order in which things were tried; empty where they did not."""
 
     @property
     def noise_fraction(self) -> float | None:

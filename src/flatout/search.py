@@ -9,145 +9,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from flatout.anatomy import Anatomy
-from flatout.ceilings import Machine
-from flatout.diagnosis import Diagnosis
-from flatout.facts import Facts
-from flatout.plan import CLASSES, ONLY_PROVED, Candidate, Lever, Trial, allows, typed
-from flatout.result import NOT_NAMED, Untried
+from flatout.plan import Candidate, Lever, Trial, allows
+from flatout.space import (
+    CHEAP,
+    COMPILED,
+    NEW_PROCESS,
+    WORTH_TRYING,
+    Choice,
+    Space,
+    advised,
+    bound_of,
+    checks_of,
+    clash,
+    contains,
+    cost_of,
+    space_of,
+    widest_class,
+)
 from flatout.trace import Levers
-
-WORTH_TRYING = 1.02
-"""A lever whose phases, freed entirely, would bring less than this is ruled out."""
 
 WORTH_ADDING = 1.01
 """A lever stays in a combination where it makes it at least this much faster."""
 
 NOT_HOPELESS = 0.75
 """A single lever below this ratio is not added to the best so far; one that loses a little alone may gain there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
-    """What the search may choose from.
-
-    Attributes:
-        singles: One candidate per lever and setting, cheap first.
-        untried: Levers left out, and why.
-        levers: All levers by name.
-        num_cores: Cores that this process may use.
-        bounds: By lever the most that it can bring, as a ratio.
-    """
-
-    singles: tuple[Candidate, ...]
-    untried: tuple[Untried, ...]
-    levers: Mapping[str, Lever] = field(default_factory=dict)
-    num_cores: int = 1
-    bounds: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """How the user narrows the search.
-
-    Attributes:
-        accept: How far levers may go.
-        only: Names of the only levers to try; None for all.
-        without: Names of levers to leave out.
-    """
-
-    accept: str = "precision"
-    only: tuple[str, ...] | None = None
-    without: tuple[str, ...] = ()
-
-
-def space_of(
-    levers: Mapping[str, Lever], facts: Facts, machine: Machine, found: tuple[Anatomy, Diagnosis], choice: Choice
-) -> Space:
-    """The single candidates worth trying, most promising first, and why the rest is left out."""
-    anatomy, diagnosis = found
-    rows: list[tuple[tuple[int, bool, float, int, int], Candidate]] = []
-    untried: list[Untried] = []
-    bounds: dict[str, float] = {}
-    for lever in levers.values():
-        reason = _left_out(lever, choice) or lever.applies(facts, machine)
-        bound = bounds[lever.name] = bound_of(lever, anatomy, diagnosis)
-        if reason is None and bound < WORTH_TRYING and choice.only is None:
-            reason = f"ruled out: what it shortens, entirely free, would bring {bound:.2f}x"
-        tried = lever.settings(facts, machine) if reason is None else ()
-        if not tried:
-            untried.append(Untried(lever=lever.name, reason=reason or "no other setting than the present one"))
-        for settings in tried:
-            candidate = Candidate(levers={lever.name: settings}, reason=f"bound {bound:.2f}x")
-            late = _leaves_cores_idle(candidate, machine)
-            # of equal bounds the lever that may change more comes first: it is the one that can bring most; of equal
-            # ones that which a single trial tells all about, before those with a number to be found
-            rows.append(((_cost(lever), late, -bound, -CLASSES.index(lever.class_), len(tried)), candidate))
-    rows.sort(key=lambda row: row[0])
-    return Space(
-        singles=tuple(c for _, c in rows),
-        untried=tuple(untried),
-        levers=dict(levers),
-        num_cores=machine.num_cores,
-        bounds=bounds,
-    )
-
-
-def _leaves_cores_idle(candidate: Candidate, machine: Machine) -> bool:
-    """Fewer threads than cores: rarely faster alone, so it is tried after what might be."""
-    return int(candidate.levers.get("threads", {}).get("num", machine.num_cores)) < machine.num_cores
-
-
-def _left_out(lever: Lever, choice: Choice) -> str | None:
-    if choice.only is not None and lever.name not in choice.only:
-        return NOT_NAMED
-    if lever.name in choice.without:
-        return "left out by `--without`"
-    if lever.class_ == "semantics":
-        return f"{ONLY_PROVED} (`flatout prove --levers {typed(lever)} --accept semantics`)"
-    if choice.only is None and lever.only_by_name:
-        return f"only by name (`--levers {lever.name}`): {lever.only_by_name}"
-    if not allows(choice.accept, lever.class_):
-        return f"class {lever.class_} needs `--accept {lever.class_}`"
-    return None
-
-
-def _cost(lever: Lever) -> int:
-    return 3 if lever.toggles == "process" else 2 if lever.compiles else 0
-
-
-def bound_of(lever: Lever, anatomy: Anatomy, diagnosis: Diagnosis) -> float:
-    """The most that a lever can bring: its phases entirely free, and no more than a measured counterfactual allows.
-
-    Time that no phase explains may belong to any, so it counts for every lever that computes.
-    """
-    hidden = any(phase in anatomy.not_observed for phase in lever.shortens)
-    share = sum(anatomy.share(phase) or 0.0 for phase in lever.shortens)
-    bound = math.inf  # what cannot be seen cannot be ruled out
-    if share > 0 or not hidden:
-        if hidden or set(lever.shortens) & {"forward", "backward", "optimizer"}:
-            share += max(anatomy.share("unattributed") or 0.0, 0.0)
-        bound = 1 / max(1 - share, 1e-3)
-    for known in diagnosis.bounds:
-        if known.remedy == "free data" and set(lever.shortens) <= {"data"}:
-            # A worker takes the fetch off the step; the measured counterfactual includes what sharing a core costs.
-            bound = min(bound, max(known.ratio if math.isnan(known.high) else known.high, 1.0))
-    return bound
-
-
-def widest_class(levers: Levers, known: Mapping[str, Lever]) -> str:
-    """The widest class among some levers."""
-    return max((known[name].class_ for name in levers), key=CLASSES.index, default="exact")
-
-
-def checks_of(levers: Levers, known: Mapping[str, Lever]) -> tuple[str, ...]:
-    """Every check that some lever names; updates too where the state is moved, fused or flushed."""
-    checks = {known[name].check for name in levers} - {"none"}
-    if {"channels_last", "fused_optimizer", "denormals"} & {*levers}:
-        checks |= {"gradients", "updates"}
-    return tuple(c for c in ("batches", "gradients", "updates") if c in checks)
 
 
 def gain_s(candidate: Candidate, space: Space, trials: Sequence[Trial], run_s: float) -> float:
@@ -182,9 +68,9 @@ def next_candidate(
     tried = {Candidate(levers=t.levers).key for t in trials}
     broken = [t for t in trials if _is_broken(t)]
     for candidate in _in_order(space, trials):
-        if candidate.key in tried or _clash(candidate.levers, space) or not pays(candidate):
+        if candidate.key in tried or clash(candidate.levers, space) or not pays(candidate):
             continue
-        if not any(_contains(candidate.levers, t.levers) and not _forgiven(t, candidate, space) for t in broken):
+        if not any(contains(candidate.levers, t.levers) and not _forgiven(t, candidate, space) for t in broken):
             return candidate
     return None
 
@@ -200,23 +86,31 @@ def _forgiven(trial: Trial, candidate: Candidate, space: Space) -> bool:
     return trial.outcome == "disagrees" and gradients and wider
 
 
-def _contains(levers: Levers, part: Levers) -> bool:
-    return all(name in levers and dict(levers[name]) == dict(settings) for name, settings in part.items())
-
-
-def _clash(levers: Levers, space: Space) -> bool:
-    return any(other in space.levers[name].conflicts for name in levers for other in levers)
-
-
 def _in_order(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
-    """All that is worth trying now, cheapest first; what compiles or needs processes is put on top of the best."""
-    order = _with_partners([c for c in space.singles if _single_cost(c, space) == 0], space)
-    order += _grown(space, trials)
-    for cost in (2, 3):
-        for candidate in space.singles:
-            if _single_cost(candidate, space) == cost:
-                order += _on_top(candidate, space, trials)
+    """All that is worth trying now, cheapest first; what compiles or needs processes is put on top of the best.
+
+    Sets without levers that need a process are grown from the best of their kind: growing one that has such levers
+    takes processes for every step of it, and comes last.
+    """
+    inside = [t for t in trials if cost_of(t.levers, space.levers) < NEW_PROCESS]
+    order = [*space.own, *_former(space, CHEAP), *_cheap(space), *_grown(space, inside), *_former(space, COMPILED)]
+    for candidate in space.singles:
+        if _single_cost(candidate, space) == COMPILED:
+            order += _on_top(candidate, space, inside)
+    order += _former(space, NEW_PROCESS)
+    order += _in_new_processes(space, trials, inside)
+    if len(inside) < len(trials):
+        order += _grown(space, trials)
     return order
+
+
+def _former(space: Space, cost: int) -> list[Candidate]:
+    return [candidate for candidate in space.former if cost_of(candidate.levers, space.levers) == cost]
+
+
+def is_reordered(space: Space, usual: Space) -> bool:
+    """Whether the search begins otherwise than in the usual space, as far as can be seen before anything is tried."""
+    return [c.key for c in _in_order(space, [])] != [c.key for c in _in_order(usual, [])]
 
 
 def _on_top(candidate: Candidate, space: Space, trials: Sequence[Trial]) -> list[Candidate]:
@@ -226,10 +120,68 @@ def _on_top(candidate: Candidate, space: Space, trials: Sequence[Trial]) -> list
         return []
     if best is None:
         return [candidate]
-    base = {n: s for n, s in best.levers.items() if not _clash({n: s, **candidate.levers}, space)}
-    stacked = Candidate(levers={**base, **candidate.levers}, reason="added to the best so far")
+    stacked = Candidate(levers=_stacked(candidate.levers, best, space), reason="added to the best so far")
     broke = any(_is_broken(t) and Candidate(levers=t.levers).key == stacked.key for t in trials)
     return [stacked, candidate] if broke else [stacked]
+
+
+def _stacked(levers: Levers, best: Trial | None, space: Space) -> Levers:
+    """Levers on top of the best, without those of the best that they exclude."""
+    base = best.levers if best is not None else {}
+    return {**{n: s for n, s in base.items() if not clash({n: s, **levers}, space)}, **levers}
+
+
+def _in_new_processes(space: Space, trials: Sequence[Trial], inside: Sequence[Trial]) -> list[Candidate]:
+    """Levers that need a process, as many as bear each other in one: each pair of it takes two starts of the script.
+
+    A group that wins is taken apart, to keep what it needs; one that breaks or surely costs something too, for the rest
+    of it may gain. Where a group makes no difference nothing of it is pursued: a small gain that a small loss beside it
+    hides is not found, which is the price.
+    """
+    best, base = best_of(trials), best_of(inside)
+    order: list[Candidate] = []
+    if best is not None and len(best.levers) > 1:
+        order += [_less(best, name) for name in best.levers if cost_of([name], space.levers) == NEW_PROCESS]
+    for group in _groups(space, base):
+        levers = {name: settings for candidate in group for name, settings in candidate.levers.items()}
+        seen = [t for t in trials if contains(t.levers, _stacked(levers, base, space)) and not _is_broken(t)]
+        if seen and (len(group) == 1 or not all(_costs(t, base) for t in seen)):
+            continue
+        worth = {n: s for one in group if _still_worth(one, space, best, trials) for n, s in one.levers.items()}
+        stacked = Candidate(levers=_stacked(worth, best, space), reason="added to the best so far") if worth else None
+        broke = stacked is None or any(_is_broken(t) and contains(stacked.levers, t.levers) for t in trials)
+        if stacked is not None and not seen and not broke:
+            order.append(stacked)
+        else:
+            order += [apart for one in group for apart in _on_top(one, space, trials)]
+    return order
+
+
+def _costs(trial: Trial, base: Trial | None) -> bool:
+    """Whether a set is surely slower than what it was put on top of."""
+    high = trial.ratio if trial.ratio_high is None else trial.ratio_high
+    return (high or 0.0) * WORTH_TRYING < ((base.ratio if base is not None else None) or 1.0)
+
+
+def _groups(space: Space, base: Trial | None) -> list[list[Candidate]]:
+    """Single levers that can share a process; what lost before, or costs the best a lever, is no company for others."""
+    groups: dict[tuple[bool, bool], list[list[Candidate]]] = {}
+    for candidate in space.singles:
+        if _single_cost(candidate, space) == NEW_PROCESS:
+            lost = space.expected.get(candidate.key, 0.0) < 0
+            costs = base is not None and any(clash({**candidate.levers, n: s}, space) for n, s in base.levers.items())
+            alike = groups.setdefault((lost, costs), [])
+            group = next((one for one in alike if _bear(one, candidate, space)), None)
+            if group is None:
+                alike.append(group := [])
+            group.append(candidate)
+    return [group for _, alike in sorted(groups.items()) for group in alike]
+
+
+def _bear(group: Sequence[Candidate], candidate: Candidate, space: Space) -> bool:
+    """Whether a lever can be engaged beside those of a group: another one that none of them excludes."""
+    levers = {name: settings for one in group for name, settings in one.levers.items()}
+    return not levers.keys() & candidate.levers.keys() and not clash({**levers, **candidate.levers}, space)
 
 
 def _still_worth(candidate: Candidate, space: Space, best: Trial | None, trials: Sequence[Trial]) -> bool:
@@ -251,7 +203,14 @@ def _still_worth(candidate: Candidate, space: Space, best: Trial | None, trials:
 
 
 def _single_cost(candidate: Candidate, space: Space) -> int:
-    return max(_cost(space.levers[name]) for name in candidate.levers)
+    return cost_of(candidate.levers, space.levers)
+
+
+def _cheap(space: Space) -> list[Candidate]:
+    """The single levers that cost little and the pairs of partners; what is known to have won or lost is moved."""
+    order = _with_partners([c for c in space.singles if _single_cost(c, space) == CHEAP], space)
+    known = space.expected
+    return sorted(order, key=lambda c: -known.get(c.key, 0.0)) if known else order
 
 
 def _with_partners(cheap: Sequence[Candidate], space: Space) -> list[Candidate]:
@@ -261,13 +220,13 @@ def _with_partners(cheap: Sequence[Candidate], space: Space) -> list[Candidate]:
         order.append(single)
         for other in cheap:
             levers = {**single.levers, **other.levers}
-            if _are_partners(single.levers, other.levers, space) and _sensible(levers, space):
+            if _are_partners(single.levers, other.levers, space.levers) and _sensible(levers, space):
                 order.append(Candidate(levers=levers, reason="gain together what neither gains alone"))
     return order
 
 
-def _are_partners(first: Levers, second: Levers, space: Space) -> bool:
-    return any(name in space.levers[other].partners for other in first for name in second)
+def _are_partners(first: Levers, second: Levers, known: Mapping[str, Lever]) -> bool:
+    return any(name in known[other].partners for other in first for name in second)
 
 
 def _sensible(levers: Levers, space: Space) -> bool:
@@ -288,20 +247,34 @@ def _grown(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
     found = [
         Candidate(levers={**best.levers, **part.levers}, reason="added to the best so far")
         for part in parts
-        if not _contains(best.levers, part.levers)
+        if not contains(best.levers, part.levers)
     ]
-    for name in best.levers if len(best.levers) > 1 else ():
-        rest = {n: s for n, s in best.levers.items() if n != name}
-        found.append(Candidate(levers=rest, reason=f"the best so far without {name}"))
-    return found
+    return [*found, *(_less(best, name) for name in best.levers if len(best.levers) > 1)]
+
+
+def _less(best: Trial, name: str) -> Candidate:
+    rest = {n: s for n, s in best.levers.items() if n != name}
+    return Candidate(levers=rest, reason=f"the best so far without {name}")
 
 
 def _is_part(trial: Trial, space: Space) -> bool:
     """A lever that is not hopeless alone, or partners that gain together."""
     if len(trial.levers) == 1:
         return (trial.ratio or 0.0) >= NOT_HOPELESS
-    pair = len(trial.levers) == 2 and _are_partners(trial.levers, trial.levers, space)
+    pair = len(trial.levers) == 2 and _are_partners(trial.levers, trial.levers, space.levers)
     return pair and (trial.ratio or 0.0) > WORTH_ADDING
+
+
+def to_beat(levers: Levers, known: Mapping[str, Lever], trials: Sequence[Trial]) -> float:
+    """The ratio below which a set is worth nothing: surely slower than the best so far, and no part of others.
+
+    What a single lever or a pair of partners brings is of use even so: larger sets are made of them.
+    """
+    best = best_of(trials)
+    pair = len(levers) == 2 and _are_partners(levers, levers, known)
+    if best is None or len(levers) < 2 or pair:
+        return 1.0
+    return max((best.ratio or 1.0) if best.ratio_low is None else best.ratio_low, 1.0)
 
 
 def usable(trial: Trial) -> bool:
@@ -334,3 +307,24 @@ def _worth(trial: Trial) -> float:
     ratio = trial.ratio or 0.0
     low = ratio if trial.ratio_low is None else trial.ratio_low
     return math.sqrt(max(ratio * low, 0.0))
+
+
+__all__ = [
+    "NOT_HOPELESS",
+    "WORTH_ADDING",
+    "WORTH_TRYING",
+    "Choice",
+    "Space",
+    "advised",
+    "best_of",
+    "bound_of",
+    "checks_of",
+    "gain_s",
+    "is_reordered",
+    "next_candidate",
+    "second_to",
+    "space_of",
+    "to_beat",
+    "usable",
+    "widest_class",
+]

@@ -1,15 +1,17 @@
 """What is measured again, and what comes of it? With measurements made by hand."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
+from flatout.diagnosis import Diagnosis
 from flatout.plan import Candidate
 from flatout.run.script import Script
 from flatout.search import Choice, Space
 from flatout.trials.conduct import Conduct, Goal, Show
 from flatout.trials.window_size import Size
-from handmade import MACHINE, trial, window
+from handmade import FACTS, HEADER, MACHINE, anatomy, lever, registry, trial, window
 
 LUCKY = trial({"workers": {"num": 1}}, 1.41, "inconclusive", ratio_low=1.17)
 SURE = trial({"bf16": {}}, 1.33, ratio_low=1.22)
@@ -91,3 +93,52 @@ def test_what_the_run_cannot_earn_back_is_not_tried_and_that_is_said(conduct):
     assert conduct._pays(space)(Candidate(levers={"bf16": {}}))
     conduct.goal = replace(conduct.goal, run_steps=None)
     assert conduct._pays(space)(Candidate(levers={"compile": {}}))
+
+
+def searched(conduct, run_steps, step_s=0.01, **ratios):
+    """Try all of a small space; each lever is as fast as `ratios` says."""
+    conduct.goal = replace(conduct.goal, run_steps=run_steps)
+    conduct.bench.facts, conduct.bench.header = FACTS, HEADER
+    conduct.bench.step_guess_s = step_s
+    conduct.levers = registry(lever("a", shortens=("forward",)), lever("b", shortens=("backward",)))
+    conduct.plain.anatomy = anatomy({"forward": 0.5, "backward": 0.3, "data": 0.2})
+    conduct.plain.diagnosis = Diagnosis(binding="compute", sentence="compute", evidence=(), bounds=())
+    conduct.try_out = lambda candidate: trial(candidate.levers, math.prod(ratios[name] for name in candidate.levers))
+    conduct.try_all()
+    return [set(t.levers) for t in conduct.trials]
+
+
+def test_the_search_stops_and_says_so_where_nothing_that_is_left_can_earn_itself_back(conduct):
+    assert searched(conduct, run_steps=60, a=1.5, b=1.2) == [{"a"}]
+    assert conduct.stopped == "nothing that is left can save as much of a run of 60 steps as trying it takes"
+    (left,) = conduct.untried
+    assert left.lever == "b" and left.reason.startswith("could save ")
+
+
+@pytest.mark.parametrize("run_steps", [None, 1_000_000])
+def test_a_search_that_is_done_was_not_stopped(conduct, run_steps):
+    assert {"a", "b"} in searched(conduct, run_steps, a=1.5, b=1.2)
+    assert conduct.stopped == "" and not conduct.untried
+
+
+def test_a_former_winner_that_the_budget_does_not_bear_makes_room_for_what_it_bears(conduct):
+    first = Candidate(levers={"a": {}, "b": {}})
+    conduct.former.advised = lambda space, seen, plain: replace(space, own=(first,))
+    conduct._fits = lambda candidate: candidate.key != first.key
+    assert searched(conduct, None, a=1.5, b=0.9)[0] == {"a"}
+    assert conduct.stopped == "the budget of 120 s was too short for more", "the same set, reached by growing"
+
+
+def test_two_starts_of_the_script_that_cannot_reach_the_best_are_enough(conduct, monkeypatch):
+    conduct.trials = [trial({"bf16": {}}, 2.0, ratio_low=1.9)]
+    monkeypatch.setattr(conduct.bench, "start", lambda process=None: None)
+    monkeypatch.setattr(
+        conduct.bench,
+        "window",
+        lambda levers, purpose, skip=None: window((0.01, 0.01) if not levers else (0.0065, 0.0065)),
+    )
+    found = conduct._measure(Candidate(levers={"bf16": {}, "heap": {}}))
+    assert len(found.baseline_s) == 2
+    assert found.given_up == "2 pairs, both below 1.77, where 1.90 was to be beaten: not pursued"
+    conduct.trials = []
+    assert len(conduct._measure(Candidate(levers={"bf16": {}, "heap": {}})).baseline_s) == 4

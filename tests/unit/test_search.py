@@ -17,6 +17,7 @@ from flatout.search import (
     next_candidate,
     second_to,
     space_of,
+    to_beat,
     usable,
     widest_class,
 )
@@ -150,6 +151,56 @@ def test_what_compiles_is_tried_alone_where_it_breaks_on_top_of_the_best():
     speed = product(bf16=1.2, compile=1.5)
     trials = conducted(space(), speed, broken=lambda levers: "failed" if {"bf16", "compile"} <= set(levers) else "")
     assert best_of(trials).levers == {"compile": {}}
+
+
+def process(name, **changes):
+    return lever(name, class_="exact", check="none", toggles="process", engage=None, release=None,
+                 environment=lambda self, settings: {"X": "1"}, **changes)  # fmt: skip
+
+
+APART = registry(lever("bf16", class_="precision"), process("heap"), process("huge"), process("bound"),
+                 process("other", conflicts=("heap",)))  # fmt: skip
+
+
+def names_of(trials):
+    return [set(t.levers) for t in trials]
+
+
+def test_levers_that_need_a_process_share_one_and_are_not_pursued_where_that_brings_nothing():
+    trials = conducted(space(APART), product(bf16=1.3, heap=0.99))
+    assert names_of(trials) == [{"bf16"}, {"bf16", "heap", "huge", "bound"}, {"bf16", "other"}]
+
+
+def test_a_group_that_wins_is_taken_apart_until_it_holds_what_it_needs():
+    trials = conducted(space(APART), product(bf16=1.3, heap=1.2, huge=0.95))
+    assert best_of(trials).levers == {"bf16": {}, "heap": {}}
+    assert len([t for t in trials if "heap" in t.levers]) <= 5, "each is two starts of the script for every pair"
+
+
+def test_a_group_that_costs_something_is_taken_apart_for_what_else_is_in_it():
+    trials = conducted(space(APART), product(bf16=1.3, heap=1.2, bound=0.6))
+    assert best_of(trials).levers == {"bf16": {}, "heap": {}}
+
+
+def test_of_a_group_that_breaks_each_lever_is_tried():
+    trials = conducted(space(APART), product(heap=1.2, bound=1.1), lambda levers: "failed" if "huge" in levers else "")
+    assert best_of(trials).levers == {"heap": {}, "bound": {}}
+
+
+def test_a_lever_that_costs_the_best_another_one_is_no_company():
+    levers = registry(lever("workers"), process("heap"), process("bound", conflicts=("workers",)))
+    trials = conducted(space(levers), product(workers=1.5, heap=1.1))
+    assert names_of(trials)[1:3] == [{"workers", "heap"}, {"heap", "bound"}]
+    assert best_of(trials).levers == {"workers": {}, "heap": {}}
+
+
+def test_what_is_to_be_beaten_is_the_best_so_far_for_sets_that_are_no_part_of_others():
+    known = LEVERS
+    assert to_beat({"bf16": {}, "threads": {"num": 1}}, known, []) == 1.0
+    trials = [trial({"bf16": {}}, 1.5, ratio_low=1.4)]
+    assert to_beat({"bf16": {}, "threads": {"num": 1}}, known, trials) == 1.4
+    assert to_beat({"threads": {"num": 1}}, known, trials) == 1.0, "a single lever may be part of a larger set"
+    assert to_beat({"bf16": {}, "channels_last": {}}, known, trials) == 1.0, "and so may partners"
 
 
 WORDS = registry(

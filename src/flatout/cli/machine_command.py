@@ -7,12 +7,18 @@ import json
 import click
 
 from flatout.cli import options
+from flatout.errors import UsageError
 
 
 @click.command("machine")
 @click.option("--refresh", is_flag=True, help="Measure again, even where trusted ceilings are kept.")
+@click.option(
+    "--forget-priors",
+    is_flag=True,
+    help="Remove what earlier tunings found, by which later ones order what they try; nothing is measured.",
+)
 @options.as_json
-def command(refresh: bool, as_json: bool) -> None:
+def command(refresh: bool, forget_priors: bool, as_json: bool) -> None:
     """This machine, and what it can do at most: matrix products, convolutions, memory, starting an operation; energy.
 
     \b
@@ -21,13 +27,28 @@ def command(refresh: bool, as_json: bool) -> None:
     """  # noqa: D301
     from flatout import api
     from flatout.records import to_json
-    from flatout.report import print_machine
+    from flatout.report import print_forgotten, print_machine
     from flatout.run.energy_counters import energy_counters
 
+    if forget_priors and refresh:
+        raise UsageError(
+            "either `--forget-priors` or `--refresh`",
+            cause="the one removes what was found by tuning, the other measures the machine again",
+            hint="one after the other",
+        )
+    if forget_priors:
+        done = api.forget_priors()
+        if as_json:
+            print(json.dumps(to_json(done)))
+        else:
+            print_forgotten(done.num_tunings, done.folder)
+        return
+    kept = api.kept_priors()
     ceilings = api.machine(refresh=refresh)
     energy = energy_counters()
     if as_json:
         counters = {"counters": energy.counters, "missing": energy.missing}
-        print(json.dumps({**to_json(ceilings), "energy": to_json(counters)}))
+        priors = {"num_tunings": kept.num_files, "folder": kept.folder and str(kept.folder)}
+        print(json.dumps({**to_json(ceilings), "energy": to_json(counters), "priors": priors}))
     else:
-        print_machine(ceilings, energy=energy)
+        print_machine(ceilings, energy=energy, priors=(kept.num_files, str(kept.folder)))

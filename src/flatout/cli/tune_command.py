@@ -27,6 +27,11 @@ from flatout.cli import options
 @click.option("--without", metavar="NAMES", help="Leave these levers out.")
 @options.accept
 @click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the plan.")
+@click.option(
+    "--no-priors",
+    is_flag=True,
+    help="Do not let earlier tunings on this machine say what is tried first, and keep nothing of this one.",
+)
 @options.stores
 @options.terms
 @options.as_json
@@ -35,7 +40,7 @@ from flatout.cli import options
 def command(  # noqa: PLR0913  one parameter per option
     words: tuple[str, ...], module: str | None, budget: str | None, only: str | None, steps: int | None,
     without: str | None, accept: str, plan: Path | None, keep_store: bool, store_memory: str | None,
-    allow_writes: bool, start_limit: str, as_json: bool, verbose: bool,
+    allow_writes: bool, start_limit: str, no_priors: bool, as_json: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Measure SCRIPT, diagnose it, try what could help, and keep what measurably wins.
 
@@ -52,6 +57,7 @@ def command(  # noqa: PLR0913  one parameter per option
 
     goal = api.Goal(
         run_steps=steps,
+        priors=not no_priors,
         budget_s=None if budget is None else options.seconds(budget, "--budget"),
         choice=api.Choice(accept=accept, only=options.names(only), without=options.names(without) or ()),
         terms=api.Terms(

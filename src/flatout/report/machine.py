@@ -12,13 +12,20 @@ from flatout.report.energy import counters
 from flatout.report.screen import Report, Screen
 
 
-def machine(ceilings: Ceilings, *, now_unix_s: float | None = None, energy: Log | None = None) -> Report:
+def machine(
+    ceilings: Ceilings,
+    *,
+    now_unix_s: float | None = None,
+    energy: Log | None = None,
+    priors: tuple[int, str] | None = None,
+) -> Report:
     """This machine and its measured ceilings.
 
     Args:
         ceilings: What was measured.
         now_unix_s: The present, for the age of the measurement; without it no age is shown.
         energy: The energy counters that can be read, and what is missing for others; not shown without it.
+        priors: How many earlier tunings are kept, and where; not shown without it, or where there is none.
     """
 
     def compose(screen: Screen) -> None:
@@ -39,9 +46,25 @@ def machine(ceilings: Ceilings, *, now_unix_s: float | None = None, energy: Log 
         screen.say("compiler", here.cxx_compiler or "none: `torch.compile` needs one on a CPU")
         if energy is not None:
             _energy(screen, energy)
+        if priors is not None and priors[0]:
+            screen.say(
+                "priors", f"{words.plural(priors[0], 'earlier tuning')} in {priors[1]}; `--forget-priors` removes them"
+            )
         screen.blank()
         _ceilings_table(screen, ceilings, now_unix_s)
         screen.command("next", "flatout why SCRIPT")
+
+    return Report(compose)
+
+
+def forgotten(num_tunings: int, folder: str | None) -> Report:
+    """What was removed of earlier tunings, and from where."""
+
+    def compose(screen: Screen) -> None:
+        if not num_tunings:
+            screen.row(f"no earlier tuning is kept{f' in {folder}' if folder else ''}")
+        else:
+            screen.row(f"removed {words.plural(num_tunings, 'earlier tuning')} from {folder}")
 
     return Report(compose)
 

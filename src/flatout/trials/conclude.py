@@ -63,7 +63,7 @@ def result_of(conduct: Conduct) -> Result:
         remeasured=conduct.final,
         input_trial=_input_trial(conduct),
         break_even_steps=math.ceil(conduct.budget.spent_s / saved_s) if saved_s > 0 else None,
-        steps_in_run=bench.longest_run_steps or conduct.goal.run_steps,
+        steps_in_run=conduct.goal.run_steps or bench.longest_run_steps,
         foreign_fraction=sum(foreign) / len(foreign) if foreign else None,
         refused=tuple(bench.refused),
         written=tuple(bench.written),
@@ -75,6 +75,7 @@ def result_of(conduct: Conduct) -> Result:
         short_budget_s=conduct.short_budget_s,
         asked_budget_s=conduct.goal.budget_s,
         energy=conduct.joules.summary(conduct),
+        priors=conduct.former.said,
     )
     return replace(result, plan=_plan(conduct, result, won)) if won and won.levers else result
 

@@ -27,6 +27,7 @@ from flatout.trials import pairs as pairing
 from flatout.trials.bench import Bench
 from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget
 from flatout.trials.ends import CandidateFailed
+from flatout.trials.former import Former
 from flatout.trials.joules import Joules
 from flatout.trials.pairs import SCREENING, Extent, Pairs
 from flatout.trials.plain import Plain
@@ -67,9 +68,11 @@ class Goal:
         terms: How the script may be run.
         run_steps: Steps of the run that is tuned for; None where that is not known.
         exactly: Try this one set and nothing else (a plan that is checked again).
+        priors: Whether earlier tunings on this machine say what is tried first, and this one is kept for later ones.
     """
 
     exactly: Levers | None = None
+    priors: bool = True
     run_steps: int | None = None
     budget_s: float | None = None
     choice: search.Choice = field(default_factory=search.Choice)
@@ -118,6 +121,7 @@ class Conduct:
         self.too_dear: dict[str, str] = {}
         """Levers that the run cannot earn back, and why."""
         self.short_budget_s: float | None = None
+        self.former = Former()
         self.judging_s = 0.0
         """The longest that comparing numbers took, which nothing ends early."""
         self.tuned_anatomy: Anatomy | None = None
@@ -216,9 +220,10 @@ class Conduct:
     def try_all(self) -> None:
         """Try candidates until nothing is left, the rest is not worth it, or the budget is spent."""
         plain = self.plain
-        assert self.bench.facts is not None and plain.anatomy is not None and plain.diagnosis is not None
+        facts, header = self.bench.facts, self.bench.header
+        assert facts is not None and header is not None and plain.anatomy is not None and plain.diagnosis is not None
         found = (plain.anatomy, plain.diagnosis)
-        space = search.space_of(self.levers, self.bench.facts, self.machine, found, self.goal.choice)
+        space = search.space_of(self.levers, facts, self.machine, found, self.goal.choice)
         self.untried = list(space.untried)
         if self.goal.exactly is not None:
             self.trials.append(self.try_out(Candidate(levers=self.goal.exactly)))
@@ -227,17 +232,28 @@ class Conduct:
             self._stage("trying plain as if it were a candidate")
             self.trials.append(self.try_out(Candidate(levers={})))
             return
-        while (candidate := search.next_candidate(space, self.trials, self._pays(space))) is not None:
+        space = self.former.advised(space, (header, facts, self.machine), plain)
+        while (candidate := search.next_candidate(space, self.trials, self._worth(space))) is not None:
             if not self._fits(candidate):
-                left = "for more" if self.trials else "for a first candidate"
-                self.stopped = f"the budget of {self.budget.total_s:.0f} s was too short {left}"
-                self.short_budget_s = self.budget.total_s
                 break
             self._stage(f"trying {candidate.label}")
             trial = self.try_out(candidate)
             self.trials.append(trial)
             self.show.trial(trial)
+        self._say_why_it_stopped(space, candidate)
         self._list_untried(space)
+
+    def _say_why_it_stopped(self, space: search.Space, unfit: Candidate | None) -> None:
+        """Whether the budget ended the search, or that nothing pays any more, where something is left."""
+        bears = self._bears(space)
+        if unfit is None and search.next_candidate(space, self.trials, bears) is not None:
+            self.stopped = (
+                f"nothing that is left can save as much of a run of {self.goal.run_steps:,} steps as trying it takes"
+            )
+        elif unfit is not None or search.next_candidate(space, self.trials) is not None:
+            left = "for more" if self.trials else "for a first candidate"
+            self.stopped = f"the budget of {self.budget.total_s:.0f} s was too short {left}"
+            self.short_budget_s = self.budget.total_s
 
     def _fits(self, candidate: Candidate) -> bool:
         """Whether what is left of the budget suffices for a candidate."""
@@ -250,6 +266,16 @@ class Conduct:
             compiled = [t for t in self.trials if any(self.levers[name].compiles for name in t.levers)]
             least_s += max([COMPILE_S, *(t.engage_s for t in compiled)])
         return least_s
+
+    def _worth(self, space: search.Space) -> Callable[[Candidate], bool]:
+        """Whether a candidate is to be tried."""
+        bears, pays = self._bears(space), self._pays(space)
+        return lambda candidate: bears(candidate) and pays(candidate)
+
+    def _bears(self, space: search.Space) -> Callable[[Candidate], bool]:
+        """Whether the budget bears a former winner, which is not the cheapest that is left; yes for all others."""
+        former = {candidate.key for candidate in (*space.own, *space.former)}
+        return lambda candidate: candidate.key not in former or self._fits(candidate)
 
     def _pays(self, space: search.Space) -> Callable[[Candidate], bool]:
         """Whether the run that is tuned for can earn back what trying a candidate costs; yes where nobody knows."""
@@ -338,22 +364,25 @@ class Conduct:
         return search.checks_of(levers, self.levers)
 
     def _measure(self, candidate: Candidate) -> Pairs:
+        to_beat = search.to_beat(candidate.levers, self.levers, self.trials)
         if self._apart(candidate.levers):
-            return self._measure_processes(candidate, PROCESS_PAIRS)
+            return self._measure_processes(candidate, PROCESS_PAIRS, to_beat)
         deadline_s = self.budget.deadline_s() - self._reserve_s()
         num_pairs = self._affordable(SCREEN_PAIRS, SCREEN_SHARE, candidate.levers)
         looks = Looks.alike(SCREENING.at[0], num_pairs)
-        extent = Extent(looks=looks, enough="known", purpose="trial", deadline_s=deadline_s)
+        extent = Extent(looks=looks, enough="known", purpose="trial", deadline_s=deadline_s, to_beat=to_beat)
         return pairing.measure(self.bench, candidate.levers, extent)
 
-    def _measure_processes(self, candidate: Candidate, num_pairs: int) -> Pairs:
+    def _measure_processes(self, candidate: Candidate, num_pairs: int, to_beat: float = 1.0) -> Pairs:
         """Alternate processes: each pair is one child with the process levers and one without."""
         apart = self._apart(candidate.levers)
         inside = self._togglable(candidate.levers)
         found = Pairs(noise=self.bench.noise)
         for _ in range(2 * num_pairs):
             late = bool(found.baseline_s) and time.perf_counter() > self.budget.deadline_s()
-            if len(found.baseline_s) >= num_pairs or late or pairing.is_hopeless(found):
+            hopeless = pairing.is_hopeless(found, to_beat)
+            found.given_up = pairing.not_pursued(to_beat) if hopeless else ""
+            if len(found.baseline_s) >= num_pairs or late or hopeless:
                 break
             sides: list[tuple[Levers, Levers]] = [({}, {}), (apart, inside)]
             candidate_first = self.bench.lots.random() < 0.5

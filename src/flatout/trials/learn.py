@@ -211,7 +211,8 @@ class Learning:
 
     def _measure(self, levers: Levers, pairs: Pairs) -> Generator[Ask, Answer, str]:
         """Pairs of windows until the candidate is known well enough; why it failed, or an empty text."""
-        extent = Extent(looks=SCREENING, enough="known", purpose="learn", deadline_s=math.inf)
+        to_beat = search.to_beat(levers, self.levers, self.trials)
+        extent = Extent(looks=SCREENING, enough="known", purpose="learn", deadline_s=math.inf, to_beat=to_beat)
         for _ in range(2 * extent.looks.at[-1]):
             if is_done(pairs, extent):
                 break

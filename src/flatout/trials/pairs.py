@@ -23,7 +23,7 @@ STRETCH = 0.25
 Simulated with a rhythm of two windows: a gain of 5 % is found in 99 of 100 cases instead of 89."""
 
 HOPELESS = 0.93
-"""After two pairs that are both below this, a candidate is not measured further."""
+"""After two pairs that are both below this share of what is to be beaten, a candidate is not measured further."""
 
 SCREENING = Looks.alike(stats.MIN_PAIRS, 9)
 """After 4 pairs a candidate may be known closely enough; 9 are the fewest that have a 99 % interval by ranks when half
@@ -89,6 +89,7 @@ class Extent:
         purpose: Noted with the windows.
         deadline_s: `time.perf_counter` after which no further pair is begun.
         min_pairs: Pairs that are measured even so, and at most twice as many that are discarded.
+        to_beat: The ratio below which the candidate is worth nothing, however well it does beside plain.
     """
 
     looks: Looks
@@ -96,6 +97,7 @@ class Extent:
     purpose: str
     deadline_s: float
     min_pairs: int = 1
+    to_beat: float = 1.0
 
 
 def measure(bench: Bench, levers: Levers, extent: Extent, baseline: Levers | None = None) -> Pairs:
@@ -137,8 +139,8 @@ def measure(bench: Bench, levers: Levers, extent: Extent, baseline: Levers | Non
 def is_done(pairs: Pairs, extent: Extent) -> bool:
     """Look, where a look is due; what it may spend of the errors goes with what has been measured."""
     num = len(pairs.baseline_s)
-    if extent.enough == "known" and is_hopeless(pairs):
-        pairs.given_up = f"2 pairs, both below {HOPELESS}: not pursued"
+    if extent.enough == "known" and is_hopeless(pairs, extent.to_beat):
+        pairs.given_up = not_pursued(extent.to_beat)
         return True
     pairs.share = extent.looks.left(num)
     if num >= extent.looks.at[-1]:
@@ -147,7 +149,7 @@ def is_done(pairs: Pairs, extent: Extent) -> bool:
         return False
     pairs.looked_at, pairs.share = num, extent.looks.share(num)
     found = pairs.compare()
-    if extent.enough == "known" and is_known(found):
+    if extent.enough == "known" and is_known(found, extent.to_beat):
         return True
     if extent.enough == "clear" and found.verdict != "inconclusive":
         return True
@@ -155,15 +157,21 @@ def is_done(pairs: Pairs, extent: Extent) -> bool:
     return False
 
 
-def is_hopeless(pairs: Pairs) -> bool:
+def is_hopeless(pairs: Pairs, to_beat: float = 1.0) -> bool:
     """Whether the first two pairs leave no hope."""
     ratios = [a / b for a, b in zip(pairs.baseline_s, pairs.candidate_s, strict=True)]
-    return len(ratios) == 2 and max(ratios) < HOPELESS
+    return len(ratios) == 2 and max(ratios) < HOPELESS * to_beat
 
 
-def is_known(found: Comparison) -> bool:
-    """Whether it is known what a candidate is worth that may be measured again: surely slower, or to 2 %."""
-    return found.high < 1.0 or (found.high - found.low) / 2 < CLOSE_ENOUGH
+def not_pursued(to_beat: float = 1.0) -> str:
+    """Why a hopeless candidate was measured no further."""
+    beside = f", where {to_beat:.2f} was to be beaten" if to_beat > 1 else ""
+    return f"2 pairs, both below {HOPELESS * to_beat:.2f}{beside}: not pursued"
+
+
+def is_known(found: Comparison, to_beat: float = 1.0) -> bool:
+    """Whether it is known what a candidate is worth that may be measured again: surely not enough, or to 2 %."""
+    return found.high < to_beat or (found.high - found.low) / 2 < CLOSE_ENOUGH
 
 
 def _window(bench: Bench, pairs: Pairs, levers: Levers, other: Levers, purpose: str, size: Size) -> Window:
