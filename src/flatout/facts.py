@@ -130,6 +130,8 @@ class Facts:
     step_rhythm: EndedBy = "optimizer"
     """What ends a step: an optimizer's update, a fetch, or, where neither shows, the next call of the model."""
     optimizers_per_step: int = 1
+    calls_per_update: int = 1
+    """Calls of an optimizer's `step` of which a lever makes one update."""
     attention: tuple[str, ...] | None = None
     """Backends that compute `scaled_dot_product_attention`, none where it is not called; None in a run."""
     attention_chosen: bool = False

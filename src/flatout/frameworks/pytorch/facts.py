@@ -17,6 +17,7 @@ from flatout.facts import EndedBy, Facts, LoaderFacts, ModelFacts, OptimizerFact
 from flatout.frameworks.pytorch.blocks import BlockCall, repeated_blocks
 from flatout.frameworks.pytorch.calls import OuterCall
 from flatout.frameworks.pytorch.hand_over import start_method
+from flatout.frameworks.pytorch.levers.accumulation import calls_per_update
 from flatout.frameworks.pytorch.levers.batch_size import why_not_here
 from flatout.frameworks.pytorch.levers.collector import Collector, is_steered
 from flatout.frameworks.pytorch.levers.float8 import is_aligned
@@ -73,6 +74,7 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         ),
         step_rhythm=ended_by,
         optimizers_per_step=max(updates_per_step, 1),
+        calls_per_update=calls_per_update(session),
         page_faults_per_step=None if session.engaged.keys() & {"heap", "allocator"} else session.page_faults.per_step,
         tensor_threads_env=os.environ.get("OMP_NUM_THREADS"),
         num_interop_threads=number_in_plain(session),

@@ -6,6 +6,7 @@ reads descriptions, the child engages.
 
 from __future__ import annotations
 
+from flatout.frameworks.pytorch.levers.accumulation import Accumulation
 from flatout.frameworks.pytorch.levers.allocator import Allocator
 from flatout.frameworks.pytorch.levers.attention import Attention
 from flatout.frameworks.pytorch.levers.batch_size import BatchSize
@@ -77,6 +78,7 @@ LEVERS: tuple[type[Lever], ...] = (
     Float8,
     Checkpoints,
     BatchSize,
+    Accumulation,
 )
 
 
