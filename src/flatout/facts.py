@@ -139,6 +139,8 @@ class Facts:
     warm_up_step_s: float = 0.0
     page_faults_per_step: int | None = None
     """First touches of fresh memory in a step: pages that the kernel had to clear; None where a lever decides them."""
+    resident_bytes: int = 0
+    """Memory of the process at its peak so far, without that of its workers; 0 where not observed."""
     tensor_threads_env: str | None = None
     """`OMP_NUM_THREADS` as the script found it."""
     num_interop_threads: int = 0

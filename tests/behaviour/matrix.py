@@ -67,6 +67,12 @@ DOCUMENTED = {
         "a child with a copied environment": "inherits it",
         "stderr": "PyTorch warns of workers of the script's own that share a core",
     },
+    "numa": {
+        "affinity": "what it sets",
+        "a child": "inherits it",
+        "a child with a copied environment": "inherits it",
+        "stderr": "PyTorch warns of more workers of the script's own than processors",
+    },
     "compile": dict.fromkeys(
         (
             "environ",

@@ -22,7 +22,7 @@ from flatout.frameworks.pytorch.levers.batch_size import why_not_here
 from flatout.frameworks.pytorch.levers.collector import Collector, is_steered
 from flatout.frameworks.pytorch.levers.float8 import is_aligned
 from flatout.frameworks.pytorch.levers.interop_threads import num_pooled, number_in_plain
-from flatout.frameworks.pytorch.memory import memory_of_device
+from flatout.frameworks.pytorch.memory import PeakMemory, memory_of_device
 from flatout.frameworks.pytorch.optimizers import can_fuse
 from flatout.frameworks.pytorch.session import Session
 from flatout.frameworks.pytorch.worker_settings import why_not_sooner
@@ -76,6 +76,7 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         optimizers_per_step=max(updates_per_step, 1),
         calls_per_update=calls_per_update(session),
         page_faults_per_step=None if session.engaged.keys() & {"heap", "allocator"} else session.page_faults.per_step,
+        resident_bytes=PeakMemory(ours=False).peak_bytes("cpu") or 0,
         tensor_threads_env=os.environ.get("OMP_NUM_THREADS"),
         num_interop_threads=number_in_plain(session),
         forks_work=num_pooled() > 0,
