@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from flatout.errors import RecordError
+from flatout.numa import NumaNode
 from flatout.records import from_json, to_json
 
 FORMAT = 1
@@ -40,25 +41,6 @@ class Accelerator:
     name: str
     memory_bytes: int
     compute_capability: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NumaNode:
-    """One part of the memory, with the processors that are near to it.
-
-    Attributes:
-        number: As the kernel counts them.
-        cpus: Its logical processors that this process may use.
-        memory_bytes: All memory of the node, whoever uses it; 0 where it has none.
-        memory_allowed: Whether the control group allows this process memory of the node.
-        near_accelerator: Whether the first GPU that this process sees is connected to it.
-    """
-
-    number: int
-    cpus: tuple[int, ...]
-    memory_bytes: int
-    memory_allowed: bool = True
-    near_accelerator: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

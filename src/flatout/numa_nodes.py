@@ -8,11 +8,11 @@ records. Needs no framework; the user's process loads it where a lever asks.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from flatout.ceilings import NumaNode
 from flatout.control_groups import text_of
+from flatout.numa import NumaNode
 
 NODES = "sys/devices/system/node"
 GPUS = "proc/driver/nvidia/gpus"
@@ -43,25 +43,6 @@ def numa_nodes(allowed: Collection[int], environment: Mapping[str, str], root: P
                 )
             )
     return found
-
-
-def why_no_choice(nodes: Sequence[NumaNode]) -> str | None:
-    """Why there is no node to choose, in a few words; None where there is."""
-    if len(nodes) < 2:
-        return "the processors that this process may use are of one NUMA node"
-    if not any(node.memory_allowed and node.memory_bytes for node in nodes):
-        return "the control group allows no memory that is near to the processors"
-    return None
-
-
-def chosen(nodes: Sequence[NumaNode]) -> NumaNode:
-    """The one to bind a process to: most processors, then the GPU's, then most memory, then the first.
-
-    Raises:
-        ValueError: There is none with memory that this process may use.
-    """
-    fit = [node for node in nodes if node.memory_allowed and node.memory_bytes]
-    return max(fit, key=lambda node: (len(node.cpus), node.near_accelerator, node.memory_bytes, -node.number))
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:

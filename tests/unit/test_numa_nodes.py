@@ -6,7 +6,8 @@ import pytest
 
 from flatout.ceilings import Machine, differences
 from flatout.control_groups import text_of
-from flatout.numa_nodes import chosen, numa_nodes, parse_cpu_list, why_no_choice
+from flatout.numa import chosen, why_no_choice
+from flatout.numa_nodes import numa_nodes, parse_cpu_list
 from flatout.records import from_json, to_json
 from flatout.run.machine import read_machine
 from made_up_machine import numa_tree

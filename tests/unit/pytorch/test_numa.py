@@ -12,11 +12,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flatout.ceilings import NumaNode  # noqa: E402
 from flatout.frameworks.pytorch import memory_policy  # noqa: E402
 from flatout.frameworks.pytorch import session as sessions  # noqa: E402
 from flatout.frameworks.pytorch.levers import numa, registry  # noqa: E402
 from flatout.frameworks.pytorch.memory_policy import PREFERRED, Policy  # noqa: E402
+from flatout.numa import NumaNode  # noqa: E402
 from handmade import FACTS, MACHINE  # noqa: E402
 from made_up_machine import numa_tree  # noqa: E402
 
@@ -195,9 +195,9 @@ def test_the_facts_say_how_much_memory_the_process_had_at_its_peak(watch, worklo
 
 REAL = """
 import json, os, subprocess, sys, threading
-from flatout.ceilings import NumaNode
 from flatout.frameworks.pytorch import memory_policy
 from flatout.frameworks.pytorch.levers.numa import Binding
+from flatout.numa import NumaNode
 
 def seen():
     policy = memory_policy.present()

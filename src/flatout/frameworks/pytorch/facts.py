@@ -50,7 +50,6 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         from flatout.frameworks.pytorch.pipeline.syntax import forget
 
         forget()
-    cuda = torch.backends.cuda
     return Facts(
         device="cuda" if "cuda" in devices else "cpu" if devices <= {"cpu"} else sorted(devices)[0],
         models=tuple(_model(call) for call in session.calls.found),
@@ -64,14 +63,7 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         cpu_precision=_cpu_precision(),
         cudnn_benchmark=torch.backends.cudnn.benchmark,
         attention=_attention(session),
-        attention_chosen=not all(
-            (
-                cuda.flash_sdp_enabled(),
-                cuda.mem_efficient_sdp_enabled(),
-                cuda.cudnn_sdp_enabled(),
-                cuda.math_sdp_enabled(),
-            )
-        ),
+        attention_chosen=_attention_chosen(),
         step_rhythm=ended_by,
         optimizers_per_step=max(updates_per_step, 1),
         calls_per_update=calls_per_update(session),
@@ -161,6 +153,17 @@ def _attention(session: Session) -> tuple[str, ...] | None:
     if session.calls.look_at_graph is None:
         return None
     return tuple(sorted({backend for call in session.calls.found for backend in call.attention or ()}))
+
+
+def _attention_chosen() -> bool:
+    cuda = torch.backends.cuda
+    backends = (
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+    )
+    return not all(backends)
 
 
 def _denormal_fraction(session: Session) -> float:

@@ -1,11 +1,11 @@
 """accumulation: an optimizer updates at every N-th call of `step`, with the mean of the gradients of N batches.
 
-Each of N calls hands over the gradients that stand there; the N-th alone updates. They are summed apart from `.grad`
-(`summed_gradients.py`), so that a script clears, unscales and reads its own as ever, an optimizer's gradients never
-mix with another's, and each of several optimizers counts for itself. The learning rate follows as with
-`batch_size`: N times the rate for SGD, the square root of N times for Adam and its kin, while the optimizer updates;
-what the script reads is what it wrote. PyTorch's `clip_grad_norm_` and `clip_grad_value_` clip the mean, once for each
-update. A closure is evaluated at each call.
+Each of N calls hands over the gradients that stand there; the N-th alone updates. They are summed apart from `.grad`,
+so that a script clears, unscales and reads its own as ever, an optimizer's gradients never mix with another's, and
+each of several optimizers counts for itself; that takes the memory of one more gradient. The learning rate follows as
+with `batch_size`: N times the rate for SGD, the square root of N times for Adam and its kin, while the optimizer
+updates; what the script reads is what it wrote. PyTorch's `clip_grad_norm_` and `clip_grad_value_` clip the mean, once
+for each update. A closure is evaluated at each call.
 
 What a script does for each batch it goes on doing for each batch: schedules, printing, averages of weights, numbers of
 steps that it has written down, the scale of a `GradScaler` (a batch that overflows is left out of the group). What

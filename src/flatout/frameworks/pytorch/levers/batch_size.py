@@ -3,10 +3,12 @@
 In a new process, as loaders are made: so `len(loader)`, and a schedule that is told it, follow the size. The items of
 a pass and their order stay; they are cut otherwise. The rate is multiplied while an optimizer updates, and is the
 script's own again after it: what the script reads, prints, schedules or saves is its own rate, whoever sets it. With
-k times the items in a batch the rate of SGD is k times, that of Adam and its kin the square root of k times as large
-(`learning_rates.py` names the sources); momentum, betas, epsilon, weight decay and warm-up stay. A script that counts
-steps instead of epochs trains on k times the items, and numbers of steps that it has written down (of a warm-up, say)
-are not changed.
+k times the items in a batch the rate of SGD is k times, that of Adam and its kin the square root of k times as large;
+momentum, betas, epsilon, weight decay and warm-up stay. A script that counts steps instead of epochs trains on k times
+the items, and numbers of steps that it has written down (of a warm-up, say) are not changed.
+
+Source: Goyal et al., "Accurate, Large Minibatch SGD" (2017), for SGD; Malladi et al., "On the SDEs and Scaling Rules
+for Adaptive Gradient Algorithms" (2022), for Adam and RMSprop, without what they change in betas and epsilon.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.ceilings import Machine, NumaNode
+from flatout.ceilings import Machine
 from flatout.facts import Facts
+from flatout.numa import NumaNode, chosen, why_no_choice
 from flatout.plan import Lever
 from flatout.trace import Setting
 
@@ -51,14 +52,10 @@ class Numa(Lever):
 
     def lacks(self, machine: Machine) -> str | None:
         """Several nodes with processors that this process may use, and memory of one of them."""
-        from flatout.numa_nodes import why_no_choice
-
         return why_no_choice(machine.numa_nodes)
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """Several nodes, one of which has memory enough, and threads that nobody has bound."""
-        from flatout.numa_nodes import chosen
-
         missing = self.lacks(machine)
         if missing is not None:
             return missing
@@ -180,7 +177,6 @@ def _wanted(nodes: Sequence[NumaNode], number: Setting | None) -> NumaNode:
         Unavailable: There is none such.
     """
     from flatout.frameworks.pytorch.session import Unavailable
-    from flatout.numa_nodes import chosen, why_no_choice
 
     missing = why_no_choice(nodes)
     if missing is not None:
