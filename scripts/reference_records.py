@@ -31,6 +31,7 @@ UNITS = {
 #: The records that lie on disk or that the Python interface takes and gives, by module in the order of the chain.
 RECORDS: dict[str, tuple[str, ...] | None] = {
     "ceilings": None,
+    "numa": None,
     "energy": ("Counter", "Series", "Log", "Energy", "EnergySummary"),
     "stacks": None,
     "host_reads": None,

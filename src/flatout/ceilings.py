@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from flatout.errors import RecordError
+from flatout.numa import NumaNode
 from flatout.records import from_json, to_json
 
 FORMAT = 1
@@ -63,6 +64,7 @@ class Machine:
         cxx_compiler: Path of the C++ compiler that `torch.compile` can use on a CPU; None without one.
         cpu_features: Those that decide the speed of matrix products, as the kernel names them.
         accelerators: GPUs that this process may use.
+        numa_nodes: Nodes with processors that this process may use; empty where they are of one, or nothing tells.
         format: Version of this record.
     """
 
@@ -81,6 +83,7 @@ class Machine:
     cxx_compiler: str | None = None
     cpu_features: tuple[str, ...] = ()
     accelerators: tuple[Accelerator, ...] = ()
+    numa_nodes: tuple[NumaNode, ...] = ()
     format: int = FORMAT
 
     def bfloat16_in_hardware(self) -> bool:
@@ -118,6 +121,7 @@ def differences(then: Machine, now: Machine) -> tuple[str, ...]:
         *_difference("usable physical cores", then.num_physical_cores, now.num_physical_cores),
         *_difference("quota in cores", then.cores_quota, now.cores_quota),
         *_feature_differences(then.cpu_features, now.cpu_features),
+        *_difference("NUMA nodes of the usable cores", len(then.numa_nodes) or 1, len(now.numa_nodes) or 1),
         *_difference("accelerators", _accelerators_text(then), _accelerators_text(now)),
         *_memory_difference("memory", _usable_memory_bytes(then), _usable_memory_bytes(now)),
         *_memory_difference("`/dev/shm`", then.shm_bytes, now.shm_bytes),

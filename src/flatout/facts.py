@@ -130,6 +130,8 @@ class Facts:
     step_rhythm: EndedBy = "optimizer"
     """What ends a step: an optimizer's update, a fetch, or, where neither shows, the next call of the model."""
     optimizers_per_step: int = 1
+    calls_per_update: int = 1
+    """Calls of an optimizer's `step` of which a lever makes one update."""
     attention: tuple[str, ...] | None = None
     """Backends that compute `scaled_dot_product_attention`, none where it is not called; None in a run."""
     attention_chosen: bool = False
@@ -137,6 +139,8 @@ class Facts:
     warm_up_step_s: float = 0.0
     page_faults_per_step: int | None = None
     """First touches of fresh memory in a step: pages that the kernel had to clear; None where a lever decides them."""
+    resident_bytes: int = 0
+    """Memory of the process at its peak so far, without that of its workers; 0 where not observed."""
     tensor_threads_env: str | None = None
     """`OMP_NUM_THREADS` as the script found it."""
     num_interop_threads: int = 0

@@ -38,7 +38,10 @@ NOT_HERE = {
 }
 """Levers that have no effect in these scripts on a machine without a GPU, and why; engaged where that can be."""
 
-NOT_COMPARED = {"batch_size": "another number of steps is what it is for"}
+NOT_COMPARED = {
+    "batch_size": "another number of steps is what it is for",
+    "accumulation": "another number of updates is what it is for",
+}
 """Levers under which a script is meant to do something else."""
 
 BITS = re.compile(r"^bits |^file .*\.pt$")
@@ -63,6 +66,12 @@ DOCUMENTED = {
         "a child": "inherits it",
         "a child with a copied environment": "inherits it",
         "stderr": "PyTorch warns of workers of the script's own that share a core",
+    },
+    "numa": {
+        "affinity": "what it sets",
+        "a child": "inherits it",
+        "a child with a copied environment": "inherits it",
+        "stderr": "PyTorch warns of more workers of the script's own than processors",
     },
     "compile": dict.fromkeys(
         (

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from flatout.ceilings import Machine
 from flatout.control_groups import cgroup_folders, cores_quota, free_memory_bytes, memory_limit_bytes
+from flatout.numa_nodes import parse_cpu_list
 from flatout.records import from_json, to_json
 from flatout.run import foreign_cpu
 from flatout.run.foreign_cpu import Snapshot, fraction
@@ -22,7 +23,6 @@ from flatout.run.machine import (
     cpu_name,
     cxx_compiler,
     parse_accelerators,
-    parse_cpu_list,
     read_machine,
 )
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from flatout.ceilings import Accelerator, Machine
 from flatout.control_groups import cores_quota, memory_limit_bytes, text_of
+from flatout.numa_nodes import numa_nodes, parse_cpu_list
 
 CPU_FEATURES = (
     # x86, as in the `flags` line of /proc/cpuinfo
@@ -46,6 +47,7 @@ def read_machine(*, root: Path = Path("/")) -> Machine:
     num_cores = max(1, min(len(allowed), int(quota))) if quota else len(allowed)
     memory_bytes = _memory_bytes(root)
     limit_bytes = memory_limit_bytes(root)
+    nodes = numa_nodes(allowed, os.environ, root)
     return Machine(
         hostname=platform.node(),
         cpu=cpu_name(cpuinfo) or platform.processor() or platform.machine(),
@@ -59,6 +61,7 @@ def read_machine(*, root: Path = Path("/")) -> Machine:
         last_level_cache_bytes=_last_level_cache_bytes(root, allowed),
         cpu_features=cpu_features(cpuinfo),
         accelerators=read_accelerators(os.environ),
+        numa_nodes=tuple(nodes) if len(nodes) > 1 else (),
         cxx_compiler=cxx_compiler(os.environ),
         shm_bytes=_folder_bytes(root / "dev/shm"),
         operating_system=f"{platform.system()} {platform.release()}",
@@ -110,19 +113,6 @@ def cpu_features(cpuinfo: str) -> tuple[str, ...]:
 def _cpuinfo_value(cpuinfo: str, key: str) -> str | None:
     found = re.search(rf"^{re.escape(key)}\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return found.group(1).strip() if found else None
-
-
-def parse_cpu_list(text: str) -> frozenset[int]:
-    """The processors in a kernel list.
-
-    >>> sorted(parse_cpu_list("0-2,8"))
-    [0, 1, 2, 8]
-    """
-    cpus: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        cpus.update(range(int(first), int(last or first) + 1))
-    return frozenset(cpus)
 
 
 def _num_physical_cores(root: Path, allowed: Collection[int]) -> int:

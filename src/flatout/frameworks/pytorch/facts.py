@@ -17,11 +17,12 @@ from flatout.facts import EndedBy, Facts, LoaderFacts, ModelFacts, OptimizerFact
 from flatout.frameworks.pytorch.blocks import BlockCall, repeated_blocks
 from flatout.frameworks.pytorch.calls import OuterCall
 from flatout.frameworks.pytorch.hand_over import start_method
+from flatout.frameworks.pytorch.levers.accumulation import calls_per_update
 from flatout.frameworks.pytorch.levers.batch_size import why_not_here
 from flatout.frameworks.pytorch.levers.collector import Collector, is_steered
 from flatout.frameworks.pytorch.levers.float8 import is_aligned
 from flatout.frameworks.pytorch.levers.interop_threads import num_pooled, number_in_plain
-from flatout.frameworks.pytorch.memory import memory_of_device
+from flatout.frameworks.pytorch.memory import PeakMemory, memory_of_device
 from flatout.frameworks.pytorch.optimizers import can_fuse
 from flatout.frameworks.pytorch.session import Session
 from flatout.frameworks.pytorch.worker_settings import why_not_sooner
@@ -49,7 +50,6 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         from flatout.frameworks.pytorch.pipeline.syntax import forget
 
         forget()
-    cuda = torch.backends.cuda
     return Facts(
         device="cuda" if "cuda" in devices else "cpu" if devices <= {"cpu"} else sorted(devices)[0],
         models=tuple(_model(call) for call in session.calls.found),
@@ -63,17 +63,12 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         cpu_precision=_cpu_precision(),
         cudnn_benchmark=torch.backends.cudnn.benchmark,
         attention=_attention(session),
-        attention_chosen=not all(
-            (
-                cuda.flash_sdp_enabled(),
-                cuda.mem_efficient_sdp_enabled(),
-                cuda.cudnn_sdp_enabled(),
-                cuda.math_sdp_enabled(),
-            )
-        ),
+        attention_chosen=_attention_chosen(),
         step_rhythm=ended_by,
         optimizers_per_step=max(updates_per_step, 1),
+        calls_per_update=calls_per_update(session),
         page_faults_per_step=None if session.engaged.keys() & {"heap", "allocator"} else session.page_faults.per_step,
+        resident_bytes=PeakMemory(ours=False).peak_bytes("cpu") or 0,
         tensor_threads_env=os.environ.get("OMP_NUM_THREADS"),
         num_interop_threads=number_in_plain(session),
         forks_work=num_pooled() > 0,
@@ -158,6 +153,17 @@ def _attention(session: Session) -> tuple[str, ...] | None:
     if session.calls.look_at_graph is None:
         return None
     return tuple(sorted({backend for call in session.calls.found for backend in call.attention or ()}))
+
+
+def _attention_chosen() -> bool:
+    cuda = torch.backends.cuda
+    backends = (
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+    )
+    return not all(backends)
 
 
 def _denormal_fraction(session: Session) -> float:

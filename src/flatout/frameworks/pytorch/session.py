@@ -43,6 +43,8 @@ class Session:
         """Whether numerics are compared: what is called now is not the script's doing."""
         self.silent = False
         """Whether updates made now are ours and count for nothing."""
+        self.holds_back = False
+        """Whether a lever makes one update of several calls of `step`: a call without one is then no step."""
         self.levers: dict[str, Lever] = registry()
         self.engaged: dict[str, Mapping[str, Setting]] = {}
         self.unavailable: dict[str, str] = {}

@@ -262,7 +262,8 @@ class Steps:
                 raise
             if patch.active and scaler.is_enabled():
                 self._framework.session.scaler_seen = True
-                if self._num_updates == before and isinstance(optimizer, torch.optim.Optimizer):
+                skipped = self._num_updates == before and not self._framework.session.holds_back
+                if skipped and isinstance(optimizer, torch.optim.Optimizer):
                     self._num_begun += 1
                     self._after_update(optimizer, (), {})
             return result

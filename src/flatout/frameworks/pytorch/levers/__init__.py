@@ -6,6 +6,7 @@ reads descriptions, the child engages.
 
 from __future__ import annotations
 
+from flatout.frameworks.pytorch.levers.accumulation import Accumulation
 from flatout.frameworks.pytorch.levers.allocator import Allocator
 from flatout.frameworks.pytorch.levers.attention import Attention
 from flatout.frameworks.pytorch.levers.batch_size import BatchSize
@@ -29,6 +30,7 @@ from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
 from flatout.frameworks.pytorch.levers.heap import Heap
 from flatout.frameworks.pytorch.levers.interop_threads import InteropThreads
 from flatout.frameworks.pytorch.levers.matmul_bf16 import MatmulBf16
+from flatout.frameworks.pytorch.levers.numa import Numa
 from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
 from flatout.frameworks.pytorch.levers.pixel_threads import PixelThreads
 from flatout.frameworks.pytorch.levers.prefetch import Prefetch
@@ -44,6 +46,7 @@ from flatout.plan import Lever, verify
 
 LEVERS: tuple[type[Lever], ...] = (
     CpuAffinity,
+    Numa,
     Allocator,
     Heap,
     ExpandableSegments,
@@ -77,6 +80,7 @@ LEVERS: tuple[type[Lever], ...] = (
     Float8,
     Checkpoints,
     BatchSize,
+    Accumulation,
 )
 
 

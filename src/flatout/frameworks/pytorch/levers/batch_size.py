@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.ceilings import Machine
 from flatout.facts import Facts
+from flatout.frameworks.pytorch.learning_rates import RULES, Changed, restore, scale, without_rule
 from flatout.frameworks.pytorch.lever_reasons import why_none
 from flatout.plan import Lever
 from flatout.trace import Setting
@@ -34,12 +35,6 @@ if TYPE_CHECKING:
     from flatout.frameworks.pytorch.loaders import Loaders
     from flatout.frameworks.pytorch.patches import Patch
     from flatout.frameworks.pytorch.session import Session
-
-RULES = {
-    "SGD": 1.0,
-    **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop"), 0.5),
-}
-"""By an optimizer's class: the power of the ratio of batch sizes with which its learning rate goes."""
 
 
 def why_not_resized(loader: DataLoader[Any]) -> str | None:
@@ -63,12 +58,6 @@ def why_not_here(session: Session, loader: DataLoader[Any]) -> str | None:
     """The same in a run, in which loaders may be made anew around batches of ours."""
     resized = session.kept.get(BatchSize.name)
     return None if resized is not None and resized.has_made(loader) else why_not_resized(loader)
-
-
-def without_rule(names: tuple[str, ...]) -> str | None:
-    """That no rule is known for the learning rate of some of these classes of optimizers; None where it is for all."""
-    unknown = [name for name in names if name not in RULES]
-    return f"no rule is known for the learning rate of `{unknown[0]}`" if unknown else None
 
 
 class BatchSize(Lever):
@@ -265,10 +254,6 @@ class Resized:
             self.failed = f"a learning rate could not be put back: {type(problem).__name__}: {problem}"[:200]
 
 
-Changed = tuple[dict[str, Any], Any, Any]
-"""A group of parameters, its rate, and the one that stands in its place during an update."""
-
-
 class _Rates(threading.local):
     """Rates that are changed for the updates under way in a thread; those within another one's change none again."""
 
@@ -280,20 +265,13 @@ class _Rates(threading.local):
         if self._under_way and not self._is_within():
             self.restore_all()  # the last one raised, and no hook is told of that
         is_part = bool(self._under_way)
-        self._under_way.append(changed := [])
         there = {id(group) for update in self._under_way for group, _, _ in update}
-        for group in optimizer.param_groups if factor != 1.0 else ():
-            if id(group) not in there and "lr" in group:
-                rate = group["lr"]
-                group["lr"] = rate * factor
-                changed.append((group, rate, group["lr"]))
+        self._under_way.append(scale(optimizer, factor, but=there))
         return is_part
 
     def restore(self) -> None:
         """The update that began last is over: its rates are the script's, unless somebody has set one meanwhile."""
-        for group, rate, in_place in self._under_way.pop() if self._under_way else ():
-            if group["lr"] is in_place:
-                group["lr"] = rate
+        restore(self._under_way.pop() if self._under_way else ())
 
     def restore_all(self) -> None:
         """Nothing is under way."""
