@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from flatout.frameworks.pytorch.levers.accumulation import Accumulation  # noqa: E402
 from flatout.plan import ONLY_PROVED  # noqa: E402
-from flatout.search import Choice, _left_out  # noqa: E402
+from flatout.space import Choice, _left_out  # noqa: E402
 from handmade import FACTS, LOADER, MACHINE, OPTIMIZER  # noqa: E402
 
 MAKE = {
