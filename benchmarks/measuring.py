@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout import stats
+from flatout.ceilings import Machine
 from flatout.records import to_json
 from flatout.run import foreign_cpu
 from flatout.run.machine import read_machine
@@ -79,13 +80,23 @@ def ratio(baseline_s: Sequence[float], candidate_s: Sequence[float]) -> dict[str
     return to_json(stats.compare(baseline_s, candidate_s))
 
 
+def named(machine: Machine) -> str:
+    """The processor in the names of results; two that sell under one name may differ in what they compute natively."""
+    cpu = re.sub(r"[^a-z0-9]+", "-", machine.cpu.lower()).strip("-")
+    return cpu if machine.bfloat16_in_hardware() else f"{cpu}-no-bf16"
+
+
+def file_for(name: str) -> Path:
+    """Where a result of this machine and month lies."""
+    return RESULTS / f"{name}_{named(read_machine())}_{datetime.datetime.now(datetime.UTC):%Y%m}.json"
+
+
 def write(name: str, value: dict[str, Any]) -> Path:
     """Write one result with what is needed to read it in a year."""
     machine = read_machine()
-    cpu = re.sub(r"[^a-z0-9]+", "-", machine.cpu.lower()).strip("-")
     now = datetime.datetime.now(datetime.UTC)
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}_{cpu}_{now:%Y%m}.json"
+    path = file_for(name)
     versions = {"python": platform.python_version(), "torch": _version("torch"), "flatout": _version("flatout")}
     head = {
         "what": name,

@@ -1,85 +1,151 @@
-"""How much faster is a script under the plan that `flatout tune` made, end to end, than under plain Python?
+"""How much faster is a script under `flatout run` than plain, and than with an expert's edit? Twelve scripts, unmodified.
 
-    python benchmarks/speedups.py [lenet] [char_gpt] [resnet_folder] [--pairs 6]
+    python benchmarks/speedups.py --examples PATH/TO/pytorch-examples [--only NAME ...] [--rounds 4] [--onto]
 
-Steps a second are free of start-up: each side is run short and long, and the extra steps are divided by the extra
-wall seconds. Plain and plan alternate, in whole processes, under `python` and `flatout run`.
+For each script of `speedup_cases.py`: `flatout tune` at its defaults, then rounds of whole processes, plain, the
+expert's (`experts/`) and `flatout run`, in an order drawn for each round. A side's speed is that of one window between
+two of the script's own progress lines (`stamped.py`), which begins when start-up is over, compilation included; for
+`flatout run` that is when its check of the plan is. What start-up costs shows in a short run, which is timed from the
+start of its process. `--onto` skips scripts that have a result of this month, so that a sitting can be cut short.
+
+Writes `results/script_NAME_....json` after each round, then the tables of `docs/public-scripts.md`. An hour and a
+quarter on two cores. Needs `benchmarks/requirements.txt`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import random
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from measuring import FLATOUT, PYTHON, ROOT, SHARED, quiet, ratio, timed, write
+from flatout.run.check import CHECK_PAIRS, REST_WINDOWS
+from flatout.run.pairs_in_run import WINDOW_S
+from measuring import FLATOUT, RESULTS, file_for, quiet, ratio, timed, write
+from sides import SIDES, Edit, Side, edit_for, environment, prepared, typed, variant
+from speedup_cases import ALL, CASES, Case
+from speedups_page import into, summary
+from stamped import Stamped, Stretch, stamped
 
-EXAMPLES = ROOT / "examples"
+SETTLE_S = 3.0
+"""After the first progress line: allocators, caches, second compilations."""
 
-#: script, arguments, the option that sets the length, its short and long value, steps of one unit
-CASES = {
-    "lenet": (["lenet.py", "--data", str(SHARED / "MNIST")], "--epochs", 1, 4, 938),
-    "char_gpt": (
-        ["char_gpt.py", "--data", str(SHARED / "text" / "tinyshakespeare.txt")],
-        "--steps",
-        100,
-        240,  # before the evaluation at step 250
-        1,
-    ),
-    "resnet_folder": (["resnet_folder.py", "--data", str(SHARED / "imagenet-sample")], "--epochs", 1, 6, 13),
-}
+CHECK_FACTOR = 1.2
+"""What a check takes beyond its windows: steps after each change that are not measured."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("cases", nargs="*", default=list(CASES))
-    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--examples", type=Path, help="a checkout of pytorch/examples")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=[case.name for case in ALL if case.counted])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--onto", action="store_true", help="go on where an earlier sitting ended")
     arguments = parser.parse_args()
-    for name in arguments.cases:
-        measure(name, arguments.pairs)
+    for name in arguments.only:
+        if arguments.onto and is_done(name, arguments.rounds):
+            print(f"{name}: has a result", flush=True)
+            continue
+        with tempfile.TemporaryDirectory(prefix=f"flatout-{name}-") as place:
+            measure(CASES[name], arguments.examples, Path(place), arguments.rounds)
+    print(summary(RESULTS))
+    into(RESULTS)
 
 
-def measure(name: str, pairs: int) -> None:
-    words, option, short, long, unit = CASES[name]
-    script = [str(EXAMPLES / words[0]), *words[1:]]
-    folder = Path(tempfile.mkdtemp(prefix=f"flatout-{name}-"))
-    quiet()
-    tune = timed([FLATOUT, "tune", "--json", *script, option, str(long)], folder)
-    verdict = json.loads(tune.output.splitlines()[-1]) if tune.exit_code == 0 else {"failed": tune.output}
-    print(name, "tune:", json.dumps(verdict), f"{tune.wall_s:.0f} s", flush=True)
-    if not verdict.get("plan"):  # nothing to run under: the verdict is the result
-        write(f"speedup_{name}", {"command": " ".join(script), "tune": verdict, "tune_wall_s": tune.wall_s})
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    sides = {"plain": [PYTHON], "plan": [FLATOUT, "run"]}
-    samples: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
-    steps_per_s: dict[str, list[float]] = {side: [] for side in sides}
-    for number in range(pairs):
-        for side in list(sides) if number % 2 == 0 else list(sides)[::-1]:
+def is_done(name: str, rounds: int) -> bool:
+    """Whether this machine has all rounds of a script."""
+    path = file_for(f"script_{name}")
+    return path.exists() and json.loads(path.read_text(encoding="utf-8"))["rounds"] >= rounds
+
+
+def measure(case: Case, examples: Path | None, place: Path, rounds: int) -> None:
+    """Tune one script, then compare its sides."""
+    sides, env = prepared(case, examples, place), environment(case)
+    edit = edit_for(case.name, variant())
+    tune = tuned(case, sides["flatout"].folder, env)
+    print(f"{case.name}: tune {tune['wall_s']:.0f} s, {tune['levers'] or tune['failed'] or 'no levers'}", flush=True)
+    samples: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+    for number in range(rounds):
+        for side in random.sample(SIDES, len(SIDES)):
             quiet(60)
-            runs = [timed([*sides[side], *script, option, str(n)], folder) for n in (short, long)]
-            rate = unit * (long - short) / (runs[1].wall_s - runs[0].wall_s)
-            steps_per_s[side].append(rate)
-            foreign = max((r.foreign_fraction or 0.0) for r in runs)
-            samples[side].append(
-                {"short_s": runs[0].wall_s, "long_s": runs[1].wall_s, "steps_per_s": rate, "foreign": foreign}
-            )
-            print(
-                f"{name} {side}: {rate:.2f} steps/s, foreign {foreign:.0%}; {runs[1].output.splitlines()[-1][:110]}",
-                flush=True,
-            )
-    compared = ratio([1 / r for r in steps_per_s["plain"]], [1 / r for r in steps_per_s["plan"]])
-    print(name, "ratio", compared["ratio"], [compared["low"], compared["high"]], flush=True)
-    commands = {
-        side: " ".join([*[Path(w).name for w in sides[side]], *script, option, f"{short}|{long}"]) for side in sides
+            settle_s = checked_s(tune) if side == "flatout" else SETTLE_S
+            found = run(case, sides[side], env, settle_s)
+            samples[side].append(sample(number, found, place))
+            said = found.failed or f"{1 / found.unit_s:.2f} {case.unit}/s"
+            print(f"{case.name} {side}: {said}, foreign {found.foreign_fraction or 0:.0%}", flush=True)
+            if found.failed:
+                print(found.output, found.said, sep="\n", flush=True)
+        value = {"rounds": number + 1, "unit": case.unit, "commands": commands(case, sides), "tune": tune}
+        write(f"script_{case.name}", {**value, "expert": described(edit), "samples": samples, **compared(samples)})
+
+
+def tuned(case: Case, folder: Path, env: dict[str, str]) -> dict[str, Any]:
+    """What `flatout tune` says at its defaults, and how long it took; a refusal is a result too."""
+    quiet()
+    done = timed([FLATOUT, "tune", "--json", *case.words], folder, env)
+    found: dict[str, Any] = {"wall_s": done.wall_s, "exit_code": done.exit_code, "levers": [], "failed": ""}
+    if done.exit_code:
+        return {**found, "failed": without_places("\n".join(done.output.strip().splitlines()[-4:]), folder.parent)}
+    verdict = json.loads(done.output.splitlines()[-1])
+    result = json.loads((folder / verdict["run"] / "result.json").read_text(encoding="utf-8"))
+    kept = json.loads(without_places(json.dumps({"verdict": verdict, "result": result}), folder.parent))
+    return {**found, "levers": verdict["levers"], **kept}
+
+
+def checked_s(tune: dict[str, Any]) -> float:
+    """So long a run is not timed at first: until its plan has been checked in windows that alternate with plain ones."""
+    if not tune["levers"]:
+        return SETTLE_S
+    window_s = max(WINDOW_S, 1 / tune["verdict"]["tuned_steps_per_s"])
+    return SETTLE_S + CHECK_FACTOR * CHECK_PAIRS * (2 + REST_WINDOWS) * window_s
+
+
+def run(case: Case, side: Side, env: dict[str, str], settle_s: float) -> Stamped:
+    """One process of one side."""
+    stretch = Stretch(line=case.line, work_per_line=case.work_per_line, work=case.work, settle_s=settle_s)
+    return stamped(side.command, side.folder, env, stretch)
+
+
+def sample(number: int, found: Stamped, place: Path) -> dict[str, Any]:
+    """What is kept of a process."""
+    names = ("first_s", "begin_s", "end_s", "short_s", "work", "foreign_fraction", "failed")
+    said = {"said": without_places(found.said, place), "output": without_places(found.output, place)}
+    speed = {} if found.failed else {"unit_s": found.unit_s}
+    return {"round": number, **{name: getattr(found, name) for name in names}, **speed, **said}
+
+
+def compared(samples: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """The ratios, over rounds in which both sides have a number."""
+
+    def over(baseline: str, measure: str) -> dict[str, Any]:
+        both = zip(samples[baseline], samples["flatout"], strict=True)
+        pairs = [(one[measure], other[measure]) for one, other in both if one.get(measure) and other.get(measure)]
+        return ratio([one for one, _ in pairs], [other for _, other in pairs])
+
+    return {
+        "over_plain": over("plain", "unit_s"),
+        "over_expert": over("expert", "unit_s"),
+        "short_over_plain": over("plain", "short_s"),
+        "short_over_expert": over("expert", "short_s"),
     }
-    write(
-        f"speedup_{name}",
-        {"commands": commands, "tune": verdict, "tune_wall_s": tune.wall_s, "samples": samples, "ratio": compared},
-    )
-    shutil.rmtree(folder, ignore_errors=True)
+
+
+def commands(case: Case, sides: dict[str, Side]) -> dict[str, str]:
+    """What was typed."""
+    needed = dict(case.environment)
+    typed_by = {side: typed(made.command, needed) for side, made in sides.items()}
+    return {"tune": typed(("flatout", "tune", *case.words), needed), **typed_by}
+
+
+def described(edit: Edit) -> dict[str, Any]:
+    """The expert's edit, by name."""
+    return {"edit": edit.source, "options": " ".join(edit.options), "num_lines": edit.num_lines}
+
+
+def without_places(text: str, place: Path) -> str:
+    """Where things lay on one machine is nobody's business."""
+    return text.replace(str(place.resolve()), "..").replace(str(place), "..")
 
 
 if __name__ == "__main__":
