@@ -72,6 +72,19 @@ class Decision:
         return f"{self.kind}{ratio} in {pairs}, because {self.why}{beside}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """Why to look at once when the watch begins.
+
+    Attributes:
+        why: In words.
+        slow: How many times as long as plain the plan took in the pairs that gave the alarm.
+    """
+
+    why: str
+    slow: tuple[float, ...] = ()
+
+
 @dataclass(slots=True)
 class _Look:
     """One question: is what is engaged slower than what is not?"""
@@ -79,6 +92,8 @@ class _Look:
     why: str
     is_due: bool
     """Whether it was due anyway, and nothing has jumped."""
+    far_before: int = 0
+    """Pairs before it whose sides were far apart. They count for that alone: no bet was placed on them."""
     bets: Bets = field(default_factory=Bets)
     against: Bets = field(default_factory=Bets)
     ratios: list[float] = field(default_factory=list)
@@ -107,7 +122,7 @@ class _Look:
         """`change`, `stay`, or empty where more pairs are needed."""
         if self.bets.wealth >= needed(ERROR, number):
             return "change"
-        if len(self.gains) == NUM_FAR_APART and min(self.gains) > FAR_APART:
+        if self.gains and len(self.gains) + self.far_before == NUM_FAR_APART and min(self.gains) > FAR_APART:
             return "change"
         most = MOST_LEANING_PAIRS if self.leans else MOST_PAIRS
         if self.against.wealth >= CLEARED or self.num_tried >= most:
@@ -137,7 +152,7 @@ class Guard:
         engaged: bool,
         num_steps: Callable[[], int],
         gap_s: float | None,
-        alarm: str = "",
+        alarm: Alarm | None = None,
     ) -> None:
         """Begin.
 
@@ -146,7 +161,7 @@ class Guard:
             engaged: Whether the plan is, now.
             num_steps: Says how many steps the run has made.
             gap_s: What a step without the plan takes longer, as far as it is known: what a look will cost.
-            alarm: Why to look at once; empty where it may wait.
+            alarm: Why to look at once; None where it may wait.
         """
         self.engaged = engaged
         self.decisions: list[Decision] = []
@@ -155,7 +170,10 @@ class Guard:
         self._num_steps = num_steps
         self._gap_s = gap_s
         self._pace = Pace()
-        self._look = _Look(why=alarm, is_due=False) if alarm else None
+        self._look: _Look | None = None
+        if alarm is not None:
+            num_far = len(alarm.slow) if all(times > FAR_APART for times in alarm.slow) else 0
+            self._look = _Look(why=alarm.why, is_due=False, far_before=min(num_far, NUM_FAR_APART - 1))
         self._pair: Pair | None = None
         self._num_looks = 0
         self._draw = lots()
