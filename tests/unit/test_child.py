@@ -308,6 +308,17 @@ def test_a_window_has_exactly_the_ordered_steps_after_the_skipped_ones(conducted
     assert ready(here) == [-1, 0]
 
 
+@pytest.mark.parametrize(("step_s", "num_skipped"), [(0.4, 3), (1.5, 2), (8.0, 1)])
+def test_in_a_check_no_more_steps_are_left_out_than_two_seconds_hold(conducted, step_s, num_skipped):
+    """Each of them may compile anew."""
+    here = conducted(order(0, levers=THREADS, num_steps=1, skip_steps=3, purpose="check"), levers=BF16)
+    here.framework.step(20, step_s=step_s)
+    window = next(w for w in records(here, Window) if w.order == 0)
+    toggled = next(t for t in records(here, Toggle) if t.order == 0)
+    done = next(r for r in records(here, Ready) if r.order == 0)
+    assert done.num_steps - toggled.step - window.num_steps == num_skipped
+
+
 def test_a_window_without_skipped_steps_begins_at_once(conducted):
     here = conducted(order(0, num_steps=2, skip_steps=0), mode="trial")
     here.framework.step(8)

@@ -191,6 +191,27 @@ def test_a_check_in_which_the_plan_was_far_slower_and_others_ran_is_followed_by_
     assert child.order().purpose == "check"
 
 
+def test_a_plan_that_compiles_anew_at_each_step_is_released_after_few_of_them(watched):
+    """Each of its steps takes seconds, and is lost: no rests between such pairs, and the next one may be the last."""
+    child = watched()
+    child.settles()
+    num_plan, start_s, released = 0, 0.0, False
+    for _ in range(30):
+        while (order := child.order()) is not None:
+            assert not rests(order), "the plan does not run on between such pairs"
+            released = order.reason.startswith("released")
+            num_plan += order.levers == PLAN and order.purpose == "check"
+            on_plan = order.levers == PLAN
+            start_s += 1.0
+            child.answers(order, 8.0 if on_plan else 0.02, num=1, start_s=start_s, recompilations=3 * on_plan)
+        if released:
+            break
+        start_s += 16.0
+        child.says(window(-1, 8.0, start_s=start_s, num=1))
+    assert released and num_plan <= 3
+    assert "something was compiled in them" in child.outcome.decisions[0].text
+
+
 def ran_of(child):
     levers = Engagement(levers=PLAN, line="")
     return Ran(engagement=levers, outcome=child.outcome, registry=REGISTRY, run="")

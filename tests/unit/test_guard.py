@@ -15,9 +15,11 @@ PLAN, WITHOUT = {"bf16": {}}, {}
 class Played:
     """A run whose step times are given, with the plan and without it, as functions of the time since its start."""
 
-    def __init__(self, plan_s, without_s, *, noise=0.03, seed=0, engaged=True, free_s=5.0, **seen):
+    def __init__(self, plan_s, without_s, *, noise=0.03, seed=0, engaged=True, free_s=5.0, shape=None, **seen):
         self.times = {True: plan_s, False: without_s}
         self.noise, self.free_s, self.seen = noise, free_s, seen
+        self.shape = shape
+        """For the number of a step what it takes beside the usual, as a factor and seconds more."""
         self.lots = random.Random(seed)
         self.now_s, self.num_steps = 0.0, 0
         self.seconds = {True: 0.0, False: 0.0}
@@ -31,7 +33,11 @@ class Played:
         slow = 1.0 + self.noise * self.lots.gauss(0, 1)  # windows differ more than their steps
         while len(steps) < num_steps and self.now_s - start_s < limit_s:
             step_s = self.times[self.under](self.now_s) * max(slow, 0.5)
-            many = 1 if num_steps < 10**9 else max(int(0.1 / step_s), 1)  # quick, where nobody counts steps
+            factor, more_s = self.shape(self.num_steps) if self.shape else (1.0, 0.0)
+            step_s = step_s * factor + more_s
+            many = (
+                1 if self.shape or num_steps < 10**9 else max(int(0.1 / step_s), 1)
+            )  # quick, where nobody counts steps
             steps += [step_s] * many
             self.now_s += step_s * many
             self.num_steps += many
@@ -79,6 +85,59 @@ def test_a_plan_that_becomes_slower_than_plain_is_released_in_time(step_s, slowe
     assert released.kind == "released" and released.ratio == pytest.approx(1 / slower, rel=0.1)
     assert run.now_s - 120 <= 60 or released.num_steps - before <= 200
     assert "its steps took" in released.why
+
+
+def every_tenth_is_long(number):
+    return (5.0 if number % 10 == 0 else 1.0), 0.0
+
+
+@pytest.mark.parametrize("step_s", [0.02, 0.1, 0.5])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_long_steps_between_short_ones_hide_no_slower_plan(step_s, seed):
+    """Windows hold whole rows of ten, so that it is not chance which of them has a long step more."""
+    run = Played(after(120, step_s, 3 * step_s), always(2 * step_s), shape=every_tenth_is_long, seed=seed)
+    run.until(120)
+    before = run.num_steps
+    while not changes(run) and run.now_s < 3000:
+        run.until(run.now_s + 1)
+    (released,) = changes(run)
+    assert released.kind == "released" and released.ratio == pytest.approx(1 / 1.5, rel=0.1)
+    assert run.now_s - 120 <= 120 or released.num_steps - before <= 300
+
+
+def test_an_evaluation_that_nobody_can_tell_from_a_step_hides_no_slower_plan():
+    def evaluates(number):
+        return 1.0, 20.0 if number % 500 == 499 else 0.0
+
+    run = Played(after(400, 0.01, 0.03), always(0.02), shape=evaluates)
+    run.until(400)
+    assert changes(run) == []
+    run.until(460)
+    assert [d.kind for d in changes(run)] == ["released"]
+
+
+def test_on_a_noisy_machine_what_leans_is_pursued():
+    """Windows differ by 10 %, and the plan is 15 % slower: it takes more pairs, and they are made."""
+    late = 0
+    for seed in range(10):
+        run = Played(after(200, 0.01, 0.023), always(0.02), noise=0.1, seed=seed)
+        run.until(320)
+        late += [d.kind for d in changes(run)] != ["released"]
+    assert late <= 1
+
+
+def test_steps_of_some_microseconds_are_followed_too():
+    guard = Guard(Sides(plan=PLAN, without=WITHOUT), engaged=True, num_steps=lambda: 0, gap_s=0.0)
+
+    def window(step_s, number):
+        return Window(
+            index=number, purpose="run", levers={}, observe="ends", step_s=(step_s,) * 2000, outside_s=(0.0,) * 2000,
+            start_s=0.1 * number,
+        )  # fmt: skip
+
+    assert [guard.free(window(40e-6, number)) for number in range(6)] == [None] * 6
+    asked = [guard.free(window(80e-6, number)) for number in range(6, 9)]
+    assert any(ask is not None for ask in asked)
 
 
 def test_it_is_engaged_again_when_conditions_return():

@@ -14,7 +14,7 @@ CHECK_PAIRS = 8
 """The fewest that can be judged whatever the noise, see `flatout.stats.RANKED_PAIRS`."""
 
 SLOW, MOST_SLOW = 1.5, 2
-"""So many disturbed pairs in a row that are this much slower end the check."""
+"""So many disturbed pairs in a row that are this much slower end the check; they follow each other without a rest."""
 
 REST_WINDOWS = 6
 """After each pair the plan runs on for so many windows, so that the check costs a slow script or a short run little."""
@@ -31,6 +31,7 @@ class Check:
         released: Whether the plan was slower.
         over: Whether it is at its end.
         alarm: Why the plan shall be looked at again at once; empty where nothing speaks for it.
+        slow: How many times as long as plain it took in the last pairs, where those ended the check.
     """
 
     sides: Sides
@@ -41,8 +42,8 @@ class Check:
     released: bool = False
     over: bool = False
     alarm: str = ""
+    slow: list[float] = field(default_factory=list)
     _num: int = 0
-    _num_slow: int = 0
     _pair: Pair | None = None
     _draw: object = field(default_factory=lots)
 
@@ -61,10 +62,12 @@ class Check:
             return self.sides.ask(self._pair.order[0], self.step_s)
         pair, self._pair = self._pair, None
         self._count(pair)
-        if self._num_slow >= MOST_SLOW:  # something has come over the run: the check, which waits for calm, is no help
+        if len(self.slow) >= MOST_SLOW:  # something has come over the run: the check, which waits for calm, is no help
             self.over, self.alarm = True, "it was far slower than plain in the check at the start"
             return self.sides.stay(plan=True)
-        return self._rest() if self._num < CHECK_PAIRS else self._conclude()
+        if self._num >= CHECK_PAIRS:
+            return self._conclude()
+        return self._next_pair() if self.slow else self._rest()
 
     def _next_pair(self) -> Ask:
         self._num += 1
@@ -75,8 +78,10 @@ class Check:
         self.num_busy += pair.is_busy
         both = pair.step_s
         disturbed = pair.is_busy or pair.compiled
-        slow = both is not None and both[0] > SLOW * both[1]
-        self._num_slow = self._num_slow + 1 if slow and disturbed else 0
+        if both is not None and disturbed and both[0] > SLOW * both[1]:
+            self.slow.append(both[0] / both[1])
+        else:
+            self.slow.clear()
         if both is not None and not disturbed:
             self.plan_s.append(both[0])
             self.plain_s.append(both[1])

@@ -48,6 +48,9 @@ EARLY_S = 10.0
 EFFECT_STEPS = 2
 """So many steps after a run's levers were engaged their effect is looked for first; a run may be over soon."""
 
+MOST_SKIP_S = 2.0
+"""In a check steps are left out for so long at most, whatever their number."""
+
 MAX_PROBLEMS = 20
 """After so many failures of our own the script is left to itself."""
 
@@ -92,6 +95,7 @@ class Conductor:
         self._window: OpenWindow | None = None
         self._num_windows = 0
         self._skip = 0
+        self._skips_since_s = 0.0
         self._settled_at: int | None = None
         self._first_step_s: list[float] = []
         self._first_end_s = self._last_end_s = self._former_end_s = 0.0
@@ -304,13 +308,17 @@ class Conductor:
         elif self._settled_at is None:
             self._settle(now_s)
         elif self._skip > 0:
-            self._skip -= 1
+            self._skip = 0 if self._has_skipped_long(now_s) else self._skip - 1
             if self._skip == 0 and self._order is not None:
                 self._open_window(self._order)
         if self._unproven and self._settled_at is not None and self.num_steps == self._settled_at + EFFECT_STEPS:
             self._note_effects(*self.framework.evidence(), order=-1)
         if self._settled_at is not None and not self._coasting:
             self._next()
+
+    def _has_skipped_long(self, now_s: float) -> bool:
+        """Whether the steps of the user's run that are not measured have taken long: each may compile anew."""
+        return self._checking and now_s - self._skips_since_s > MOST_SKIP_S
 
     def _settle(self, now_s: float) -> None:
         if self.num_steps > SETTLING_STEPS:
@@ -374,7 +382,7 @@ class Conductor:
             self._finish_order()
             return
         self.framework.observe("off")
-        self._skip = order.skip_steps
+        self._skip, self._skips_since_s = order.skip_steps, self._last_end_s
         if self._skip <= 0:
             self._open_window(order)
 

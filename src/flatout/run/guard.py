@@ -10,12 +10,12 @@ than `MOST_COST` of the time since the watch began, so that one look too many is
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from flatout.bets import Bets, needed
+from flatout.run.pace import Pace
 from flatout.run.pairs_in_run import WINDOW_S, Ask, Pair, Sides, lots, steps_in
 from flatout.trace import Window
 
@@ -24,12 +24,6 @@ ERROR = 0.01
 
 CLEARED = 20.0
 """The evidence that ends a look without a change, as a multiple of even odds."""
-
-JUMP = 1.10
-"""A step time that is so many times what it was, and beyond all that the last windows had, gives reason to look."""
-
-NUM_JUMPED = 2
-"""So many windows in a row have to show it: one may be a pause of the machine."""
 
 FIRST_DISTANCE_S = 30.0
 MOST_DISTANCE_S = 3600.0
@@ -42,8 +36,11 @@ mends it, and meanwhile the run goes on at the better pace."""
 
 DUE = "a look was due"
 MOST_PAIRS = 24
-SHORT_WINDOW_S = 0.2
-"""A free window below this says little of the step time."""
+MOST_LEANING_PAIRS = 96
+"""So many where what there is speaks for a change, though not surely yet: on a noisy machine 10 % take that long."""
+
+SHORT_WINDOW_S, MANY_STEPS = 0.2, 1000
+"""A free window below this says little of the step time, unless it has so many steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +72,19 @@ class Decision:
         return f"{self.kind}{ratio} in {pairs}, because {self.why}{beside}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """Why to look at once when the watch begins.
+
+    Attributes:
+        why: In words.
+        slow: How many times as long as plain the plan took in the pairs that gave the alarm.
+    """
+
+    why: str
+    slow: tuple[float, ...] = ()
+
+
 @dataclass(slots=True)
 class _Look:
     """One question: is what is engaged slower than what is not?"""
@@ -82,9 +92,13 @@ class _Look:
     why: str
     is_due: bool
     """Whether it was due anyway, and nothing has jumped."""
+    far_before: int = 0
+    """Pairs before it whose sides were far apart. They count for that alone: no bet was placed on them."""
     bets: Bets = field(default_factory=Bets)
     against: Bets = field(default_factory=Bets)
     ratios: list[float] = field(default_factory=list)
+    gains: list[float] = field(default_factory=list)
+    """How many times as fast the other side was."""
     num_tried: int = 0
     num_busy: int = 0
     num_compiled: int = 0
@@ -97,23 +111,29 @@ class _Look:
             return
         plan_s, without_s = both
         self.ratios.append(without_s / plan_s)
-        won = plan_s > without_s if engaged else without_s > plan_s
+        self.gains.append(plan_s / without_s if engaged else without_s / plan_s)
+        won = self.gains[-1] > 1
         self.bets.place(won=won)
         self.against.place(won=not won)
         self.num_busy += pair.is_busy
         self.num_compiled += pair.compiled
 
-    def verdict(self, number: int, *, engaged: bool) -> str:
+    def verdict(self, number: int) -> str:
         """`change`, `stay`, or empty where more pairs are needed."""
-        gains = [1 / ratio if engaged else ratio for ratio in self.ratios]
         if self.bets.wealth >= needed(ERROR, number):
             return "change"
-        if len(gains) == NUM_FAR_APART and min(gains) > FAR_APART:
+        if self.gains and len(self.gains) + self.far_before == NUM_FAR_APART and min(self.gains) > FAR_APART:
             return "change"
-        if self.against.wealth >= CLEARED or self.num_tried >= MOST_PAIRS:
+        most = MOST_LEANING_PAIRS if self.leans else MOST_PAIRS
+        if self.against.wealth >= CLEARED or self.num_tried >= most:
             return "stay"
         lost = self.bets.num - self.bets.num_won
         return "stay" if lost > (0 if self.is_due else 2) and lost * 2 >= self.bets.num else ""
+
+    @property
+    def leans(self) -> bool:
+        """Whether what there is speaks for a change."""
+        return bool(self.gains) and median(self.gains) > 1 and self.bets.wealth > 1
 
     @property
     def beside(self) -> str:
@@ -132,7 +152,7 @@ class Guard:
         engaged: bool,
         num_steps: Callable[[], int],
         gap_s: float | None,
-        alarm: str = "",
+        alarm: Alarm | None = None,
     ) -> None:
         """Begin.
 
@@ -141,7 +161,7 @@ class Guard:
             engaged: Whether the plan is, now.
             num_steps: Says how many steps the run has made.
             gap_s: What a step without the plan takes longer, as far as it is known: what a look will cost.
-            alarm: Why to look at once; empty where it may wait.
+            alarm: Why to look at once; None where it may wait.
         """
         self.engaged = engaged
         self.decisions: list[Decision] = []
@@ -149,11 +169,11 @@ class Guard:
         self._sides = sides
         self._num_steps = num_steps
         self._gap_s = gap_s
-        self._own: deque[float] = deque(maxlen=8)
-        """Step times of the last free windows."""
-        self._odd: list[float] = []
-        """Step times of those since it jumped."""
-        self._look = _Look(why=alarm, is_due=False) if alarm else None
+        self._pace = Pace()
+        self._look: _Look | None = None
+        if alarm is not None:
+            num_far = len(alarm.slow) if all(times > FAR_APART for times in alarm.slow) else 0
+            self._look = _Look(why=alarm.why, is_due=False, far_before=min(num_far, NUM_FAR_APART - 1))
         self._pair: Pair | None = None
         self._num_looks = 0
         self._draw = lots()
@@ -171,10 +191,11 @@ class Guard:
         if self._begun_s is None:
             self._begun_s = window.start_s
             self._next_s = window.start_s + self._distance_s
-        if self._pair is not None or sum(window.step_s) < SHORT_WINDOW_S or not window.training_step_s > 0:
+        is_short = sum(window.step_s) < SHORT_WINDOW_S and window.num_steps < MANY_STEPS
+        if self._pair is not None or is_short or not window.training_step_s > 0:
             return None
         self._step_s = window.training_step_s
-        self._follow(self._step_s)
+        self._follow(window)
         if self._look is None and self._now_s >= self._next_s:
             self._look = _Look(why=DUE, is_due=True)
         return self._next_pair() if self._look is not None and self._may_begin() else None
@@ -188,11 +209,11 @@ class Guard:
         if window is not None:
             self._now_s = window.start_s + sum(window.step_s)
         if pair.order:
-            return self._sides.ask(pair.order[0], self._step_s, WINDOW_S)
+            return self._ask(pair)
         self._pair = None
         self._charge(pair)
         look.add(pair, engaged=self.engaged)
-        verdict = look.verdict(self._num_looks + 1, engaged=self.engaged)
+        verdict = look.verdict(self._num_looks + 1)
         if verdict:
             return self._decide(look, change=verdict == "change")
         return self._next_pair() if self._may_begin() else self._sides.stay(self.engaged)
@@ -203,27 +224,12 @@ class Guard:
 
     # -- how it decides ------------------------------------------------------------------------------------------
 
-    def _follow(self, step_s: float) -> None:
-        """Compare a step time with those before it."""
-        if len(self._own) < NUM_JUMPED:
-            self._own.append(step_s)
-            return
-        usual_s = median(self._own)
-        slower = step_s > max(JUMP * usual_s, *self._own)
-        quicker = step_s < min(usual_s / JUMP, *self._own)
-        jumped = slower or (quicker and not self.engaged)
-        if not jumped:
-            self._own.append(step_s)
-            self._odd.clear()
-            return
-        self._odd.append(step_s)
-        if len(self._odd) >= NUM_JUMPED:
-            why = f"its steps took {_ms(median(self._odd))} in place of {_ms(usual_s)}"
-            if self._look is None or self._look.is_due:
-                self._look = _Look(why=why, is_due=False)
-            self._own.clear()
-            self._own.extend(self._odd)
-            self._odd.clear()
+    def _follow(self, window: Window) -> None:
+        """Compare its step time with those before it."""
+        jump = self._pace.follow(window, also_quicker=not self.engaged)
+        if jump is not None and (self._look is None or self._look.is_due):
+            was_s, is_s = jump
+            self._look = _Look(why=f"its steps took {_ms(is_s)} in place of {_ms(was_s)}", is_due=False)
 
     def _may_begin(self) -> bool:
         """Whether another pair may be asked for, given what looking has cost so far and what the pair will cost."""
@@ -232,12 +238,22 @@ class Guard:
         cost_s = self.cost_s
         if self._look.is_due:  # nothing presses: it waits until there is enough for all of it
             gap_s = self._step_s if self._gap_s is None else max(self._gap_s, 0.0)
-            cost_s += gap_s * steps_in(WINDOW_S, self._step_s)
+            cost_s += gap_s * self._num_asked()
         return cost_s <= MOST_COST * passed_s
 
     def _next_pair(self) -> Ask:
         self._pair = Pair.drawn(self._draw)
-        return self._sides.ask(self._pair.order[0], self._step_s, WINDOW_S)
+        return self._ask(self._pair)
+
+    def _num_asked(self) -> int:
+        """Steps of a window: so many as fit, or as it takes where long steps and short ones follow each other."""
+        return self._pace.alike(steps_in(WINDOW_S, self._step_s))
+
+    def _ask(self, pair: Pair) -> Ask:
+        """The window of the side whose turn it is."""
+        num, fitting = self._num_asked(), steps_in(WINDOW_S, self._step_s)
+        ask = self._sides.ask(pair.order[0], self._step_s, WINDOW_S)
+        return ask if num == fitting else replace(ask, num_steps=num, limit_s=2 * num * self._step_s)
 
     def _charge(self, pair: Pair) -> None:
         """What the pair's window on the other side has cost; where it was the faster one, nothing."""
@@ -255,8 +271,8 @@ class Guard:
         self._num_looks += 1
         if change:
             self.engaged = not self.engaged
-            self._own.clear()
-            self._odd.clear()
+            self._pace.forget()
+        if change or look.leans:  # as long as there is doubt, it is looked at again soon
             self._distance_s = FIRST_DISTANCE_S
         else:
             self._distance_s = min(2 * self._distance_s, MOST_DISTANCE_S)

@@ -11,7 +11,7 @@ from typing import Any
 from flatout.facts import Facts
 from flatout.plan import Lever
 from flatout.run.check import Check
-from flatout.run.guard import Decision, Guard
+from flatout.run.guard import Alarm, Decision, Guard
 from flatout.run.pairs_in_run import Answer, Ask, Sides
 from flatout.trace import Levers, Window
 
@@ -130,8 +130,9 @@ class Watch:
         gap_s = sum(gaps) / len(gaps) * (-1 if check.released else 1) if gaps else None
         self._check = None
         self._guard = Guard(
-            check.sides, engaged=not check.released, num_steps=self._num_steps, gap_s=gap_s, alarm=check.alarm
-        )
+            check.sides, engaged=not check.released, num_steps=self._num_steps, gap_s=gap_s,
+            alarm=Alarm(why=check.alarm, slow=tuple(check.slow)) if check.alarm else None,
+        )  # fmt: skip
 
 
 def untoggled(levers: Levers, registry: Mapping[str, Lever]) -> Levers:
