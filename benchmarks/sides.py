@@ -116,7 +116,9 @@ def checked(examples: Path | None) -> Path:
 def change(folder: Path, diff: str) -> None:
     """Apply a diff to a copy, wherever that lies."""
     env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
-    subprocess.run(["git", "apply", "-p1", "--unidiff-zero", "-"], cwd=folder, env=env, input=diff, text=True, check=True)
+    subprocess.run(
+        ["git", "apply", "-p1", "--unidiff-zero", "-"], cwd=folder, env=env, input=diff, text=True, check=True
+    )
 
 
 def environment(case: Case) -> dict[str, str]:
