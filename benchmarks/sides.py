@@ -1,10 +1,10 @@
-"""What are the three sides of a script: plain, an expert's edit, and flatout? Folders and commands, made for one sitting.
+"""What are the three sides of a script: plain, an expert's edit, and flatout? Folders and commands for one sitting.
 
 In: a case and a checkout of pytorch/examples. Out: a `Side` for each, in throwaway copies of the script's folder.
 
-An expert's edit is one file under `experts/`: NAME.patch, or NAME.cpu-bf16.patch and NAME.cpu-avx2.patch where what pays
-depends on bfloat16 instructions. It begins with why an expert would do that; a line `Options: ...` adds options of the
-script's own, and what follows is a unified diff of at most ten lines against the unmodified script.
+An expert's edit is one file under `experts/`: NAME.patch, or NAME.cpu-bf16.patch and NAME.cpu-avx2.patch where what
+pays depends on bfloat16 instructions. It begins with why an expert would do that; a line `Options: ...` adds options of
+the script's own, and what follows is a unified diff of at most ten lines against the unmodified script.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def edit_for(name: str, machine: str) -> Edit:
     if not path.exists():
         path = EXPERTS / f"{name}.patch"
     head, mark, diff = path.read_text(encoding="utf-8").partition("--- a/")
-    options = [line.removeprefix(OPTIONS).split() for line in head.splitlines() if line.startswith(OPTIONS)]
+    lines = [line.removeprefix(OPTIONS) for line in head.splitlines() if line.startswith(OPTIONS)]
     why = " ".join(line for line in head.splitlines() if line and not line.startswith(OPTIONS))
-    return Edit(why=why, options=tuple(sum(options, [])), diff=mark + diff, source=path.name)
+    return Edit(why=why, options=tuple(" ".join(lines).split()), diff=mark + diff, source=path.name)
 
 
 def prepared(case: Case, examples: Path | None, place: Path) -> dict[str, Side]:

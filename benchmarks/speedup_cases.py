@@ -1,8 +1,8 @@
 """Which scripts are compared, with which options, and what in their output tells how far they have come?
 
-In: nothing. Out: `CASES`. Five scripts are our own examples; seven are pytorch/examples' at `COMMIT`, fetched by whoever
-runs the benchmark and never committed here. Options are the script's own; they make steps small enough for two cores
-and the training long enough to be measured, and leave the algorithm alone.
+In: nothing. Out: `CASES`. Five scripts are our own examples; seven are pytorch/examples' at `COMMIT`, fetched by
+whoever runs the benchmark and never committed here. Options are the script's own; they make steps small enough for two
+cores and the training long enough to be measured, and leave the algorithm alone.
 """
 
 from __future__ import annotations
@@ -104,7 +104,10 @@ ALL = (
     Case(
         name="dcgan",
         folder="dcgan",
-        words=("main.py", "--dataset", "fake", "--imageSize", "64", "--batchSize", "16", "--manualSeed", "1"),
+        words=(
+            *("main.py", "--dataset", "mnist", "--dataroot", "../data"),
+            *("--batchSize", "16", "--manualSeed", "1"),
+        ),
         line=r"^\[\d+/\d+\]\[\d+/\d+\] Loss_D",
         work_per_line=1,
         work=24,

@@ -1,4 +1,4 @@
-"""How much faster is a script under `flatout run` than plain, and than with an expert's edit? Twelve scripts, unmodified.
+"""How much faster is a script under `flatout run` than plain, and than with an expert's edit? Twelve scripts.
 
     python benchmarks/speedups.py --examples PATH/TO/pytorch-examples [--only NAME ...] [--rounds 4] [--onto]
 
@@ -17,6 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -38,12 +40,15 @@ CHECK_FACTOR = 1.2
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--examples", type=Path, help="a checkout of pytorch/examples")
-    parser.add_argument("--only", nargs="+", choices=CASES, default=[case.name for case in ALL if case.counted])
+    parser.add_argument("--examples", type=Path, help="a checkout of pytorch/examples; without it, ours alone")
+    parser.add_argument("--only", nargs="+", choices=CASES)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--onto", action="store_true", help="go on where an earlier sitting ended")
     arguments = parser.parse_args()
-    for name in arguments.only:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the script that is being timed is ended too
+    for name in arguments.only or [
+        case.name for case in ALL if case.counted and (arguments.examples or not case.folder)
+    ]:
         if arguments.onto and is_done(name, arguments.rounds):
             print(f"{name}: has a result", flush=True)
             continue
@@ -94,7 +99,7 @@ def tuned(case: Case, folder: Path, env: dict[str, str]) -> dict[str, Any]:
 
 
 def checked_s(tune: dict[str, Any]) -> float:
-    """So long a run is not timed at first: until its plan has been checked in windows that alternate with plain ones."""
+    """So long a run is not timed at first: until its plan has been checked in windows beside plain ones."""
     if not tune["levers"]:
         return SETTLE_S
     window_s = max(WINDOW_S, 1 / tune["verdict"]["tuned_steps_per_s"])

@@ -58,8 +58,9 @@ def over_all(against: str, judged: dict[str, dict[str, Any]]) -> str:
     half = Z * math.sqrt(sum(error**2 for error in errors)) / len(errors)
     worst = min(judged, key=lambda name: judged[name]["ratio"])
     best = max(one["ratio"] for one in judged.values())
+    low, high = mean * math.exp(-half), mean * math.exp(half)
     return (
-        f"flatout over {against}: geometric mean {mean:.2f} [{mean * math.exp(-half):.2f}, {mean * math.exp(half):.2f}] "
+        f"flatout over {against}: geometric mean {mean:.2f} [{low:.2f}, {high:.2f}] "
         f"of {len(judged)} scripts, from {judged[worst]['ratio']:.2f} ({worst}, {said(judged[worst])}) to {best:.2f}"
     )
 

@@ -7,6 +7,7 @@ from its start to that line.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -87,13 +88,14 @@ def stamped(command: Sequence[str], folder: Path, env: Mapping[str, str], stretc
             stderr=errors, text=True, errors="replace", start_new_session=True,
         )  # fmt: skip
         assert process.stdout is not None
-        too_long = threading.Timer(stretch.limit_s, _end, (process, signal.SIGKILL))
+        ended_by_us = threading.Event()
+        too_long = threading.Timer(stretch.limit_s, _give_up, (process, ended_by_us))
         too_long.start()
         last: list[str] = []
         lines = _stamps(process.stdout, begun_s, last)
         try:
             found = watch(lines, stretch, lambda: foreign_cpu.take(process.pid))
-            if found.failed and process.poll() is None and too_long.finished.is_set():
+            if found.failed and ended_by_us.is_set():
                 found.failed = f"no window within {stretch.limit_s:.0f} s"
         finally:
             too_long.cancel()
@@ -143,6 +145,11 @@ def _stamps(output: IO[str], begun_s: float, last: list[str]) -> Iterator[tuple[
         yield time.perf_counter() - begun_s, text
 
 
+def _give_up(process: subprocess.Popen[str], ended_by_us: threading.Event) -> None:
+    ended_by_us.set()
+    _end(process, signal.SIGKILL)
+
+
 def _goodbye(process: subprocess.Popen[str]) -> None:
     """End the session: politely, so that `flatout run` says what it found; then whatever is left of it."""
     assert process.stdout is not None
@@ -150,10 +157,8 @@ def _goodbye(process: subprocess.Popen[str]) -> None:
         _end(process, signal.SIGTERM)
         reader = threading.Thread(target=process.stdout.read, daemon=True)  # a full pipe would keep it from ending
         reader.start()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GOODBYE_S)
-        except subprocess.TimeoutExpired:
-            pass
     _end(process, signal.SIGKILL)
     process.wait()
 
