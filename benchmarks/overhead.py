@@ -1,6 +1,6 @@
 """What does flatout itself cost? Its recorder per step, an empty plan, `--help`, the time and memory of `tune`.
 
-python benchmarks/overhead.py [recorder] [empty] [help] [tune]
+python benchmarks/overhead.py [recorder] [empty] [own] [watched] [help] [tune]
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from measuring import FLATOUT, PYTHON, ROOT, SHARED, quiet, ratio, timed, write
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 STEPS = ("smallest", "millisecond")
+STEADY_AFTER_S = "30"
+"""Seconds after which a plan has been checked, for steps of a millisecond."""
 
 
 def help_time() -> None:
@@ -59,6 +61,41 @@ def empty_plan() -> None:
     found = {"start_extra_s": extra("start"), "step_extra_s": extra("smallest"), "step_s": step_s}
     print("empty plan:", found, "plain/run", compared["ratio"], [compared["low"], compared["high"]])
     write("empty_plan", {"samples": samples, **found, "step_ratio": compared})
+
+
+#: how a run may be under way, and seconds until it is in its steady state: a plan is checked first
+STEADY = {"plain": ([], 8.0), "watched": (["--levers", "threads=1"], 40.0)}
+
+
+def own_time() -> None:
+    """Seconds of each step inside our code, counted by the profiler, in a run without a plan and in one with it.
+
+    The lever asks for what the script does anyway, so that nothing else differs.
+    """
+    folder = Path(tempfile.mkdtemp())
+    found = {}
+    for name, (options, before_s) in STEADY.items():
+        quiet(60)
+        command = [FLATOUT, "run", "-q", *options, str(SCRIPTS / "own_time.py"), str(before_s)]
+        found[name] = json.loads(timed(command, folder).output.splitlines()[-1])
+        print("own time", name, {key: value for key, value in found[name].items() if "share" in key})
+    write("own_time", {"runs": found})
+
+
+def watched() -> None:
+    """End to end: a step of a millisecond under a plan that is watched, after its check, against plain `python`."""
+    folder = Path(tempfile.mkdtemp())
+    options = STEADY["watched"][0]
+    sides = {"plain": [PYTHON], "run": [FLATOUT, "run", "-q", *options]}
+    samples: dict[str, list[float]] = {side: [] for side in sides}
+    for number in range(8):
+        for side in list(sides) if number % 2 == 0 else list(sides)[::-1]:
+            quiet(60)
+            command = [*sides[side], str(SCRIPTS / "timed_steps.py"), "millisecond", "12", STEADY_AFTER_S]
+            samples[side].append(float(timed(command, folder).output.splitlines()[-1]))
+    compared = ratio(samples["plain"], samples["run"])
+    print("watched plan: plain/run", compared["ratio"], [compared["low"], compared["high"]])
+    write("watched_plan", {"samples": samples, "step_ratio": compared})
 
 
 def recorder() -> None:
@@ -110,7 +147,14 @@ def _peak_of(command: list[str], folder: Path) -> dict[str, float]:
     return {"wall_s": time.perf_counter() - begun_s, "peak_bytes": peak, "exit_code": result.exit_code}
 
 
-BENCHMARKS = {"help": help_time, "empty": empty_plan, "recorder": recorder, "tune": tune}
+BENCHMARKS = {
+    "help": help_time,
+    "empty": empty_plan,
+    "own": own_time,
+    "watched": watched,
+    "recorder": recorder,
+    "tune": tune,
+}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

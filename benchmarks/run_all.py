@@ -8,6 +8,16 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
+SCRIPTS = (
+    "overhead.py",
+    "hand_over.py",
+    "input_pipeline.py",
+    "input_cold.py",
+    "speedups.py",
+    "watched.py",
+    "learned.py",
+)
+
 if __name__ == "__main__":
-    for script in ("overhead.py", "hand_over.py", "input_pipeline.py", "input_cold.py", "speedups.py"):
+    for script in SCRIPTS:
         subprocess.run([sys.executable, str(HERE / script)], check=True)
