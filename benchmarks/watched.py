@@ -149,7 +149,7 @@ def conduct(plant: str, folder: Path, run: subprocess.Popen[str]) -> Times:
             found += follow.new()
             kinds = changes_in(found)[num_before:]
             if not changed and (folder / "change").exists():
-                changed, last_s, num_before = True, now_s, len(kinds)
+                changed, last_s, num_before, kinds = True, now_s, len(kinds), []
                 if plant == "core":
                     busy = subprocess.Popen([PYTHON, "-S", "-c", "while True: pass"])
             if over_s is None and changed and plant in ("core", "shapes") and "released" in kinds:

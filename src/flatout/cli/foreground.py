@@ -134,7 +134,11 @@ def _changed(outcome: Outcome) -> str:
         return ""
     lines = []
     for one in changes[:MOST_CHANGES]:
-        pace = "" if one.ratio is None else f", {one.ratio:.2f}x in {one.num_pairs} pairs of windows"
+        pace = (
+            ""
+            if one.ratio is None
+            else f", {one.ratio:.2f}x in {one.num_pairs} pair{'s' * (one.num_pairs != 1)} of windows"
+        )
         seen = "; ".join(text for text in (one.why if one.why != DUE else "", one.beside) if text)
         lines.append(f"\n  from step {one.num_steps:,} on {one.kind}{pace}" + (f" ({seen})" if seen else ""))
     if len(changes) > MOST_CHANGES:
