@@ -59,9 +59,12 @@ def main() -> None:
 
 
 def is_done(name: str, rounds: int) -> bool:
-    """Whether this machine has all rounds of a script."""
+    """Whether this machine has all rounds of a script; one of which no ratio came is tried again."""
     path = file_for(f"script_{name}")
-    return path.exists() and json.loads(path.read_text(encoding="utf-8"))["rounds"] >= rounds
+    if not path.exists():
+        return False
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found["rounds"] >= rounds and found["over_plain"]["ratio"] is not None
 
 
 def measure(case: Case, examples: Path | None, place: Path, rounds: int) -> None:

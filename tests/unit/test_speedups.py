@@ -1,5 +1,6 @@
 """The comparison of twelve scripts: experts' edits apply and are small, windows lie between progress lines."""
 
+import json
 import math
 import re
 import shutil
@@ -124,6 +125,15 @@ def test_a_run_under_a_plan_is_timed_after_its_check():
     assert speedups.checked_s({"levers": []}) == speedups.SETTLE_S
     assert 19 < speedups.checked_s(tune) < 30
     assert speedups.checked_s({**tune, "verdict": {"tuned_steps_per_s": 1.0}}) > 64
+
+
+def test_a_script_of_which_no_ratio_came_is_tried_again(tmp_path, monkeypatch):
+    result = tmp_path / "result.json"
+    monkeypatch.setattr(speedups, "file_for", lambda name: result)
+    assert not speedups.is_done("lenet", 4)
+    for rounds, found, done in ((4, 1.5, True), (3, 1.5, False), (4, None, False)):
+        result.write_text(json.dumps({"rounds": rounds, "over_plain": {"ratio": found}}), encoding="utf-8")
+        assert speedups.is_done("lenet", 4) is done
 
 
 def test_results_of_processors_without_bfloat16_have_names_of_their_own():
