@@ -164,8 +164,8 @@ def _check_named(choice: Choice, machine: Machine) -> None:
     if lacking:
         raise MachineError(
             "no lever of `--levers` can be engaged on this machine",
-            cause="; ".join(f"{name} {why}" for name, why in lacking.items()),
-            hint="install it, or name other levers",
+            cause="; ".join(f"`{name}`: {why}" for name, why in lacking.items()),
+            hint="name other levers; `flatout levers SCRIPT` says what can be engaged here",
         )
     if all(lever.class_ == "semantics" for lever in refused):
         raise UsageError(

@@ -110,7 +110,7 @@ def _as_named(levers: Levers, wish: Wish, here: Here) -> Engagement:
             raise MachineError(
                 f"the lever `{name}` cannot be engaged on this machine",
                 cause=missing,
-                hint="install it, or leave the lever out",
+                hint="leave the lever out; `flatout levers SCRIPT` says what can be engaged here",
             )
     chosen = [here.registry[name] for name in levers]
     unchecked = [lever for lever in chosen if lever.check != "none" and not lever.checks_itself]  # only `tune` does
