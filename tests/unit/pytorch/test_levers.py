@@ -19,6 +19,7 @@ from torch.nn import functional as F  # noqa: E402
 from flatout.agreement import judge  # noqa: E402
 from flatout.frameworks.pytorch.levers import registry  # noqa: E402
 from handmade import FACTS, LOADER, MACHINE  # noqa: E402
+from processors import computes_bfloat16_lstm  # noqa: E402
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 WORKLOADS = ("conv", "transformer", "mlp", "lstm", "gan")
@@ -52,14 +53,8 @@ FOREACH_ONLY = {
 
 
 def skip_where_it_cannot_be_computed(lever, name):
-    """oneDNN has no LSTM in bfloat16 for a processor without the instructions: a trial finds that out, and says so."""
-    if (lever, name) != ("bf16", "lstm"):
-        return
-    try:
-        with torch.autocast("cpu", torch.bfloat16):
-            nn.LSTM(8, 12, batch_first=True)(torch.zeros(2, 3, 8))
-    except RuntimeError as problem:
-        pytest.skip(f"no LSTM in bfloat16 on this CPU: {problem}")
+    if (lever, name) == ("bf16", "lstm") and not computes_bfloat16_lstm():
+        pytest.skip("no LSTM in bfloat16 on this processor")
 
 
 # -- engaged and released ------------------------------------------------------------------------------------------
