@@ -7,7 +7,7 @@ from torch import nn
 def computes_bfloat16_lstm() -> bool:
     """oneDNN has no LSTM in bfloat16 for a processor without the instructions: a trial finds that out, and says so."""
     try:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.random.fork_rng(), torch.autocast("cpu", torch.bfloat16):
             nn.LSTM(8, 12, batch_first=True)(torch.zeros(2, 3, 8))
     except RuntimeError:
         return False
