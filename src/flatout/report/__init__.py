@@ -127,9 +127,9 @@ def print_machine(
 
 def print_forgotten(num_tunings: int, folder: str | None, *, file: IO[str] | None = None) -> None:
     """Print what became of earlier tunings that were to be forgotten."""
-    from flatout.report import machine, screen
+    from flatout.report import machine
 
-    screen.show(machine.forgotten(num_tunings, folder), file)
+    print(machine.forgotten(num_tunings, folder), file=file)
 
 
 def print_levers(rows: Sequence[LeverRow], *, typed: str = "SCRIPT", file: IO[str] | None = None) -> None:

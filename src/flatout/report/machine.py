@@ -57,16 +57,11 @@ def machine(
     return Report(compose)
 
 
-def forgotten(num_tunings: int, folder: str | None) -> Report:
-    """What was removed of earlier tunings, and from where."""
-
-    def compose(screen: Screen) -> None:
-        if not num_tunings:
-            screen.row(f"no earlier tuning is kept{f' in {folder}' if folder else ''}")
-        else:
-            screen.row(f"removed {words.plural(num_tunings, 'earlier tuning')} from {folder}")
-
-    return Report(compose)
+def forgotten(num_tunings: int, folder: str | None) -> str:
+    """What was removed of earlier tunings, and from where; a path is of use only whole, however long it is."""
+    if not num_tunings:
+        return words.printable(f"no earlier tuning is kept{f' in {folder}' if folder else ''}")
+    return words.printable(f"removed {words.plural(num_tunings, 'earlier tuning')} from {folder}")
 
 
 def _energy(screen: Screen, energy: Log) -> None:
