@@ -76,6 +76,7 @@ LOADED_IN_THE_USERS_PROCESS = {
                 "calls",
                 "capture",
                 "clock",
+                "coasting",
                 "compilation",
                 "dataset_state",
                 "device_clock",
@@ -107,7 +108,7 @@ LOADED_IN_THE_USERS_PROCESS = {
                 "shuffles",
                 "steps",
             ),
-            *("trees", "updates", "worker_settings"),
+            *("trees", "update_hooks", "updates", "worker_settings"),
         )
     ),
     *(

@@ -77,11 +77,13 @@ class Window:
         index: Counts windows of this trace from 0.
         purpose: Why it was measured: `baseline`, `trial`, `anatomy`, `counterfactual`, `run`.
         levers: What was engaged.
-        observe: `ends` times step ends only; `phases` times the parts of each step as well; `stacks` also looks at what
+        observe: `off` times steps from end to end, whatever lies in them; `ends` tells evaluation and checkpoints apart
+            from them, where they show; `phases` times the parts of each step as well; `stacks` also looks at what
             the thread does, which costs it some time; `reads` notes, beside step ends, where values are read on the
             host, which costs some time as well.
         step_s: Wall seconds of each step, end to end.
-        outside_s: Seconds of each step that evaluation and checkpoints took; they lie inside `step_s`.
+        outside_s: Seconds of each step that evaluation and checkpoints took; they lie inside `step_s`. 0 where nobody
+            looked (`off`).
         phases: Seconds of each step by phase; a phase that cannot be seen is absent, never 0.
         device_phases: The same on the device's own clock, where there is one.
         losses: The loss of each step, as far as `backward` was given one.
@@ -95,7 +97,7 @@ class Window:
     index: int
     purpose: str
     levers: Levers
-    observe: Literal["ends", "phases", "stacks", "reads"]
+    observe: Literal["off", "ends", "phases", "stacks", "reads"]
     step_s: tuple[float, ...]
     outside_s: tuple[float, ...]
     start_s: float

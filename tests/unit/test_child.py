@@ -81,6 +81,7 @@ class FakeFramework:
 
     def coast(self):
         self._note("coast")
+        self.depth = "off"
 
     def evidence(self):
         self._note("evidence")
@@ -96,7 +97,7 @@ class FakeFramework:
 
     def end_step(self):
         self._note("end_step")
-        return {"forward": 0.4, "unattributed": 0.1}, 0.25
+        return ({}, 0.0) if self.depth == "off" else ({"forward": 0.4, "unattributed": 0.1}, 0.25)
 
     def end_window(self):
         self._note("end_window")
@@ -355,18 +356,63 @@ def test_windows_of_a_run_start_where_the_one_before_ended(conducted, monkeypatc
 def test_a_run_without_levers_only_counts_steps_once_it_has_settled(conducted):
     here = conducted()
     here.framework.step(200)
-    assert here.framework.calls.count(("coast",)) == 1 and here.framework.depth == "off"
+    assert ("coast",) in here.framework.calls and ("observe", "ends") not in here.framework.calls
+    assert here.framework.depth == "off"
     here.conductor._at_exit()
     assert sum(len(window.step_s) for window in records(here, Window)) >= 190
     assert records(here, End)[0].num_steps == 202  # two were missed before it was known what a step is
 
 
-@pytest.mark.parametrize("how", [{"levers": BF16}, {"mode": "trial"}])
-def test_a_run_with_levers_and_a_trial_are_observed_to_the_end(conducted, how):
+def test_a_run_with_levers_is_observed_until_its_first_window_is_over_and_then_only_when_somebody_asks(conducted):
+    here = conducted(levers=BF16)
+    here.framework.step(7)
+    assert here.framework.depth == "ends", "an order may come at any moment"
+    here.framework.step(30)
+    assert here.framework.depth == "off" and {w.observe for w in records(here, Window)} == {"ends", "off"}
+    here.pipe.waiting.append(order(0, num_steps=3, purpose="check"))
+    here.framework.step(2)
+    assert here.framework.depth == "ends"
+    here.framework.step(3)
+    assert ready(here) == [-1, 0] and here.framework.depth == "off"
+
+
+@pytest.mark.parametrize("how", [{"mode": "trial"}, {"keep_losses": True}])
+def test_a_trial_and_a_run_whose_losses_are_wanted_are_observed_to_the_end(conducted, how):
     here = conducted(*[order(0, "stop")] * ("mode" in how), **how)
     with contextlib.suppress(Ended):
         here.framework.step(200)
     assert ("coast",) not in here.framework.calls
+
+
+@pytest.mark.parametrize("levers", [{}, BF16])
+def test_steps_that_are_only_collected_are_all_in_the_windows_and_in_the_end(conducted, levers):
+    here = conducted(levers=levers)
+    here.framework.step(40)
+    here.framework.step(3000, step_s=0.001)
+    here.framework.step(1, step_s=0.5)
+    here.framework.step(123, step_s=0.003)
+    here.conductor._at_exit()
+    (end,), windows = records(here, End), records(here, Window)
+    assert end.num_steps == 40 + 3000 + 1 + 123 + 2
+    assert sum(w.num_steps for w in windows) == end.num_steps - 2 - windows_begin(here)
+    assert end.training_s == pytest.approx(39 * 0.5 + 3000 * 0.001 + 0.5 + 123 * 0.003)
+    steps = [step_s for w in windows for step_s in w.step_s]
+    assert steps[-123:] == pytest.approx([0.003] * 123) and steps[-124] == pytest.approx(0.5)
+    assert all(len(w.outside_s) == w.num_steps for w in windows)
+
+
+def windows_begin(here):
+    """The step after which the first window of a run begins."""
+    return records(here, Ready)[0].num_steps
+
+
+def test_orders_are_looked_for_while_steps_are_only_collected(conducted):
+    here = conducted()
+    here.framework.step(40)
+    here.framework.step(200, step_s=0.001)
+    here.pipe.waiting.append(order(7, num_steps=2))
+    here.framework.step(120, step_s=0.001)
+    assert 7 in ready(here)
 
 
 def test_a_young_run_writes_its_steps_down_every_second(conducted):

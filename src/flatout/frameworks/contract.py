@@ -74,7 +74,7 @@ class Framework(Protocol):
         """Observe at `off`, `ends`, `phases`, `stacks` or `reads`."""
 
     def coast(self) -> None:
-        """Nothing will be observed or engaged from here on: tell of steps at the least cost."""
+        """Tell of steps at the least cost, until anything is to be observed or engaged again."""
 
     def start_window(self) -> float:
         """A window begins: wait for the device once, reset counters; the `perf_counter` at which it starts."""

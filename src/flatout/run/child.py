@@ -51,6 +51,9 @@ EFFECT_STEPS = 2
 MOST_SKIP_S = 2.0
 """In a check steps are left out for so long at most, whatever their number."""
 
+CATCH_UP_EVERY_S = 0.05
+"""So long ends of steps are only collected where nothing but their time is wanted; orders are looked for as often."""
+
 MAX_PROBLEMS = 20
 """After so many failures of our own the script is left to itself."""
 
@@ -89,8 +92,10 @@ class Conductor:
         self._order: Order | None = None
         self._checking = False
         """Whether the levers may be other than the run's own, because the plan is being checked."""
-        self._coasting = False
-        """Whether steps are only counted from here on."""
+        self._ends_s: list[float] = []
+        """Ends of steps of the present window that are not yet in it."""
+        self._catch_up_s = 0.0
+        """Until this moment steps are only counted; 0 where each is looked at."""
         self._awaiting: Callable[[], None] | None = None
         self._window: OpenWindow | None = None
         self._num_windows = 0
@@ -124,6 +129,7 @@ class Conductor:
 
     def _forget_in_fork(self) -> None:
         self._sleeping = True
+        self._catch_up_s = 0.0
 
     def _claim(self) -> bool:
         """Become the process that is recorded; False where another one is."""
@@ -190,6 +196,7 @@ class Conductor:
         if self._sleeping or os.getpid() != self._pid:
             return
         try:
+            self._catch_up()
             self._close_window()
             num_steps = self.num_steps + self.framework.num_missed_steps()
             wall_s = time.perf_counter() - self._started_s
@@ -227,8 +234,12 @@ class Conductor:
 
     def on_step(self, now_s: float) -> None:
         """A step has ended."""
+        if now_s < self._catch_up_s:
+            self._ends_s.append(now_s)
+            return
         if self._sleeping:
             return
+        self._catch_up()
         self.num_steps += 1
         self._last_end_s = now_s
         if self.num_steps == 1:
@@ -241,6 +252,25 @@ class Conductor:
             self._abandon_order()
         if self._trace is None and self._settled_at is not None:
             self._rest()
+        elif self._may_only_collect():
+            self._catch_up_s = now_s + CATCH_UP_EVERY_S
+
+    def _may_only_collect(self) -> bool:
+        """Whether of the next steps nothing but their ends is wanted."""
+        window, settled_at = self._window, self._settled_at
+        if window is None or settled_at is None or self._order is not None or self._sleeping:
+            return False
+        return window.order.observe == "off" and self.num_steps >= settled_at + EFFECT_STEPS
+
+    def _catch_up(self) -> None:
+        """Put into the window what was only collected."""
+        self._catch_up_s = 0.0
+        if self._ends_s:
+            ends_s, self._ends_s = self._ends_s, []
+            self.num_steps += len(ends_s)
+            self._last_end_s = ends_s[-1]
+            if self._window is not None:
+                self._window.add_all(ends_s)
 
     def on_update(self) -> None:
         """Gradients are complete: answer an order that waits for them."""
@@ -284,7 +314,7 @@ class Conductor:
         try:
             if self._checking:
                 self.framework.engage(self.spec.levers)
-            self.framework.observe("off")
+            self.framework.coast()
             self._sleeping = True
         except Exception:  # noqa: BLE001
             self._give_up()
@@ -313,7 +343,7 @@ class Conductor:
                 self._open_window(self._order)
         if self._unproven and self._settled_at is not None and self.num_steps == self._settled_at + EFFECT_STEPS:
             self._note_effects(*self.framework.evidence(), order=-1)
-        if self._settled_at is not None and not self._coasting:
+        if self._settled_at is not None:
             self._next()
 
     def _has_skipped_long(self, now_s: float) -> bool:
@@ -333,10 +363,6 @@ class Conductor:
             if self.spec.mode == "run" and self.spec.levers:
                 self._toggle(self.spec.levers, "plan")
             if self.spec.mode != "trial":
-                asked = self.spec.levers or self.spec.keep_losses or self.spec.learns
-                if not asked:  # nothing is engaged, nothing will be checked
-                    self.framework.coast()
-                    self._coasting = True
                 self._open_free_window()
         finally:  # whatever broke: a parent that waits must learn that we stand here
             self._write(Ready(order=-1, num_steps=self.num_steps))
@@ -440,7 +466,9 @@ class Conductor:
             window.foreign = foreign_cpu.take(os.getsid(0))
         self._num_windows += 1
         self._window = window
-        if not self._coasting:
+        if order.observe == "off":
+            self.framework.coast()
+        else:
             self.framework.observe(order.observe)
         now_s = self.framework.start_window()
         window.restart(now_s, now_s - self._started_s)
@@ -451,8 +479,16 @@ class Conductor:
             engaged = self.framework.engaged()
             age_s = time.perf_counter() - self._started_s
             limit_s = 1.0 if age_s < EARLY_S else 5.0
-            order = Order(number=-1, kind="window", purpose="run", levers=engaged, num_steps=2000, limit_s=limit_s)
+            order = Order(
+                number=-1, kind="window", purpose="run", levers=engaged, num_steps=2000, limit_s=limit_s,
+                observe="ends" if self._expects_orders() else "off",
+            )  # fmt: skip
             self._open_window(order)
+
+    def _expects_orders(self) -> bool:
+        """Whether more than the time of steps is wanted of the run, or orders are to be expected at any moment."""
+        awaits_first = bool(self.spec.levers or self.spec.learns) and not self._num_windows
+        return self.spec.keep_losses or awaits_first
 
     def _close_window(self) -> None:
         window, self._window = self._window, None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from flatout.bets import Bets, needed
-from flatout.run.pace import Pace
+from flatout.run.pace import Pace, usual_step_s
 from flatout.run.pairs_in_run import WINDOW_S, Ask, Pair, Sides, lots, steps_in
 from flatout.trace import Window
 
@@ -194,7 +194,7 @@ class Guard:
         is_short = sum(window.step_s) < SHORT_WINDOW_S and window.num_steps < MANY_STEPS
         if self._pair is not None or is_short or not window.training_step_s > 0:
             return None
-        self._step_s = window.training_step_s
+        self._step_s = usual_step_s(window)
         self._follow(window)
         if self._look is None and self._now_s >= self._next_s:
             self._look = _Look(why=DUE, is_due=True)
@@ -257,11 +257,11 @@ class Guard:
 
     def _charge(self, pair: Pair) -> None:
         """What the pair's window on the other side has cost; where it was the faster one, nothing."""
-        both, window = pair.step_s, pair.windows.get(not self.engaged)
-        if both is None or window is None:
+        own, window = pair.windows.get(self.engaged), pair.windows.get(not self.engaged)
+        if pair.step_s is None or own is None or window is None:
             return
-        own_s, other_s = both if self.engaged else both[::-1]
-        self._gap_s = other_s - own_s
+        other_s = usual_step_s(window)  # an evaluation that was not recognised is made in any case
+        self._gap_s = other_s - usual_step_s(own)
         num_steps = window.num_steps + self._sides.skip_steps(other_s)
         self.cost_s += max(self._gap_s, 0.0) * num_steps
 

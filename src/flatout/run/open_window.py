@@ -39,13 +39,22 @@ class OpenWindow:
         self.step_s.append(now_s - self._last_s)
         self._outside_s.append(outside_s)
         self._last_s = now_s
-        if self.order.observe != "ends":
+        if self.order.observe not in ("off", "ends"):
             number = len(self.step_s) - 1
             for name, seconds in phases.items():
                 if name != "unattributed":
                     row = self._phases.setdefault(name, [])
                     row.extend([0.0] * (number - len(row)))
                     row.append(seconds)
+
+    def add_all(self, ends_s: list[float]) -> None:
+        """Steps of which nothing but their ends is known."""
+        last_s = self._last_s
+        for now_s in ends_s:
+            self.step_s.append(now_s - last_s)
+            last_s = now_s
+        self._last_s = last_s
+        self._outside_s.extend([0.0] * len(ends_s))
 
     @property
     def complete(self) -> bool:

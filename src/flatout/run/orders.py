@@ -27,7 +27,7 @@ class Order:
             replays calls at half the batch; `release` goes back to plain for good; `stop` ends the child.
         purpose: Noted with the window.
         levers: What to engage first; everything else is released.
-        observe: `ends`, `phases`, `stacks` or `reads`.
+        observe: `off`, `ends`, `phases`, `stacks` or `reads`.
         num_steps: Steps of the window.
         limit_s: The window ends early after this many seconds, at a step's end.
         skip_steps: Steps after a change of levers that are not measured.
@@ -38,7 +38,7 @@ class Order:
     kind: Kind
     purpose: str = ""
     levers: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
-    observe: Literal["ends", "phases", "stacks", "reads"] = "ends"
+    observe: Literal["off", "ends", "phases", "stacks", "reads"] = "ends"
     num_steps: int = 1
     limit_s: float = 3600.0
     skip_steps: int = 1

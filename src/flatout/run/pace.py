@@ -110,6 +110,18 @@ def training_steps(window: Window) -> list[float]:
     return [step_s - outside_s for step_s, outside_s in zip(window.step_s, window.outside_s, strict=True)]
 
 
+def usual_step_s(window: Window) -> float:
+    """Mean seconds of a step, where one that is `PAUSE` times the median or more counts as so many.
+
+    >>> usual_step_s(Window(index=0, purpose="run", levers={}, observe="off", step_s=(0.5, 0.5, 0.5, 60.0),
+    ...                     outside_s=(0.0,) * 4, start_s=0.0))
+    2.875
+    """
+    steps = training_steps(window)
+    most_s = PAUSE * median(steps)
+    return sum(min(step_s, most_s) for step_s in steps) / len(steps)
+
+
 def even(steps: Sequence[float], fewest: int) -> int:
     """The smallest number of consecutive steps, from `fewest` on, of which one row takes as long as the next.
 

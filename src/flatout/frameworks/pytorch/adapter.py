@@ -163,6 +163,7 @@ class PyTorch:
     def _look_for(self, parameters: Sequence[torch.Tensor]) -> None:
         if any(p.device.type == "cuda" for p in parameters):
             self.calls.device = "cuda"
+        self._follow()
         self.calls.look_for(parameters)
         self._settled = False
         self._num_settling = 0
@@ -222,6 +223,7 @@ class PyTorch:
 
     def engage(self, levers: Levers) -> Toggle:
         """See `Framework.engage`."""
+        self._follow()
         return self.session.engage_exactly(levers)
 
     def evidence(self) -> tuple[dict[str, str], dict[str, str]]:
@@ -248,21 +250,31 @@ class PyTorch:
 
     def observe(self, depth: str) -> None:
         """See `Framework.observe`."""
+        self._follow()
         self.observer.observe(depth)
 
     def coast(self) -> None:
         """See `Framework.coast`."""
-        if self.steps.ended_by != "optimizer":  # fetches or calls tell of steps
-            return
         self.observer.observe("off")
         self._last_phases, self._last_outside_s = {}, 0.0
-        self.calls.remove()
-        self.loaders.remove()
-        self.steps.coast()
+        if self.steps.ended_by != "optimizer" or not self._settled:  # fetches or calls tell of steps, or of models
+            return
+        self.calls.lift()
+        if not self.loaders.in_use:
+            self.loaders.remove()
+        self.steps.coast(with_flags=self.session.flags.any)
+
+    def _follow(self) -> None:
+        """Be where everything can be seen and changed again."""
+        if self.steps.coasts:
+            self.steps.follow()
+            self.calls.refresh()
+            self.loaders.install()
 
     def start_window(self) -> float:
         """See `Framework.start_window`."""
-        self.calls.refresh()
+        if not self.steps.coasts:
+            self.calls.refresh()
         self._compilations_before = num_compilations()
         self._restarts_before = self.loaders.num_restarts
         self._memory.reset(self.calls.device)
@@ -304,6 +316,7 @@ class PyTorch:
 
     def begin_capture(self) -> None:
         """See `Framework.begin_capture`."""
+        self._follow()
         self.capture.want()
         if self.steps.ended_by != "optimizer":  # no update shows: what waits for one is told after a backward
             self.capture.on_backward = self.steps.tell_update
@@ -318,6 +331,7 @@ class PyTorch:
 
     def begin_census(self) -> None:
         """See `Framework.begin_census`."""
+        self._follow()
         from flatout.frameworks.pytorch.census import OperationCounter  # not in a run: it loads tables of formulas
 
         self._census = OperationCounter()

@@ -105,9 +105,17 @@ class OuterCall:
             self._former, self.compiled_by_script = present, True
         attributes["_compiled_call_impl"] = self
 
+    def lift(self) -> None:
+        """Where no lever computes its calls, let the module be called directly, until `install`."""
+        if self.compute is None and not self.arounds:
+            self._give_back()
+
     def remove(self) -> None:
         """Give the module its own call back."""
         self._removed = True
+        self._give_back()
+
+    def _give_back(self) -> None:
         module = self._module()
         if module is None or module.__dict__.get("_compiled_call_impl") is not self:
             return
@@ -314,9 +322,14 @@ class Calls:
         return len(spare) == len(uncalled)
 
     def refresh(self) -> None:
-        """Be in place again where the script has compiled a module in place since."""
+        """Be in place again after `lift`, and where the script has compiled a module in place since."""
         for call in self.found:
             call.install()
+
+    def lift(self) -> None:
+        """Be out of the way, but where levers compute calls, until `refresh`."""
+        for call in self.found:
+            call.lift()
 
     def _add(self, module: nn.Module, name: str) -> None:
         if not any(call.module is module for call in self.found):

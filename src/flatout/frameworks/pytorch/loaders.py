@@ -11,7 +11,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
@@ -30,15 +30,11 @@ from flatout.interruptions import let_through
 from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.pipeline.engine import InputPipeline
+    from flatout.frameworks.pytorch.pipeline.engine import InputPipeline, Part
     from flatout.frameworks.pytorch.transfer.transfer import Transfer
 
 MOST_KEPT = 4
 """Loaders whose workers wait for a next pass: each holds processes and some ten descriptors."""
-
-
-Part: TypeAlias = Literal["fused", "stored", "pixels", "ahead", "decoded", "files"]
-"""A part of the input pipeline."""
 
 
 class Loaders:
@@ -120,6 +116,11 @@ class Loaders:
             self._patch.remove()
             self._patch = None
         self.close_kept()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a lever fetches, or has fetched, otherwise than the script."""
+        return bool(self.settings or self.num_changed or self._pipeline or self._transfer)
 
     # -- what is known -------------------------------------------------------------------------------------------
 
@@ -386,8 +387,7 @@ class Loaders:
             return loader._get_iterator()
         warned = caller_in(DataLoader._get_iterator, "self.check_worker_number_rationality()")
         warned(loader.check_worker_number_rationality)  # plain warns where there are more workers than cores
-        fast = bool(settings.get(IN_PROCESS))
-        if fast or settings.get("num_workers") == 0:
+        if (fast := bool(settings.get(IN_PROCESS))) or settings.get("num_workers") == 0:
             return self.pipeline.workers.begin(loader, fast=fast)
         from flatout.frameworks.pytorch.worker_processes import OurWorkers
 

@@ -75,6 +75,11 @@ class UpdateFlags:
         self.num_updates = 0
         """Updates made with flags of ours since `engage`."""
 
+    @property
+    def any(self) -> bool:
+        """Whether flags are to be set in any optimizer's updates."""
+        return self._any
+
     def engage(self, optimizer: torch.optim.Optimizer, flags: Mapping[str, bool]) -> None:
         """Set these flags in each update from now on."""
         self.num_updates = 0

@@ -21,7 +21,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.script_lines import script_frame
-from flatout.frameworks.pytorch.steps import leave_uncompiled
+from flatout.frameworks.pytorch.update_hooks import leave_uncompiled
 from flatout.host_reads import HostRead, HostReads
 from flatout.tracebacks import HERE, hide_ours
 

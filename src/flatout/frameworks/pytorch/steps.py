@@ -19,18 +19,17 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from flatout.facts import EndedBy
+from flatout.frameworks.pytorch.coasting import Coasting
 from flatout.frameworks.pytorch.owners import num_optimizers, with_gradients
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.frameworks.pytorch.rhythm import Rhythm
+from flatout.frameworks.pytorch.update_hooks import UpdateHook, leave_uncompiled, nothing, within_update
 from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from flatout.frameworks.pytorch.adapter import PyTorch
 
 BACKWARDS_WITHOUT_UPDATE = 20
@@ -48,14 +47,18 @@ class Steps:
 
     def __init__(self, framework: PyTorch) -> None:
         self._framework = framework
-        self._rhythm = Rhythm()
-        self._known: dict[int, _Known] = {}
+        self.rhythm = Rhythm()
+        self._known: dict[int, Known] = {}
         """By the optimizer's `id`, which may be another's once it is gone."""
-        self._places: list[_Known] = []
-        self._handles: list[Any] = []
+        self._places: list[Known] = []
+        self._before: UpdateHook | None = None
+        self._after: UpdateHook | None = None
+        self.coasts = False
+        """Whether steps are only told of."""
         self._patches: list[Patch] = []
         self._backward_patch: Patch | None = None
-        self._num_updates = 0
+        self.num_seen = 0
+        """Updates."""
         self._num_begun = 0
         """Updates begun since the last one that was part of no other ended; those that raised count too."""
         self._has_pushed = False
@@ -75,35 +78,50 @@ class Steps:
     @property
     def num_updates(self) -> int:
         """Updates in one step."""
-        return self._rhythm.num_updates
+        return self.rhythm.num_updates
 
     @property
     def num_missed(self) -> int:
         """Steps made before it was known what a step is."""
-        return self._rhythm.num_missed + self._missed_by_hand()
+        return self.rhythm.num_missed + self._missed_by_hand()
 
     def install(self) -> None:
         """Begin to follow."""
-        for hook in (Steps._before_update, Steps._after_update, Steps._count_update):
+        for hook in (Steps._before_update, Steps._after_update, nothing):
             leave_uncompiled(hook)
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before_update),
-            register_optimizer_step_post_hook(self._after_update),
-        ]
+        self._before = UpdateHook(register_optimizer_step_pre_hook, self._before_update)
+        self._after = UpdateHook(register_optimizer_step_post_hook, self._after_update)
         self._patches = [Patch(torch.amp.GradScaler, "step", self._watch_scaler)]
         self._backward_patch = Patch(torch.autograd, "backward", self._count_backward)
 
-    def coast(self) -> None:
-        """Follow updates alone, at the least cost: nobody asks what a step consists of, or changes it, from here on."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = [register_optimizer_step_post_hook(self._count_update)]
+    def coast(self, *, with_flags: bool) -> None:
+        """Tell of steps alone, at the least cost, until `follow`; `with_flags`: and set what levers change in updates.
+
+        Called within an update or outside of all.
+        """
+        if self._before is None or self._after is None:
+            return
+        coasting = Coasting(self._framework, self)
+        self._before.exchange(coasting.before if with_flags else nothing)
+        self._after.exchange(coasting.after)
+        self.coasts = True
+
+    def follow(self) -> None:
+        """Follow everything again, as from the beginning."""
+        if self._before is None or self._after is None or not self.coasts:
+            return
+        self._num_begun = 0
+        self._before.exchange(self._before_update)
+        self._after.exchange(self._after_update)
+        self.coasts = False
 
     def remove(self) -> None:
         """Leave nothing behind."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        for hook in (self._before, self._after):
+            if hook is not None:
+                hook.remove()
+        self._before = self._after = None
+        self.coasts = False
         for patch in self._patches:
             patch.remove()
         self._patches = []
@@ -123,7 +141,7 @@ class Steps:
             return None
         self._num_begun += 1
         try:
-            known = self._known_of(optimizer)
+            known = self.known_of(optimizer)
             if known.num_groups != len(optimizer.param_groups):
                 known.num_groups = len(optimizer.param_groups)
                 framework.meet(optimizer)
@@ -155,13 +173,13 @@ class Steps:
             self._has_pushed = True
             self._spent_before_s = clock.spent("optimizer")
 
-    def _known_of(self, optimizer: torch.optim.Optimizer) -> _Known:
+    def known_of(self, optimizer: torch.optim.Optimizer) -> Known:
         """What is known of the optimizer; a new one takes the place of one that is gone."""
         known = self._known.get(id(optimizer))
         if known is not None and known.optimizer() is optimizer:
             return known
         place = next((n for n, k in enumerate(self._places) if k.optimizer() is None), len(self._places))
-        known = _Known(weakref.ref(optimizer), place)
+        known = Known(weakref.ref(optimizer), place)
         self._places[place : place + 1] = [known]
         self._known = {key: k for key, k in self._known.items() if k.optimizer() is not None}
         self._known[id(optimizer)] = known
@@ -172,12 +190,12 @@ class Steps:
         self._first_update_s = perf_counter()
         self._framework.calls.thread = get_ident()
         self._stop_counting()
-        self._rhythm.expect(num_optimizers())
+        self.rhythm.expect(num_optimizers())
 
     def _with_closure(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """Tell of the last update: now, or, where a closure is still to compute the gradients, after it."""
         framework = self._framework
-        last = framework.capture.active and self._rhythm.next_ends()
+        last = framework.capture.active and self.rhythm.next_ends()
         if framework.capture.active:
             framework.capture.before_update(optimizer, last=last)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -215,46 +233,40 @@ class Steps:
         if framework.session.silent or get_ident() != framework.calls.thread:
             return
         try:
-            self._num_updates += 1
-            known = self._known_of(optimizer)
+            self.num_seen += 1
+            known = self.known_of(optimizer)
             framework.session.flags.after_update(optimizer)
             if self._num_begun > 1 and within_update(sys._getframe(1)):
-                self._note_part(known)
+                self.note_part(known)
                 return
             self._num_begun = 0
             if self._has_pushed:
                 self._has_pushed = False
                 framework.observer.pop("optimizer")
-            if self._rhythm.waits and perf_counter() - (self._first_update_s or 0.0) > PATIENCE_S:
-                self._rhythm.expect(0)
-            if self._rhythm.update(known.place):
+            if self.rhythm.waits and perf_counter() - (self._first_update_s or 0.0) > PATIENCE_S:
+                self.rhythm.expect(0)
+            if self.rhythm.update(known.place):
                 framework.end_of_step()
         except Exception as problem:  # noqa: BLE001
             framework.fail("recorder", problem)
 
-    def _note_part(self, known: _Known) -> None:
+    def note_part(self, known: Known) -> None:
         """An optimizer has updated within another one's update: none of its own is to be waited for."""
         if not known.is_part:
             known.is_part = True
-            self._rhythm.expect_one_less()
+            self.rhythm.expect_one_less()
 
-    def _count_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        framework = self._framework
-        if get_ident() != framework.calls.thread or within_update(sys._getframe(1)):
-            return
-        try:
-            self._num_updates += 1
-            if self._rhythm.update(self._known_of(optimizer).place) and framework.listener is not None:
-                framework.listener.on_step(perf_counter())
-        except Exception as problem:  # noqa: BLE001
-            framework.fail("recorder", problem)
+    @property
+    def has_parts(self) -> bool:
+        """Whether an update was seen within another one."""
+        return any(known.is_part for known in self._places)
 
     def _watch_scaler(self, original: Any, patch: Patch) -> Any:
         """A scaler that skips an update still ends a step."""
 
         @wraps(original)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            before = self._num_updates
+            before = self.num_seen
             try:
                 result = original(scaler, optimizer, *args, **kwargs)
             except BaseException as problem:
@@ -262,7 +274,7 @@ class Steps:
                 raise
             if patch.active and scaler.is_enabled():
                 self._framework.session.scaler_seen = True
-                skipped = self._num_updates == before and not self._framework.session.holds_back
+                skipped = self.num_seen == before and not self._framework.session.holds_back
                 if skipped and isinstance(optimizer, torch.optim.Optimizer):
                     self._num_begun += 1
                     self._after_update(optimizer, (), {})
@@ -334,7 +346,7 @@ class Steps:
 
 
 @dataclass(slots=True)
-class _Known:
+class Known:
     """An optimizer that has updated.
 
     Attributes:
@@ -350,39 +362,7 @@ class _Known:
     is_part: bool = False
 
 
-_UPDATE = getattr(Optimizer.profile_hook_step(lambda *_: None), "__code__", None)
-"""What PyTorch runs for every `step`: its wrapper, which calls the hooks."""
-
-
-def within_update(frame: FrameType | None) -> bool:
-    """Whether the update that calls a hook from `frame` is made within another one.
-
-    The stack tells, where a count would go wrong after an update that raised: no hook is told of its end.
-    """
-    frame = frame.f_back if frame is not None else None
-    while frame is not None:
-        if frame.f_code is _UPDATE:
-            return True
-        frame = frame.f_back
-    return False
-
-
 def followed() -> bool:
     """Whether somebody follows this process's updates already."""
-    hooks = getattr(sys.modules[Optimizer.__module__], "_global_optimizer_post_hooks", {})
+    hooks = getattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_post_hooks", {})
     return any(isinstance(getattr(hook, "__self__", None), Steps) for hook in hooks.values())
-
-
-def leave_uncompiled(function: Any) -> None:
-    """Let a compilation of the script's own that reaches `function` call it, instead of tracing into it.
-
-    What `torch.compiler.disable` does, which would import the compiler.
-    """
-    function._torchdynamo_disable = True
-    try:
-        from torch._C._dynamo import eval_frame
-
-        skip = eval_frame._FrameAction.SKIP
-        eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
-    except (ImportError, AttributeError):  # other versions of PyTorch: it is traced, and breaks the graph
-        return

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from flatout.frameworks.pytorch.loaders import Loaders
     from flatout.frameworks.pytorch.patches import Patch
     from flatout.frameworks.pytorch.session import Session
+    from flatout.frameworks.pytorch.update_hooks import UpdateHook
 
 
 def why_not_resized(loader: DataLoader[Any]) -> str | None:
@@ -137,7 +138,7 @@ class Resized:
         """Batch samplers of ours: a loader that is made anew around one (Accelerate) is one of ours too."""
         self._rates = _Rates()
         self._patch: Patch | None = None
-        self._handles: list[Any] = []
+        self._hooks: list[UpdateHook] = []
 
     def begin(self) -> None:
         """From here on."""
@@ -145,19 +146,20 @@ class Resized:
         from torch.utils.data import DataLoader
 
         from flatout.frameworks.pytorch.patches import Patch
+        from flatout.frameworks.pytorch.update_hooks import UpdateHook
 
         self._patch = Patch(DataLoader, "__init__", self._resizing)
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before_update),
-            register_optimizer_step_post_hook(self._after_update),
+        self._hooks = [
+            UpdateHook(register_optimizer_step_pre_hook, self._before_update),
+            UpdateHook(register_optimizer_step_post_hook, self._after_update),
         ]
 
     def end(self) -> None:
         """No longer."""
         if self._patch is not None:
             self._patch.remove()
-        for handle in self._handles:
-            handle.remove()
+        for hook in self._hooks:
+            hook.remove()
         self._rates.restore_all()
 
     def wrong(self) -> str | None:
@@ -279,6 +281,6 @@ class _Rates(threading.local):
             self.restore()
 
     def _is_within(self) -> bool:
-        from flatout.frameworks.pytorch.steps import within_update
+        from flatout.frameworks.pytorch.update_hooks import within_update
 
         return within_update(sys._getframe(3))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from torch.utils.data import DataLoader
 
@@ -17,6 +17,9 @@ from flatout.frameworks.pytorch.pipeline.in_process import InProcess
 from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads
 from flatout.frameworks.pytorch.pipeline.read_ahead.owner import ReadAhead
 from flatout.frameworks.pytorch.pipeline.stored import Keeping, StoredItems
+
+Part: TypeAlias = Literal["fused", "stored", "pixels", "ahead", "decoded", "files"]
+"""A part of the input pipeline."""
 
 
 class InputPipeline:
@@ -34,7 +37,7 @@ class InputPipeline:
         self.files = ReadAhead()
         self.workers = InPlaceOfWorkers(self.fused, self.stored, self.pixels)
 
-    def engage(self, part: str, on: bool, *, fill: Iterable[DataLoader[Any]] = ()) -> None:
+    def engage(self, part: Part, on: bool, *, fill: Iterable[DataLoader[Any]] = ()) -> None:
         """Have a part fetch from now on, or no longer; `fill`: loaders whose items are all kept at once, in a trial."""
         if part == "stored":
             self.stored.engage(on, fill=fill)
@@ -82,4 +85,4 @@ class InPlaceOfWorkers:
         return InProcess(loader, self._fused if fast else None, self._stored)
 
 
-__all__ = ["InputPipeline", "Keeping"]
+__all__ = ["InputPipeline", "Keeping", "Part"]
