@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "claims"))
 
 from itself import SCRIPTS
 
-from flatout import search
 from flatout.looks import Looks
 from flatout.plan import Candidate
 from flatout.records import to_json
 from flatout.run.machine import read_machine
 from flatout.run.script import Script
+from flatout.space import Choice, Space, space_of, widest_class
 from flatout.trace import Levers
 from flatout.trials import pairs
 from flatout.trials.bench import opened
@@ -53,7 +53,7 @@ def wanted_by(script: str, public: Path | None) -> Script:
     return Script(path="main.py", arguments=("--epochs", "1"))
 
 
-def sets_of(space: search.Space) -> list[Levers]:
+def sets_of(space: Space) -> list[Levers]:
     """All sets of as many levers as make a grid of `MANY`: the most promising first, and one that compiles.
 
     Every set of these levers that may stand together is in the grid, so that its best is the best there is of them.
@@ -74,7 +74,7 @@ def sets_of(space: search.Space) -> list[Levers]:
     return _compatible(chosen, space)
 
 
-def _compatible(options: dict[str, list[Any]], space: search.Space) -> list[Levers]:
+def _compatible(options: dict[str, list[Any]], space: Space) -> list[Levers]:
     sets = []
     for settings in itertools.product(*([None, *found] for found in options.values())):
         levers = {name: one for name, one in zip(options, settings, strict=True) if one is not None}
@@ -83,14 +83,14 @@ def _compatible(options: dict[str, list[Any]], space: search.Space) -> list[Leve
     return sets
 
 
-def space_without_bounds(conduct: Conduct) -> search.Space:
+def space_without_bounds(conduct: Conduct) -> Space:
     """What may be tried here without a new process; what the diagnosis rules out is in the grid as well."""
     plain, facts = conduct.plain, conduct.bench.facts
     assert facts is not None and plain.anatomy is not None and plain.diagnosis is not None
     toggled = {name: lever for name, lever in conduct.levers.items() if lever.toggles != "process"}
     named = tuple(name for name, lever in toggled.items() if not lever.only_by_name)
     found = (plain.anatomy, plain.diagnosis)
-    return search.space_of(toggled, facts, conduct.machine, found, search.Choice(only=named))
+    return space_of(toggled, facts, conduct.machine, found, Choice(only=named))
 
 
 def record(name: str, script: Script, num_pairs: int) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _row(conduct: Conduct, levers: Levers, num_pairs: int) -> dict[str, Any]:
         }
         if measured.baseline_s and sum(measured.baseline_s) > sum(measured.candidate_s):
             judging_s = time.perf_counter()
-            judgement = conduct.judge(levers, search.widest_class(levers, conduct.levers))
+            judgement = conduct.judge(levers, widest_class(levers, conduct.levers))
             row |= {"agreement": judgement.verdict, "judging_s": time.perf_counter() - judging_s}
     except CandidateFailed as failed:
         row |= {"outcome": "failed", "reason": str(failed)[:200], "took_s": time.perf_counter() - begun_s}
