@@ -24,8 +24,9 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -33,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "claims"))
 
 from itself import SCRIPTS
 
+from flatout.anatomy import dissect
 from flatout.errors import FlatoutError
 from flatout.looks import Looks
 from flatout.plan import Candidate
@@ -45,6 +47,7 @@ from flatout.trials import pairs
 from flatout.trials.bench import WARM_UP_STEPS, Bench, opened
 from flatout.trials.conduct import Conduct, Goal, Show
 from flatout.trials.ends import CandidateFailed
+from flatout.trials.learn import UNKNOWN
 from flatout.trials.pairs import Extent
 from measuring import file_for, quiet, write
 from sides import copied, environment
@@ -54,9 +57,6 @@ MANY = 64
 """A grid has at least so many sets, where the script has levers for them."""
 
 PUBLIC = tuple(case.name for case in ALL if case.folder)
-
-RECORD_S, LOOK_S = 7200.0, 180.0
-"""What looking at the plain script may take a share of: for a grid, and where only its size is asked for."""
 
 COMPILING_S = 20.0
 """A guess of what compiling takes, for a guess of how long a grid takes."""
@@ -144,6 +144,14 @@ def space_without_bounds(conduct: Conduct) -> Space:
     return space_of(toggled, facts, conduct.machine, found, Choice(only=named))
 
 
+def look(conduct: Conduct) -> None:
+    """As little of the plain script as tells which levers it has, and in about which order."""
+    conduct.bench.start()
+    conduct.bench.settle()
+    window = conduct.bench.window({}, purpose="anatomy", observe="phases")
+    conduct.plain.anatomy, conduct.plain.diagnosis = dissect([window]), UNKNOWN
+
+
 def guess_s(blocks: Sequence[Sequence[Levers]], space: Space, bench: Bench, num_pairs: int) -> float:
     """How long a grid takes, before anything of it is known: its windows as long as plain ones, and compiling."""
     size, found_s = bench.size, 0.0
@@ -160,18 +168,20 @@ def record(name: str, script: Script, wanted: argparse.Namespace) -> dict[str, A
     """The grid of one script; none where only its size was asked for."""
     lots = random.Random(name)
     with tempfile.TemporaryDirectory() as folder:
-        conduct = Conduct(
-            script, Path(folder), read_machine(), Goal(budget_s=LOOK_S if wanted.tell else RECORD_S), Show()
-        )
+        conduct = Conduct(script, Path(folder), read_machine(), Goal(budget_s=7200.0), Show())
         with opened(conduct.bench):
-            conduct.observe()
+            look(conduct) if wanted.tell else conduct.observe()
             space = space_without_bounds(conduct)
             sets = sets_of(space, wanted.most_sets)
             blocks = blocks_of(sets, space, lots)
             about_s = guess_s(blocks, space, conduct.bench, wanted.pairs)
             levers = ", ".join(dict.fromkeys(one for levers in sets for one in levers))
             few = f", fewer than {MANY}" if len(sets) < MANY else ""
-            print(f"{name}: {len(sets)} sets{few} of {levers}; about {about_s / 60:.0f} min", flush=True)
+            long = f"{conduct.bench.size.num_steps} steps of {1000 * conduct.bench.step_guess_s:.3g} ms"
+            print(
+                f"{name}: {len(sets)} sets{few} of {levers}; windows of {long}, about {about_s / 60:.0f} min",
+                flush=True,
+            )
             if wanted.tell:
                 return None
             return {
@@ -186,19 +196,37 @@ def record(name: str, script: Script, wanted: argparse.Namespace) -> dict[str, A
 
 
 def _rows(conduct: Conduct, blocks: Sequence[Sequence[Levers]], num_pairs: int, told: str) -> Iterator[dict[str, Any]]:
-    """Measure block by block, and tell how far it is: the time left is that of sets of the same kind so far."""
+    """Measure block by block, and tell how far it is."""
     num, number = sum(len(block) for block in blocks), 0
-    begun_s = time.perf_counter()
-    for block in blocks:
-        if number and any(conduct.levers[name].compiles for name in block[0]):
-            _begin_anew(conduct.bench)
-        for levers in block:
+    compiled = [any(conduct.levers[name].compiles for name in block[0]) for block in blocks]
+    took_s: dict[bool, list[float]] = {True: [], False: []}
+    for block, compiles_first in zip(blocks, compiled, strict=True):
+        for index, levers in enumerate(block):
+            begun_s = time.perf_counter()
+            first = compiles_first and index == 0
+            if first and number:
+                _begin_anew(conduct.bench)
             row = _row(conduct, levers, num_pairs)
             number += 1
-            left_s = (time.perf_counter() - begun_s) / number * (num - number)
+            took_s[first].append(time.perf_counter() - begun_s)
             said = f"{Candidate(levers=levers).label} {row['outcome']} {row['took_s']:.1f} s"
-            print(f"{told} {number}/{num} {said}, {left_s / 60:.0f} min left", flush=True)
+            left_min = left_s(took_s, num - number, sum(compiled)) / 60
+            print(f"{told} {number}/{num} {said}, {left_min:.0f} min left", flush=True)
             yield row
+
+
+def left_s(took_s: Mapping[bool, Sequence[float]], num_sets: int, num_compiled: int) -> float:
+    """How long the rest of a grid takes.
+
+    Args:
+        took_s: Of the sets so far: by whether a set was the first to compile its graphs.
+        num_sets: Sets that are left.
+        num_compiled: First sets of graphs in the whole grid.
+    """
+    firsts, others = took_s[True], took_s[False]
+    num_firsts = min(max(num_compiled - len(firsts), 0), num_sets)
+    first_s = fmean(firsts) if firsts else COMPILING_S
+    return num_firsts * first_s + (num_sets - num_firsts) * (fmean(others) if others else first_s)
 
 
 def _begin_anew(bench: Bench) -> None:

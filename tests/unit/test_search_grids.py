@@ -75,6 +75,15 @@ def test_sets_of_the_same_compiled_graphs_are_measured_side_by_side_in_an_order_
     assert blocks == record.blocks_of(sets, space, random.Random(0)) != record.blocks_of(sets, space, random.Random(1))
 
 
+def test_the_time_left_counts_compiling_once_for_each_block_that_is_left():
+    took_s = {True: [40.0, 20.0], False: [2.0, 4.0]}
+    assert record.left_s(took_s, num_sets=10, num_compiled=4) == 2 * 30.0 + 8 * 3.0
+    assert record.left_s(took_s, num_sets=1, num_compiled=4) == 30.0
+    assert record.left_s({True: [], False: [2.0]}, num_sets=3, num_compiled=1) == record.COMPILING_S + 2 * 2.0
+    assert record.left_s({True: [9.0], False: []}, num_sets=2, num_compiled=1) == 18.0, "nothing else is known yet"
+    assert record.left_s(took_s, num_sets=0, num_compiled=2) == 0
+
+
 def test_a_grid_of_more_pairs_is_one_of_fewer_as_well(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "RESULTS", tmp_path)
     monkeypatch.setattr(measuring, "ROOT", tmp_path)
