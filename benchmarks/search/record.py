@@ -49,6 +49,7 @@ from flatout.trials.conduct import Conduct, Goal, Show
 from flatout.trials.ends import CandidateFailed
 from flatout.trials.learn import UNKNOWN
 from flatout.trials.pairs import Extent
+from flatout.trials.terms import Terms
 from measuring import file_for, quiet, write
 from sides import copied, environment
 from speedup_cases import ALL, CASES
@@ -168,7 +169,8 @@ def record(name: str, script: Script, wanted: argparse.Namespace) -> dict[str, A
     """The grid of one script; none where only its size was asked for."""
     lots = random.Random(name)
     with tempfile.TemporaryDirectory() as folder:
-        conduct = Conduct(script, Path(folder), read_machine(), Goal(budget_s=7200.0), Show())
+        goal = Goal(budget_s=7200.0, terms=Terms(start_limit_s=600.0))  # some take long where the machine is busy
+        conduct = Conduct(script, Path(folder), read_machine(), goal, Show())
         with opened(conduct.bench):
             look(conduct) if wanted.tell else conduct.observe()
             space = space_without_bounds(conduct)
