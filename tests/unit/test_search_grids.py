@@ -4,6 +4,7 @@ import os
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ import measuring  # noqa: E402
 import sides  # noqa: E402
 from flatout.plan import Candidate  # noqa: E402
 from flatout.space import Space, clash  # noqa: E402
+from flatout.trials.pairs import Pairs  # noqa: E402
 from handmade import lever, registry  # noqa: E402
 
 
@@ -82,6 +84,14 @@ def test_the_time_left_counts_compiling_once_for_each_block_that_is_left():
     assert record.left_s({True: [], False: [2.0]}, num_sets=3, num_compiled=1) == record.COMPILING_S + 2 * 2.0
     assert record.left_s({True: [9.0], False: []}, num_sets=2, num_compiled=1) == 18.0, "nothing else is known yet"
     assert record.left_s(took_s, num_sets=0, num_compiled=2) == 0
+
+
+@pytest.mark.parametrize(("pairs_s", "outcome"), [([], "disturbed"), ([0.01], "measured")])
+def test_a_set_of_which_no_pair_was_undisturbed_does_not_count_as_measured(monkeypatch, pairs_s, outcome):
+    found = Pairs(baseline_s=pairs_s, candidate_s=pairs_s, num_discarded=3)
+    monkeypatch.setattr(record.pairs, "measure", lambda bench, levers, extent: found)
+    row = record._row(SimpleNamespace(bench=None), {"a": {}}, 1)
+    assert row["outcome"] == outcome and row["num_discarded"] == 3 and row["baseline_step_s"] == pairs_s
 
 
 def test_a_grid_of_more_pairs_is_one_of_fewer_as_well(tmp_path, monkeypatch):
