@@ -84,22 +84,28 @@ def edit_for(name: str, machine: str) -> Edit:
 
 def prepared(case: Case, examples: Path | None, place: Path) -> dict[str, Side]:
     """Copy the script's folder twice, change one copy as the expert does, and say what is typed where."""
-    source = ROOT / "examples" if not case.folder else checked(examples) / case.folder
-    if case.folder:
-        (place / "data").symlink_to(checked(examples) / "data")  # what their scripts call `../data`
-    shutil.copytree(source, place / "script", ignore=shutil.ignore_patterns(".flatout", "flatout.toml"))
-    if case.prepare:
-        subprocess.run([PYTHON, *case.prepare], cwd=place / "script", env=environment(case), check=True)
-    shutil.copytree(place / "script", place / "expert")
+    script = copied(case, examples, place)
+    shutil.copytree(script, place / "expert")
     edit = edit_for(case.name, variant())
     if edit.diff:
         change(place / "expert", edit.diff)
     words = case.words
     return {
-        "plain": Side(folder=place / "script", command=(PYTHON, *words)),
+        "plain": Side(folder=script, command=(PYTHON, *words)),
         "expert": Side(folder=place / "expert", command=(PYTHON, *words, *edit.options)),
-        "flatout": Side(folder=place / "script", command=(FLATOUT, "run", *words)),
+        "flatout": Side(folder=script, command=(FLATOUT, "run", *words)),
     }
+
+
+def copied(case: Case, examples: Path | None, place: Path) -> Path:
+    """A copy of the script's folder, with its data made, beside what pytorch/examples' scripts call `../data`."""
+    source = ROOT / "examples" if not case.folder else checked(examples) / case.folder
+    if case.folder:
+        (place / "data").symlink_to(checked(examples) / "data")
+    shutil.copytree(source, place / "script", ignore=shutil.ignore_patterns(".flatout", "flatout.toml"))
+    if case.prepare:
+        subprocess.run([PYTHON, *case.prepare], cwd=place / "script", env=environment(case), check=True)
+    return place / "script"
 
 
 def checked(examples: Path | None) -> Path:

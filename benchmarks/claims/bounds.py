@@ -3,7 +3,7 @@
     python benchmarks/claims/bounds.py [--examples lenet ...]
 
 `flatout tune` for every example, with every lever. A lever alone is held against the bound that the search gave it
-before it was tried (`flatout.search.bound_of`): its 95 % interval must not lie above. Levers that change what a step
+before it was tried (`flatout.space.bound_of`): its 95 % interval must not lie above. Levers that change what a step
 computes with (`precision`), and those of the whole process, have bounds of their phases, too.
 """
 
@@ -23,7 +23,7 @@ from roofline import EXAMPLES, SCRIPTS
 
 from flatout.frameworks.pytorch.levers import registry
 from flatout.result import Result, load
-from flatout.search import bound_of
+from flatout.space import bound_of
 from measuring import FLATOUT, quiet, timed, write
 
 

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from numerics_scripts import seed_all
 
-from flatout import agreement, search
+from flatout import agreement
 from flatout.frameworks.pytorch import rhythm
 from flatout.frameworks.pytorch.adapter import PyTorch
 from flatout.plan import Lever, verify
 from flatout.run.machine import read_machine
+from flatout.space import checks_of, widest_class
 from flatout.trace import Agreement, Levers
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -140,8 +141,8 @@ def judged(
 
 
 def _judged(watched: Watched, levers: Levers) -> Verdict:
-    class_ = search.widest_class(levers, watched.known)
-    checks = search.checks_of(levers, watched.known)
+    class_ = widest_class(levers, watched.known)
+    checks = checks_of(levers, watched.known)
     points: list[Agreement] = []
     if "batches" in checks:
         points.append(watched.agreement(levers, ("batches",)))

@@ -33,6 +33,7 @@ from flatout.facts import Facts
 from flatout.frameworks.pytorch.levers import registry
 from flatout.plan import Candidate, Key, Trial
 from flatout.records import from_json
+from flatout.space import Choice, advised, space_of
 from flatout.trace import Levers
 from flatout.trials.pairs import SCREENING, Extent, Pairs, is_done
 from measuring import RESULTS, write
@@ -188,9 +189,9 @@ def ours(play: Play) -> None:
     grid = play.grid
     shuffled = {name: LEVERS[name] for name in names}
     found = (grid.anatomy, grid.diagnosis)
-    space = search.space_of(shuffled, grid.facts, grid.machine, found, search.Choice())
+    space = space_of(shuffled, grid.facts, grid.machine, found, Choice())
     said = priors.advice(play.former, grid.place, grid.traits)
-    space = search.advised(space, said.expected, said.own, said.former)
+    space = advised(space, said.expected, said.own, said.former)
     while (candidate := search.next_candidate(space, play.trials, lambda c: c.key in grid.rows)) is not None:
         play.try_out(candidate.levers, search.to_beat(candidate.levers, LEVERS, play.trials))
 

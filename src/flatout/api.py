@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from flatout.prover import ProveRequest
     from flatout.result import Result
     from flatout.run.watch import Learner
-    from flatout.search import Choice
+    from flatout.space import Choice
     from flatout.trace import Levers
     from flatout.trials.conduct import Goal, Show
     from flatout.trials.terms import Terms
 
 #: What only measuring needs is loaded when it is asked for: `run` starts a script, and the script is waiting.
 _MEASURING = {
-    "Choice": "flatout.search",
+    "Choice": "flatout.space",
     "LeverRow": "flatout.lever_rows",
     "Conduct": "flatout.trials.conduct",
     "Goal": "flatout.trials.conduct",
@@ -341,7 +341,7 @@ def _framework_version() -> str:
 def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None], show: Show | None) -> Engagement:
     """Measure the plan's own set of levers here, and engage it only where it wins here too."""
     from flatout import measuring
-    from flatout.search import Choice
+    from flatout.space import Choice
     from flatout.trials.conduct import Goal, Show
     from flatout.trials.terms import Terms
 

@@ -15,7 +15,7 @@ from flatout.plan import PLAN_FILE
 from flatout.run.foreground import Outcome
 from flatout.run.watch import Learner
 from flatout.running import Here
-from flatout.search import Choice
+from flatout.space import Choice
 from flatout.trials.learn import MOST_LOST_S, Asking, Learning, plan_of
 
 LINE = (

@@ -20,7 +20,7 @@ from flatout.result import Result
 from flatout.run import calibrate, folder, isolation
 from flatout.run.machine import read_machine
 from flatout.run.script import Script, check_source
-from flatout.search import Choice
+from flatout.space import Choice
 from flatout.trials.bench import STORES, opened
 from flatout.trials.conduct import Conduct, Goal, Show
 from flatout.trials.former import OPTION, Former

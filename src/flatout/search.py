@@ -11,22 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from flatout.plan import Candidate, Lever, Trial, allows
-from flatout.space import (
-    CHEAP,
-    COMPILED,
-    NEW_PROCESS,
-    WORTH_TRYING,
-    Choice,
-    Space,
-    advised,
-    bound_of,
-    checks_of,
-    clash,
-    contains,
-    cost_of,
-    space_of,
-    widest_class,
-)
+from flatout.space import CHEAP, COMPILED, NEW_PROCESS, WORTH_TRYING, Space, clash, contains, cost_of, widest_class
 from flatout.trace import Levers
 
 WORTH_ADDING = 1.01
@@ -307,24 +292,3 @@ def _worth(trial: Trial) -> float:
     ratio = trial.ratio or 0.0
     low = ratio if trial.ratio_low is None else trial.ratio_low
     return math.sqrt(max(ratio * low, 0.0))
-
-
-__all__ = [
-    "NOT_HOPELESS",
-    "WORTH_ADDING",
-    "WORTH_TRYING",
-    "Choice",
-    "Space",
-    "advised",
-    "best_of",
-    "bound_of",
-    "checks_of",
-    "gain_s",
-    "is_reordered",
-    "next_candidate",
-    "second_to",
-    "space_of",
-    "to_beat",
-    "usable",
-    "widest_class",
-]

@@ -12,11 +12,11 @@ import pytest
 
 import handmade
 from faulting import CEILINGS, FLATOUT, REASON, copied, environment, flatout, left_behind, parts
-from flatout import search
 from flatout.errors import ScriptError
 from flatout.plan import Candidate
 from flatout.run.machine import read_machine
 from flatout.run.script import Script
+from flatout.space import Choice
 from flatout.trials import ends
 from flatout.trials.conduct import Conduct, Goal, Show
 from flatout.trials.terms import Terms
@@ -55,7 +55,7 @@ def conducted(folder):
 
     def start(killer, command="tune", levers=("fused_optimizer", "fused_fetch"), budget_s=25.0):
         script = Script(path=str(copied("tiny_training.py", folder)))
-        goal = Goal(budget_s=budget_s, choice=search.Choice(only=levers), terms=Terms(isolate=False))
+        goal = Goal(budget_s=budget_s, choice=Choice(only=levers), terms=Terms(isolate=False))
         run_folder = folder / ".flatout" / "tiny_training-1"
         run_folder.mkdir(parents=True)
         show = Show(stage=killer.stage, tick=killer.tick)

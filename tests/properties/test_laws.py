@@ -23,7 +23,8 @@ from flatout.facts import Facts
 from flatout.findings import Findings
 from flatout.plan import CLASSES, Candidate, Trial, allows
 from flatout.records import from_json, to_json
-from flatout.search import Choice, best_of, next_candidate, space_of
+from flatout.search import best_of, next_candidate
+from flatout.space import Choice, space_of
 from flatout.stats import compare, quantile, summarize
 from flatout.trace import OUTSIDE, PHASES, Agreement, Census, End, Failure, Header, Scaling, Toggle, Window
 from handmade import FACTS, HEADER, MACHINE, anatomy, gradients, lever, measured, plan, registry, trial, window

@@ -8,7 +8,7 @@ import pytest
 from flatout.diagnosis import Diagnosis
 from flatout.plan import Candidate
 from flatout.run.script import Script
-from flatout.search import Choice, Space
+from flatout.space import Choice, Space
 from flatout.trials.conduct import Conduct, Goal, Show
 from flatout.trials.window_size import Size
 from handmade import FACTS, HEADER, MACHINE, anatomy, lever, registry, trial, window

@@ -6,7 +6,7 @@ import pytest
 
 from flatout.plan import Trial
 from flatout.run.pairs_in_run import Answer
-from flatout.search import Choice
+from flatout.space import Choice
 from flatout.trace import Agreement, Failure, Window
 from flatout.trials.learn import MOST_LOST_S, MOST_TOOK_S, MOST_WAITS, Learning
 from handmade import FACTS, MACHINE, lever, registry

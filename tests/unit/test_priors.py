@@ -18,7 +18,8 @@ from flatout.plan import Candidate
 from flatout.priors import Place, Traits, Tried, Tuning, advice, likeness, place_of, traits_of, tuning_of
 from flatout.priors_file import MOST_TUNINGS, forget_priors, keep, kept_priors
 from flatout.run.script import Script
-from flatout.search import Choice, advised, best_of, is_reordered, next_candidate, space_of
+from flatout.search import best_of, is_reordered, next_candidate
+from flatout.space import Choice, advised, space_of
 from flatout.trials.former import Former, digest_of
 from handmade import FACTS, HEADER, MACHINE, MODEL, anatomy, lever, registry, trial
 

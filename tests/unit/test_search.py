@@ -8,19 +8,8 @@ import pytest
 from flatout.diagnosis import Bound, Diagnosis
 from flatout.frameworks.pytorch.levers import registry as registry_of_levers
 from flatout.plan import CLASSES, Candidate, Trial, allows
-from flatout.search import (
-    Choice,
-    Space,
-    best_of,
-    bound_of,
-    gain_s,
-    next_candidate,
-    second_to,
-    space_of,
-    to_beat,
-    usable,
-    widest_class,
-)
+from flatout.search import best_of, gain_s, next_candidate, second_to, to_beat, usable
+from flatout.space import Choice, Space, bound_of, space_of, widest_class
 from handmade import FACTS, LOADER, MACHINE, anatomy, lever, registry, trial
 
 ANATOMY = anatomy({"data": 0.3, "forward": 0.3, "backward": 0.3, "optimizer": 0.1})

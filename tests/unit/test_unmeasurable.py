@@ -1,15 +1,16 @@
 """What is said of a script that gave nothing to measure, and of a result that could not be kept."""
 
 import errno
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from flatout import measuring, result
-from flatout.errors import MachineError, cannot_write
+from flatout.errors import Inconclusive, MachineError, ScriptError, cannot_write
 from flatout.run.launch import Ended
 from flatout.run.script import Script
-from flatout.trace import Failure
+from flatout.trace import Failure, Window
 from flatout.trials import bench
 from flatout.trials.terms import Terms
 from flatout.trials.unmeasurable import cannot_measure
@@ -71,3 +72,57 @@ def test_a_result_that_cannot_be_kept_is_shown_with_a_warning(tmp_path, monkeypa
     monkeypatch.setattr(measuring, "replace", lambda found, **changes: SimpleNamespace(**{**vars(found), **changes}))
     found = measuring._saved(SimpleNamespace(warnings=("one",)), tmp_path)
     assert found.warnings == ("one", f"cannot write `{tmp_path}`: the disk is full")
+
+
+class Ending:
+    """A child that ends at each order, in the ways that are listed; after that, as in the last."""
+
+    alive = True
+
+    def __init__(self, *ways):
+        self.ways, self.records = list(ways), []
+
+    def ask(self, limit_s, wait, **what):
+        way = self.ways.pop(0) if len(self.ways) > 1 else self.ways[0]
+        stays = Failure(stage="release", error="NotReleased", message="bf16: KeyError: 'gone'\nmore of it")
+        self.records = [stays] if way == "unreleased" else []
+        raise {
+            "unreleased": Ended(exit_code=1, trained=True),
+            "killed": Ended(exit_code=-9, trained=True),
+            "over": Ended(exit_code=0, finished=True, trained=True, num_steps=8),
+        }[way]
+
+
+@pytest.mark.parametrize(
+    ("ways", "kind", "error", "cause"),
+    [
+        (
+            ("unreleased",),
+            Inconclusive,
+            "a lever could not be released",
+            "release: NotReleased: bf16: KeyError: 'gone'",
+        ),
+        (("killed", "unreleased"), Inconclusive, "a lever could not be released", "bf16"),
+        (("unreleased", "killed"), ScriptError, "was killed by SIGKILL", "it printed nothing"),
+        (("unreleased", "over"), Inconclusive, "ends before 2 steps can be measured", "too few training steps"),
+    ],
+)
+def test_plain_windows_that_never_came_are_told_by_what_ended_the_last_child(
+    tmp_path, monkeypatch, ways, kind, error, cause
+):
+    one, child = bench.Bench(Script(path="train.py"), tmp_path, {}, Terms()), Ending(*ways)
+    one.facts, one.size = SimpleNamespace(loaders=()), replace(one.size, num_steps=2)
+    monkeypatch.setattr(one, "start", lambda process_levers: setattr(one, "_child", child))
+    with pytest.raises(kind, match=error) as caught:
+        one.window({}, purpose="baseline")
+    assert cause in caught.value.cause
+
+
+def test_a_lever_that_a_child_could_not_release_once_is_no_reason_to_stop(tmp_path, monkeypatch):
+    one, child = bench.Bench(Script(path="train.py"), tmp_path, {}, Terms()), Ending("unreleased")
+    came = Window(index=0, purpose="baseline", levers={}, observe="ends", step_s=(1.0,), outside_s=(0.0,), start_s=0.0)
+    plain = SimpleNamespace(alive=True, ask=lambda *_, **what: [came])
+    children = [child, plain]
+    monkeypatch.setattr(one, "start", lambda process_levers: setattr(one, "_child", children.pop(0)))
+    assert one.window({}, purpose="baseline").step_s == (1.0,)
+    assert one.unreleased == "release: NotReleased: bf16: KeyError: 'gone'"

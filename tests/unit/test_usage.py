@@ -18,7 +18,7 @@ from flatout.plan import Trial
 from flatout.result import save
 from flatout.run.launch import Ended
 from flatout.run.script import Script
-from flatout.search import Choice
+from flatout.space import Choice
 from flatout.trials.conduct import Goal, Show
 from flatout.trials.unmeasurable import cannot_measure
 from handmade import MACHINE

@@ -32,7 +32,7 @@ from flatout.store_folder import stores_folder
 from flatout.trace import Agreement, Census, Header, Levers, Record, Refused, Scaling, Setting, Toggle, Window
 from flatout.trials.ends import CandidateFailed, Kills, not_released, raise_failures
 from flatout.trials.terms import Terms
-from flatout.trials.unmeasurable import cannot_measure
+from flatout.trials.unmeasurable import cannot_measure, cannot_release
 from flatout.trials.window_size import MAX_STEPS, WINDOW_S, Size, size_for
 
 WARM_UP_STEPS = 30
@@ -229,6 +229,7 @@ class Bench:
     def _ask(self, levers: Levers, limit_s: float, **what: Any) -> list[Record]:
         """Give an order; a script that has merely ended is started again, one that broke under levers has failed."""
         last: Ended | None = None
+        unreleased = ""
         for _attempt in range(3):
             if self._child is None or not self._child.alive:
                 self.start(self._process_levers)
@@ -237,7 +238,7 @@ class Bench:
             try:
                 records = child.ask(limit_s, self.on_wait, levers=levers, **what)
             except Ended as end:
-                last = end
+                last, unreleased = end, not_released(child.records)
                 self._ended(end, levers)
                 if "num_steps" in what:
                     what["num_steps"] = min(what["num_steps"], self.size.num_steps)
@@ -245,6 +246,8 @@ class Bench:
             self._note(records)
             self.warnings |= raise_failures(records, levers)
             return records
+        if unreleased:
+            raise cannot_release(self.script, unreleased)
         if last is not None and not last.finished:  # forgiven each time, and never got far enough
             raise cannot_measure(self.script, last, self.terms.start_limit_s)
         raise Inconclusive(

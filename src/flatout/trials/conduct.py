@@ -21,6 +21,7 @@ from flatout.looks import Looks
 from flatout.plan import Candidate, Lever, Trial, allows
 from flatout.result import Result, Untried
 from flatout.run.script import Script
+from flatout.space import WORTH_TRYING, Choice, Space, checks_of, space_of, widest_class
 from flatout.trace import Agreement, Levers
 from flatout.trials import conclude
 from flatout.trials import pairs as pairing
@@ -75,7 +76,7 @@ class Goal:
     priors: bool = True
     run_steps: int | None = None
     budget_s: float | None = None
-    choice: search.Choice = field(default_factory=search.Choice)
+    choice: Choice = field(default_factory=Choice)
     terms: Terms = field(default_factory=Terms)
 
 
@@ -223,7 +224,7 @@ class Conduct:
         facts, header = self.bench.facts, self.bench.header
         assert facts is not None and header is not None and plain.anatomy is not None and plain.diagnosis is not None
         found = (plain.anatomy, plain.diagnosis)
-        space = search.space_of(self.levers, facts, self.machine, found, self.goal.choice)
+        space = space_of(self.levers, facts, self.machine, found, self.goal.choice)
         self.untried = list(space.untried)
         if self.goal.exactly is not None:
             self.trials.append(self.try_out(Candidate(levers=self.goal.exactly)))
@@ -243,7 +244,7 @@ class Conduct:
         self._say_why_it_stopped(space, candidate)
         self._list_untried(space)
 
-    def _say_why_it_stopped(self, space: search.Space, unfit: Candidate | None) -> None:
+    def _say_why_it_stopped(self, space: Space, unfit: Candidate | None) -> None:
         """Whether the budget ended the search, or that nothing pays any more, where something is left."""
         bears = self._bears(space)
         if unfit is None and search.next_candidate(space, self.trials, bears) is not None:
@@ -267,17 +268,17 @@ class Conduct:
             least_s += max([COMPILE_S, *(t.engage_s for t in compiled)])
         return least_s
 
-    def _worth(self, space: search.Space) -> Callable[[Candidate], bool]:
+    def _worth(self, space: Space) -> Callable[[Candidate], bool]:
         """Whether a candidate is to be tried."""
         bears, pays = self._bears(space), self._pays(space)
         return lambda candidate: bears(candidate) and pays(candidate)
 
-    def _bears(self, space: search.Space) -> Callable[[Candidate], bool]:
+    def _bears(self, space: Space) -> Callable[[Candidate], bool]:
         """Whether the budget bears a former winner, which is not the cheapest that is left; yes for all others."""
         former = {candidate.key for candidate in (*space.own, *space.former)}
         return lambda candidate: candidate.key not in former or self._fits(candidate)
 
-    def _pays(self, space: search.Space) -> Callable[[Candidate], bool]:
+    def _pays(self, space: Space) -> Callable[[Candidate], bool]:
         """Whether the run that is tuned for can earn back what trying a candidate costs; yes where nobody knows."""
         if self.goal.run_steps is None:
             return lambda candidate: True
@@ -297,7 +298,7 @@ class Conduct:
     def _reserve_s(self) -> float:
         """What measuring the best again will take."""
         best = search.best_of(self.trials)
-        if best is None or (best.ratio or 0.0) < search.WORTH_TRYING:  # then whatever is untried comes first
+        if best is None or (best.ratio or 0.0) < WORTH_TRYING:  # then whatever is untried comes first
             return 0.0
         num_pairs = PROCESS_PAIRS if self._apart(best.levers) else self._num_final_pairs(best.levers)
         return (num_pairs + 3) * self._pair_s(best.levers) + self._second_s(best) + self.judging_s
@@ -310,7 +311,7 @@ class Conduct:
     def _num_final_pairs(self, levers: Levers) -> int:
         return self._affordable(FINAL_PAIRS, FINAL_SHARE, levers, FEWEST_FINAL_PAIRS)
 
-    def _list_untried(self, space: search.Space) -> None:
+    def _list_untried(self, space: Space) -> None:
         tried = {name for t in self.trials for name in t.levers}
         for candidate in space.singles:
             for name in candidate.levers:
@@ -321,7 +322,7 @@ class Conduct:
     def try_out(self, candidate: Candidate) -> Trial:
         """Measure one candidate, and judge its numerics where it is fast enough to matter."""
         begun_s = time.perf_counter()
-        class_ = search.widest_class(candidate.levers, self.levers)
+        class_ = widest_class(candidate.levers, self.levers)
         try:
             judgement, class_ = self._judge_first(candidate, class_)
             if judgement is not None and judgement.verdict != "agrees":
@@ -361,7 +362,7 @@ class Conduct:
         return (judgement if whole else None), class_
 
     def _checks(self, levers: Levers) -> tuple[str, ...]:
-        return search.checks_of(levers, self.levers)
+        return checks_of(levers, self.levers)
 
     def _measure(self, candidate: Candidate) -> Pairs:
         to_beat = search.to_beat(candidate.levers, self.levers, self.trials)
@@ -447,7 +448,7 @@ class Conduct:
         """Whether the numbers under the levers are those of plain, as far as their class allows."""
         checks = self._checks(levers)
         if class_ == "statistical":  # the batches were admitted as other ones; the arithmetic must still agree
-            class_ = search.widest_class(levers, self.levers)
+            class_ = widest_class(levers, self.levers)
             checks = tuple(c for c in checks if c != "batches")
         if not checks:
             return agreement.judge([], class_, ())

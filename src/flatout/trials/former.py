@@ -16,6 +16,7 @@ from flatout.facts import Facts
 from flatout.priors import Tuning
 from flatout.result import Result
 from flatout.run.script import Script
+from flatout.space import Space, advised
 from flatout.trace import Header
 from flatout.trials.plain import Plain
 
@@ -31,7 +32,7 @@ class Former:
         self.said = ""
         """That earlier tunings changed the order, where they did."""
 
-    def advised(self, space: search.Space, seen: tuple[Header, Facts, Machine], plain: Plain) -> search.Space:
+    def advised(self, space: Space, seen: tuple[Header, Facts, Machine], plain: Plain) -> Space:
         """The space in the order that earlier tunings suggest."""
         if not self._digest or plain.anatomy is None or plain.diagnosis is None:
             return space
@@ -40,12 +41,12 @@ class Former:
         versions = (header.framework, header.framework_version)
         place = priors.place_of(machine.machine_key(), *versions, facts.device)
         said = priors.advice(self._read(), place, traits)
-        advised = search.advised(space, said.expected, said.own, said.former)
-        if search.is_reordered(advised, space):
+        ordered = advised(space, said.expected, said.own, said.former)
+        if search.is_reordered(ordered, space):
             tunings = "an earlier tuning" if said.num_tunings == 1 else f"{said.num_tunings} earlier tunings"
-            first = ", first this script's last plan" if advised.own else ""
+            first = ", first this script's last plan" if ordered.own else ""
             self.said = f"{tunings} on this machine decided what was tried first{first} (`{OPTION}`: the usual order)"
-        return advised
+        return ordered
 
     def _read(self) -> Sequence[Tuning]:
         kept = priors_file.kept_priors()

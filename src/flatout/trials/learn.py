@@ -25,6 +25,7 @@ from flatout.plan import PLAN_FORMAT, Candidate, Lever, Plan, Trial
 from flatout.run.foreground import Outcome
 from flatout.run.pairs_in_run import Answer, Ask
 from flatout.running import Here
+from flatout.space import Choice, Space, checks_of, space_of, widest_class
 from flatout.trace import FOREIGN_LIMIT, Agreement, Levers, Window
 from flatout.trials.pairs import SCREENING, STRETCH, Extent, Pairs, is_done, note
 from flatout.trials.window_size import Size, size_for
@@ -111,7 +112,7 @@ class Learning:
 
     levers: Mapping[str, Lever]
     machine: Machine
-    choice: search.Choice
+    choice: Choice
     facts: Facts
     trials: list[Trial] = field(default_factory=list)
     stopped: str = ""
@@ -150,7 +151,7 @@ class Learning:
 
     # -- the plain run -------------------------------------------------------------------------------------------
 
-    def _space(self) -> Generator[Ask, Answer, search.Space]:
+    def _space(self) -> Generator[Ask, Answer, Space]:
         """Look at the run as it is: how long its steps take, how they differ, and where their time goes."""
         self._resize((yield from self._window({})))
         plain: list[Window] = []
@@ -173,8 +174,8 @@ class Learning:
             anatomy = dissect(apart)
         except Inconclusive:
             self.stopped = "no step could be taken apart"
-            return search.Space(singles=(), untried=())
-        return search.space_of(toggled, self.facts, self.machine, (anatomy, UNKNOWN), self.choice)
+            return Space(singles=(), untried=())
+        return space_of(toggled, self.facts, self.machine, (anatomy, UNKNOWN), self.choice)
 
     def _resize(self, window: Window | None) -> None:
         if window is not None and window.training_step_s > 0:
@@ -195,7 +196,7 @@ class Learning:
 
     def _try_out(self, candidate: Candidate) -> Generator[Ask, Answer, Trial]:
         """Measure one candidate beside plain, and compare its numbers where it is faster."""
-        class_ = search.widest_class(candidate.levers, self.levers)
+        class_ = widest_class(candidate.levers, self.levers)
         begun_s = self._last[1]
         pairs = Pairs(noise=self._noise)
         problem = yield from self._measure(candidate.levers, pairs)
@@ -262,7 +263,7 @@ class Learning:
     def _judged(self, trial: Trial) -> Generator[Ask, Answer, Trial]:
         """Numbers of the run's own steps under the levers, beside plain; everything is put back afterwards."""
         compared = {name: s for name, s in trial.levers.items() if not self.levers[name].checks_itself}
-        checks = tuple(c for c in search.checks_of(compared, self.levers) if c != "batches")
+        checks = tuple(c for c in checks_of(compared, self.levers) if c != "batches")
         points: list[Agreement] = []
         while checks and (
             len(points) < 2 or agreement.needs_more_points(points, self._judgement(points, trial, checks))

@@ -1,4 +1,4 @@
-"""Why could a plain script not be measured? In: how its child ended. Out: an error in three parts."""
+"""Why could a plain script not be measured? In: how its child ended, what broke. Out: an error in three parts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import re
 from pathlib import Path
 
-from flatout.errors import ScriptError
+from flatout.errors import Inconclusive, ScriptError
 from flatout.report.words import nearby, printable
 from flatout.run.launch import Ended
 from flatout.run.script import Script
@@ -51,6 +51,20 @@ def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
     kept = f"; all that it printed is in `{nearby(Path(end.output_path))}`" if end.output_path and printed else ""
     return ScriptError(
         f"`{script.name}` failed: {_plain(end.sentence())}", cause=_raised(end) or last, hint=f"{again}{kept}"
+    )
+
+
+def cannot_release(script: Script, broke: str) -> Inconclusive:
+    """The error for a plain script of which nothing was seen because a lever stayed: that is no fault of the script's.
+
+    Args:
+        script: The script.
+        broke: What was raised as the lever was to be taken back.
+    """
+    return Inconclusive(
+        f"`{script.name}` could not be measured plainly: a lever could not be released",
+        cause=printable(broke),
+        hint="`--without LEVER` leaves it out",
     )
 
 

@@ -15,6 +15,7 @@ from flatout.frameworks.pytorch.levers.accumulation import Accumulation  # noqa:
 from flatout.plan import ONLY_PROVED  # noqa: E402
 from flatout.space import Choice, _left_out  # noqa: E402
 from handmade import FACTS, LOADER, MACHINE, OPTIMIZER  # noqa: E402
+from optimizers import Own  # noqa: E402
 
 MAKE = {
     "SGD": lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9, weight_decay=0.01),
@@ -24,16 +25,6 @@ MAKE = {
 }
 FACTOR = {"SGD": lambda num: num, "Adam": math.sqrt, "AdamW": math.sqrt, "RMSprop": math.sqrt}
 BATCHES = torch.arange(12 * 8.0).sin().reshape(12, 8, 1)
-
-
-class Own(torch.optim.Optimizer):
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, {"lr": lr})
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.data.sub_(parameter.grad, alpha=group["lr"])
 
 
 class Part(torch.optim.SGD):

@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from flatout.frameworks.pytorch.levers.batch_size import BatchSize, why_not_resized  # noqa: E402
 from handmade import FACTS, LOADER, MACHINE  # noqa: E402
+from optimizers import Own  # noqa: E402
 
 ITEMS = torch.arange(64.0)
 MAKE = {
@@ -46,16 +47,6 @@ class Part(torch.optim.SGD):
     def step(self, closure=None):
         self.inner.step()
         self.rates.append(self.param_groups[0]["lr"])
-
-
-class Own(torch.optim.Optimizer):
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, {"lr": lr})
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.data.sub_(parameter.grad, alpha=group["lr"])
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 
 from flatout.agreement import judge  # noqa: E402
 from flatout.frameworks.pytorch.levers.denormals import Denormals, _flushed_share, _in_each_thread  # noqa: E402
-from flatout.search import checks_of  # noqa: E402
+from flatout.space import checks_of  # noqa: E402
 from handmade import FACTS, MACHINE  # noqa: E402
 
 LEVER = {"denormals": {}}
