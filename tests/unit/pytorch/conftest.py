@@ -1,5 +1,6 @@
 """What the tests of the PyTorch side share: a framework attached in this process, and small training scripts."""
 
+import gc
 import os
 import random
 from types import SimpleNamespace
@@ -23,6 +24,16 @@ def one_thread_and_one_seed():
     seed(0)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def what_was_there_before_is_left_out():
+    """Owners of parameters are looked for among all objects that Python's collector knows, and the process that runs the
+    tests holds some hundred thousand of its own: frozen, they are not among them. Where the lever `collector` is
+    engaged, which leaves a collector alone that somebody has steered, a module has its own fixture of this name."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def seed(number):
