@@ -202,7 +202,7 @@ def test_a_lever_that_is_not_at_work_proves_nothing_and_costs_one_seed(tmp_path)
 
 
 def test_another_batch_size_is_proved_though_its_runs_have_fewer_steps_and_the_next_command_can_be_typed(tmp_path):
-    words = (*ACCURACY, "--seeds", "3", "--target", "0.6", "--levers", "batch_size=64", "--accept", "semantics")
+    words = (*ACCURACY, "--seeds", "2", "--target", "0.6", "--levers", "batch_size=64", "--accept", "semantics")
     done = prove(*words, PROVED, "--loader", "--epochs", "4", folder=tmp_path)
     said = " ".join(done.stdout.split())
     assert done.returncode in (0, 1, 6) and "nothing was proved" not in said, done.stderr
@@ -213,7 +213,7 @@ def test_another_batch_size_is_proved_though_its_runs_have_fewer_steps_and_the_n
 
 
 def test_one_update_of_several_batches_is_proved_with_as_many_steps_as_updates(tmp_path):
-    words = (*ACCURACY, "--seeds", "3", "--levers", "accumulation=2", "--accept", "semantics")
+    words = (*ACCURACY, "--seeds", "2", "--levers", "accumulation=2", "--accept", "semantics")
     done = prove(*words, PROVED, "--epochs", "4", folder=tmp_path)
     said = " ".join(done.stdout.split())
     assert done.returncode in (0, 1, 6) and "nothing was proved" not in said, done.stderr
