@@ -1,6 +1,7 @@
 """The run is sacred: under every lever, and under levers together, a script sees and leaves what it would plainly."""
 
 import importlib.util
+import itertools
 
 import matrix
 import pytest
@@ -61,22 +62,28 @@ def test_under_a_lever_a_script_sees_and_leaves_what_it_would_plainly(name, plai
 
 
 SETS = matrix.together([name for name in ENGAGED if name not in matrix.NOT_HERE])
+FEW = tuple(name for name in ("bf16", "fused_fetch", "threads") if name in ENGAGED)
+EXITS = ("3", "raise", "chained", "0", "return")
+KILLED = ("SIGTERM", "SIGKILL", "SIGINT")
 
 
-@pytest.mark.parametrize("names", SETS, ids="+".join)
-def test_under_levers_together_a_script_sees_and_leaves_what_it_would_plainly(names, plain, folder):
-    ends = {"rows.py": "SIGTERM", "pictures.py": "0"}
-    if "checkpoints" in names:  # a process that is killed loses what it was writing, as it says
-        ends["rows.py"] = "3"
-    for script, end in ends.items():
-        different, _ = compared(plain, folder, names, script, end)
+def sets_and_ends():
+    """Each set of levers with a way to end, each way to end with a set. A process that is killed loses a checkpoint
+    that it was writing, as the lever says."""
+    that_save = [names for names in SETS if "checkpoints" in names]
+    others = [names for names in SETS if "checkpoints" not in names]
+    ends = itertools.cycle(EXITS)
+    yield from zip(that_save, ends, strict=False)
+    left = [next(ends) for _ in range(max(0, len(EXITS) - len(that_save)))] + list(KILLED)
+    for number in range(max(len(others), len(left))):
+        yield others[number] if number < len(others) else FEW, left[number % len(left)]
+
+
+@pytest.mark.parametrize(("names", "end"), [pytest.param(*one, id="+".join(one[0])) for one in sets_and_ends()])
+def test_under_levers_together_a_script_sees_leaves_and_ends_as_it_would_plainly(names, end, plain, folder):
+    for script, how in (("rows.py", end), ("pictures.py", "0")):
+        different, _ = compared(plain, folder, names, script, how)
         assert different == {}, script
-
-
-@pytest.mark.parametrize("end", ["raise", "chained", "0", "return", "SIGKILL", "SIGINT"])
-def test_under_levers_a_script_ends_as_it_would_plainly(end, plain, folder):
-    names = [name for name in ("bf16", "fused_fetch", "threads") if name in ENGAGED]
-    assert compared(plain, folder, names, "rows.py", end)[0] == {}
 
 
 def test_without_a_lever_a_script_sees_and_leaves_what_it_would_plainly(plain, folder):
@@ -86,6 +93,12 @@ def test_without_a_lever_a_script_sees_and_leaves_what_it_would_plainly(plain, f
 
 def test_the_table_of_exceptions_names_levers_that_there_are():
     assert {*matrix.NOT_HERE, *matrix.NOT_COMPARED, *matrix.DOCUMENTED} <= {*matrix.LEVERS}
+
+
+def test_each_set_is_run_and_each_way_to_end_is_met_under_levers():
+    met = list(sets_and_ends())
+    assert {*SETS} <= {names for names, _ in met} and {end for _, end in met} == {*EXITS, *KILLED}
+    assert not any("checkpoints" in names and end in KILLED for names, end in met)
 
 
 def test_every_pair_of_levers_that_goes_together_is_together_once():

@@ -1,7 +1,11 @@
 """What the tests of the PyTorch side share: a framework attached in this process, and small training scripts."""
 
+import gc
 import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +27,17 @@ def one_thread_and_one_seed():
     seed(0)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def what_was_there_before_is_left_out():
+    """Owners of parameters are looked for among all objects that Python's collector knows, and the process that runs
+    the tests holds some hundred thousand of its own: frozen, they are not among them. Where the lever `collector` is
+    engaged, which leaves a collector alone that somebody has steered, a module has its own fixture of this name."""
+    gc.freeze()
+    yield
+    gc.collect()  # what the test leaves, cheaply: once it is frozen no collection sees it
+    gc.unfreeze()
 
 
 def seed(number):
@@ -285,6 +300,13 @@ class Workload:
 
 
 WORKLOADS = ("conv", "transformer", "mlp", "lstm", "gan")
+
+
+@pytest.fixture(scope="session")
+def shuffled_epochs():
+    """A plain run of the script of this name, which several tests hold a run of theirs beside."""
+    script = Path(__file__).resolve().parents[2] / "scripts" / "shuffled_epochs.py"
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def test_without_the_lever_the_users_variables_are_not_touched(no_preload, tmp_p
     assert looked(tmp_path, {})["own"] == {"LD_PRELOAD": "libm.so.6"}
 
 
-def test_it_keeps_every_bit_and_names_the_library(installed, no_preload):
+def test_it_keeps_every_bit_and_names_the_library(installed, no_preload, shuffled_epochs):
     script = Path(__file__).resolve().parents[2] / "scripts" / "shuffled_epochs.py"
     code = f"""
 import sys
@@ -98,15 +98,13 @@ lever.engage(session, {{"library": {installed!r}}})
 print(lever.evidence(session), file=sys.stderr)
 exec(compile(open({str(script)!r}).read(), {str(script)!r}, "exec"))
 """
-    found = []
-    for extra, command in (({}, [script]), (LEVER.environment({"library": installed}), ["-c", code])):
-        environment = {**os.environ, **extra, "PYTHONPATH": str(Path(allocator.__file__).parents[4])}
-        done = subprocess.run(
-            [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120, check=True
-        )
-        found.append(done)
-    assert found[0].stdout == found[1].stdout and "epoch 3" in found[0].stdout
-    assert installed in found[1].stderr and "is loaded, 1,200 page faults a step" in found[1].stderr
+    loaded = LEVER.environment({"library": installed})
+    environment = {**os.environ, **loaded, "PYTHONPATH": str(Path(allocator.__file__).parents[4])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == shuffled_epochs.stdout and "epoch 3" in done.stdout
+    assert installed in done.stderr and "is loaded, 1,200 page faults a step" in done.stderr
 
 
 def test_a_library_that_is_not_there_is_said_and_the_script_goes_on(watch, workload, monkeypatch):

@@ -933,9 +933,8 @@ def test_a_pass_that_is_over_stays_over(loaders):
     assert len(list(passing)) == 2 and list(passing) == []
 
 
-def test_a_whole_script_with_workers_of_ours_ends_with_the_output_of_plain_and_no_process(tmp_path):
-    script = SCRIPTS / "shuffled_epochs.py"
-    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
+def test_a_whole_script_with_workers_of_ours_ends_with_the_output_of_plain_and_no_process(shuffled_epochs):
+    script, plain = SCRIPTS / "shuffled_epochs.py", shuffled_epochs
     watched = subprocess.run(
         [sys.executable, SCRIPTS / "under_levers.py", '{"workers": {"num": 2}}', script],
         capture_output=True, text=True, timeout=120, check=True,
