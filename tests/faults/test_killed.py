@@ -32,6 +32,7 @@ class Killer:
         self.conduct = None
         self.seen, self.killed = [], []
         self._ticks = 0
+        self._last = None
 
     def stage(self, text, share):
         self.seen.append(text)
@@ -42,9 +43,9 @@ class Killer:
         text = self.seen[-1]
         child = self.conduct.bench._child
         stage = next((s for s in self.stages if text.startswith(s) and (self.always or s not in self.killed)), None)
-        if stage is not None and self._ticks == 2 and child is not None and child.alive:
+        if stage is not None and self._ticks >= 2 and child is not None and child.alive and child is not self._last:
             self.killed.append(stage)
-            self._ticks = 0
+            self._ticks, self._last = 0, child  # which may take a while to end, and is killed once
             os.kill(child.session_id, signal.SIGKILL)
 
 
