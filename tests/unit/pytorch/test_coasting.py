@@ -42,6 +42,22 @@ def test_a_model_is_called_directly_while_nobody_asks_and_seen_again_when_somebo
     assert watched.listener.num_steps + watched.pytorch.num_missed_steps() == 60
 
 
+def test_where_ends_alone_are_observed_evaluation_lies_outside_and_only_hooks_are_light(watch, workload):
+    watched, script = watch(), workload("mlp")
+    script.train(8)
+    watched.pytorch.observe("ends")
+    watched.pytorch.start_window()
+    outside = []
+    watched.listener.each_step = lambda _: outside.append(watched.pytorch.end_step())
+    script.train(2)
+    with torch.no_grad():
+        script.model(torch.randn(64, 10))
+    script.train(1)
+    assert watched.pytorch.steps.coasts and SEAM in vars(script.model)
+    assert [outside_s > 0 for _, outside_s in outside] == [False, False, True]
+    assert all(phases == {} for phases, _ in outside)
+
+
 def test_levers_go_on_while_nobody_looks(watch, workload):
     watched, script = watch(), workload("mlp")
     watched.engage(4, {"channels_last": {}, "bf16": {}, "fused_optimizer": {}, "collector": {}})

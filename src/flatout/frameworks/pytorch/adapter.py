@@ -63,6 +63,8 @@ class PyTorch:
         self._last_outside_s = 0.0
         self._settled = False
         self._num_settling = 0
+        self._is_lifted = False
+        """Whether models are called, and loaders gone through, without us where no lever needs us."""
         self._census: OperationCounter | None = None
         self._compilations_before = 0
         self._restarts_before = 0
@@ -177,6 +179,9 @@ class PyTorch:
             return
         self._last_phases, self._last_outside_s = self.observer.end_step()
         now_s = self.observer.clock.last
+        if self.observer.depth == "ends":
+            self._told_of_step(now_s)
+            return
         self.observer.clock.push("recorder")  # what we do here is ours, not the script's
         try:
             self._told_of_step(now_s)
@@ -252,28 +257,36 @@ class PyTorch:
         """See `Framework.observe`."""
         self._follow()
         self.observer.observe(depth)
+        if depth == "ends" and self._may_coast():
+            self.steps.coast(with_flags=self.session.flags.any)
 
     def coast(self) -> None:
         """See `Framework.coast`."""
         self.observer.observe("off")
         self._last_phases, self._last_outside_s = {}, 0.0
-        if self.steps.ended_by != "optimizer" or not self._settled:  # fetches or calls tell of steps, or of models
+        if not self._may_coast():
             return
+        self._is_lifted = True
         self.calls.lift()
         if not self.loaders.in_use:
             self.loaders.remove()
         self.steps.coast(with_flags=self.session.flags.any)
 
+    def _may_coast(self) -> bool:
+        """Whether nothing but updates is needed to tell where steps end."""
+        return self.steps.ended_by == "optimizer" and self._settled
+
     def _follow(self) -> None:
         """Be where everything can be seen and changed again."""
-        if self.steps.coasts:
-            self.steps.follow()
+        self.steps.follow()
+        if self._is_lifted:
+            self._is_lifted = False
             self.calls.refresh()
             self.loaders.install()
 
     def start_window(self) -> float:
         """See `Framework.start_window`."""
-        if not self.steps.coasts:
+        if not self._is_lifted:
             self.calls.refresh()
         self._compilations_before = num_compilations()
         self._restarts_before = self.loaders.num_restarts

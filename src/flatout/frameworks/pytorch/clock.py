@@ -99,6 +99,11 @@ class PhaseClock:
         self._spent[phase] -= extra_s
         self._spent["unattributed"] += extra_s
 
+    def mark(self) -> dict[str, float]:
+        """End the step here, of whose parts nothing is wanted."""
+        self.last = self._now()
+        return {}
+
     def end(self) -> dict[str, float]:
         """End the step here and begin the next one; returns the seconds by phase of the step that ended."""
         self._stamp()

@@ -1,8 +1,7 @@
-"""How is a process followed at the least cost, while nobody asks what its steps consist of and changes nothing?
+"""How are ends of steps followed at the least cost, while nobody asks what steps consist of and changes nothing?
 
-The end of each step is told of, and what engaged levers do in an update and after a step is done; all else that
-follows a script is out of its way. In: updates. Out: ends of steps. Used between two looks of a run at its plan, and
-in a run without one.
+The end of each step is told of, and what engaged levers do in an update and after a step is done. In: updates. Out:
+ends of steps. Used while step ends alone are observed, between two looks of a run at its plan, and in a run without.
 """
 
 from __future__ import annotations
@@ -54,6 +53,9 @@ class Coasting:
             if optimizer is self._only() and len(optimizer.param_groups) == self._num_groups:
                 self._steps.num_seen += 1
             elif not self._ends_step(optimizer):
+                return
+            if framework.observer.depth != "off":
+                framework.end_of_step()
                 return
             framework.loaders.num_steps += 1
             if framework.listener is not None:

@@ -320,7 +320,7 @@ class Observer:
 
     def end_step(self) -> tuple[dict[str, float], float]:
         """A step ends here: its seconds by phase and those that lay outside it; the next begins."""
-        spent = self.clock.end()
+        spent = self.clock.mark() if self.depth == "ends" else self.clock.end()
         self._started_step_s = self.clock.last
         outside_s = self.outside_s
         if self._evaluated_in_step:
