@@ -157,7 +157,10 @@ class OuterCall:
             owner.on_training_call()
         owner.inside = True
         self.num_calls += 1
-        observer = owner.observer
+        if training:
+            owner.has_trained, observer = True, owner.training_observer
+        else:
+            observer = owner.observer
         if observer is not None:
             observer.before_call(self, training)
         try:
@@ -266,6 +269,11 @@ class Calls:
         self.autocast_seen = False
         """Whether the script calls its model under an autocast of its own."""
         self.observer: CallObserver | None = None
+        """Told of calls without gradients."""
+        self.training_observer: CallObserver | None = None
+        """Told of calls of which gradients are taken."""
+        self.has_trained = False
+        """Whether there was such a call since somebody set this to False."""
         self.capture: Callable[[OuterCall, tuple[Any, ...], dict[str, Any]], Any] | None = None
         self.look_at_graph: Callable[[Any], tuple[str, ...]] | None = None
         """Told what a model's first training call returned."""

@@ -76,7 +76,6 @@ class Observer:
         self._save_patch: Patch | None = None
         self._started_step_s = 0.0
         self._evaluated_until_s = 0.0
-        self._trained_in_step = False
         self._evaluated_in_step = False
 
     @property
@@ -99,6 +98,7 @@ class Observer:
         self.depth = depth
         self._use_device_clock(None)
         self.calls.observer = None if depth == "off" else self
+        self.calls.training_observer = self if depth in DEEP else None
         self.loaders.observer = self if depth in DEEP else None
         if depth == "off" and self._save_patch is not None:
             self._save_patch.remove()
@@ -255,11 +255,9 @@ class Observer:
 
     def after_call(self, call: OuterCall, training: bool) -> None:
         """An outermost model call is over; one without gradients before the step's own was an evaluation."""
-        if training:
-            self._trained_in_step = True
         if self.is_deep:
             self.pop("forward", base="loss" if training else None)
-        if not training and not self._trained_in_step:
+        if not training and not self.calls.has_trained:
             self._evaluated_in_step = True
             if not self.evaluation_is_training:
                 if self.is_deep:
@@ -338,5 +336,5 @@ class Observer:
         self.outside_s = 0.0
         self._evaluated_until_s = 0.0
         self._loss = None
-        self._trained_in_step = False
         self._evaluated_in_step = False
+        self.calls.has_trained = False
