@@ -37,7 +37,7 @@ from itself import SCRIPTS
 from flatout.anatomy import dissect
 from flatout.errors import FlatoutError
 from flatout.looks import Looks
-from flatout.plan import Candidate
+from flatout.plan import Candidate, Lever
 from flatout.records import to_json
 from flatout.run.machine import read_machine
 from flatout.run.script import Script
@@ -126,13 +126,15 @@ def blocks_of(sets: Sequence[Levers], space: Space, lots: random.Random) -> list
     blocks: dict[Any, list[Levers]] = {}
     for levers in lots.sample(sets, len(sets)):
         computing = {n: s for n, s in levers.items() if {"forward", "backward"} & {*space.levers[n].shortens}}
-        blocks.setdefault(Candidate(levers=computing).key if compiles(levers, space) else None, []).append(levers)
+        blocks.setdefault(Candidate(levers=computing).key if compiles(levers, space.levers) else None, []).append(
+            levers
+        )
     return lots.sample([*blocks.values()], len(blocks))
 
 
-def compiles(levers: Levers, space: Space) -> bool:
+def compiles(levers: Levers, known: Mapping[str, Lever]) -> bool:
     """Whether some lever of a set has the model compiled."""
-    return any(space.levers[name].compiles for name in levers)
+    return any(known[name].compiles for name in levers)
 
 
 def space_without_bounds(conduct: Conduct) -> Space:
@@ -161,7 +163,7 @@ def guess_s(blocks: Sequence[Sequence[Levers]], space: Space, bench: Bench, num_
             loader = any(space.levers[name].toggles == "epoch" for name in levers)
             steps = size.num_steps + (size.loader_skip_steps if loader else size.skip_steps)
             found_s += 2 * num_pairs * steps * bench.step_guess_s
-        found_s += COMPILING_S * compiles(block[0], space)
+        found_s += COMPILING_S * compiles(block[0], space.levers)
     return found_s
 
 
@@ -200,7 +202,7 @@ def record(name: str, script: Script, wanted: argparse.Namespace) -> dict[str, A
 def _rows(conduct: Conduct, blocks: Sequence[Sequence[Levers]], num_pairs: int, told: str) -> Iterator[dict[str, Any]]:
     """Measure block by block, and tell how far it is."""
     num, number = sum(len(block) for block in blocks), 0
-    compiled = [any(conduct.levers[name].compiles for name in block[0]) for block in blocks]
+    compiled = [compiles(block[0], conduct.levers) for block in blocks]
     took_s: dict[bool, list[float]] = {True: [], False: []}
     for block, compiles_first in zip(blocks, compiled, strict=True):
         for index, levers in enumerate(block):
