@@ -11,6 +11,8 @@ from torch import nn  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
+from flatout import observe  # noqa: E402
+from flatout.errors import UsageError  # noqa: E402
 from flatout.frameworks.pytorch.update_hooks import UpdateHook  # noqa: E402
 
 SEAM = "_compiled_call_impl"
@@ -18,6 +20,13 @@ SEAM = "_compiled_call_impl"
 
 def mlp():
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def coasting_after(watched, make_step, num=60):
+    """Steps that are followed, until it is known for long what a step is; from then on nobody looks."""
+    for _ in range(num):
+        make_step()
+    watched.pytorch.coast()
 
 
 def step(model, optimizer):
@@ -58,6 +67,15 @@ def test_where_ends_alone_are_observed_evaluation_lies_outside_and_only_hooks_ar
     assert all(phases == {} for phases, _ in outside)
 
 
+@pytest.mark.parametrize("depth", ["off", "ends", "phases"])
+def test_a_process_that_is_followed_is_known_to_be_however_lightly(watch, workload, depth):
+    watched, script = watch(), workload("mlp")
+    script.train(8)
+    watched.pytorch.coast() if depth == "off" else watched.pytorch.observe(depth)
+    with pytest.raises(UsageError, match="observed already"), observe():
+        pass
+
+
 def test_levers_go_on_while_nobody_looks(watch, workload):
     watched, script = watch(), workload("mlp")
     watched.engage(4, {"channels_last": {}, "bf16": {}, "fused_optimizer": {}, "collector": {}})
@@ -77,9 +95,7 @@ def test_levers_reach_an_optimizer_that_comes_while_nobody_looks(watch):
     watched, model = watch(), mlp()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     watched.engage(4, {"fused_optimizer": {}})
-    for _ in range(60):
-        step(model, optimizer)
-    watched.pytorch.coast()
+    coasting_after(watched, lambda: step(model, optimizer))
     other = mlp()
     later = torch.optim.Adam(other.parameters(), lr=1e-3)
     for _ in range(20):
@@ -91,9 +107,7 @@ def test_levers_reach_an_optimizer_that_comes_while_nobody_looks(watch):
 def test_an_optimizer_that_comes_where_no_lever_is_engaged_wakes_nobody(watch):
     watched, model = watch(), mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(60):
-        step(model, optimizer)
-    watched.pytorch.coast()
+    coasting_after(watched, lambda: step(model, optimizer))
     other = mlp()
     later = torch.optim.SGD(other.parameters(), lr=1e-3)
     before = watched.listener.num_steps
@@ -111,9 +125,7 @@ def test_steps_of_two_optimizers_and_of_groups_added_are_told_while_nobody_looks
         step(one, optimizers[0])
         step(two, optimizers[1])
 
-    for _ in range(60):
-        both()
-    watched.pytorch.coast()
+    coasting_after(watched, both)
     before = watched.listener.num_steps
     for _ in range(30):
         both()
@@ -126,9 +138,7 @@ def test_steps_of_two_optimizers_and_of_groups_added_are_told_while_nobody_looks
 def test_updates_of_another_thread_are_no_steps_while_nobody_looks(watch):
     watched, model = watch(), mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(60):
-        step(model, optimizer)
-    watched.pytorch.coast()
+    coasting_after(watched, lambda: step(model, optimizer))
     before, other = watched.listener.num_steps, mlp()
     worker = threading.Thread(target=lambda: step(other, torch.optim.SGD(other.parameters(), lr=1e-3)))
     worker.start()
@@ -150,9 +160,7 @@ def test_loaders_are_plain_while_no_lever_fetches_and_followed_again_after(watch
             optimizer.step()
             optimizer.zero_grad()
 
-    for _ in range(6):
-        epoch()
-    watched.pytorch.coast()
+    coasting_after(watched, epoch, num=6)
     assert not is_ours()
     epoch()
     watched.pytorch.observe("ends")
@@ -173,9 +181,7 @@ def test_a_scaler_that_skips_an_update_ends_a_step_while_nobody_looks(watch):
         scaler.update()
         optimizer.zero_grad()
 
-    for _ in range(60):
-        scaled(False)
-    watched.pytorch.coast()
+    coasting_after(watched, lambda: scaled(False))
     before = watched.listener.num_steps
     for number in range(20):
         scaled(number % 4 == 0)

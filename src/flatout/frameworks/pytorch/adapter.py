@@ -258,7 +258,7 @@ class PyTorch:
         self._follow()
         self.observer.observe(depth)
         if depth == "ends" and self._may_coast():
-            self.steps.coast(with_flags=self.session.flags.any)
+            self.steps.coast()
 
     def coast(self) -> None:
         """See `Framework.coast`."""
@@ -270,7 +270,7 @@ class PyTorch:
         self.calls.lift()
         if not self.loaders.in_use:
             self.loaders.remove()
-        self.steps.coast(with_flags=self.session.flags.any)
+        self.steps.coast()
 
     def _may_coast(self) -> bool:
         """Whether nothing but updates is needed to tell where steps end."""

@@ -10,12 +10,11 @@ import sys
 import weakref
 from collections.abc import Callable
 from threading import get_ident
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flatout.frameworks.pytorch.update_hooks import leave_uncompiled, within_update
+from flatout.frameworks.pytorch.update_hooks import within_update
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.adapter import PyTorch
@@ -26,13 +25,8 @@ class Coasting:
     """The hooks while a process coasts."""
 
     def __init__(self, framework: PyTorch, steps: Steps) -> None:
-        for hook in (Coasting.before, Coasting.after):
-            leave_uncompiled(hook)
         self._framework = framework
         self._steps = steps
-        self._thread = framework.calls.thread
-        self._flags = framework.session.flags
-        self._acts = framework.session.at_step_end
         self._only: Callable[[], torch.optim.Optimizer | None] = _nobody
         """The optimizer each of whose updates ends a step, where there is but one."""
         self._num_groups = 0
@@ -40,28 +34,22 @@ class Coasting:
 
     def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """An update begins."""
-        if get_ident() == self._thread:
-            self._flags.before_update(optimizer)
+        framework = self._framework
+        if get_ident() == framework.calls.thread:
+            framework.session.flags.before_update(optimizer)
 
     def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """An update is over."""
-        if get_ident() != self._thread:
-            return
         framework = self._framework
+        if get_ident() != framework.calls.thread:
+            return
         try:
-            self._flags.after_update()
+            framework.session.flags.after_update()
             if optimizer is self._only() and len(optimizer.param_groups) == self._num_groups:
                 self._steps.num_seen += 1
             elif not self._ends_step(optimizer):
                 return
-            if framework.observer.depth != "off":
-                framework.end_of_step()
-                return
-            framework.loaders.num_steps += 1
-            if framework.listener is not None:
-                framework.listener.on_step(perf_counter())
-            for act in tuple(self._acts.values()) if self._acts else ():
-                act()
+            framework.end_of_step()
         except Exception as problem:  # noqa: BLE001
             framework.fail("recorder", problem)
 
@@ -70,7 +58,7 @@ class Coasting:
         steps, framework = self._steps, self._framework
         self._only = _nobody
         known = steps.known_of(optimizer)
-        if within_update(sys._getframe(2)):
+        if within_update(sys._getframe(2).f_back):
             steps.note_part(known)
             return False
         steps.num_seen += 1

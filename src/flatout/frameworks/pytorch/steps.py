@@ -53,6 +53,7 @@ class Steps:
         self._places: list[Known] = []
         self._before: UpdateHook | None = None
         self._after: UpdateHook | None = None
+        self._coasting = Coasting(framework, self)
         self.coasts = False
         """Whether steps are only told of."""
         self._patches: list[Patch] = []
@@ -87,23 +88,19 @@ class Steps:
 
     def install(self) -> None:
         """Begin to follow."""
-        for hook in (Steps._before_update, Steps._after_update, nothing):
+        for hook in (Steps._before_update, Steps._after_update, Coasting.before, Coasting.after, nothing):
             leave_uncompiled(hook)
         self._before = UpdateHook(register_optimizer_step_pre_hook, self._before_update)
         self._after = UpdateHook(register_optimizer_step_post_hook, self._after_update)
         self._patches = [Patch(torch.amp.GradScaler, "step", self._watch_scaler)]
         self._backward_patch = Patch(torch.autograd, "backward", self._count_backward)
 
-    def coast(self, *, with_flags: bool) -> None:
-        """Tell of steps alone, at the least cost, until `follow`; `with_flags`: and set what levers change in updates.
-
-        Called within an update or outside of all.
-        """
+    def coast(self) -> None:
+        """Tell of steps alone, and set what levers change in updates, at the least cost, until `follow`."""
         if self._before is None or self._after is None:
             return
-        coasting = Coasting(self._framework, self)
-        self._before.exchange(coasting.before if with_flags else nothing)
-        self._after.exchange(coasting.after)
+        self._before.exchange(self._coasting.before if self._framework.session.flags.any else nothing)
+        self._after.exchange(self._coasting.after)
         self.coasts = True
 
     def follow(self) -> None:
@@ -151,7 +148,7 @@ class Steps:
                 framework.observer.meet(optimizer)
             elif not framework.capture.active:
                 return None
-            if self._num_begun > 1 and within_update(sys._getframe(1)):
+            if self._num_begun > 1 and within_update(sys._getframe(1).f_back):
                 return None
             if is_deep:
                 self._begin_phase()
@@ -236,7 +233,7 @@ class Steps:
             self.num_seen += 1
             known = self.known_of(optimizer)
             framework.session.flags.after_update(optimizer)
-            if self._num_begun > 1 and within_update(sys._getframe(1)):
+            if self._num_begun > 1 and within_update(sys._getframe(1).f_back):
                 self.note_part(known)
                 return
             self._num_begun = 0
@@ -365,4 +362,4 @@ class Known:
 def followed() -> bool:
     """Whether somebody follows this process's updates already."""
     hooks = getattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_post_hooks", {})
-    return any(isinstance(getattr(hook, "__self__", None), Steps) for hook in hooks.values())
+    return any(isinstance(getattr(hook, "__self__", None), Steps | Coasting) for hook in hooks.values())

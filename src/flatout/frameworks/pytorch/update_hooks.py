@@ -35,7 +35,7 @@ class UpdateHook:
     def remove(self) -> None:
         """Take it away; within an update, where another one follows, nothing is left to be called instead."""
         hooks = self._handle.hooks_dict_ref()
-        if hooks and next(reversed(hooks)) != self._handle.id and within_update(sys._getframe(), whole=True):
+        if hooks and next(reversed(hooks)) != self._handle.id and within_update(sys._getframe()):
             self.exchange(nothing)
         else:
             self._handle.remove()
@@ -49,13 +49,11 @@ _UPDATE = getattr(Optimizer.profile_hook_step(lambda *_: None), "__code__", None
 """What PyTorch runs for every `step`: its wrapper, which calls the hooks."""
 
 
-def within_update(frame: FrameType | None, *, whole: bool = False) -> bool:
-    """Whether the update that calls a hook from `frame` is made within another one; `whole`: whether there is any.
+def within_update(frame: FrameType | None) -> bool:
+    """Whether `frame` is part of an update; for a hook, that above its caller tells of an update around its own.
 
     The stack tells, where a count would go wrong after an update that raised: no hook is told of its end.
     """
-    if not whole:
-        frame = frame.f_back if frame is not None else None
     while frame is not None:
         if frame.f_code is _UPDATE:
             return True

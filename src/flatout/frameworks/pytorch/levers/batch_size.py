@@ -283,4 +283,4 @@ class _Rates(threading.local):
     def _is_within(self) -> bool:
         from flatout.frameworks.pytorch.update_hooks import within_update
 
-        return within_update(sys._getframe(3))
+        return within_update(sys._getframe(3).f_back)
