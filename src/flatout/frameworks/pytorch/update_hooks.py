@@ -2,7 +2,8 @@
 
 PyTorch goes through its registries of hooks while it calls them, and raises into the script where one was added or
 taken away meanwhile and another one, of the script's own, follows. Ours mostly change within one of them: so a hook is
-exchanged in its place, which the registries bear. In: functions. Out: hooks.
+exchanged in its place, which the registries bear. Here as well: what a compilation of the script's own shall pass over,
+as it meets a hook. In: functions. Out: hooks.
 """
 
 from __future__ import annotations
