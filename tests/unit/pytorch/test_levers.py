@@ -436,6 +436,43 @@ def test_an_update_that_raises_leaves_the_scripts_flags_after_the_next_one(watch
     assert shown(script.optimizer)[0][0]["fused"] is None
 
 
+@pytest.mark.parametrize(("lever", "flag"), [("fused_optimizer", "fused"), ("foreach_optimizer", "foreach")])
+def test_checkpoints_written_within_an_update_or_after_one_that_was_interrupted_show_the_scripts_flags(
+    lever, flag, watch, workload
+):
+    watched, script = watch(), workload("mlp", MOMENTUM["adam"])
+    watched.engage(4, {lever: {}})
+    script.train(8)
+    optimizer, seen = script.optimizer, []
+
+    def checkpoint(*_):
+        seen.append(optimizer.state_dict()["param_groups"][0][flag])
+
+    def interrupted():
+        checkpoint()
+        raise KeyboardInterrupt
+
+    handle = optimizer.register_step_post_hook(checkpoint)
+    script.train(1)
+    assert watched.pytorch.session.flags.num_updates > 0
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(interrupted)
+    checkpoint()
+    handle.remove()
+    watched.pytorch.engage({})
+    checkpoint()
+    assert seen == [None] * 4
+    assert not optimizer._optimizer_state_dict_post_hooks
+
+
+def test_what_the_script_makes_of_its_checkpoint_is_its_own_while_fused(watch, workload):
+    watched, script = watch(), workload("mlp", MOMENTUM["adam"])
+    script.optimizer.register_state_dict_post_hook(lambda _, kept: {"steps": float(kept["state"][0]["step"])})
+    watched.engage(4, {"fused_optimizer": {}})
+    script.train(8)
+    assert script.optimizer.state_dict() == {"steps": 8.0}
+
+
 # -- bf16 ----------------------------------------------------------------------------------------------------------
 
 

@@ -70,7 +70,10 @@ class UpdateFlags:
     def __init__(self) -> None:
         self._flags: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, bool]] = weakref.WeakKeyDictionary()
         self._own: list[tuple[Group, dict[str, Any]]] = []
-        self._handles: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[Any]] = weakref.WeakKeyDictionary()
+        self._handles: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, list[Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """Hooks on the optimizer's checkpoints, by what they put right."""
         self._any = False
         self.num_updates = 0
         """Updates made with flags of ours since `engage`."""
@@ -85,11 +88,14 @@ class UpdateFlags:
         self.num_updates = 0
         self._flags[optimizer] = {**self._flags.get(optimizer, {}), **flags}
         self._any = True
+        handles = self._handles.setdefault(optimizer, {})
+        if "groups" not in handles:
+            handles["groups"] = [optimizer.register_state_dict_post_hook(self._show_own_flags, prepend=True)]
         if flags.get("fused"):
             _align(optimizer)
             _place_steps(optimizer, fused=True)
-            self._handles[optimizer] = [
-                optimizer.register_state_dict_post_hook(_show_plain_steps),
+            handles["fused"] = [
+                optimizer.register_state_dict_post_hook(_show_plain_steps, prepend=True),
                 optimizer.register_load_state_dict_post_hook(lambda loaded: _place_steps(loaded, fused=True)),
             ]
 
@@ -98,15 +104,30 @@ class UpdateFlags:
         self.after_update()
         for optimizer, flags in list(self._flags.items()):
             if any(flags.pop(name, False) for name in names) and "fused" in names:
-                for handle in self._handles.pop(optimizer, []):
-                    handle.remove()
+                self._unhook(optimizer, "fused")
                 _place_steps(optimizer, fused=False)
                 vars(optimizer).pop("_need_device_dtype_check_for_fused", None)  # noted by the fused update
             for name in names:
                 flags.pop(name, None)
             if not flags:
+                self._unhook(optimizer, "groups")
                 del self._flags[optimizer]
         self._any = bool(self._flags)
+
+    def _unhook(self, optimizer: torch.optim.Optimizer, name: str) -> None:
+        for handle in self._handles.get(optimizer, {}).pop(name, []):
+            handle.remove()
+
+    def _show_own_flags(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        """A checkpoint that is written within an update, or after one that raised, has the script's own flags.
+
+        The groups themselves stay as they are: the checkpoint may be another thread's, in the middle of an update. Hooks
+        of the script's own come later, and may make of it what they will.
+        """
+        for group, own in tuple(self._own):
+            for present, shown in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+                if present is group:
+                    _put_back(shown, own)
 
     def num_optimizers(self, name: str) -> int:
         """Optimizers for which the flag is engaged."""
@@ -130,12 +151,16 @@ class UpdateFlags:
         if not self._own:
             return
         for group, own in self._own:
-            for name, value in own.items():
-                if value is _MISSING:
-                    group.pop(name, None)
-                else:
-                    group[name] = value
+            _put_back(group, own)
         self._own.clear()
+
+
+def _put_back(group: Group, own: Mapping[str, Any]) -> None:
+    for name, value in own.items():
+        if value is _MISSING:
+            group.pop(name, None)
+        else:
+            group[name] = value
 
 
 def _align(optimizer: torch.optim.Optimizer) -> None:
