@@ -473,6 +473,17 @@ def test_what_the_script_makes_of_its_checkpoint_is_its_own_while_fused(watch, w
     assert script.optimizer.state_dict() == {"steps": 8.0}
 
 
+def test_a_learning_rate_that_becomes_a_tensor_later_is_the_scripts_business_under_foreach(watch, workload):
+    watched, script = watch(), workload("mlp", MOMENTUM["adam"])
+    watched.engage(4, {"foreach_optimizer": {}})
+    script.train(8)
+    script.optimizer.param_groups[0]["lr"] = torch.tensor(1e-3)  # PyTorch refuses it where `foreach` was asked for
+    script.train(3)
+    script.optimizer.param_groups[0]["lr"] = 1e-3
+    script.train(3)
+    assert watched.pytorch.session.flags.num_optimizers("foreach") == 1
+
+
 # -- bf16 ----------------------------------------------------------------------------------------------------------
 
 

@@ -121,8 +121,8 @@ class UpdateFlags:
     def _show_own_flags(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
         """A checkpoint that is written within an update, or after one that raised, has the script's own flags.
 
-        The groups themselves stay as they are: the checkpoint may be another thread's, in the middle of an update. Hooks
-        of the script's own come later, and may make of it what they will.
+        The groups themselves stay as they are: the checkpoint may be another thread's, in the middle of an update.
+        Hooks of the script's own come later, and may make of it what they will.
         """
         for group, own in tuple(self._own):
             for present, shown in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
@@ -143,6 +143,8 @@ class UpdateFlags:
         self.after_update()  # of an update that raised
         self.num_updates += 1
         for group in optimizer.param_groups:
+            if "foreach" in flags and _has_tensors(group):  # the script has given it one since: plain does without
+                continue
             self._own.append((group, {name: group.get(name, _MISSING) for name in flags}))
             group.update(flags)
 
