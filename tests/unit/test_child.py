@@ -600,6 +600,31 @@ def test_what_a_signal_handler_of_the_script_raises_while_we_are_at_it_is_the_sc
         signal.signal(signal.SIGALRM, former)
 
 
+@pytest.mark.parametrize("raised", [TimeoutError, KeyboardInterrupt])
+def test_an_order_during_which_the_script_is_interrupted_is_answered_and_the_next_one_carried_out(
+    conducted, monkeypatch, raised
+):
+    here = conducted(levers=BF16)
+    here.framework.step(10)
+
+    def interrupt(number, frame):
+        raise raised
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    engage = here.framework.engage
+    monkeypatch.setattr(here.framework, "engage", lambda levers: engage(levers) and signal.raise_signal(signal.SIGALRM))
+    here.pipe.waiting.append(order(0, num_steps=2, purpose="check"))
+    try:
+        with pytest.raises(raised):
+            here.framework.step(1)
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    monkeypatch.setattr(here.framework, "engage", engage)
+    here.pipe.waiting.append(order(1, levers=BF16, num_steps=2, purpose="check"))
+    here.framework.step(10)
+    assert ready(here) == [-1, 0, 1] and here.framework.levers == BF16
+
+
 def test_an_exception_whose_text_breaks_is_recorded_by_its_name():
     class Nasty(Exception):
         def __str__(self):

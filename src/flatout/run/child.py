@@ -248,8 +248,13 @@ class Conductor:
             if self._claimed or self._claim():
                 self._at_boundary(now_s)
         except Exception as problem:  # noqa: BLE001  training goes on, whatever broke here
-            self.on_failure("recorder", problem)
+            try:
+                self.on_failure("recorder", problem)
+            finally:
+                self._abandon_order()
+        except BaseException:  # Ctrl-C, which the script may catch and go on
             self._abandon_order()
+            raise
         if self._trace is None and self._settled_at is not None:
             self._rest()
         elif self._may_only_collect():

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from flatout.frameworks.contract import NotReleased  # noqa: E402
 from flatout.frameworks.pytorch import steps  # noqa: E402
+from flatout.frameworks.pytorch.levers.threads import Threads  # noqa: E402
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 KINDS = (
@@ -570,6 +572,25 @@ def test_detaching_when_a_lever_cannot_be_released_takes_out_the_rest(watch, wor
     with pytest.raises(NotReleased, match="threads: ZeroDivisionError: division by zero"):
         watched.pytorch.detach()
     assert untouched(before) == []
+
+
+def test_what_a_signal_handler_raises_while_a_lever_is_released_is_the_scripts(watch, workload, monkeypatch):
+    watched, script = watch(), workload("mlp")
+    script.train(8)
+    watched.pytorch.engage({"threads": {"num": 2}})
+    release = Threads.release
+    monkeypatch.setattr(Threads, "release", lambda *a: (release(*a), signal.raise_signal(signal.SIGUSR1)))
+
+    def limit(number, frame):
+        raise TimeoutError("the script's own limit")
+
+    former = signal.signal(signal.SIGUSR1, limit)
+    try:
+        with pytest.raises(TimeoutError):
+            watched.pytorch.engage({})
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert watched.pytorch.engaged() == {}
 
 
 def test_attaching_and_detaching_again_and_again_leaves_no_layer_behind(watch):

@@ -96,13 +96,13 @@ class OuterCall:
         return self._module() is not None
 
     def install(self) -> None:
-        """Become the module's call, also on top of a compilation that the script has made since."""
+        """Become the module's call, on top of a compilation that the script has made, or taken back, since."""
         attributes = self.module.__dict__
         present = attributes.get("_compiled_call_impl")
         if present is self or isinstance(present, OuterCall):
             return
-        if present is not None:
-            self._former, self.compiled_by_script = present, True
+        if present is not self._former:
+            self._former, self.compiled_by_script = present, present is not None
         attributes["_compiled_call_impl"] = self
 
     def lift(self) -> None:

@@ -19,6 +19,7 @@ from flatout.frameworks.pytorch.levers import registry
 from flatout.frameworks.pytorch.loaders import Loaders
 from flatout.frameworks.pytorch.memory import PageFaults
 from flatout.frameworks.pytorch.optimizers import UpdateFlags
+from flatout.interruptions import raised_by_handler
 from flatout.plan import Lever
 from flatout.trace import Levers, Setting, Toggle
 
@@ -163,6 +164,7 @@ class Session:
 
         Raises:
             NotReleased: It could not be taken back whole; what it put around calls of a model is gone even so.
+            Exception: What a signal handler of the script raised meanwhile, which is the script's.
         """
         del self.engaged[name]
         try:
@@ -172,6 +174,8 @@ class Session:
                 call.arounds.pop(name, None)
                 if self.levers[name].compiles:
                     call.compute = None
+            if raised_by_handler(problem):
+                raise
             raise NotReleased(f"{name}: {type(problem).__name__}: {problem}") from problem
 
     def release_all(self, names: Sequence[str]) -> None:
