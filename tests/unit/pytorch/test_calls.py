@@ -475,6 +475,8 @@ def test_a_model_compiled_in_place_after_it_was_found_is_taken_up_again():
     calls.refresh()
     model(torch.randn(3, 4))
     assert seen == [1] and call.num_calls == 1 and call.compiled_by_script
+    calls.remove()
+    assert vars(model)["_compiled_call_impl"] is own
 
 
 def test_a_compilation_that_the_script_takes_back_is_gone_for_good():
@@ -487,5 +489,3 @@ def test_a_compilation_that_the_script_takes_back_is_gone_for_good():
     assert not call.compiled_by_script and torch.is_tensor(model(torch.randn(3, 4)))
     calls.lift()
     assert model._compiled_call_impl is None
-    calls.remove()
-    assert vars(model)["_compiled_call_impl"] is own

@@ -1,5 +1,6 @@
 """Between two looks nothing but ends of steps is followed: are they all told, and is everything there again after?"""
 
+import signal
 import sys
 import threading
 
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 from flatout import observe  # noqa: E402
 from flatout.errors import UsageError  # noqa: E402
 from flatout.frameworks.pytorch.update_hooks import UpdateHook  # noqa: E402
+from flatout.tracebacks import HERE  # noqa: E402
 
 SEAM = "_compiled_call_impl"
 
@@ -74,6 +76,30 @@ def test_a_process_that_is_followed_is_known_to_be_however_lightly(watch, worklo
     watched.pytorch.coast() if depth == "off" else watched.pytorch.observe(depth)
     with pytest.raises(UsageError, match="observed already"), observe():
         pass
+
+
+@pytest.mark.parametrize("depth", ["off", "phases"])
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, TimeoutError])
+def test_an_interruption_while_a_step_is_told_of_shows_no_frame_of_ours(watch, workload, depth, raised):
+    watched, script = watch(), workload("mlp")
+    script.train(8)
+    watched.pytorch.coast() if depth == "off" else watched.pytorch.observe(depth)
+
+    def interrupt(number, frame):
+        raise raised
+
+    watched.listener.each_step = lambda _: signal.raise_signal(signal.SIGALRM)
+    former = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(raised) as caught:
+            script.train(1)
+    finally:
+        signal.signal(signal.SIGALRM, former)
+        watched.listener.each_step = None
+    files = {str(frame.path) for frame in caught.traceback}
+    assert not [file for file in files if file.startswith(HERE)] and not watched.listener.failures
+    script.train(2)
+    assert watched.listener.num_steps + watched.pytorch.num_missed_steps() == 11
 
 
 def test_levers_go_on_while_nobody_looks(watch, workload):

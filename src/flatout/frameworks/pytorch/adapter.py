@@ -26,6 +26,7 @@ from flatout.frameworks.pytorch.session import Session
 from flatout.frameworks.pytorch.steps import Steps
 from flatout.interruptions import raised_by_handler
 from flatout.trace import Agreement, Census, Levers, Scaling, Toggle
+from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.census import OperationCounter
@@ -120,6 +121,17 @@ class PyTorch:
         """Something of ours went wrong; training goes on."""
         if self.listener is not None:
             self.listener.on_failure(stage, problem)
+
+    def is_ours(self, problem: BaseException) -> bool:
+        """Whether what was raised in a hook of ours is a failure of ours, which is then noted.
+
+        Else it is the script's, to be raised again: Ctrl-C, or what a signal handler of the script raised meanwhile.
+        """
+        if isinstance(problem, Exception) and not raised_by_handler(problem):
+            self.fail("recorder", problem)
+            return True
+        hide_ours(problem)
+        return False
 
     def _drop_levers(self, problem: Exception) -> Callable[[bool], None]:
         """A model call raised under levers: release them in the middle of the step, the call is made again.

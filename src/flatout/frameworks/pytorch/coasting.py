@@ -50,8 +50,9 @@ class Coasting:
             elif not self._ends_step(optimizer):
                 return
             framework.end_of_step()
-        except Exception as problem:  # noqa: BLE001
-            framework.fail("recorder", problem)
+        except BaseException as problem:
+            if not framework.is_ours(problem):
+                raise
 
     def _ends_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """The same for whichever optimizer, by what is known of it and of the order of updates."""

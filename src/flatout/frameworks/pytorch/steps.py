@@ -153,9 +153,10 @@ class Steps:
             if is_deep:
                 self._begin_phase()
             return self._with_closure(optimizer, args, kwargs)
-        except Exception as problem:  # noqa: BLE001
-            framework.fail("recorder", problem)
-            return None
+        except BaseException as problem:
+            if framework.is_ours(problem):
+                return None
+            raise
 
     def _begin_phase(self) -> None:
         """An update begins: its time is the optimizer's, unless a patch of `step` has said so already."""
@@ -244,8 +245,9 @@ class Steps:
                 self.rhythm.expect(0)
             if self.rhythm.update(known.place):
                 framework.end_of_step()
-        except Exception as problem:  # noqa: BLE001
-            framework.fail("recorder", problem)
+        except BaseException as problem:
+            if not framework.is_ours(problem):
+                raise
 
     def note_part(self, known: Known) -> None:
         """An optimizer has updated within another one's update: none of its own is to be waited for."""
