@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook  # noqa: E402
 
 from flatout.frameworks.pytorch.differences import reals, relative_error, slope  # noqa: E402
 from flatout.frameworks.pytorch.replay import Replayer  # noqa: E402
@@ -524,6 +525,29 @@ def test_a_hidden_state_that_is_carried_on_is_part_of_the_replay(watch, differen
     compared, watched = run(compare=True)
     assert different(plain, compared) == []
     assert watched.difference().explained_cosine == pytest.approx(1, abs=1e-9)
+
+
+def test_hooks_of_the_script_on_all_optimizers_do_not_see_updates_of_ours(watch):
+    def run(levers):
+        model, watched, seen = mlp(), watch(), []
+        optimizer = torch.optim.Adam(model.parameters())
+        handles = [
+            register_optimizer_step_pre_hook(lambda *_: seen.append("before")),
+            register_optimizer_step_post_hook(lambda *_: seen.append("after")),
+        ]
+        if levers is not None:
+            watched.compare(5, levers, "updates")
+        for _ in range(10):
+            optimizer.zero_grad()
+            model(torch.randn(6, 4)).pow(2).mean().backward()
+            optimizer.step()
+        handles.pop().remove()
+        optimizer.step()
+        handles.pop().remove()
+        assert levers is None or watched.answers
+        return seen
+
+    assert run({"fused_optimizer": {}}) == run(None)
 
 
 def test_hooks_on_accumulated_gradients_do_not_fire_in_a_replay(watch):

@@ -6,14 +6,19 @@ In: optimizers whose gradients are complete. Out: how far each parameter moved.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from threading import get_ident
 from typing import Any
 
 import torch
+from torch.optim import optimizer as of_optimizers
 
 from flatout.frameworks.pytorch.differences import Gradients, reals, square
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.session import Session
+
+GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 NUM_UPDATES = 3
 """Updates compared: the first has no moments yet, the third shows a wrong pairing of moments and parameters."""
@@ -48,6 +53,8 @@ class Snapshot:
         self._optimizers = [_OptimizerState(o) for o in optimizers]
         self.plain_hooks = {o: {**o._optimizer_step_pre_hooks, **o._optimizer_step_post_hooks} for o in optimizers}
         """The script's own step hooks, which do not see our updates."""
+        self.plain_global_hooks = {key for name in GLOBAL_HOOKS for key in getattr(of_optimizers, name)}
+        """Those for all optimizers, by their keys; ours are among them, and have nothing to do meanwhile."""
         self._plain_steps = {o: vars(o).get("step") for o in optimizers}
 
     def step_of(self, optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
@@ -154,7 +161,7 @@ def updated(
     session.silent = True
     try:
         for optimizer in optimizers:
-            with _without_hooks(optimizer, snapshot.plain_hooks[optimizer]):
+            with _without_hooks(optimizer, snapshot):
                 for number in range(NUM_UPDATES):
                     snapshot.restore_gradients()
                     if clip is not None:
@@ -248,17 +255,31 @@ def _multiple(found: torch.Tensor, plain: torch.Tensor) -> float:
 class _without_hooks:
     """The script's own step hooks (averages of weights, schedules) do not see our updates; those of a lever do."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, plain: Mapping[Any, Any]) -> None:
-        self._optimizer = optimizer
-        self._plain = plain
+    def __init__(self, optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
+        own = snapshot.plain_hooks[optimizer]
+        self._places: list[tuple[Any, str, Collection[int]]] = [
+            (optimizer, f"_optimizer_step_{when}_hooks", own) for when in ("pre", "post")
+        ]
+        self._places += [(of_optimizers, name, snapshot.plain_global_hooks) for name in GLOBAL_HOOKS]
 
     def __enter__(self) -> None:
-        self._kept = (self._optimizer._optimizer_step_pre_hooks, self._optimizer._optimizer_step_post_hooks)
-        self._optimizer._optimizer_step_pre_hooks = self._added(self._kept[0])
-        self._optimizer._optimizer_step_post_hooks = self._added(self._kept[1])
-
-    def _added(self, hooks: Any) -> Any:
-        return type(hooks)((key, hook) for key, hook in hooks.items() if key not in self._plain)
+        self._kept = [getattr(holder, name) for holder, name, _ in self._places]
+        for (holder, name, plain), hooks in zip(self._places, self._kept, strict=True):
+            setattr(holder, name, _SomeUnseen(hooks, plain))
 
     def __exit__(self, *_: object) -> None:
-        self._optimizer._optimizer_step_pre_hooks, self._optimizer._optimizer_step_post_hooks = self._kept
+        for (holder, name, _plain), hooks in zip(self._places, self._kept, strict=True):
+            setattr(holder, name, hooks)
+
+
+class _SomeUnseen(OrderedDict[int, Any]):
+    """Hooks of which the updates of this thread pass some over; another thread may be training meanwhile."""
+
+    def __init__(self, hooks: Mapping[int, Any], unseen: Collection[int]) -> None:
+        super().__init__(hooks)
+        self._unseen, self._thread = unseen, get_ident()
+
+    def values(self) -> Any:
+        if get_ident() != self._thread:
+            return super().values()
+        return [hook for key, hook in self.items() if key not in self._unseen]
