@@ -168,7 +168,7 @@ def nothing_usable(result: Result) -> str:
         return "no candidate was measured"
     found: dict[str, list[str]] = {}
     for trial in result.trials:
-        found.setdefault(remark(trial), []).append(trial.label)
+        found.setdefault(remark(trial).removesuffix("."), []).append(trial.label)  # a full stop follows
     parts = [reason if len(found) == 1 else f"{reason} ({', '.join(names)})" for reason, names in found.items()]
     more = f"; {len(parts) - MOST_REASONS} more reasons" if len(parts) > MOST_REASONS else ""
     head = "the one candidate" if len(result.trials) == 1 else f"none of {plural(len(result.trials), 'candidate')}"
