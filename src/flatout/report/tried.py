@@ -168,7 +168,7 @@ def nothing_usable(result: Result) -> str:
         return "no candidate was measured"
     found: dict[str, list[str]] = {}
     for trial in result.trials:
-        found.setdefault(remark(trial).removesuffix("."), []).append(trial.label)  # a full stop follows
+        found.setdefault(remark(trial), []).append(trial.label)
     parts = [reason if len(found) == 1 else f"{reason} ({', '.join(names)})" for reason, names in found.items()]
     more = f"; {len(parts) - MOST_REASONS} more reasons" if len(parts) > MOST_REASONS else ""
     head = "the one candidate" if len(result.trials) == 1 else f"none of {plural(len(result.trials), 'candidate')}"
@@ -185,13 +185,17 @@ def reasons(untried: Sequence[Untried]) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def remark(trial: Trial) -> str:
-    """The numerics of a trial that could be kept, or else why it could not.
+    """The numerics of a trial that could be kept, or else why it could not; without a full stop.
 
     >>> remark(Trial(levers={}, outcome="faster", agreement="agrees", agreement_detail="changes no number"))
     'exact: changes no number'
     >>> remark(Trial(levers={}, outcome="slower"))
     'slower'
     """
+    return _remark(trial).removesuffix(".")  # messages of exceptions may have one
+
+
+def _remark(trial: Trial) -> str:
     if trial.outcome == "faster":
         if trial.agreement == "inconclusive":
             return f"numerics inconclusive: {trial.agreement_detail}".removesuffix(": ")
