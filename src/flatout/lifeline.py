@@ -29,9 +29,10 @@ def hold(parent_pid: int) -> None:
 
     For runs that serve nobody but flatout: killed without notice, it cannot end them.
     """
-    if os.getppid() == parent_pid:
+    is_ours = os.getppid() == parent_pid
+    if is_ours:
         request()()
-    if not _lives(parent_pid):
+    if os.getppid() != parent_pid if is_ours else not _lives(parent_pid):  # who ended just now may be a zombie yet
         os._exit(1)
 
 

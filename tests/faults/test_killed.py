@@ -153,6 +153,62 @@ def test_the_script_killed_inside_its_isolation_is_started_again(folder):
     assert left_behind(folder, str(folder)) == []
 
 
+@pytest.mark.skipif(REASON is not None, reason=f"trials cannot be isolated here: {REASON}")
+def test_a_terminal_that_is_closed_ends_a_measurement_and_leaves_nothing(folder):
+    script = copied("tiny_training.py", folder)
+    process = _started("tune", script)
+    while not list(folder.glob(".flatout/*/trace-1.jsonl")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    for _ in range(2):  # the kernel says so, and the shell as well
+        process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=60) == 128 + signal.SIGHUP
+    assert _ended(script.name) and left_behind(folder, str(folder)) == []
+    assert sorted(path.name for path in (folder / ".flatout").iterdir()) == [".gitignore", "lock"]
+
+
+@pytest.mark.skipif(REASON is not None, reason=f"trials cannot be isolated here: {REASON}")
+def test_a_measurement_without_a_terminal_is_not_ended_by_its_closing(folder):
+    script = copied("tiny_training.py", folder)
+    process = _started("why", script, "nohup")
+    while not list(folder.glob(".flatout/*/trace-1.jsonl")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=120) == 0
+
+
+@pytest.mark.skipif(REASON is not None, reason=f"trials cannot be isolated here: {REASON}")
+def test_a_script_that_has_not_begun_to_train_ends_with_flatout_that_is_killed(folder):
+    script = folder / "prepares.py"
+    script.write_text("import time\ntime.sleep(600)\nimport torch\n")
+    process = _started("why", script)
+    deadline = time.monotonic() + 60
+    while not _trainer(script.name):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert _ended(script.name)
+
+
+def _started(command, script, *before):
+    return subprocess.Popen(
+        [*before, *FLATOUT, command, "--budget", "15s", script.name], env=environment(XDG_CACHE_HOME=str(CEILINGS)),
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def _ended(name):
+    """Whether no process runs a script any more, a moment later."""
+    deadline = time.monotonic() + 5
+    while left := _trainer(name):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return not left
+
+
 def _steps(folder):
     return any('"window"' in trace.read_text() for trace in folder.glob(".flatout/*/trace-1.jsonl"))
 

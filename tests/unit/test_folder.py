@@ -180,3 +180,33 @@ def test_records_of_today_stay_however_many(tmp_path):
         folder.new(tmp_path, "train")
     folder.prune(folder.root(tmp_path), "train")
     assert len(list(tmp_path.glob(".flatout/train-*"))) == 40
+
+
+def _killed(place, name):
+    """A folder as a measurement leaves it that was killed while a trial was at work."""
+    scratch = place / ".flatout" / name / "scratch-1"
+    (scratch / "layers" / "0" / "upper").mkdir(parents=True)
+    (scratch / "layers" / "0" / "upper" / "checkpoint.pt").write_bytes(bytes(1000))
+    (scratch / "spec.json").write_text("{}")
+    (scratch.parent / "session-1.json").write_text("{}")
+    return scratch.parent
+
+
+def test_what_a_killed_measurement_left_is_removed_by_the_next_one(tmp_path):
+    killed = _killed(tmp_path, "train-1")
+    with folder.claimed(tmp_path, "other"):
+        assert not killed.exists()
+
+
+def test_finished_runs_of_a_killed_proof_are_kept_without_what_its_last_run_wrote(tmp_path):
+    killed = _killed(tmp_path, "train-1")
+    (killed / "runs.jsonl").write_text("")
+    with folder.claimed(tmp_path, "train", killed):
+        assert sorted(path.name for path in killed.iterdir()) == ["runs.jsonl", "session-1.json"]
+
+
+def test_a_folder_of_the_users_that_is_called_like_ours_is_left_alone(tmp_path):
+    (tmp_path / ".flatout" / "mine" / "scratch-1").mkdir(parents=True)
+    (tmp_path / ".flatout" / "mine" / "scratch-1" / "notes.txt").write_text("mine")
+    with folder.claimed(tmp_path, "train"):
+        assert (tmp_path / ".flatout" / "mine" / "scratch-1" / "notes.txt").read_text() == "mine"

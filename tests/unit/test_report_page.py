@@ -383,6 +383,8 @@ def test_the_page_says_what_became_of_candidates_that_could_not_be_used():
     assert "no candidate was measured" not in text
     spent = html.html_text(replace(RESULTS["busy"], trials=()))
     assert "No lever could be tried: the budget of 180" in spent
+    asked = html.html_text(replace(RESULTS["busy"], trials=(replace(lost, reason="use `reshape` instead."),)))
+    assert "instead." in asked and "instead.." not in asked
 
 
 def test_the_page_is_the_same_every_time():

@@ -41,6 +41,27 @@ def test_a_folder_that_a_trial_cannot_rename_is_explained():
     assert "shutil.move" in problem.hint and "--allow-writes" in problem.hint
 
 
+def test_a_folder_that_takes_nothing_in_a_trial_alone_is_explained():
+    failure = Failure(stage="script", error="OSError", message="[Errno 30] Read-only file system: '/data/model.pt'")
+    problem = cannot_measure(Script(path="train.py"), Ended(exit_code=1, failure=failure), 90.0)
+    assert "--allow-writes" in problem.hint and "shows the same" not in problem.hint
+
+
+def test_a_script_that_asks_is_told_that_nobody_answers_in_a_trial():
+    failure = Failure(stage="script", error="EOFError", message="EOF when reading a line")
+    problem = cannot_measure(Script(path="train.py"), Ended(exit_code=1, failure=failure), 90.0)
+    assert "as an argument" in problem.hint and "shows the same" not in problem.hint
+
+
+@pytest.mark.parametrize("end", [Ended(exit_code=None, hung=True), Ended(exit_code=-9)])
+def test_who_ends_before_it_is_isolated_is_not_told_that_isolation_was_refused(tmp_path, end):
+    under = bench.Bench(Script(path="train.py"), tmp_path, {}, Terms())
+    under._scratch = tmp_path / "scratch-1"
+    under._scratch.mkdir()
+    assert isinstance(under._no_start(end), ScriptError)
+    assert isinstance(under._no_start(Ended(exit_code=126)), MachineError)
+
+
 def test_a_script_that_raised_is_told_its_line_and_where_its_output_is_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     failure = Failure(stage="script", error="ValueError", message="boom", place=f"{tmp_path}/lib/train.py:20")

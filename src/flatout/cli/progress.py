@@ -36,11 +36,18 @@ def measured(call: Callable[[Show], Result], *, as_json: bool, verbose: bool = F
 
 
 def end_children_when_told_to_end() -> None:
-    """Make SIGTERM an exception, which leaves every context on its way: children are ended, their files removed."""
+    """Make SIGTERM an exception, which leaves every context on its way: children are ended, their files removed.
+
+    A terminal that is closed says the same by SIGHUP, unless `nohup` has seen to it that nobody listens.
+    """
     signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, _stop)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
+    for one in (signal.SIGTERM, signal.SIGHUP):  # both may come, each twice: none may stop what it has begun
+        signal.signal(one, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 

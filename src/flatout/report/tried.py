@@ -185,13 +185,17 @@ def reasons(untried: Sequence[Untried]) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def remark(trial: Trial) -> str:
-    """The numerics of a trial that could be kept, or else why it could not.
+    """The numerics of a trial that could be kept, or else why it could not; without a full stop.
 
     >>> remark(Trial(levers={}, outcome="faster", agreement="agrees", agreement_detail="changes no number"))
     'exact: changes no number'
     >>> remark(Trial(levers={}, outcome="slower"))
     'slower'
     """
+    return _remark(trial).removesuffix(".")  # messages of exceptions may have one
+
+
+def _remark(trial: Trial) -> str:
     if trial.outcome == "faster":
         if trial.agreement == "inconclusive":
             return f"numerics inconclusive: {trial.agreement_detail}".removesuffix(": ")

@@ -31,8 +31,8 @@ _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x4000, 0x400
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # the same numbers on x86-64 and aarch64
 _AT_FDCWD, _AT_RECURSIVE, _AT_SYMLINK_NOFOLLOW = -100, 0x8000, 0x100
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_RDONLY = 1, 4, 1
-_PR_CAPBSET_DROP, _CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN = 24, 6, 7, 21
-_SIGPIPE, _SIGXFSZ = 13, 25
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN = 1, 24, 6, 7, 21
+_SIGKILL, _SIGPIPE, _SIGXFSZ = 9, 13, 25
 
 GONE = -1
 """In place of the descriptor of a folder that is not there any more."""
@@ -93,6 +93,10 @@ class Kernel:
     def drop_from_bounding_set(self, capability: int) -> None:
         """Makes `capability` unreachable, for root too, after the next exec."""
         self._checked(self._libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0), "prctl")
+
+    def end_with_parent(self) -> None:
+        """Has this process killed when the one that started it ends; holds from here on, through the next exec."""
+        self._checked(self._libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(_SIGKILL), 0, 0, 0), "prctl")
 
     def default_signals(self) -> None:
         """Undoes what Python's start did: ignored signals would be inherited by the command."""
@@ -385,6 +389,19 @@ def _staged(stage: str, step: Any, *arguments: Any) -> Any:
         raise Refused(stage, error.errno or 0, str(error)) from error
 
 
+def _live_with(kernel: Kernel, parent: int) -> None:
+    """Ends the command with the flatout that waits for it: killed without notice that cannot end anything itself.
+
+    Asked for here, at the last moment (namespaces and lost capabilities make the kernel forget it), so that it holds
+    for what the script does before it imports a framework as well, and where it never does.
+    """
+    is_ours = os.getppid() == parent
+    if is_ours:
+        kernel.end_with_parent()
+    if os.getppid() != parent if is_ours else not os.path.exists(f"/proc/{parent}"):
+        raise OSError(0, "flatout has ended meanwhile")
+
+
 def enter(spec: dict[str, Any]) -> list[str]:
     """Enters the namespaces that `spec` describes, and returns notes for people.
 
@@ -399,6 +416,7 @@ def enter(spec: dict[str, Any]) -> list[str]:
     _staged("mounts", world.build)
     _staged("working folder", os.chdir, spec["folder"])
     _staged("capabilities", kernel.drop_from_bounding_set, _CAP_SYS_ADMIN)
+    _staged("parent", _live_with, kernel, spec["parent"])
     kernel.default_signals()
     return world.notes
 

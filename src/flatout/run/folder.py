@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flatout.errors import MachineError, RecordError, UsageError, cannot_write
@@ -157,11 +157,26 @@ def claimed(folder: Path, stem: str, former: Path | None = None) -> Iterator[Pat
             os.write(lock, str(os.getpid()).encode())
         except OSError as problem:  # a file of no bytes needs no room, these do
             raise cannot_write(place / "lock", problem) from None
+        _clear_after_killed(place)
         run_folder = former or new(folder, stem)
         _try(run_folder)
         yield run_folder
     finally:
         os.close(lock)
+
+
+def _clear_after_killed(place: Path) -> None:
+    """Remove what measurements that were killed without notice have left: nobody measures here now.
+
+    What their trials wrote may be large, and can be shown to nobody. A proof keeps the runs that it has finished.
+    """
+    from flatout.run import isolation  # a run has no use for it, and waits for each import
+
+    for scratch in place.glob("*/scratch-*"):
+        with suppress(MachineError):
+            isolation.discard(scratch)
+            if not is_kept(scratch.parent):
+                shutil.rmtree(scratch.parent, ignore_errors=True)
 
 
 def prune(place: Path, stem: str) -> None:

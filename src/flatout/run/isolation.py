@@ -54,6 +54,7 @@ class _Spec:
     """What `enter_isolation.py` reads; see its docstring."""
 
     format: int = 1
+    parent: int
     folder: str
     run_folder: str
     scratch: str
@@ -115,7 +116,7 @@ def _spec(own: list[str], run: str, room: str) -> _Spec:
     shm_size = os.statvfs(shm) if os.path.isdir(shm) and mount_of(mounts, shm).kind == "tmpfs" else None
     covered = any(holds(layer.folder, own[0]) for layer in layers) or holds(shm, own[0])
     return _Spec(
-        folder=own[0], run_folder=run, scratch=room, layers=layers,
+        parent=os.getpid(), folder=own[0], run_folder=run, scratch=room, layers=layers,
         kept=tuple(path for path in _meeting_points() if any(holds(layer.folder, path) for layer in layers)),
         shm=shm if os.path.isdir(shm) else None,
         shm_bytes=shm_size.f_blocks * shm_size.f_frsize if shm_size else None,

@@ -56,6 +56,11 @@ class Ended(Exception):
     output: str = ""
     output_path: str = ""
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether it was ended from outside, by us or by a signal, whatever it was at."""
+        return self.hung or (self.exit_code is not None and self.exit_code < 0)
+
     def sentence(self) -> str:
         """How it ended, in a few words."""
         if self.hung:

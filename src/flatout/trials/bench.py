@@ -202,7 +202,8 @@ class Bench:
 
     def _no_start(self, end: Ended) -> Exception:
         self._raise_if_full()
-        refusal = isolation.refusal(self._scratch) if self._scratch is not None and self._scratch.exists() else None
+        told = self._scratch is not None and self._scratch.exists() and not end.cut_off
+        refusal = isolation.refusal(self._scratch) if told and self._scratch is not None else None
         if refusal is not None:
             return refusal
         return cannot_measure(self.script, end, self.terms.start_limit_s)

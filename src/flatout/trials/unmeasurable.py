@@ -16,9 +16,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
     """The error for a plain script that gave nothing to measure."""
-    again = f"`python {script.typed}` shows the same"
-    if end.failure is not None and f"Errno {errno.EXDEV}" in end.failure.message:
-        again = "in a trial folders cannot be renamed, only files: `shutil.move` does both, or pass `--allow-writes`"
+    again = _seen_again(script, end)
     printed = end.output.strip().splitlines()
     last = f"the last line it printed: `{_plain(printed[-1])[:160]}`" if printed else "it printed nothing"
     if end.hung and end.num_steps:
@@ -66,6 +64,21 @@ def cannot_release(script: Script, broke: str) -> Inconclusive:
         cause=printable(broke),
         hint="`--without LEVER` leaves it out",
     )
+
+
+def _seen_again(script: Script, end: Ended) -> str:
+    """How to see the same without flatout, or, of what a trial alone brings about, what to do about it."""
+    failure = end.failure
+    if failure is not None and f"Errno {errno.EXDEV}" in failure.message:
+        return "in a trial folders cannot be renamed, only files: `shutil.move` does both, or pass `--allow-writes`"
+    if failure is not None and f"Errno {errno.EROFS}" in failure.message:
+        return (
+            "a trial may write to the working folder, the script's, home and temporary ones, where it leaves no trace; "
+            "elsewhere with `--allow-writes`, for good"
+        )
+    if failure is not None and failure.error == "EOFError":
+        return "in a trial nobody answers questions: give the script what it asks for as an argument"
+    return f"`python {script.typed}` shows the same"
 
 
 def _raised(end: Ended) -> str:

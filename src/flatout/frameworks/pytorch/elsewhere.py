@@ -29,6 +29,10 @@ ALONG = 0.5
 """How far along plain's way the lever's gradient has to go. Sound levers go all of it, whatever their rounding, which
 has no part in that direction; a copy of all weights that is not renewed goes nowhere."""
 
+NOT_FOLLOWED = (
+    "gradients do not follow the parameters: those of an earlier step are at work, or something else is computed"
+)
+
 INPUT_ERROR = 0.25
 """An input's gradient that is further off than this, and `BESIDE` times as far as those of parameters, is wrong."""
 
@@ -55,7 +59,7 @@ class Elsewhere:
             return ""
         found = self._replayer.run(self._calls, levers=True)
         if found.finite and _product(_way(found.gradients, changed.gradients), self._way) < ALONG * self._length:
-            return "computes with parameters of an earlier step: its gradients do not follow them"
+            return NOT_FOLLOWED
         return ""
 
 
