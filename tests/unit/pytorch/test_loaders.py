@@ -27,7 +27,7 @@ from torch.utils.data import (  # noqa: E402
 )
 
 from flatout.frameworks.pytorch.batches import digest  # noqa: E402
-from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.loaders import MOST_KEPT, Loaders  # noqa: E402
 from flatout.frameworks.pytorch.passes import Pass  # noqa: E402
 from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
 from flatout.frameworks.pytorch.worker_processes import OurWorkers  # noqa: E402
@@ -421,6 +421,24 @@ def test_a_loader_that_keeps_its_workers_has_one_iterator(loaders):
         del passing
     other = DataLoader(Squares(), batch_size=4, num_workers=1)
     assert iter(other) is not iter(other)
+
+
+def test_workers_that_the_script_keeps_are_kept_beside_those_of_many_other_loaders(loaders):
+    problems = []
+    loaders.on_failure = lambda stage, problem: problems.append(problem)
+    keeping = DataLoader(Squares(), batch_size=4, num_workers=1, persistent_workers=True)
+    others = [DataLoader(Squares(), batch_size=4, shuffle=True) for _ in range(MOST_KEPT + 1)]
+    loaders.change(WORKERS)
+    for loader in (keeping, *others):
+        loaders.note(loader, 1)
+    seen = []
+    for _ in range(3):
+        passing = iter(keeping)
+        seen.append({worker.pid for _ in passing for worker in passing._workers})
+        for other in others:
+            list(other)
+    assert not problems
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_workers_are_kept_between_epochs_of_ours_and_not_otherwise(loaders):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from flatout.frameworks.pytorch.transfer.transfer import Transfer
 
 MOST_KEPT = 4
-"""Loaders whose workers wait for a next pass: each holds processes and some ten descriptors."""
+"""Loaders whose workers wait for a next pass, where plain's would end: each has processes and some ten descriptors."""
 
 
 class Loaders:
@@ -168,8 +168,8 @@ class Loaders:
         keeps = self.settings.get("persistent_workers") or keeps_workers(opened.loader)
         if opened.changed and opened.settings == self.settings and keeps:
             self._kept[opened.loader] = opened
-            while len(self._kept) > MOST_KEPT:
-                self._kept.pop(next(iter(self._kept))).close()
+            for spare in [loader for loader in self._kept if not keeps_workers(loader)][:-MOST_KEPT]:
+                self._kept.pop(spare).close()
         else:
             opened.close()
 
