@@ -189,6 +189,17 @@ class Ran:
     learning: bool = False
 
     @property
+    def useless(self) -> set[str]:
+        """Levers that have shown their effect though they have nothing to bring here, such as bf16 in software."""
+        return {name for name in self.inapplicable if name in self.outcome.evidence and name not in self.in_part}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether levers were engaged, and none of them had anything to work on."""
+        done = {*self.in_part, *self.useless}
+        return bool(self.levers) and all(name in self.inapplicable and name not in done for name in self.levers)
+
+    @property
     def levers(self) -> Levers:
         """The levers of the run: what it was started with, or what it has learned."""
         return self.engagement.levers if self.outcome.learned is None else self.outcome.learned.levers

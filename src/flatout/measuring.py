@@ -161,22 +161,25 @@ def _check_named(choice: Choice, machine: Machine) -> None:
     lacking = {lever.name: why for lever in named if (why := lever.lacks(machine)) is not None}
     if not named or any(lever not in refused and lever.name not in lacking for lever in named):
         return
-    if lacking:
+    if len(lacking) == len(named):
         raise MachineError(
             "no lever of `--levers` can be engaged on this machine",
             cause="; ".join(f"`{name}`: {why}" for name, why in lacking.items()),
             hint="name other levers; `flatout levers SCRIPT` says what can be engaged here",
         )
+    beside = [
+        f"{name} cannot be engaged here: {why}" for name, why in lacking.items() if registry()[name] not in refused
+    ]
     if all(lever.class_ == "semantics" for lever in refused):
         raise UsageError(
             "no lever of `--levers` can be tried",
-            cause="; ".join(f"{lever.name} {ONLY_PROVED}" for lever in refused),
+            cause="; ".join((*(f"{lever.name} {ONLY_PROVED}" for lever in refused), *beside)),
             hint=f"`flatout prove --levers {','.join(map(typed, refused))} --accept semantics`",
         )
     wanted = max((lever.class_ for lever in refused), key=CLASSES.index)
     raise UsageError(
         f"no lever of `--levers` is admitted by `--accept {choice.accept}`",
-        cause="; ".join(f"{lever.name} is of class {lever.class_}" for lever in refused),
+        cause="; ".join((*(f"{lever.name} is of class {lever.class_}" for lever in refused), *beside)),
         hint=f"`--accept {wanted}`, or name other levers",
     )
 

@@ -18,6 +18,8 @@ from flatout.facts import NOT_LOOKED_AT, Facts
 from flatout.plan import CLASSES, PLAN_FILE, Lever, Plan, allows, input_levers, label
 from flatout.trace import Levers, Setting
 
+LEAVE_IT_OUT = "leave the lever out; `flatout levers SCRIPT` says what can be engaged here"
+
 EACH_CLASS = "each class admits those before it: " + ", ".join(CLASSES)
 
 
@@ -104,14 +106,11 @@ def _as_named(levers: Levers, wish: Wish, here: Here) -> Engagement:
                 cause=EACH_CLASS,
                 hint=f"`--accept {wanted}`",
             )
-    for name in levers:
-        missing = here.registry[name].lacks(here.machine())
-        if missing is not None:
-            raise MachineError(
-                f"the lever `{name}` cannot be engaged on this machine",
-                cause=missing,
-                hint="leave the lever out; `flatout levers SCRIPT` says what can be engaged here",
-            )
+    lacking = _lacking(levers, here)
+    if lacking is not None:
+        raise MachineError(
+            f"the lever `{lacking[0]}` cannot be engaged on this machine", cause=lacking[1], hint=LEAVE_IT_OUT
+        )
     chosen = [here.registry[name] for name in levers]
     unchecked = [lever for lever in chosen if lever.check != "none" and not lever.checks_itself]  # only `tune` does
     batches = next((lever.name for lever in unchecked if lever.check == "batches"), None)
@@ -129,6 +128,12 @@ def _as_named(levers: Levers, wish: Wish, here: Here) -> Engagement:
     return Engagement(levers=levers, line=f"levers {label(levers)}, as you said{beside}")
 
 
+def _lacking(levers: Levers, here: Here) -> tuple[str, str] | None:
+    """The first lever that cannot be engaged on this machine whatever the script does, and why; None where all can."""
+    reasons = ((name, here.registry[name].lacks(here.machine())) for name in levers)
+    return next(((name, why) for name, why in reasons if why is not None), None)
+
+
 def _fitting(plan: Plan, path: Path, wish: Wish, here: Here) -> Engagement:
     misfits = plan_file.misfits(plan, here.machine(), here.framework_version, here.python)
     if misfits and not wish.recheck:
@@ -141,6 +146,12 @@ def _fitting(plan: Plan, path: Path, wish: Wish, here: Here) -> Engagement:
             )
         where = f"the plan in `{path}` was made elsewhere ({', '.join(misfits)})"
         return Engagement(line=f"{where}, running plainly; `--recheck` tests it", misfits=misfits)
+    lacking = None if misfits else _lacking(plan.levers, here)  # where there are misfits, trials are to tell
+    if lacking is not None:  # it was edited by hand, or what the machine had is gone
+        error = f"`{path}` names the lever `{lacking[0]}`, which cannot be engaged on this machine"
+        if wish.plan is not None:
+            raise RecordError(error, cause=lacking[1], hint=LEAVE_IT_OUT)
+        return Engagement(line=f"{error}: {lacking[1]}; running plainly")
     return Engagement(levers=plan.levers, line=_line(plan, path, here), plan=plan, misfits=misfits)
 
 

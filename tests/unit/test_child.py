@@ -39,6 +39,7 @@ class FakeFramework:
         self.attached = False
         self.distributed = distributed
         self.now_s = 0.0
+        self.since_s = None
         self.num_steps = 0
         self.settles_after = settles_after
         self.capturing = False
@@ -60,6 +61,9 @@ class FakeFramework:
         self.attached = False
         self.levers = {}
         self._note("detach")
+
+    def training_since_s(self):
+        return self.since_s
 
     def num_missed_steps(self):
         return 2
@@ -459,6 +463,16 @@ def test_a_trial_ends_when_it_is_stopped_or_left_alone(conducted, tmp_path):
     left.pipe.closed = True
     with pytest.raises(Ended):
         left.framework.step(6)
+
+
+def test_the_seconds_of_the_end_are_those_of_its_steps_and_so_of_the_missed_ones(conducted):
+    """Of a loop that updates by hand the first twenty steps are known only afterwards."""
+    here = conducted()
+    here.framework.since_s, here.framework.now_s = 2.0, 90.0
+    here.framework.step(10)
+    here.conductor._at_exit()
+    (end,) = records(here, End)
+    assert end.num_steps == 12 and end.training_s == pytest.approx(here.framework.now_s - 2.0)
 
 
 def test_the_end_of_the_script_closes_the_window_and_says_how_many_steps_there_were(conducted, monkeypatch):

@@ -310,6 +310,29 @@ def test_which_levers_are_at_work_is_said_and_why_the_others_are_not():
     ]
 
 
+def test_a_lever_that_shows_its_effect_is_at_work_though_nothing_is_to_be_gained_by_it():
+    ran = Ran(
+        engagement=Engagement(levers={"bf16": {}, "workers": {"num": 1}}),
+        outcome=foreground.Outcome(num_steps=2, ended=True, engaged=True, evidence={"bf16": "outputs in bfloat16"}),
+        registry=REGISTRY,
+        run="",
+        inapplicable={"bf16": "no instructions", "workers": "no loader"},
+    )
+    assert closing_line(ran).splitlines()[1:] == [
+        "  at work: none",
+        "  at work, with nothing to be gained: no instructions: bf16",
+        "  not at work, or not as a whole: no loader: workers",
+    ]
+
+
+def test_a_plan_of_which_nothing_was_at_work_rests_on_no_ratio():
+    outcome = foreground.Outcome(num_steps=2, ended=True, engaged=True)
+    chosen = Engagement(levers={"bf16": {}}, plan=SimpleNamespace(ratio=1.35))
+    ran = Ran(engagement=chosen, outcome=outcome, registry=REGISTRY, run="")
+    assert "rests on the recorded 1.35x" in closing_line(ran)
+    assert "1.35x" not in closing_line(replace(ran, inapplicable={"bf16": "no float32 parameters"}))
+
+
 def test_a_loader_that_is_left_to_its_workers_is_no_failure():
     found = Failure(stage="step", error="SetAsideError", message="OSError in an item")
     outcome = foreground.Outcome(num_steps=2, ended=True, failures=[found])

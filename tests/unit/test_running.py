@@ -190,6 +190,17 @@ def test_the_same_plan_found_by_default_never_stops_a_run(make, words):
     assert words in set_aside().line
 
 
+def test_a_plan_with_a_lever_that_this_machine_cannot_have_is_not_engaged():
+    """Somebody has edited it: one that was made on another machine is a misfit."""
+    levers = pytorch_levers.registry()
+    found("flatout.toml", levers={"tf32": {}})
+    chosen = engagement(Wish(), here(registry=levers))
+    assert not chosen.levers and "`tf32`, which cannot be engaged on this machine: needs a CUDA device" in chosen.line
+    with pytest.raises(FlatoutError) as caught:
+        engagement(Wish(plan=Path("flatout.toml")), here(registry=levers))
+    assert "`flatout.toml` names the lever `tf32`" in caught.value.error and "CUDA" in caught.value.cause
+
+
 @pytest.mark.parametrize("content", [b"format = 1\n[plan", b"format = 99\n", b"\xff", b"", b"plan = 3\nformat = 1\n"])
 def test_a_torn_or_newer_default_plan_never_stops_a_run(content):
     Path("flatout.toml").write_bytes(content)

@@ -137,6 +137,8 @@ def test_levers_that_accept_does_not_admit_are_refused_before_anything_runs(caps
     error, cause, hint = complaint(capsys, "tune", "--levers", "bf16,tf32", "--accept", "exact", "train.py")
     assert error == "no lever of `--levers` is admitted by `--accept exact`"
     assert "bf16 is of class precision" in cause and hint.startswith("`--accept precision`")
+    _, cause, _ = complaint(capsys, "tune", "--levers", "bf16,pinned_memory", "--accept", "exact", "train.py")
+    assert cause.endswith("; pinned_memory cannot be engaged here: needs a CUDA device, none was found")
     assert not (folder / ".flatout").exists()
 
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,16 +115,24 @@ def closing_line(ran: api.Ran) -> str:
 
 
 def _at_work(ran: api.Ran) -> str:
-    """Which levers work here, where some do not, and why those do not."""
+    """Which levers work here, where some do not or bring nothing, and why."""
     if not ran.inapplicable:
         return ""
     working = [name for name in ran.engagement.levers if name not in ran.inapplicable]
     working += [f"{name} ({done})" for name, done in ran.in_part.items()]
+    text = f"\n  at work: {', '.join(working) or 'none'}"
+    useless = {name: why for name, why in ran.inapplicable.items() if name in ran.useless}
+    idle = {name: why for name, why in ran.inapplicable.items() if name not in ran.useless}
+    if useless:
+        text += f"\n  at work, with nothing to be gained: {_by_reason(useless)}"
+    return text + (f"\n  not at work, or not as a whole: {_by_reason(idle)}" if idle else "")
+
+
+def _by_reason(levers: Mapping[str, str]) -> str:
     by_reason: dict[str, list[str]] = {}
-    for name, why in ran.inapplicable.items():
+    for name, why in levers.items():
         by_reason.setdefault(why, []).append(name)
-    idle = "; ".join(f"{why}: {', '.join(names)}" for why, names in by_reason.items())
-    return f"\n  at work: {', '.join(working) or 'none'}\n  not at work, or not as a whole: {idle}"
+    return "; ".join(f"{why}: {', '.join(names)}" for why, names in by_reason.items())
 
 
 def _changed(outcome: Outcome) -> str:
@@ -172,7 +180,7 @@ def _measured(ran: api.Ran) -> str:
     held = untoggled(ran.levers, ran.registry)
     compared = stats.compare(outcome.plain_s, outcome.plan_s) if outcome.plain_s else None
     if compared is None or not math.isfinite(compared.ratio):
-        plan = ran.engagement.plan
+        plan = None if ran.is_idle else ran.engagement.plan
         if outcome.num_busy > len(outcome.plan_s):
             return "; not checked: other processes used the CPU"
         why = "its levers cannot be toggled within a run"

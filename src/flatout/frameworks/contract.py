@@ -85,6 +85,9 @@ class Framework(Protocol):
     def num_missed_steps(self) -> int:
         """Steps made before it was known what a step is, of which `on_step` was not told."""
 
+    def training_since_s(self) -> float | None:
+        """About when the first step of all was over, told of or not, by `perf_counter`; None where none was seen."""
+
     def end_window(self) -> Mapping[str, Any]:
         """A window ends: wait for the device once; `losses`, `device_phases`, `recompilations`, `peak_memory_bytes`.
 

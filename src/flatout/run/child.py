@@ -200,13 +200,18 @@ class Conductor:
             self._close_window()
             num_steps = self.num_steps + self.framework.num_missed_steps()
             wall_s = time.perf_counter() - self._started_s
-            self._write(End(num_steps=num_steps, wall_s=wall_s, training_s=self._last_end_s - self._first_end_s))
+            self._write(End(num_steps=num_steps, wall_s=wall_s, training_s=self._training_s()))
             if self._files is not None:
                 self._write(Inputs(paths=self._files.found()))
             for text in self.framework.remarks():
                 self._write(Remark(text=text))
         except Exception:  # noqa: BLE001  the script has ended well, and nothing more is to be said
             return
+
+    def _training_s(self) -> float:
+        """From the end of the first step to the end of the last; the first was perhaps one that was missed."""
+        since_s = self.framework.training_since_s()
+        return self._last_end_s - min(self._first_end_s, self._first_end_s if since_s is None else since_s)
 
     def _watch_writes(self) -> None:
         """List writes that the isolation will refuse."""

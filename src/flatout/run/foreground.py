@@ -263,6 +263,7 @@ class _Listener:
         elif isinstance(record, Facts):
             outcome.facts = record
         elif isinstance(record, Toggle):
+            outcome.evidence.update(record.evidence)
             if self._watch is not None:
                 self._watch.toggled(record.took_s)
         elif isinstance(record, Failure):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -288,6 +289,8 @@ def test_updates_by_hand_make_a_step_of_each_batch_that_is_differentiated(watch)
     watched, model, loader = watch(), mlp(), rows()
     gc.collect()
     num, steps_before_epoch = 0, []
+    assert watched.pytorch.training_since_s() is None
+    begun_s = time.perf_counter()
     for _ in range(3):
         steps_before_epoch.append(watched.listener.num_steps)
         for (x,) in loader:
@@ -301,6 +304,7 @@ def test_updates_by_hand_make_a_step_of_each_batch_that_is_differentiated(watch)
     assert facts.step_rhythm == "loader" and watched.pytorch.settled()
     assert watched.listener.num_steps == num - steps.BACKWARDS_WITHOUT_UPDATE + 1
     assert watched.listener.num_steps + watched.pytorch.num_missed_steps() == num, "counted in the end"
+    assert begun_s < watched.pytorch.training_since_s() < watched.listener.stamps[0]
     assert [model.name for model in facts.models] == ["Sequential"] and facts.optimizers == ()
     assert [loader.num_batches for loader in facts.loaders] == [20]
 

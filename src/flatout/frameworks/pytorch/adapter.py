@@ -319,6 +319,10 @@ class PyTorch:
         """See `Framework.num_missed_steps`."""
         return self.steps.num_missed
 
+    def training_since_s(self) -> float | None:
+        """See `Framework.training_since_s`."""
+        return self.steps.since_s
+
     def end_window(self) -> Mapping[str, Any]:
         """See `Framework.end_window`."""
         stacks, host_reads = self.observer.sampled_stacks(), self.observer.noted_reads()

@@ -1,4 +1,4 @@
-"""Why does a lever of the input not apply? Because no loader feeds the training, or none of them can have it.
+"""Why do several levers not apply, in the same words? No device; no loader feeds the training, or none can have it.
 
 In: for each loader why it cannot. Out: one sentence, or None.
 """
@@ -6,6 +6,8 @@ In: for each loader why it cannot. Out: one sentence, or None.
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+NO_DEVICE = "needs a CUDA device, none was found"
 
 
 def why_none(reasons: Sequence[str | None]) -> str | None:

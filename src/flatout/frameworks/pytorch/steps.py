@@ -73,6 +73,7 @@ class Steps:
         """Steps that ended without an update."""
         self._limit = BACKWARDS_WITHOUT_UPDATE
         self._first_update_s: float | None = None
+        self._first_backward_s: float | None = None
         self.ended_by: EndedBy = "optimizer"
         """What ends a step."""
 
@@ -85,6 +86,11 @@ class Steps:
     def num_missed(self) -> int:
         """Steps made before it was known what a step is."""
         return self.rhythm.num_missed + self._missed_by_hand()
+
+    @property
+    def since_s(self) -> float | None:
+        """When the first update began, or, without any that shows, the first backward pass was over."""
+        return self._first_backward_s if self._first_update_s is None else self._first_update_s
 
     def install(self) -> None:
         """Begin to follow."""
@@ -292,6 +298,8 @@ class Steps:
                 hide_ours(problem)
                 raise
             if patch.active and not torch.compiler.is_compiling():
+                if not self._num_backwards:
+                    self._first_backward_s = perf_counter()
                 self._num_backwards += 1
                 self._num_since_end += 1
                 if self._num_backwards == self._limit:

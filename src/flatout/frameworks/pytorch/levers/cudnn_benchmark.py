@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
 from flatout.facts import Facts
+from flatout.frameworks.pytorch.lever_reasons import NO_DEVICE
 from flatout.plan import Lever
 from flatout.trace import Setting
 
@@ -33,6 +34,10 @@ class CudnnBenchmark(Lever):
         if not any(model.convolution_dims for model in facts.models):
             return "no convolution"
         return None
+
+    def lacks(self, machine: Machine) -> str | None:
+        """A GPU."""
+        return None if machine.accelerators else NO_DEVICE
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Set the flag."""

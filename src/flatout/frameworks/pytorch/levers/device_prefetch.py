@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
 from flatout.facts import Facts
+from flatout.frameworks.pytorch.lever_reasons import NO_DEVICE
 from flatout.plan import Lever
 from flatout.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
-
-NO_DEVICE = "needs a CUDA device, none was found"
 
 
 class DevicePrefetch(Lever):

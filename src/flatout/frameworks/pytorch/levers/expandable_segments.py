@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.ceilings import Machine
 from flatout.facts import NOT_LOOKED_AT, Facts
+from flatout.frameworks.pytorch.lever_reasons import NO_DEVICE
 from flatout.plan import Lever
 from flatout.trace import Setting
 
@@ -58,6 +59,10 @@ class ExpandableSegments(Lever):
             free = f"{memory.free_fraction:.0%} of what is held is free at the peak"
             return f"the GPU's memory is hardly fragmented ({free})"
         return None
+
+    def lacks(self, machine: Machine) -> str | None:
+        """A GPU."""
+        return None if machine.accelerators else NO_DEVICE
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Once the script uses CUDA, not before: until then it may set the variable itself."""

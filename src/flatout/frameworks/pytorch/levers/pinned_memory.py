@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
 from flatout.facts import Facts
-from flatout.frameworks.pytorch.levers.device_prefetch import NO_DEVICE
+from flatout.frameworks.pytorch.lever_reasons import NO_DEVICE
 from flatout.plan import Lever
 from flatout.trace import Setting
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
 from flatout.facts import Facts
+from flatout.frameworks.pytorch.lever_reasons import NO_DEVICE
 from flatout.plan import Lever
 from flatout.trace import Setting
 
@@ -36,6 +37,10 @@ class Tf32(Lever):
         if not capabilities or min(float(c) for c in capabilities) < FIRST_CAPABILITY:
             return "this GPU has no TF32"
         return None
+
+    def lacks(self, machine: Machine) -> str | None:
+        """A GPU."""
+        return None if machine.accelerators else NO_DEVICE
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Allow it, in the terms that the script uses: PyTorch refuses to be asked in both."""
