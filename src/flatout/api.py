@@ -26,7 +26,7 @@ from flatout.reporting import Exported, contrast, export, report
 from flatout.run import folder, foreground, shortage
 from flatout.run.foreground import Outcome
 from flatout.run.machine import read_machine
-from flatout.run.script import Script, check
+from flatout.run.script import Script, check, check_command
 from flatout.running import Engagement, Here, Wish
 from flatout.store_folder import LEVER, remove_stores, stores, stores_folder
 
@@ -255,9 +255,9 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
 
 
 def _check(request: RunRequest) -> None:
-    if request.script is None and not request.launcher:
-        raise UsageError("no command was given", cause="`exec` needs one", hint="`flatout exec -- torchrun train.py`")
-    if request.script is not None:
+    if request.script is None:
+        check_command(request.launcher)
+    else:
         check(request.script)
 
 

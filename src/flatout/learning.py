@@ -16,7 +16,7 @@ from flatout.run.foreground import Outcome
 from flatout.run.watch import Learner
 from flatout.running import Here
 from flatout.space import Choice
-from flatout.trials.learn import MOST_LOST_S, Asking, Learning, plan_of
+from flatout.trials.learn import MOST_LOST_S, Asking, Learning, plan_of, why_no_plan
 
 LINE = (
     "learning: levers that can be toggled are tried on this run, whose steps all count; "
@@ -55,6 +55,8 @@ def keep(outcome: Outcome, here: Here, place: str, say: Callable[[str], None]) -
     """Write the plan that a run has found, where its own windows show that it wins."""
     plan = plan_of(outcome, here, place)
     if plan is None:
+        if why := why_no_plan(outcome):
+            say(f"what was learned is not written as a plan: {why}")
         return
     path = Path(PLAN_FILE)
     try:

@@ -185,7 +185,18 @@ def _check_named(choice: Choice, machine: Machine) -> None:
 
 
 def _unknown_lever(name: str) -> UsageError:
-    """The error for a lever that is not there."""
+    """The error for a lever that is not there, or that is there by another word."""
+    bare, _, setting = name.partition("=")
+    if setting and bare in registry():
+        return UsageError(
+            f"a setting cannot be chosen here: `{name}`",
+            cause=f"trials find the setting of `{bare}` themselves",
+            hint=f"`{bare}` alone; `flatout run --levers {name}` engages exactly that",
+        )
+    if name == "none":
+        return UsageError(
+            "`none` stands with other levers", cause="it means that none is tried", hint="`none` alone, or leave it out"
+        )
     near = difflib.get_close_matches(name, registry(), n=1)
     return UsageError(
         f"no such lever: `{name}`",

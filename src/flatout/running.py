@@ -86,6 +86,11 @@ def engagement(wish: Wish, here: Here) -> Engagement:
         return Engagement(line=f"no plan for `{here.script}` here, running plainly; `flatout tune` makes one")
     try:
         plan = plan_file.read(path, plan_file.key_of(here.script, path))
+    except FlatoutError as problem:
+        if wish.plan is not None:
+            raise
+        return Engagement(line=f"{problem.error}: {problem.cause}; running plainly")
+    try:
         _check_levers(plan, here, path)
         _check_class(plan, wish, here, path)
     except FlatoutError as problem:

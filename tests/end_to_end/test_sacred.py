@@ -629,7 +629,15 @@ def test_a_launcher_gets_its_words_and_its_status_is_ours(folder):
 def test_a_launcher_that_is_not_there_is_an_error_in_three_parts(folder):
     done = Done([*EXEC, "-q", "--", "no-such-launcher"])
     assert done.status == 2
-    assert done.err.startswith("error: cannot start `no-such-launcher`\ncause: No such file")
+    assert done.err.startswith("error: cannot start `no-such-launcher`\ncause: there is no such program")
+
+
+def test_a_script_where_a_command_is_wanted_is_told_what_to_type_before_anything_is_announced(folder):
+    (folder / "train.py").write_text("print(1)")
+    done = Done([*EXEC, "--", "train.py", "--lr", "0.1"])
+    assert done.status == 2
+    assert done.err.startswith("error: cannot start `train.py`\n")
+    assert "`flatout exec -- python train.py --lr 0.1`" in done.err
 
 
 @needs_torch

@@ -14,6 +14,7 @@ from flatout.cli.foreground import closing_line, run_summary
 from flatout.energy import Counter
 from flatout.errors import UsageError
 from flatout.facts import Facts
+from flatout.plan import Trial
 from flatout.run import energy_counters, foreground
 from flatout.run.check import CHECK_PAIRS, MOST_SLOW
 from flatout.run.energy_counters import Found, Probe
@@ -23,6 +24,7 @@ from flatout.run.orders import SessionSpec, decode
 from flatout.run.watch import untoggled
 from flatout.running import Engagement
 from flatout.trace import End, Failure, Header, Ready, Window
+from flatout.trials.learn import Learned, why_no_plan
 from handmade import lever, registry
 
 PLAN = {"bf16": {}, "workers": {"num": 2}}
@@ -331,6 +333,25 @@ def test_a_plan_of_which_nothing_was_at_work_rests_on_no_ratio():
     ran = Ran(engagement=chosen, outcome=outcome, registry=REGISTRY, run="")
     assert "rests on the recorded 1.35x" in closing_line(ran)
     assert "1.35x" not in closing_line(replace(ran, inapplicable={"bf16": "no float32 parameters"}))
+
+
+def test_what_a_run_has_learned_is_told_with_what_it_brings_and_what_became_of_it():
+    trial = Trial(levers={"bf16": {}}, outcome="faster", ratio=1.5)
+    learned = Learned(levers={"bf16": {}}, trials=(trial,), took_s=60.0, lost_s=4.0, stopped="90 s were tried")
+    outcome = foreground.Outcome(num_steps=20, ended=True, engaged=True, learned=learned)
+    ran = Ran(engagement=Engagement(), outcome=outcome, registry=REGISTRY, run="", learning=True)
+    assert closing_line(ran).splitlines()[1:] == [
+        "  1 set of levers tried in 60 s of training, which cost 4 s of it: bf16 1.50x when it was tried, "
+        "engaged to the end",
+        "  not all was tried: 90 s were tried",
+    ]
+    assert why_no_plan(outcome) == "it was not checked against plain windows (the run ended before that)"
+    assert "other processes" in why_no_plan(replace(outcome, num_busy=3))
+    gone = replace(outcome, engaged=False)
+    assert "bf16 1.50x when it was tried, released again" in closing_line(replace(ran, outcome=gone))
+    assert why_no_plan(gone) == "it was released again"
+    assert "does not show surely" in why_no_plan(replace(outcome, plain_s=[0.01], plan_s=[0.01]))
+    assert why_no_plan(replace(outcome, learned=replace(learned, levers={}))) == ""
 
 
 def test_a_loader_that_is_left_to_its_workers_is_no_failure():

@@ -36,6 +36,14 @@ def test_equal_values_in_less_time():
     assert "next       flatout run train.py --epochs 3" in said
 
 
+def test_a_time_that_is_not_compared_yet_is_shown_and_nothing_slower_is_recommended():
+    for gain, wanted in ((2.0, "flatout run"), (0.5, "flatout tune")):
+        found = proved(runs(3, gain=gain))
+        assert found.equivalence.verdict == "identical"
+        said = " ".join(text(found).split())
+        assert "as fast in 3 whole runs, compared from 4 seeds on" in said and f"next {wanted}" in said
+
+
 def test_worse_values_are_told_as_what_they_are_whatever_the_time():
     found = proved(runs(6, gain=2.0, shift=-0.05))
     assert found.equivalence.verdict == "different" and not found.losses_equal

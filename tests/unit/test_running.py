@@ -82,7 +82,7 @@ def test_without_a_plan_the_script_runs_plainly_and_is_told_how_to_get_one():
 
 def test_a_plan_for_another_script_alone_is_no_plan():
     found(script="other.py")
-    assert set_aside().line == "`flatout.toml` has no plan for `train.py`; running plainly"
+    assert set_aside().line == "`flatout.toml` has no plan for `train.py`: it has plans for `other.py`; running plainly"
 
 
 # -- a plan that fits -----------------------------------------------------------------------------------------------

@@ -90,6 +90,14 @@ def test_an_option_that_the_script_got_and_failed_with_is_said(script, exit_code
     assert said in found and bool(said) == bool(found) and "\n" not in found
 
 
+def test_an_option_that_is_the_scripts_own_is_not_blamed(folder):
+    script = Script(path="train.py", arguments=("--levers", "3"))
+    for text, said in (('parser.add_argument("--levers", type=int)', False), ("# --levers is not spoken of", True)):
+        (folder / "train.py").write_text(text)
+        with click.Context(run_command):
+            assert bool(misplaced(script, 1)) == said
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -108,6 +116,15 @@ def test_an_error_of_a_script_that_got_such_an_option_says_so_too(capsys, monkey
     hint = capsys.readouterr().err.splitlines()[-1]
     assert ("`--json` stood after the script and so went to the script" in hint) == said
     assert "shows the same" in hint
+
+
+def test_trials_find_settings_themselves_and_none_stands_alone(capsys, folder):
+    (folder / "train.py").write_text("print(1)")
+    error, cause, hint = complaint(capsys, "tune", "--levers", "bf16,threads=2", "train.py")
+    assert error == "a setting cannot be chosen here: `threads=2`" and "`threads` themselves" in cause
+    assert hint.endswith("`flatout run --levers threads=2` engages exactly that")
+    assert complaint(capsys, "tune", "--levers", "none,bf16", "train.py")[0] == "`none` stands with other levers"
+    assert complaint(capsys, "tune", "--levers", "nonsense=2", "train.py")[0] == "no such lever: `nonsense=2`"
 
 
 # -- nothing left to try --------------------------------------------------------------------------------------------

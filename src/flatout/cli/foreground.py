@@ -67,7 +67,9 @@ def misplaced(script: Script | None, exit_code: int) -> str:
     """That an option of this command stood behind the script, which failed: then the script got it."""
     if script is None or not exit_code:
         return ""
-    found = behind_the_script(click.get_current_context().command, script.arguments)
+    found = behind_the_script(
+        click.get_current_context().command, script.arguments, Path(script.path) if script.path else None
+    )
     return f"; {found}" if found else ""
 
 
@@ -166,8 +168,11 @@ def _learned(ran: api.Ran) -> str:
     )
     if not found.levers:
         return f"; {tried}: nothing helps" + (f" ({found.stopped})" if found.stopped else "")
-    chosen = f"{tried}, which cost {found.lost_s:.0f} s of it: {label(found.levers)}"
-    return f"\n  {chosen}" + (f" ({found.stopped})" if found.stopped else "")
+    ratio = next((trial.ratio for trial in found.trials if trial.levers == found.levers), None)
+    brings = "" if ratio is None else f" {ratio:.2f}x when it was tried"
+    end = "engaged to the end" if ran.outcome.is_engaged else "released again"
+    chosen = f"{tried}, which cost {found.lost_s:.0f} s of it: {label(found.levers)}{brings}, {end}"
+    return f"\n  {chosen}" + (f"\n  not all was tried: {found.stopped}" if found.stopped else "")
 
 
 def _measured(ran: api.Ran) -> str:

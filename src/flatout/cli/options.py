@@ -38,22 +38,34 @@ class ScriptCommand(click.Command):
             return super().invoke(ctx)
         except (ScriptError, UsageError) as problem:
             words = ctx.params["words"]
-            found = behind_the_script(self, words if ctx.params.get("module") else words[1:])
+            is_module = ctx.params.get("module")
+            found = behind_the_script(self, words if is_module else words[1:], None if is_module else Path(words[0]))
             if found is None:
                 raise
             raise type(problem)(problem.error, cause=problem.cause, hint=f"{found}; {problem.hint}") from None
 
 
-def behind_the_script(command: click.Command, arguments: Sequence[str]) -> str | None:
+def behind_the_script(command: click.Command, arguments: Sequence[str], path: Path | None = None) -> str | None:
     """What is to be said where an option of the command stands among the script's own arguments.
+
+    Nothing where the script in `path` speaks of that option: it is one of its own.
 
     >>> behind_the_script(click.Command("tune", params=[click.Option(["--budget"])]), ["--lr", "1"])
     """
     own = own_options(command)
     found = next((name for word in arguments if (name := word.partition("=")[0]) in own), None)
-    if found is None:
+    if found is None or (path is not None and _speaks_of(path, found)):
         return None
     return f"`{found}` stood after the script and so went to the script: flatout's own options stand before it"
+
+
+def _speaks_of(path: Path, option: str) -> bool:
+    """Whether the script has the option as a literal, as for a parser of arguments."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return re.search(rf"""["']{re.escape(option)}["']""", text) is not None
 
 
 def closest(name: str, command: click.Command) -> list[str]:

@@ -116,8 +116,21 @@ def _ignored(proof: Proof) -> str:
 def time(proof: Proof) -> str:
     """What became of the wall time."""
     if proof.time.num_pairs < MIN_PAIRS:
-        return f"compared from {MIN_PAIRS} seeds on"
+        seen = _few(proof)
+        first = (
+            f"{words.interval(min(seen), max(seen))} as fast in {words.plural(len(seen), 'whole run')}, "
+            if seen
+            else ""
+        )
+        return f"{first}compared from {MIN_PAIRS} seeds on"
     return f"a whole run {_compared(proof.time)}; its training steps {_compared(proof.training_time)}"
+
+
+def _few(proof: Proof) -> list[float]:
+    """How many times as fast whole runs were, seed by seed."""
+    wall_s = {(run.seed, run.side): run.wall_s for run in proof.runs if not run.problem}
+    pairs = ((wall_s.get((seed, "plain")), wall_s.get((seed, "plan"))) for seed in sorted({s for s, _ in wall_s}))
+    return [plain_s / plan_s for plain_s, plan_s in pairs if plain_s and plan_s]
 
 
 def energy(proof: Proof) -> str:
@@ -169,7 +182,8 @@ def next_command(proof: Proof) -> str:
     if proof.against_itself and (found.verdict != "undecided" or proof.seeds_ignored):
         return f"flatout tune {proof.asked.script}"
     if found.verdict in ("identical", "equivalent"):
-        if "slower" in (proof.time.verdict, proof.training_time.verdict):
+        few = _few(proof) if proof.time.num_pairs < MIN_PAIRS else []
+        if "slower" in (proof.time.verdict, proof.training_time.verdict) or (few and max(few) < 1):
             return f"flatout tune {proof.asked.script}"
         return " ".join(filter(None, ("flatout run", proof.options, proof.asked.script)))
     if found.verdict == "different" or proof.seeds_ignored:

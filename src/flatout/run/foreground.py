@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.energy import Energy
-from flatout.errors import RecordError, UsageError
+from flatout.errors import RecordError
 from flatout.facts import Facts
 from flatout.plan import Lever
 from flatout.run.energy_counters import RUN_EVERY_S, EnergyMeter
@@ -24,6 +24,7 @@ from flatout.run.guard import Decision
 from flatout.run.launch import POLL_S, Launch, discard_channels, environment_for, session_files, write_session
 from flatout.run.orders import Order, SessionSpec, encode
 from flatout.run.pairs_in_run import Answer, Ask
+from flatout.run.script import cannot_start
 from flatout.run.signals import Signals
 from flatout.run.watch import Learner, Watch
 from flatout.trace import Agreement, End, Failure, Header, Levers, Ready, Record, Remark, Toggle, Window
@@ -226,11 +227,7 @@ class _Listener:
                 list(self._what.command), env=environment, preexec_fn=signals.in_child(), close_fds=False
             )  # descriptors that the shell gave us (`<(command)`) are for the script
         except OSError as problem:
-            raise UsageError(
-                f"cannot start `{self._what.command[0]}`",
-                cause=str(problem.strerror or problem),
-                hint="check the command; `flatout exec -- COMMAND` takes what the shell would",
-            ) from None
+            raise cannot_start(self._what.command, str(problem.strerror or problem)) from None
 
     def _gather(self) -> None:
         """A launcher's children have each written a trace: the steps of the first stand for all, failures do not."""

@@ -6,6 +6,8 @@ says what is wrong with it.
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -156,6 +158,27 @@ def check(script: Script) -> None:
         raise UsageError(
             f"`{script.path}` is a folder", cause="it has no `__main__.py`", hint="name the script in it, or use `-m`"
         )
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Make sure that there is a program to start.
+
+    Raises:
+        UsageError: No command, or its program is not found or may not be executed.
+    """
+    if not command:
+        raise UsageError("no command was given", cause="`exec` needs one", hint="`flatout exec -- torchrun train.py`")
+    if shutil.which(command[0]) is None:
+        raise cannot_start(command, "there is no such program, or it may not be executed")
+
+
+def cannot_start(command: Sequence[str], why: str) -> UsageError:
+    """The error for a command that the operating system does not start."""
+    name, *rest = command
+    hint = "check the command; `flatout exec -- COMMAND` takes what the shell would"
+    if name.endswith(".py"):
+        hint = f"`flatout exec -- {shlex.join(['python', name, *rest])}`; `flatout run` takes the script alone"
+    return UsageError(f"cannot start `{name}`", cause=why, hint=hint)
 
 
 def check_source(script: Script) -> None:

@@ -75,6 +75,19 @@ class Learned:
 Asking = Generator[Ask, Answer, Learned]
 
 
+def why_no_plan(outcome: Outcome) -> str:
+    """Why what a run has found is no plan for the next, where it has found something; else empty."""
+    if outcome.learned is None or not outcome.learned.levers:
+        return ""
+    if not outcome.is_engaged:
+        return "it was released again"
+    if not outcome.plain_s:
+        busy = outcome.num_busy > len(outcome.plan_s)
+        why = "other processes used the CPU" if busy else "the run ended before that"
+        return f"it was not checked against plain windows ({why})"
+    return "the check against plain windows does not show surely that it wins"
+
+
 def plan_of(outcome: Outcome, here: Here, run: str) -> Plan | None:
     """What a run has learned, as a plan for the next; None where its check, or what came later, denies it."""
     learned, header = outcome.learned, outcome.header
@@ -122,6 +135,8 @@ class Learning:
     _first: tuple[int, float] | None = None
     """Steps and time at the start."""
     _last: tuple[int, float] = (0, 0.0)
+    _others: tuple[int, float] = (0, 0.0)
+    """Steps and time of windows that others disturbed: what they took is not what trying has cost."""
     _busy: bool = False
     _num_waits: int = 0
     _waited_s: float = 0.0
@@ -303,10 +318,13 @@ class Learning:
     def _keep(self, answer: Answer) -> None:
         window = answer.window
         if window is not None:
-            self._busy = (window.foreign_fraction or 0.0) > FOREIGN_LIMIT
-            self._last = answer.num_steps, window.start_s + sum(window.step_s)
+            was_busy, self._busy = self._busy, (window.foreign_fraction or 0.0) > FOREIGN_LIMIT
+            before, self._last = self._last, (answer.num_steps, window.start_s + sum(window.step_s))
             if self._first is None:
-                self._first = answer.num_steps - window.num_steps, window.start_s
+                self._first = before = answer.num_steps - window.num_steps, window.start_s
+            if self._busy or was_busy:  # the steps before a window are not told apart
+                num, took_s = self._others
+                self._others = num + self._last[0] - before[0], took_s + self._last[1] - before[1]
 
     def _lost_s(self) -> float:
         """How much further the run would be, had it had the best set so far from the start."""
@@ -314,7 +332,8 @@ class Learning:
             return 0.0
         best = search.best_of(self.trials)
         step_s = self._plain_s / (best.ratio or 1.0) if best is not None else self._plain_s
-        return max(self._last[1] - self._first[1] - (self._last[0] - self._first[0]) * step_s, 0.0)
+        num_steps = self._last[0] - self._first[0] - self._others[0]
+        return max(self._last[1] - self._first[1] - self._others[1] - num_steps * step_s, 0.0)
 
     def _too_dear(self, candidate: Candidate) -> str:
         """Why trying ends here; empty where it may go on."""

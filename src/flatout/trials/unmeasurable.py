@@ -41,8 +41,12 @@ def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
         few = f"after {end.num_steps} training steps" if end.num_steps else "without a training step"
         return ScriptError(
             f"`{script.name}` ended {few}",
-            cause="no optimizer update was seen" if not end.num_steps else "that is too few to measure",
-            hint="give it more epochs or more data" if end.num_steps else "is this the script that trains?",
+            cause="that is too few to measure"
+            if end.num_steps
+            else "no optimizer update was seen, nor so many backward passes that updates by hand would be believed",
+            hint="give it more epochs or more data"
+            if end.num_steps
+            else "is this the script that trains, long enough?",
         )
     if end.exit_code is not None and end.exit_code < 0:
         return ScriptError(f"`{script.name}` was {end.sentence()}", cause=last, hint=again)
