@@ -6,6 +6,7 @@ Every benchmark writes `results/<what>_<cpu>_<yyyymm>.json` with hardware, versi
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import os
 import platform
@@ -83,7 +84,32 @@ def ratio(baseline_s: Sequence[float], candidate_s: Sequence[float]) -> dict[str
 def named(machine: Machine) -> str:
     """The processor in the names of results; two that sell under one name may differ in what they compute natively."""
     cpu = re.sub(r"[^a-z0-9]+", "-", machine.cpu.lower()).strip("-")
-    return cpu if machine.bfloat16_in_hardware() else f"{cpu}-no-bf16"
+    if not machine.bfloat16_in_hardware():
+        return f"{cpu}-no-bf16"
+    return cpu if bfloat16_pays() else f"{cpu}-slow-bf16"
+
+
+BFLOAT16 = """
+import time, torch
+def took_s(dtype):
+    one, other = torch.randn(1024, 1024, dtype=dtype), torch.randn(1024, 1024, dtype=dtype)
+    times_s = []
+    for _ in range(12):
+        begun_s = time.perf_counter()
+        one @ other
+        times_s.append(time.perf_counter() - begun_s)
+    return min(times_s)
+print(took_s(torch.float32) / took_s(torch.bfloat16))
+"""
+
+
+@functools.cache
+def bfloat16_pays() -> bool:
+    """Whether a product in bfloat16 is faster here; processors whose tiles are hidden have it, and slower."""
+    if not read_machine().bfloat16_in_hardware():
+        return False
+    done = subprocess.run([sys.executable, "-c", BFLOAT16], capture_output=True, text=True, check=True)
+    return float(done.stdout) > 1
 
 
 def file_for(name: str) -> Path:

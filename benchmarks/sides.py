@@ -2,9 +2,9 @@
 
 In: a case and a checkout of pytorch/examples. Out: a `Side` for each, in throwaway copies of the script's folder.
 
-An expert's edit is one file under `experts/`: NAME.patch, or NAME.cpu-bf16.patch and NAME.cpu-avx2.patch where what
-pays depends on bfloat16 instructions. It begins with why an expert would do that; a line `Options: ...` adds options of
-the script's own, and what follows is a unified diff of at most ten lines against the unmodified script.
+An expert's edit is one file under `experts/`: NAME.patch, or NAME.cpu-bf16.patch and NAME.cpu-float32.patch where what
+pays depends on whether products in bfloat16 are fast. It begins with why an expert would do that; a line `Options: ...`
+adds options of the script's own, and what follows is a unified diff of at most ten lines against the unmodified script.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from flatout.run.machine import read_machine
-from measuring import FLATOUT, HERE, PYTHON, ROOT
+from measuring import FLATOUT, HERE, PYTHON, ROOT, bfloat16_pays
 from speedup_cases import COMMIT, Case
 
 EXPERTS = HERE / "experts"
@@ -68,11 +67,11 @@ class Side:
 
 def variant() -> str:
     """Which of an expert's edits is for this machine."""
-    return "cpu-bf16" if read_machine().bfloat16_in_hardware() else "cpu-avx2"
+    return "cpu-bf16" if bfloat16_pays() else "cpu-float32"
 
 
 def edit_for(name: str, machine: str) -> Edit:
-    """The expert's edit of a script, for `cpu-bf16` or `cpu-avx2`."""
+    """The expert's edit of a script, for `cpu-bf16` or `cpu-float32`."""
     path = EXPERTS / f"{name}.{machine}.patch"
     if not path.exists():
         path = EXPERTS / f"{name}.patch"

@@ -22,7 +22,7 @@ from flatout.run.machine import read_machine  # noqa: E402
 from speedup_cases import ALL, CASES  # noqa: E402
 from stamped import Stretch, stamped, watch  # noqa: E402
 
-VARIANTS = ("cpu-bf16", "cpu-avx2")
+VARIANTS = ("cpu-bf16", "cpu-float32")
 STRETCH = Stretch(line=r"^step (\d+)$", work_per_line=1, work=20, settle_s=1.0)
 
 
@@ -136,13 +136,17 @@ def test_a_script_of_which_no_ratio_came_is_tried_again(tmp_path, monkeypatch):
         assert speedups.is_done("lenet", 4) is done
 
 
-def test_results_of_processors_without_bfloat16_have_names_of_their_own():
+def test_results_of_processors_without_fast_bfloat16_have_names_of_their_own(monkeypatch):
     here = read_machine()
-    plain, native = (
-        measuring.named(type(here)(**{**vars_of(here), "cpu_features": features}))
+    without, native = (
+        type(here)(**{**vars_of(here), "cpu_features": features})
         for features in (("avx2",), ("avx2", "amx_bf16", "avx512_bf16", "bf16"))
     )
-    assert plain == f"{native}-no-bf16"
+    monkeypatch.setattr(measuring, "bfloat16_pays", lambda: True)
+    fast = measuring.named(native)
+    assert measuring.named(without) == f"{fast}-no-bf16"
+    monkeypatch.setattr(measuring, "bfloat16_pays", lambda: False)
+    assert measuring.named(native) == f"{fast}-slow-bf16"
 
 
 def vars_of(record):
