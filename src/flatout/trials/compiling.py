@@ -1,7 +1,7 @@
 """How long will compiling take? Guessed from the modules that are to be compiled, until it has been seen here.
 
-Measured on two cores with cold caches, seconds from engaging to the first step: 6 modules (`lenet.py`, `vae`) 20 and 22,
-28 modules (a Transformer of two layers) 20, 55 modules (`char_gpt.py`) 46 and 59. Warm caches make it a tenth.
+Measured on two cores with cold caches, seconds from engaging to the first step: 6 modules (`lenet.py`, `vae`) 20 and
+22, 28 modules (a Transformer of two layers) 20, 55 modules (`char_gpt.py`) 46 and 59. Warm caches make it a tenth.
 """
 
 from __future__ import annotations
