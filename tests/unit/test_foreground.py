@@ -374,7 +374,7 @@ def test_why_a_plan_was_not_checked_is_said():
     outcome = foreground.Outcome(num_steps=20, ended=True, steps_s=1.0, engaged=True)
     plan = SimpleNamespace(ratio=1.35)
     ran = Ran(engagement=Engagement(levers={"bf16": {}}, plan=plan), outcome=outcome, registry=REGISTRY, run="")
-    assert closing_line(ran) == "20 steps in 1 s; rests on the recorded 1.35x: too short a run to check it"
+    assert closing_line(ran) == "20 steps in 1 s; rests on the recorded 1.35x: the run was too short"
     assert closing_line(replace(ran, fixed=True)).endswith("1.35x: `--fixed` toggles nothing")
     held = replace(ran, engagement=Engagement(levers={"workers": {"num": 1}}, plan=plan))
     assert closing_line(held).endswith("1.35x: its levers cannot be toggled within a run")
@@ -386,7 +386,7 @@ def test_a_script_that_ends_in_the_middle_of_a_check_has_a_summary(watched):
     child.answers(child.order(), 0.01)
     child.says(End(num_steps=20, wall_s=1.0))
     ran = Ran(engagement=Engagement(levers=PLAN), outcome=child.outcome, registry=REGISTRY, run="somewhere")
-    assert closing_line(ran) == "20 steps in 0.1 s; not checked: too short a run to check it"
+    assert closing_line(ran) == "20 steps in 0.1 s; not checked: the run was too short"
     assert run_summary(ran)["ratio"] is None
 
 

@@ -50,6 +50,9 @@ def complaint(capsys, *words, code=2):
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
+        (("tun", "train.py"), "no such command: `tun`", "did you mean `flatout tune`?"),
+        (("train.py", "--lr", "1"), "no such command: `train.py`", "`flatout tune train.py` or `flatout run train.py`"),
+        (("wrong",), "no such command: `wrong`", "`flatout --help`"),
         (("tune", "--bugdet", "10s", "train.py"), "no such option: `--bugdet`", "did you mean `--budget`?"),
         (("tune", "--bugdet=10s", "--", "train.py"), "no such option: `--bugdet`", "did you mean `--budget`?"),
         (("run", "--lever", "-m", "train"), "no such option: `--lever`", "did you mean `--levers`?"),

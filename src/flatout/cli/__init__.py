@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -44,6 +45,8 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command and the words for it."""
+        if args and args[0] not in COMMANDS:
+            raise no_such_command(args[0])
         name, command, words = super().resolve_command(ctx, args)
         self.typed = name
         return name, command, words if command is None else ended_by_module(command, words)
@@ -103,6 +106,16 @@ def complain_usage(problem: click.UsageError, typed: str | None) -> None:
     tell(f"error: {message[:1].lower()}{message[1:]}")
     tell("cause: the command was not typed as it takes its words")
     tell(f"hint:  `{command} --help`")
+
+
+def no_such_command(name: str) -> UsageError:
+    """The error for a first word that is none of ours: a slip, or a script where the command was left out."""
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean `flatout {near[0]}`?" if near else "`flatout --help`"
+    cause = f"the commands are {', '.join(f'`{one}`' for one in COMMANDS)}"
+    if name.endswith(".py"):
+        cause, hint = "a command stands before the script", f"`flatout tune {name}` or `flatout run {name}`"
+    return UsageError(f"no such command: `{name}`", cause=cause, hint=hint)
 
 
 def no_such_option(name: str, ctx: click.Context) -> UsageError:

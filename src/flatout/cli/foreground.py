@@ -190,7 +190,7 @@ def _measured(ran: api.Ran) -> str:
             return "; not checked: other processes used the CPU"
         why = "its levers cannot be toggled within a run"
         if held != ran.levers:
-            why = "`--fixed` toggles nothing" if ran.fixed else "too short a run to check it"
+            why = "`--fixed` toggles nothing" if ran.fixed else "the run was too short"
         return f"; not checked: {why}" if plan is None else f"; rests on the recorded {plan.ratio:.2f}x: {why}"
     toggled = ", ".join(name for name in ran.levers if name not in held) if held else "the plan"
     interval = f"{compared.ratio:.2f}x [{compared.low:.2f}, {compared.high:.2f}]"

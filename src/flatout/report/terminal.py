@@ -14,7 +14,7 @@ from flatout.report.screen import LABEL, Part, Report, Screen
 from flatout.report.trials_table import show_trials
 from flatout.result import Result
 
-BAR = 22
+BAR, NARROW_BAR = 22, 6
 """Columns of the longest bar."""
 
 NAME = 14
@@ -125,19 +125,20 @@ def _baseline(screen: Screen, result: Result, *, verbose: bool) -> None:
 def _anatomy(screen: Screen, result: Result, *, verbose: bool) -> None:
     anatomy, bounds = result.anatomy, result.diagnosis.bounds
     alone = {b.shortens[0]: b for b in reversed(bounds) if len(b.shortens) == 1 and b.shortens[0] in anatomy.phases_s}
-    head = "where a step goes".ljust(2 + NAME + BAR + (20 if verbose else 9))
+    cells = min(max(BAR - (80 - screen.width), NARROW_BAR), BAR)
+    head = "where a step goes".ljust(2 + NAME + cells + (20 if verbose else 9))
     screen.row(
         (head, "bold"), (("if free, at most" if verbose else "if it were free, at most") if alone else "", "bold")
     )
     largest = max((anatomy.share(name) or 0.0 for name in anatomy.phases_s), default=0.0)
     for name in anatomy.phases_s:
         share = anatomy.share(name)
-        bar = screen.bar((share or 0.0) / largest if largest > 0 else 0.0, BAR)
+        bar = screen.bar((share or 0.0) / largest if largest > 0 else 0.0, cells)
         own = f"{words.seconds(anatomy.phases_s[name]):>8}   " if verbose else ""
         bound = alone.get(name)
         gain = "" if bound is None else f"{words.times(bound.ratio):<5} "
         before = f"{words.share(share):>6}   {own}{gain}"
-        indent = 2 + NAME + BAR + len(before)
+        indent = 2 + NAME + cells + len(before)
         how, *more = screen.folded("" if bound is None or verbose else bound.how, screen.width - indent)
         screen.row(f"  {screen.fit(name, NAME)}", (bar, "cyan"), before, how)
         for line in more:

@@ -39,7 +39,7 @@ def _table(screen: Screen, result: Result, *, verbose: bool) -> None:
     shown = rows(result, None if verbose else MOST_ROWS)
     cells = _label_cells(screen, shown)
     title = f"tried {words.plural(len(result.trials), 'candidate')} in {words.duration(result.trials_s)}"
-    if len(title) > cells + 4:
+    if len(title) > cells + 3:
         title = f"tried {len(result.trials):,} in {words.duration(result.trials_s)}"
     screen.row((f"{title:<{cells + 5}}ratio  {'95 %':<12}  numerics", "bold"))
     for row in shown:

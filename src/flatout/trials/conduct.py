@@ -27,6 +27,7 @@ from flatout.trials import conclude
 from flatout.trials import pairs as pairing
 from flatout.trials.bench import Bench
 from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget
+from flatout.trials.compiling import compiling_s
 from flatout.trials.ends import CandidateFailed
 from flatout.trials.former import Former
 from flatout.trials.joules import Joules
@@ -54,9 +55,6 @@ FIRST_STEPS = 2.0
 """The first steps may take so many times as long as those that come later."""
 
 FREE_DATA_STEPS = 2 * stats.MIN_PAIRS
-
-COMPILE_S = 20.0
-"""What engaging a lever that compiles is expected to take, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,10 +261,7 @@ class Conduct:
     def _least_s(self, candidate: Candidate) -> float:
         """Seconds that trying a candidate takes at the least."""
         least_s = stats.MIN_PAIRS * self._pair_s(candidate.levers) + self.judging_s
-        if any(self.levers[name].compiles for name in candidate.levers):
-            compiled = [t for t in self.trials if any(self.levers[name].compiles for name in t.levers)]
-            least_s += max([COMPILE_S, *(t.engage_s for t in compiled)])
-        return least_s
+        return least_s + compiling_s(candidate, self.levers, self.bench.facts, self.trials)
 
     def _worth(self, space: Space) -> Callable[[Candidate], bool]:
         """Whether a candidate is to be tried."""

@@ -27,6 +27,7 @@ from flatout.run.pairs_in_run import Answer, Ask
 from flatout.running import Here
 from flatout.space import Choice, Space, checks_of, space_of, widest_class
 from flatout.trace import FOREIGN_LIMIT, Agreement, Levers, Window
+from flatout.trials.compiling import compiling_s
 from flatout.trials.pairs import SCREENING, STRETCH, Extent, Pairs, is_done, note
 from flatout.trials.window_size import Size, size_for
 
@@ -35,9 +36,6 @@ MOST_LOST_S = 30.0
 
 MOST_TOOK_S = 90.0
 """How long it may try things where it has not found out yet what that costs: the best may come last."""
-
-COMPILE_S = 20.0
-"""What engaging a lever that compiles is expected to take, seconds."""
 
 WAIT_S, MOST_WAITS = 3.0, 40
 """Where others use the CPU the run goes on plainly for so long, and is looked at again; so many times in all."""
@@ -337,7 +335,7 @@ class Learning:
 
     def _too_dear(self, candidate: Candidate) -> str:
         """Why trying ends here; empty where it may go on."""
-        more_s = COMPILE_S if any(self.levers[name].compiles for name in candidate.levers) else 0.0
+        more_s = compiling_s(candidate, self.levers, self.facts)
         if self._lost_s() + more_s >= MOST_LOST_S:
             would = f", and compiling would cost {more_s:.0f} s" if more_s else ""
             return f"trying has cost {self._lost_s():.0f} s of the {MOST_LOST_S:.0f} s that it may{would}"

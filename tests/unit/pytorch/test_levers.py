@@ -484,6 +484,22 @@ def test_a_learning_rate_that_becomes_a_tensor_later_is_the_scripts_business_und
     assert watched.pytorch.session.flags.num_optimizers("foreach") == 1
 
 
+def test_gradients_that_are_sparse_later_are_added_as_in_plain_while_fused(watch):
+    table, head = torch.nn.Embedding(50, 4, sparse=True), torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*table.parameters(), *head.parameters()], lr=0.1)
+    watched = watch()
+    watched.engage(4, {"fused_optimizer": {}})
+    for number in range(20):
+        words = torch.arange(3)
+        loss = head(table(words) if number > 10 else torch.ones(3, 4)).pow(2).mean()  # unused at first: no gradients
+        before = table.weight.detach().clone()
+        loss.backward()
+        optimizer.step()
+        assert (number > 10) == (not torch.equal(before, table.weight))
+        optimizer.zero_grad()
+    assert watched.pytorch.session.flags.num_optimizers("fused") == 1
+
+
 # -- bf16 ----------------------------------------------------------------------------------------------------------
 
 

@@ -64,6 +64,11 @@ def _has_tensors(group: Group) -> bool:
     return not group.get("capturable") and any(isinstance(option, torch.Tensor) for option in options)
 
 
+def _has_sparse(group: Group) -> bool:
+    """Whether a gradient is sparse: one kernel for the whole update takes dense ones only."""
+    return any(p.grad is not None and p.grad.layout is not torch.strided for p in group["params"])
+
+
 class UpdateFlags:
     """Flags by optimizer that are set in its groups while it updates."""
 
@@ -143,7 +148,8 @@ class UpdateFlags:
         self.after_update()  # of an update that raised
         self.num_updates += 1
         for group in optimizer.param_groups:
-            if "foreach" in flags and _has_tensors(group):  # the script has given it one since: plain does without
+            # what the script has given it since, and with which the kernel does not bear: plain does without
+            if ("foreach" in flags and _has_tensors(group)) or ("fused" in flags and _has_sparse(group)):
                 continue
             self._own.append((group, {name: group.get(name, _MISSING) for name in flags}))
             group.update(flags)
