@@ -145,7 +145,7 @@ ALL = (
         words=("reinforce.py", "--log-interval", "1"),
         line=r"^Episode \d+\tLast reward: (\d+)",
         work_per_line=1,
-        work=6000,
+        work=20_000,
         unit="steps of the environment",
     ),
     Case(
