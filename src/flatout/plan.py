@@ -107,6 +107,10 @@ class Lever(ABC):
         """The settings worth trying, most promising first."""
         return ({},)
 
+    def promise(self, facts: Facts) -> float:
+        """What it brings as a ratio by what was counted in the plain script; 1 where nothing that counts is known."""
+        return 1.0
+
     def worth_after(self, settings: Mapping[str, Setting], brought: Mapping[str, str]) -> bool:
         """Whether a setting is still worth trying after what others of the lever brought, where each trial is costly.
 

@@ -11,7 +11,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from flatout.plan import Candidate, Lever, Trial, allows
-from flatout.space import CHEAP, COMPILED, NEW_PROCESS, WORTH_TRYING, Space, clash, contains, cost_of, widest_class
+from flatout.space import (
+    CHEAP,
+    COMPILED,
+    NEW_PROCESS,
+    WORTH_A_PROCESS,
+    WORTH_TRYING,
+    Space,
+    clash,
+    contains,
+    cost_of,
+    widest_class,
+)
 from flatout.trace import Levers
 
 WORTH_ADDING = 1.01
@@ -74,19 +85,27 @@ def _forgiven(trial: Trial, candidate: Candidate, space: Space) -> bool:
 def _in_order(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
     """All that is worth trying now, cheapest first; what compiles or needs processes is put on top of the best.
 
+    Where a lever that needs a process promises enough, it comes before those that compile: compiling costs as much.
     Sets without levers that need a process are grown from the best of their kind: growing one that has such levers
     takes processes for every step of it, and comes last.
     """
     inside = [t for t in trials if cost_of(t.levers, space.levers) < NEW_PROCESS]
-    order = [*space.own, *_former(space, CHEAP), *_cheap(space), *_grown(space, inside), *_former(space, COMPILED)]
+    order = [*space.own, *_former(space, CHEAP), *_cheap(space), *_grown(space, inside)]
+    compiled = _former(space, COMPILED)
     for candidate in space.singles:
         if _single_cost(candidate, space) == COMPILED:
-            order += _on_top(candidate, space, inside)
-    order += _former(space, NEW_PROCESS)
-    order += _in_new_processes(space, trials, inside)
+            compiled += _on_top(candidate, space, inside)
+    in_processes = [*_former(space, NEW_PROCESS), *_in_new_processes(space, trials, inside)]
+    order += [*in_processes, *compiled] if promises_a_process(space) else [*compiled, *in_processes]
     if len(inside) < len(trials):
         order += _grown(space, trials)
     return order
+
+
+def promises_a_process(space: Space) -> bool:
+    """Whether a lever that needs a process should bring enough, by what was counted, to be worth it."""
+    needing = (name for name in space.promised if cost_of([name], space.levers) == NEW_PROCESS)
+    return any(space.promised[name] >= WORTH_A_PROCESS for name in needing)
 
 
 def _former(space: Space, cost: int) -> list[Candidate]:

@@ -21,6 +21,9 @@ from flatout.trace import Levers
 WORTH_TRYING = 1.02
 """A lever whose phases, freed entirely, would bring less than this is ruled out."""
 
+WORTH_A_PROCESS = 1.05
+"""What a lever that needs a process must promise to be tried before those that compile, of which nobody knows."""
+
 CHEAP, COMPILED, NEW_PROCESS = 0, 2, 3
 """What trying a set takes: windows of the running process; seconds to minutes of compiling; processes of its own."""
 
@@ -35,6 +38,7 @@ class Space:
         levers: All levers by name.
         num_cores: Cores that this process may use.
         bounds: By lever the most that it can bring, as a ratio.
+        promised: By lever what it should bring by what was counted, as a ratio; without those of which nobody knows.
         expected: What earlier tunings say that a set brings, as a logarithm of the ratio; below 0 a loss.
         own: What this very script was tuned to before: it comes first, whatever it costs.
         former: What similar scripts were tuned to: they come before the single levers of their cost.
@@ -45,6 +49,7 @@ class Space:
     levers: Mapping[str, Lever] = field(default_factory=dict)
     num_cores: int = 1
     bounds: Mapping[str, float] = field(default_factory=dict)
+    promised: Mapping[str, float] = field(default_factory=dict)
     expected: Mapping[Key, float] = field(default_factory=dict)
     own: tuple[Candidate, ...] = ()
     former: tuple[Candidate, ...] = ()
@@ -94,6 +99,7 @@ def space_of(
         levers=dict(levers),
         num_cores=machine.num_cores,
         bounds=bounds,
+        promised={n: ratio for _, c in rows for n in c.levers if (ratio := levers[n].promise(facts)) > 1},
     )
 
 

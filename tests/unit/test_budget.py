@@ -42,3 +42,11 @@ def test_steps_that_are_far_too_slow_for_the_budget_are_refused_with_one_that_su
         budget.require(38, 35.0, "train.py")
     assert caught.value.error == "a step of `train.py` takes 35 s: too long for a budget of 60 s"
     assert "38 steps" in caught.value.cause and caught.value.hint.startswith("`--budget 23m`")
+
+
+def test_what_promises_much_gets_more_time_where_nothing_was_asked_for():
+    usual, asked = Budget(None), Budget(30.0)
+    for budget in (usual, asked):
+        budget.allow(180.0)
+        budget.allow(60.0)
+    assert (usual.total_s, asked.total_s) == (180.0, 30.0)

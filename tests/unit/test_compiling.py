@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.frameworks import pytorch
+from flatout.frameworks.pytorch.levers import registry
 from flatout.plan import Candidate, Trial
 from flatout.trials.compiling import STARTING_S, compiling_s
 from handmade import FACTS
 
-LEVERS = pytorch.levers()
+LEVERS = registry()
 
 
 def facts(num_modules, num_repeated_blocks=0):

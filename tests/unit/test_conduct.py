@@ -135,10 +135,24 @@ def test_two_starts_of_the_script_that_cannot_reach_the_best_are_enough(conduct,
     monkeypatch.setattr(
         conduct.bench,
         "window",
-        lambda levers, purpose, skip=None: window((0.01, 0.01) if not levers else (0.0065, 0.0065)),
+        lambda levers, purpose, skip=None, num_steps=None: window((0.01, 0.01) if not levers else (0.0065, 0.0065)),
     )
     found = conduct._measure(Candidate(levers={"bf16": {}, "heap": {}}))
     assert len(found.baseline_s) == 2
     assert found.given_up == "2 pairs, both below 1.77, where 1.90 was to be beaten: not pursued"
     conduct.trials = []
     assert len(conduct._measure(Candidate(levers={"bf16": {}, "heap": {}})).baseline_s) == 4
+
+
+def test_a_window_for_which_a_process_was_started_is_longer(conduct, monkeypatch):
+    asked = []
+    monkeypatch.setattr(conduct.bench, "start", lambda process=None: None)
+    monkeypatch.setattr(
+        conduct.bench,
+        "window",
+        lambda levers, purpose, skip=None, num_steps=None: asked.append((purpose, num_steps)) or window((0.01, 0.01)),
+    )
+    conduct._measure(Candidate(levers={"heap": {}}))
+    lengths = {num for purpose, num in asked if purpose != "warm-up"}
+    assert [num * conduct.bench.step_guess_s for num in lengths] == [pytest.approx(2.0, rel=0.2)]
+    assert {num for purpose, num in asked if purpose == "warm-up"} == {None}

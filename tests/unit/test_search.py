@@ -477,3 +477,16 @@ def test_the_levers_there_are_can_all_be_searched():
     where = space_of(levers, FACTS, MACHINE, (ANATOMY, DIAGNOSIS), Choice(accept="semantics"))
     conducted(where, lambda levers: 1.05 ** len(levers), limit=2000)
     assert isinstance(where, Space) and LOADER in FACTS.loaders
+
+
+def test_what_promises_to_be_worth_a_process_comes_before_what_compiles():
+    def first_costly(promised):
+        levers = registry(
+            lever("bf16", class_="precision"), lever("compile", compiles=True),
+            process("heap", promise=lambda self, facts: promised),
+        )  # fmt: skip
+        trials = conducted(space(levers), product(bf16=1.2, compile=1.1, heap=1.3))
+        assert best_of(trials).levers.keys() == {"bf16", "compile", "heap"}
+        return next(name for t in trials for name in ("compile", "heap") if name in t.levers)
+
+    assert [first_costly(promised) for promised in (1.0, 1.04, 1.06, 2.0)] == ["compile", "compile", "heap", "heap"]

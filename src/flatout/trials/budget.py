@@ -50,6 +50,11 @@ class Budget:
         """The `time.perf_counter` at which a share of the time for measuring is spent."""
         return self._begun_s + self._measuring_s * share
 
+    def allow(self, total_s: float) -> None:
+        """Take as much as that, where nothing was asked for."""
+        if self._defaults:
+            self.total_s = max(self.total_s, total_s)
+
     def suit(self, num_steps: int, step_s: float) -> None:
         """Take more for slow steps, of which so many are needed at the least, where nothing was asked for."""
         usual_s = next((total_s for slow_s, total_s in self._defaults if step_s > slow_s), None)

@@ -38,6 +38,13 @@ from flatout.trials.terms import Terms
 NOISE_PAIRS = stats.RANKED_PAIRS
 SCREEN_PAIRS = SCREENING.at[-1]
 PROCESS_PAIRS = 4
+
+PROCESS_WINDOW_S = 2.0
+"""Aimed length of a window for which a process was started, which takes longer still."""
+
+PROMISED_S = 180.0
+"""The budget, where nothing was asked for, with a lever that needs a process and promises to be worth it."""
+
 FINAL_PAIRS = 16
 MOST_FINAL_PAIRS = 30
 FEWEST_FINAL_PAIRS = SCREEN_PAIRS
@@ -150,8 +157,13 @@ class Conduct:
         skip_steps = size.loader_skip_steps if by_epoch else size.skip_steps
         pair_s = 2 * (size.num_steps + skip_steps) * self.bench.step_guess_s
         if self._apart(levers):
-            pair_s += 2 * (self.bench.start_s or 3.0) + 2 * size.num_steps * self.bench.step_guess_s
+            pair_s += 2 * (self.bench.start_s or 3.0) + 2 * self._process_steps() * self.bench.step_guess_s
         return pair_s
+
+    def _process_steps(self) -> int:
+        """Steps of a window for which a process was started: so many that starting it pays."""
+        size = self.bench.size
+        return size.num_steps * max(round(PROCESS_WINDOW_S / (size.num_steps * self.bench.step_guess_s)), 1)
 
     def _affordable(self, most: int, share: float, levers: Levers, least: int = stats.MIN_PAIRS) -> int:
         """Pairs, from `least` to `most`, that fit into a share of the budget."""
@@ -232,6 +244,8 @@ class Conduct:
             self.trials.append(self.try_out(Candidate(levers={})))
             return
         space = self.former.advised(space, (header, facts, self.machine), plain)
+        if search.promises_a_process(space):
+            self.budget.allow(PROMISED_S)
         while (candidate := search.next_candidate(space, self.trials, self._worth(space))) is not None:
             if not self._fits(candidate):
                 break
@@ -374,6 +388,7 @@ class Conduct:
         apart = self._apart(candidate.levers)
         inside = self._togglable(candidate.levers)
         found = Pairs(noise=self.bench.noise)
+        num_steps = self._process_steps()
         for _ in range(2 * num_pairs):
             late = bool(found.baseline_s) and time.perf_counter() > self.budget.deadline_s()
             hopeless = pairing.is_hopeless(found, to_beat)
@@ -387,7 +402,8 @@ class Conduct:
                 process, levers = sides[index]
                 self.bench.start(process)
                 self.bench.window(levers, purpose="warm-up", skip=self.bench.size.loader_skip_steps)
-                windows[index] = self.bench.window(levers, purpose="trial" if index else "baseline")
+                purpose = "trial" if index else "baseline"
+                windows[index] = self.bench.window(levers, purpose=purpose, num_steps=num_steps)
                 if index:
                     found.evidence.update(self.bench.last_evidence)
             pairing.note(found, windows[0], windows[1], candidate_first=candidate_first)

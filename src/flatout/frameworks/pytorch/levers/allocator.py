@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flatout.ceilings import Machine
 from flatout.facts import Facts
-from flatout.frameworks.pytorch.levers.heap import environment_decides, why_not_worth_it
+from flatout.frameworks.pytorch.levers.heap import environment_decides, why_not_worth_it, without_faults
 from flatout.plan import Lever
 from flatout.trace import Setting
 
@@ -68,6 +68,10 @@ class Allocator(Lever):
     def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
         """Those that are installed."""
         return tuple({"library": word} for word in FILES if library(word))
+
+    def promise(self, facts: Facts) -> float:
+        """The page faults that were counted, saved."""
+        return without_faults(facts)
 
     def environment(self, settings: Mapping[str, Setting]) -> dict[str, str]:
         """The library before those that the user preloads, and what it is told unless the user tells it."""
