@@ -279,7 +279,8 @@ class World:
                 os.mkdir(path) if is_folder else _make_file(path)
             self.kernel.attach(mount, path)
         except OSError as error:
-            self.notes.append(f"`{path}` is not visible in trials: {error}")
+            if os.access(name, os.F_OK, dir_fd=folder_fd, follow_symlinks=False):  # else its owner has removed it since
+                self.notes.append(f"`{path}` is not visible in trials: {error}")
 
     def _add(self, number: int, layer: dict[str, Any]) -> None:
         """Covers one folder with an overlay, in the first room that can hold its changes."""

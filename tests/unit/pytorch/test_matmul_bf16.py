@@ -172,7 +172,9 @@ def test_the_older_setting_is_used_where_there_is_no_newer_one(monkeypatch):
     ("facts", "machine", "reason"),
     [
         ({}, {}, None),
-        ({}, {"cpu_features": ("avx2",)}, "no bfloat16"),
+        ({}, {"cpu_features": ("avx2",)}, "no bfloat16 instructions"),
+        ({}, {"cpu_features": ("avx512_bf16",)}, "no bfloat16 tiles"),
+        ({}, {"cpu_features": ("bf16",), "architecture": "aarch64"}, None),
         ({"device": "cuda"}, {}, "GPU"),
         ({"autocast": True}, {}, "autocast"),
         ({"cpu_precision": "ieee"}, {}, "itself (ieee)"),
@@ -182,5 +184,5 @@ def test_the_older_setting_is_used_where_there_is_no_newer_one(monkeypatch):
 )
 def test_it_applies_to_float32_models_on_a_cpu_with_bfloat16(facts, machine, reason):
     lever = registry()["matmul_bf16"]
-    found = lever.applies(replace(FACTS, **facts), replace(MACHINE, **{"cpu_features": ("avx512_bf16",), **machine}))
+    found = lever.applies(replace(FACTS, **facts), replace(MACHINE, **{"cpu_features": ("amx_bf16",), **machine}))
     assert found is None if reason is None else reason in found

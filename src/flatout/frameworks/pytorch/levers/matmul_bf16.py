@@ -52,8 +52,12 @@ class MatmulBf16(Lever):
         return self.lacks(machine)
 
     def lacks(self, machine: Machine) -> str | None:
-        """A processor that multiplies bfloat16: on others oneDNN rounds nothing."""
-        return None if machine.bfloat16_in_hardware() else "this CPU has no bfloat16 instructions"
+        """A processor that multiplies bfloat16, on x86 in tiles: on others oneDNN rounds nothing."""
+        if not machine.bfloat16_in_hardware():
+            return "this CPU has no bfloat16 instructions"
+        if machine.architecture == "x86_64" and "amx_bf16" not in machine.cpu_features:
+            return "this CPU has no bfloat16 tiles (AMX), without which float32 products stay as they are"
+        return None
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Allow the rounding inside each outermost call, and in the backward through it."""
