@@ -34,6 +34,9 @@ from stamped import Stamped, Stretch, stamped
 SETTLE_S = 3.0
 """After the first progress line: allocators, caches, second compilations."""
 
+FOREIGN_MOST = 0.1
+"""Share of the cores that others may take while a process is timed; rounds in which they took more are left out."""
+
 CHECK_FACTOR = 1.2
 """What a check takes beyond its windows: steps after each change that are not measured."""
 
@@ -123,11 +126,16 @@ def sample(number: int, found: Stamped, place: Path) -> dict[str, Any]:
     return {"round": number, **{name: getattr(found, name) for name in names}, **speed, **said}
 
 
+def undisturbed(one: dict[str, Any]) -> bool:
+    """Whether other processes left the machine alone while a process was timed."""
+    return (one.get("foreign_fraction") or 0.0) <= FOREIGN_MOST
+
+
 def compared(samples: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """The ratios, over rounds in which both sides have a number."""
 
     def over(baseline: str, measure: str) -> dict[str, Any]:
-        both = zip(samples[baseline], samples["flatout"], strict=True)
+        both = [pair for pair in zip(samples[baseline], samples["flatout"], strict=True) if all(map(undisturbed, pair))]
         pairs = [(one[measure], other[measure]) for one, other in both if one.get(measure) and other.get(measure)]
         return ratio([one for one, _ in pairs], [other for _, other in pairs])
 
