@@ -156,3 +156,11 @@ def test_a_window_for_which_a_process_was_started_is_longer(conduct, monkeypatch
     lengths = {num for purpose, num in asked if purpose != "warm-up"}
     assert [num * conduct.bench.step_guess_s for num in lengths] == [pytest.approx(2.0, rel=0.2)]
     assert {num for purpose, num in asked if purpose == "warm-up"} == {None}
+
+
+@pytest.mark.parametrize("promises", [True, False])
+def test_what_is_allowed_for_a_promise_is_allowed_to_its_trials_too(conduct, monkeypatch, promises):
+    monkeypatch.setattr("flatout.search.promises_a_process", lambda space: promises)
+    searched(conduct, None, a=1.5, b=1.2)
+    assert (conduct.budget.total_s > 120) == promises
+    assert conduct.bench.deadline_s == conduct.budget.deadline_s()

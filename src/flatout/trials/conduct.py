@@ -247,6 +247,7 @@ class Conduct:
         space = self.former.advised(space, (header, facts, self.machine), plain)
         if search.promises_a_process(space):
             self.budget.allow(PROMISED_S)
+            self.bench.deadline_s = self.budget.deadline_s()
         while (candidate := search.next_candidate(space, self.trials, self._worth(space))) is not None:
             if not self._fits(candidate):
                 break
