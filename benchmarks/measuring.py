@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatout import stats
+from flatout import api, stats
 from flatout.ceilings import Machine
 from flatout.records import to_json
 from flatout.run import foreign_cpu
@@ -89,27 +89,13 @@ def named(machine: Machine) -> str:
     return cpu if bfloat16_pays() else f"{cpu}-slow-bf16"
 
 
-BFLOAT16 = """
-import time, torch
-def took_s(dtype):
-    one, other = torch.randn(1024, 1024, dtype=dtype), torch.randn(1024, 1024, dtype=dtype)
-    times_s = []
-    for _ in range(12):
-        begun_s = time.perf_counter()
-        one @ other
-        times_s.append(time.perf_counter() - begun_s)
-    return min(times_s)
-print(took_s(torch.float32) / took_s(torch.bfloat16))
-"""
-
-
 @functools.cache
 def bfloat16_pays() -> bool:
     """Whether a product in bfloat16 is faster here; processors whose tiles are hidden have it, and slower."""
     if not read_machine().bfloat16_in_hardware():
         return False
-    done = subprocess.run([sys.executable, "-c", BFLOAT16], capture_output=True, text=True, check=True)
-    return float(done.stdout) > 1
+    float32, bfloat16 = (api.machine().peak(dtype) for dtype in ("float32", "bfloat16"))
+    return float32 is not None and bfloat16 is not None and bfloat16.value > float32.value
 
 
 def file_for(name: str) -> Path:

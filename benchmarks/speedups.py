@@ -25,6 +25,7 @@ from typing import Any
 
 from flatout.run.check import CHECK_PAIRS, REST_WINDOWS
 from flatout.run.pairs_in_run import WINDOW_S
+from flatout.trace import FOREIGN_LIMIT
 from measuring import FLATOUT, RESULTS, file_for, quiet, ratio, timed, write
 from sides import SIDES, Edit, Side, edit_for, environment, prepared, typed, variant
 from speedup_cases import ALL, CASES, Case
@@ -33,9 +34,6 @@ from stamped import Stamped, Stretch, stamped
 
 SETTLE_S = 3.0
 """After the first progress line: allocators, caches, second compilations."""
-
-FOREIGN_MOST = 0.1
-"""Share of the cores that others may take while a process is timed; rounds in which they took more are left out."""
 
 CHECK_FACTOR = 1.2
 """What a check takes beyond its windows: steps after each change that are not measured."""
@@ -128,7 +126,7 @@ def sample(number: int, found: Stamped, place: Path) -> dict[str, Any]:
 
 def undisturbed(one: dict[str, Any]) -> bool:
     """Whether other processes left the machine alone while a process was timed."""
-    return (one.get("foreign_fraction") or 0.0) <= FOREIGN_MOST
+    return (one.get("foreign_fraction") or 0.0) <= FOREIGN_LIMIT
 
 
 def compared(samples: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:

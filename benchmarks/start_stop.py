@@ -60,12 +60,13 @@ def cycle(folder: Path, number: int, longest_s: float) -> tuple[str, float, int,
     after_s = lots.uniform(0.0, longest_s)
     time.sleep(after_s)
     stop, to_group = lots.choice([signal.SIGINT, signal.SIGTERM]), lots.random() < 0.5
-    (os.killpg if to_group else os.kill)(process.pid, stop)
+    send = os.killpg if to_group else os.kill
+    send(process.pid, stop)
     if stop is signal.SIGINT:
         try:
             process.wait(SWALLOWED_S)
         except subprocess.TimeoutExpired:
-            (os.killpg if to_group else os.kill)(process.pid, stop)
+            send(process.pid, stop)
     try:
         said = process.communicate(timeout=PATIENCE_S)[1]
     except subprocess.TimeoutExpired:

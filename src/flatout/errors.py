@@ -13,6 +13,7 @@ In: plain strings. Out: an exception that prints itself as `error:`, `cause:`, `
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 
 
 class FlatoutError(Exception):
@@ -87,3 +88,17 @@ def cannot_write(place: object, problem: OSError) -> MachineError:
     elif problem.errno == errno.ENOENT:
         hint = "make its folder first"
     return MachineError(f"cannot write `{place}`", cause=cause, hint=hint)
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str, *, before: str = "") -> str:
+    """The hint for a name that there is not: the nearest of those that are known, or what else helps.
+
+    >>> did_you_mean("tun", ["tune", "run"], "`flatout --help`", before="flatout ")
+    'did you mean `flatout tune`?'
+    >>> did_you_mean("x", ["tune", "run"], "`flatout --help`")
+    '`flatout --help`'
+    """
+    import difflib  # where a name is wrong, and not wherever an error might be
+
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean `{before}{near[0]}`?" if near else otherwise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Literal
 
 from flatout import plan_file, result, store_folder
 from flatout.ceilings import Ceilings, Machine
-from flatout.errors import FlatoutError, MachineError, UsageError
+from flatout.errors import FlatoutError, MachineError, UsageError, did_you_mean
 from flatout.frameworks.pytorch.levers import registry
 from flatout.plan import CLASSES, ONLY_PROVED, PLAN_FILE, allows, input_levers, typed
 from flatout.result import Result
@@ -197,11 +196,10 @@ def _unknown_lever(name: str) -> UsageError:
         return UsageError(
             "`none` stands with other levers", cause="it means that none is tried", hint="`none` alone, or leave it out"
         )
-    near = difflib.get_close_matches(name, registry(), n=1)
     return UsageError(
         f"no such lever: `{name}`",
         cause="levers are " + ", ".join(registry()),
-        hint=f"did you mean `{near[0]}`?" if near else "`flatout levers` lists them",
+        hint=did_you_mean(name, registry(), "`flatout levers` lists them"),
     )
 
 

@@ -9,7 +9,6 @@ This module is imported in the user's process: it needs the standard library onl
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 import shutil
 import time
@@ -18,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flatout.caches import cache_folder
-from flatout.errors import MachineError, UsageError
+from flatout.errors import MachineError, UsageError, did_you_mean
 from flatout.store_state import FILE, LOCK, OURS, BusyError, Lock, State, TornError, free_bytes, is_held, read
 
 LEVER = "sample_store"
@@ -224,11 +223,10 @@ def _moved(path: Path, place: Path) -> str | None:
 
 
 def _unknown(name: str, there: list[str]) -> UsageError:
-    near = difflib.get_close_matches(name, there, n=1)
     return UsageError(
         f"no such store: `{name}`",
         cause="stores are " + ", ".join(f"`{one}`" for one in there) if there else "no store is kept",
-        hint=f"did you mean `{near[0]}`?" if near else "`flatout store ls` lists them",
+        hint=did_you_mean(name, there, "`flatout store ls` lists them"),
     )
 
 

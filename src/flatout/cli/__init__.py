@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -11,8 +10,8 @@ from typing import Any
 import click
 
 from flatout import __version__
-from flatout.cli.options import ScriptCommand, closest, ended_by_module, own_options
-from flatout.errors import FlatoutError, Inconclusive, UsageError
+from flatout.cli.options import ScriptCommand, ended_by_module, own_options
+from flatout.errors import FlatoutError, Inconclusive, UsageError, did_you_mean
 
 COMMANDS = {
     "tune": "measure, diagnose, try, choose; writes a plan and a report",
@@ -110,8 +109,7 @@ def complain_usage(problem: click.UsageError, typed: str | None) -> None:
 
 def no_such_command(name: str) -> UsageError:
     """The error for a first word that is none of ours: a slip, or a script where the command was left out."""
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    hint = f"did you mean `flatout {near[0]}`?" if near else "`flatout --help`"
+    hint = did_you_mean(name, COMMANDS, "`flatout --help`", before="flatout ")
     cause = f"the commands are {', '.join(f'`{one}`' for one in COMMANDS)}"
     if name.endswith(".py"):
         cause, hint = "a command stands before the script", f"`flatout tune {name}` or `flatout run {name}`"
@@ -120,8 +118,8 @@ def no_such_command(name: str) -> UsageError:
 
 def no_such_option(name: str, ctx: click.Context) -> UsageError:
     """The error for an option that a command does not have, or that stands before the command."""
-    near = closest(name, ctx.command)
-    hint = f"did you mean `{near[0]}`?" if near else f"`{ctx.command_path} --help`"
+    own = (one for one in own_options(ctx.command) if one.startswith("--"))
+    hint = did_you_mean(name, own, f"`{ctx.command_path} --help`")
     cause = f"`{ctx.command_path}` has no option of that name"
     if isinstance(ctx.command, ScriptCommand):
         cause += "; flatout's own options stand before the script, the script's own after it"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -66,15 +65,6 @@ def _speaks_of(path: Path, option: str) -> bool:
     except OSError:
         return False
     return re.search(rf"""["']{re.escape(option)}["']""", text) is not None
-
-
-def closest(name: str, command: click.Command) -> list[str]:
-    """The command's option that was probably meant, as a list of at most one.
-
-    >>> closest("--bugdet", click.Command("tune", params=[click.Option(["--budget"]), click.Option(["-m"])]))
-    ['--budget']
-    """
-    return difflib.get_close_matches(name, [own for own in own_options(command) if own.startswith("--")], n=1)
 
 
 def own_options(command: click.Command) -> list[str]:

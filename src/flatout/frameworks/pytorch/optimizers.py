@@ -43,11 +43,14 @@ def can_fuse(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _can_fuse(parameter: torch.Tensor, devices: tuple[str, ...]) -> bool:
-    gradient = parameter.grad
-    dense = gradient is None or gradient.layout is torch.strided
     if parameter.device.type == "cpu" and parameter.dtype not in FUSED_ON_CPU:
         return False
-    return parameter.device.type in devices and parameter.is_floating_point() and dense
+    return parameter.device.type in devices and parameter.is_floating_point() and _is_dense(parameter)
+
+
+def _is_dense(parameter: torch.Tensor) -> bool:
+    """Whether its gradient is no sparse one, which one kernel for the whole update does not take."""
+    return parameter.grad is None or parameter.grad.layout is torch.strided
 
 
 def can_foreach(optimizer: torch.optim.Optimizer) -> bool:
@@ -62,11 +65,6 @@ def _has_tensors(group: Group) -> bool:
     """Whether a learning rate or the like is a tensor, with which PyTorch refuses foreach but for `capturable`."""
     options = [group.get("lr"), *(group.get("betas") or ())]
     return not group.get("capturable") and any(isinstance(option, torch.Tensor) for option in options)
-
-
-def _has_sparse(group: Group) -> bool:
-    """Whether a gradient is sparse: one kernel for the whole update takes dense ones only."""
-    return any(p.grad is not None and p.grad.layout is not torch.strided for p in group["params"])
 
 
 class UpdateFlags:
@@ -149,7 +147,9 @@ class UpdateFlags:
         self.num_updates += 1
         for group in optimizer.param_groups:
             # what the script has given it since, and with which the kernel does not bear: plain does without
-            if ("foreach" in flags and _has_tensors(group)) or ("fused" in flags and _has_sparse(group)):
+            if ("foreach" in flags and _has_tensors(group)) or (
+                "fused" in flags and not all(map(_is_dense, group["params"]))
+            ):
                 continue
             self._own.append((group, {name: group.get(name, _MISSING) for name in flags}))
             group.update(flags)
