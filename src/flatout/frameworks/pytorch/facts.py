@@ -31,6 +31,8 @@ CONVOLUTIONS = {
     nn.Conv1d: 1, nn.ConvTranspose1d: 1, nn.Conv2d: 2, nn.ConvTranspose2d: 2, nn.Conv3d: 3, nn.ConvTranspose3d: 3,
 }  # fmt: skip
 
+TAKE_FAULTS_AWAY = {"heap", "huge_pages", "allocator"}
+"""Levers under which a step has fewer page faults than the plain one, so that nothing is counted."""
 
 HAVE_DENORMALS = (torch.float32, torch.float64, torch.bfloat16)
 """Types whose denormal numbers are slow: on a CPU float16 is computed as float32, where its own are normal."""
@@ -67,7 +69,7 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         step_rhythm=ended_by,
         optimizers_per_step=max(updates_per_step, 1),
         calls_per_update=calls_per_update(session),
-        page_faults_per_step=None if session.engaged.keys() & {"heap", "allocator"} else session.page_faults.per_step,
+        page_faults_per_step=None if session.engaged.keys() & TAKE_FAULTS_AWAY else session.page_faults.per_step,
         resident_bytes=PeakMemory(ours=False).peak_bytes("cpu") or 0,
         tensor_threads_env=os.environ.get("OMP_NUM_THREADS"),
         num_interop_threads=number_in_plain(session),

@@ -15,7 +15,7 @@ import sys
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _AWAITED = ("torch", "subprocess")
-_READ_AT_START = (b"LD_PRELOAD", b"MALLOC_CONF", b"TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD")
+_READ_AT_START = (b"LD_PRELOAD", b"GLIBC_TUNABLES", b"MALLOC_CONF", b"TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD")
 _kept = {}  # what we took out of `os.environ`, as bytes
 
 

@@ -28,6 +28,7 @@ from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
 from flatout.frameworks.pytorch.levers.fused_fetch import FusedFetch
 from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
 from flatout.frameworks.pytorch.levers.heap import Heap
+from flatout.frameworks.pytorch.levers.huge_pages import HugePages
 from flatout.frameworks.pytorch.levers.interop_threads import InteropThreads
 from flatout.frameworks.pytorch.levers.matmul_bf16 import MatmulBf16
 from flatout.frameworks.pytorch.levers.numa import Numa
@@ -49,6 +50,7 @@ LEVERS: tuple[type[Lever], ...] = (
     Numa,
     Allocator,
     Heap,
+    HugePages,
     ExpandableSegments,
     InteropThreads,
     Collector,

@@ -12,9 +12,10 @@ faster than plain.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.ceilings import Machine
@@ -34,6 +35,9 @@ MOST_TRIM_BYTES = 2**31 - 1
 
 FRESH_PAGE_S = 1e-6
 """What a page costs at its first touch, about: the exception, and 4 KiB that are cleared."""
+
+MOST_OF_A_STEP = 0.95
+"""What page faults are believed to take of a step at most: on some machines one costs less than `FRESH_PAGE_S`."""
 
 WORTH_A_PROCESS = 0.02
 """Share of the step that page faults must take, by that price, for the lever to be tried."""
@@ -105,10 +109,10 @@ class Heap(Lever):
 
 def without_faults(facts: Facts) -> float:
     """How many times as fast a step would be without its page faults, by that price."""
-    faults_s = (facts.page_faults_per_step or 0) * FRESH_PAGE_S
-    if not 0 < faults_s < facts.warm_up_step_s:
+    if facts.warm_up_step_s <= 0:
         return 1.0
-    return facts.warm_up_step_s / (facts.warm_up_step_s - faults_s)
+    share = (facts.page_faults_per_step or 0) * FRESH_PAGE_S / facts.warm_up_step_s
+    return 1 / (1 - min(share, MOST_OF_A_STEP))
 
 
 def why_not_worth_it(facts: Facts) -> str | None:
@@ -147,12 +151,19 @@ def why_not_glibc() -> str | None:
 
 def is_mapping_of_its_own(num_bytes: int) -> bool:
     """Whether the C library asks the kernel for a block of this size alone. Nothing of the block is touched."""
+    with block_of(num_bytes) as block:
+        if not block:
+            return True
+        return bool(ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value & IS_MAPPED)
+
+
+@contextlib.contextmanager
+def block_of(num_bytes: int) -> Iterator[int | None]:
+    """The address of a block from the C library, given back afterwards; None where there is no memory for it."""
     c = _c_library()
     block = c.malloc(num_bytes)
-    if not block:
-        return True
     try:
-        return bool(ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value & IS_MAPPED)
+        yield block
     finally:
         c.free(block)
 
