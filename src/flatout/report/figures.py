@@ -191,7 +191,8 @@ def _one(axes: Axes, result: Result, span: tuple[float, float]) -> None:
 def _interval(axes: Axes, row: Row, y: float) -> None:
     trial = row.trial
     look = colour(row.mark if row.mark != "no" or trial.outcome == "slower" else "even")
-    axes.plot((trial.ratio_low, trial.ratio_high), (y, y), color=look, linewidth=2, solid_capstyle="round")  # type: ignore[arg-type]
+    if ends(trial):
+        axes.plot((trial.ratio_low, trial.ratio_high), (y, y), color=look, linewidth=2, solid_capstyle="round")  # type: ignore[arg-type]
     marker, fill = {"yes": ("o", look), "even": ("o", colour("paper")), "no": ("s", look), "never": ("X", look)}[
         row.mark
     ]

@@ -64,7 +64,7 @@ def _row(screen: Screen, row: Row, cells: int, *, verbose: bool) -> bool:
     marks = ASCII_MARKS if screen.ascii_only else MARKS
     head = ("▸ " if row.chosen else "  ", "bold")
     style = "bold" if row.chosen else ""
-    numbers = f" {words.ratio(row.trial.ratio):>5}  {ends(row.trial):<12}"
+    numbers = f" {words.ratio(row.trial.ratio):>5}  {ends(row.trial) or words.plural(row.trial.num_pairs, 'pair'):<12}"
     if not words.known(row.trial.ratio):
         numbers = ""
     room = screen.width - cells - 6 - len(numbers)

@@ -13,6 +13,7 @@ from typing import Literal
 from flatout.plan import Candidate, Trial, label
 from flatout.report.words import interval, known, percent, plural, ratio
 from flatout.result import Result, Untried
+from flatout.stats import MIN_PAIRS
 
 Mark = Literal["yes", "even", "no", "never"]
 
@@ -85,15 +86,14 @@ def best(result: Result) -> Trial | None:
 
 
 def ends(trial: Trial) -> str:
-    """Both ends of a trial's interval; nothing of a single pair, which says how large and not how sure.
+    """Both ends of a trial's interval; nothing of so few pairs that they say how large and not how sure.
 
     >>> ends(Trial(levers={}, outcome="faster", ratio=1.3, ratio_low=1.28, ratio_high=1.32, num_pairs=9))
     '[1.28, 1.32]'
-    >>> ends(Trial(levers={}, outcome="inconclusive", ratio=1.28, ratio_low=1.28, ratio_high=1.28, num_pairs=1))
+    >>> ends(Trial(levers={}, outcome="inconclusive", ratio=1.28, ratio_low=1.25, ratio_high=1.31, num_pairs=2))
     ''
     """
-    alone = trial.num_pairs < 2 and trial.ratio_low == trial.ratio_high
-    return "" if alone else interval(trial.ratio_low, trial.ratio_high)
+    return "" if trial.num_pairs < MIN_PAIRS else interval(trial.ratio_low, trial.ratio_high)
 
 
 def against_itself(result: Result) -> tuple[str, str]:
@@ -126,8 +126,7 @@ def warnings(result: Result) -> tuple[str, ...]:
 
 
 def _exclude(one: Trial, other: Trial) -> bool:
-    ends = (one.ratio_low, one.ratio_high, other.ratio_low, other.ratio_high)
-    if not all(known(end) for end in ends):
+    if not (ends(one) and ends(other)):
         return False
     return max(one.ratio_low or 0.0, other.ratio_low or 0.0) > min(one.ratio_high or 0.0, other.ratio_high or 0.0)
 
