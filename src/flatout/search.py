@@ -104,8 +104,13 @@ def _in_order(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
 
 def promises_a_process(space: Space) -> bool:
     """Whether a lever that needs a process should bring enough, by what was counted, to be worth it."""
-    needing = (name for name in space.promised if cost_of([name], space.levers) == NEW_PROCESS)
-    return any(space.promised[name] >= WORTH_A_PROCESS for name in needing)
+    return bool(promised_processes(space, WORTH_A_PROCESS))
+
+
+def promised_processes(space: Space, least: float) -> list[Candidate]:
+    """The single candidates that need a process and should bring at least this ratio, by what was counted."""
+    needing = (c for c in space.singles if _single_cost(c, space) == NEW_PROCESS)
+    return [c for c in needing if all(space.promised.get(name, 1.0) >= least for name in c.levers)]
 
 
 def _former(space: Space, cost: int) -> list[Candidate]:

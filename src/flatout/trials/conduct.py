@@ -46,6 +46,9 @@ PROMISED_S = 170.0
 """The budget, where nothing was asked for, with a lever that needs a process and promises to be worth it. The last pair
 of processes may end some seconds later, and three minutes are the most that is promised."""
 
+WORTH_ROOM = 1.1
+"""What a lever that needs a process must promise for part of the budget to be kept back for it."""
+
 FINAL_PAIRS = 16
 MOST_FINAL_PAIRS = 30
 FEWEST_FINAL_PAIRS = SCREEN_PAIRS
@@ -281,8 +284,20 @@ class Conduct:
 
     def _worth(self, space: Space) -> Callable[[Candidate], bool]:
         """Whether a candidate is to be tried."""
-        bears, pays = self._bears(space), self._pays(space)
-        return lambda candidate: bears(candidate) and pays(candidate)
+        bears, pays, leaves_room = self._bears(space), self._pays(space), self._leaves_room(space)
+        return lambda candidate: bears(candidate) and leaves_room(candidate) and pays(candidate)
+
+    def _leaves_room(self, space: Space) -> Callable[[Candidate], bool]:
+        """Whether a candidate leaves what trying a lever that promises much takes, and measuring it again.
+
+        Yes where there is none that fits, where such a set has been tried, and for those that need processes themselves.
+        """
+        promised = [one for one in search.promised_processes(space, WORTH_ROOM) if self._fits(one)]
+        if not promised or any(self._apart(trial.levers) for trial in self.trials):
+            return lambda candidate: True
+        room_s = min(self._least_s(one) + PROCESS_PAIRS * self._pair_s(one.levers) for one in promised)
+        left_s = self.budget.left_s
+        return lambda candidate: bool(self._apart(candidate.levers)) or left_s - self._least_s(candidate) >= room_s
 
     def _bears(self, space: Space) -> Callable[[Candidate], bool]:
         """Whether the budget bears a former winner, which is not the cheapest that is left; yes for all others."""
