@@ -290,7 +290,7 @@ class Conduct:
     def _leaves_room(self, space: Space) -> Callable[[Candidate], bool]:
         """Whether a candidate leaves what trying a lever that promises much takes, and measuring it again.
 
-        Yes where there is none that fits, where such a set has been tried, and for those that need processes themselves.
+        Yes where none fits, where such a set has been tried, and for those that need processes themselves.
         """
         promised = [one for one in search.promised_processes(space, WORTH_ROOM) if self._fits(one)]
         if not promised or any(self._apart(trial.levers) for trial in self.trials):
