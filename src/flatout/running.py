@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flatout import plan_file
 from flatout.ceilings import Machine
-from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
+from flatout.errors import FlatoutError, MachineError, RecordError, UsageError, did_you_mean
 from flatout.facts import NOT_LOOKED_AT, Facts
 from flatout.plan import CLASSES, PLAN_FILE, Lever, Plan, allows, input_levers, label
 from flatout.trace import Levers, Setting
@@ -277,7 +277,7 @@ def parse_levers(words: tuple[str, ...], registry: Mapping[str, Lever], machine:
             raise UsageError(
                 f"no such lever: `{name}`",
                 cause="levers are " + ", ".join((*registry, "input")),
-                hint="`flatout levers` says what each does",
+                hint=did_you_mean(name, registry, "`flatout levers` says what each does"),
             )
         if name in found:
             raise UsageError(f"the lever `{name}` is named twice", cause=f"again in `{word}`", hint="name it once")

@@ -1,6 +1,7 @@
 """What is measured again, and what comes of it? With measurements made by hand."""
 
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -186,3 +187,22 @@ def test_a_part_of_the_budget_is_kept_back_for_what_promises_much_and_needs_proc
     assert next_candidate(where, [], conduct._worth(where)).levers == {first: {}}
     conduct.trials = [trial({"heap": {}}, 1.3)]
     assert next_candidate(where, conduct.trials, conduct._worth(where)).levers == {"a": {}}
+
+
+@pytest.mark.parametrize(("over_s", "num"), [(10.0, 4), (100.0, 1)])
+def test_measuring_again_in_processes_goes_on_past_the_budget_until_there_is_a_verdict(
+    conduct, monkeypatch, over_s, num
+):
+    conduct.levers = registry(lever("heap", toggles="process"))
+    monkeypatch.setattr(conduct.bench, "start", lambda process=None: None)
+    monkeypatch.setattr(
+        conduct.bench,
+        "window",
+        lambda levers, purpose, skip=None, num_steps=None, **more: window((0.01, 0.01)),
+    )
+    monkeypatch.setattr(conduct, "_with_agreement", lambda found, known, begun_s: found)
+    monkeypatch.setattr(conduct, "_take_apart_winner", lambda levers: None)
+    end_s = time.perf_counter() - over_s
+    monkeypatch.setattr(conduct.budget, "deadline_s", lambda share=1.0: end_s)
+    assert conduct.budget.total_s == 120
+    assert conduct._measure_again(trial({"heap": {}}, 1.3)).num_pairs == num

@@ -121,6 +121,16 @@ def test_an_error_of_a_script_that_got_such_an_option_says_so_too(capsys, monkey
     assert "shows the same" in hint
 
 
+@pytest.mark.parametrize("command", ["why", "tune", "run", "prove"])
+def test_no_script_at_all_is_said(capsys, command):
+    error, cause, hint = complaint(capsys, command)
+    assert error == "no script was given" and cause == "the command needs one" and "train.py" in hint
+
+
+def test_a_lever_that_is_nearly_named_is_shown(capsys):
+    assert complaint(capsys, "run", "--levers", "channel_last", "train.py")[2] == "did you mean `channels_last`?"
+
+
 def test_trials_find_settings_themselves_and_none_stands_alone(capsys, folder):
     (folder / "train.py").write_text("print(1)")
     error, cause, hint = complaint(capsys, "tune", "--levers", "bf16,threads=2", "train.py")

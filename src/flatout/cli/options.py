@@ -37,7 +37,7 @@ class ScriptCommand(click.Command):
             return super().invoke(ctx)
         except (ScriptError, UsageError) as problem:
             words = ctx.params["words"]
-            is_module = ctx.params.get("module")
+            is_module = ctx.params.get("module") or not words
             found = behind_the_script(self, words if is_module else words[1:], None if is_module else Path(words[0]))
             if found is None:
                 raise

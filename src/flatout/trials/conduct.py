@@ -54,6 +54,9 @@ MOST_FINAL_PAIRS = 30
 FEWEST_FINAL_PAIRS = SCREEN_PAIRS
 """Pairs of the best that are measured even when the budget is spent: without them all that was spent is lost."""
 
+OVERTIME = 0.5
+"""Of the budget: how much longer measuring the best again in processes may take, where it would otherwise be lost."""
+
 SCREEN_SHARE = 1 / 15
 FINAL_SHARE = 1 / 5
 """Of the budget: what screening one candidate, and measuring the best again, may take where steps are slow."""
@@ -131,6 +134,8 @@ class Conduct:
         self.too_dear: dict[str, str] = {}
         """Levers that the run cannot earn back, and why."""
         self.short_budget_s: float | None = None
+        self._room_s = 0.0
+        """What is kept back of the budget for a lever that promises much, seconds."""
         self.former = Former()
         self.judging_s = 0.0
         """The longest that comparing numbers took, which nothing ends early."""
@@ -292,12 +297,13 @@ class Conduct:
 
         Yes where none fits, where such a set has been tried, and for those that need processes themselves.
         """
-        promised = [one for one in search.promised_processes(space, WORTH_ROOM) if self._fits(one)]
+        pays, self._room_s = self._pays(space), 0.0
+        promised = [one for one in search.promised_processes(space, WORTH_ROOM) if self._fits(one) and pays(one)]
         if not promised or any(self._apart(trial.levers) for trial in self.trials):
             return lambda candidate: True
-        room_s = min(self._least_s(one) + PROCESS_PAIRS * self._pair_s(one.levers) for one in promised)
-        left_s = self.budget.left_s
-        return lambda candidate: bool(self._apart(candidate.levers)) or left_s - self._least_s(candidate) >= room_s
+        self._room_s = min(self._least_s(one) + PROCESS_PAIRS * self._pair_s(one.levers) for one in promised)
+        spare_s = self.budget.left_s - self._room_s
+        return lambda candidate: bool(self._apart(candidate.levers)) or self._least_s(candidate) <= spare_s
 
     def _bears(self, space: Space) -> Callable[[Candidate], bool]:
         """Whether the budget bears a former winner, which is not the cheapest that is left; yes for all others."""
@@ -394,20 +400,27 @@ class Conduct:
         to_beat = search.to_beat(candidate.levers, self.levers, self.trials)
         if self._apart(candidate.levers):
             return self._measure_processes(candidate, PROCESS_PAIRS, to_beat)
-        deadline_s = self.budget.deadline_s() - self._reserve_s()
+        deadline_s = self.budget.deadline_s() - max(self._reserve_s(), self._room_s)
         num_pairs = self._affordable(SCREEN_PAIRS, SCREEN_SHARE, candidate.levers)
         looks = Looks.alike(SCREENING.at[0], num_pairs)
         extent = Extent(looks=looks, enough="known", purpose="trial", deadline_s=deadline_s, to_beat=to_beat)
         return pairing.measure(self.bench, candidate.levers, extent)
 
-    def _measure_processes(self, candidate: Candidate, num_pairs: int, to_beat: float = 1.0) -> Pairs:
-        """Alternate processes: each pair is one child with the process levers and one without."""
+    def _measure_processes(
+        self, candidate: Candidate, num_pairs: int, to_beat: float = 1.0, min_pairs: int = 1
+    ) -> Pairs:
+        """Alternate processes: each pair is one child with the process levers and one without.
+
+        `min_pairs` of them are measured even when the budget is spent, half as long again at the most.
+        """
+        patience_s = OVERTIME * self.budget.total_s
         apart = self._apart(candidate.levers)
         inside = self._togglable(candidate.levers)
         found = Pairs(noise=self.bench.noise)
         num_steps = self._process_steps()
         for _ in range(2 * num_pairs):
-            late = bool(found.baseline_s) and time.perf_counter() > self.budget.deadline_s()
+            over_s = time.perf_counter() - self.budget.deadline_s()
+            late = bool(found.baseline_s) and over_s > (patience_s if len(found.baseline_s) < min_pairs else 0.0)
             hopeless = pairing.is_hopeless(found, to_beat)
             found.given_up = pairing.not_pursued(to_beat) if hopeless else ""
             if len(found.baseline_s) >= num_pairs or late or hopeless:
@@ -532,7 +545,7 @@ class Conduct:
         try:
             if self._apart(best.levers):
                 most = self._affordable(stats.RANKED_PAIRS, FINAL_SHARE, best.levers)
-                measured = self._measure_processes(candidate, most)
+                measured = self._measure_processes(candidate, most, min_pairs=stats.MIN_PAIRS)
             else:
                 leave_s += self._pair_s(best.levers)  # its anatomy comes afterwards
                 extent = Extent(

@@ -3,8 +3,11 @@
 The C library gives large blocks back as they are freed, and what is free at the heap's end; the next step takes them
 anew, and the kernel clears every page at its first touch (a page fault). Engaged, blocks of any size come from the
 heap, and what is free at its end is given back beyond a quarter of the memory that was free at the start; where that is
-more than 2 GiB, the largest number that glibc takes, nothing is given back. So a process keeps at most what it had in
-use at its peak, and so does each worker that it forks. Programs that it starts are as ever, and no variable is set.
+more than 2 GiB, the largest number that glibc takes, nothing is given back. So a process keeps at most what it had
+asked for at its peak, and so does each worker that it forks. Programs that it starts are as ever; no variable is set.
+
+What is asked for zeroed (`numpy.zeros`) is then written in whole, where the kernel would give pages only as they are
+touched: a large array of which a script uses little takes all of its memory, and the time to write it.
 
 It needs a new process: taken back in mid-run, plain steps would be served from what the heap still holds, and would be
 faster than plain.
