@@ -91,8 +91,8 @@ def gradients(error=1e-7, **changes):
     return replace(Difference(check="gradients", error=error, noise=0.7), **changes)
 
 
-def trial(levers, ratio=1.2, outcome="faster", agreement="agrees", **changes):
-    return Trial(levers=levers, ratio=ratio, outcome=outcome, agreement=agreement, **changes)
+def trial(levers, ratio=1.2, outcome="faster", agreement="agrees", num_pairs=9, **changes):
+    return Trial(levers=levers, ratio=ratio, outcome=outcome, agreement=agreement, num_pairs=num_pairs, **changes)
 
 
 def plan(script="train.py", levers=None, **changes):

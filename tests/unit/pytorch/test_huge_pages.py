@@ -79,6 +79,11 @@ def test_what_the_user_tells_glibc_stays(untold, tmp_path):
     assert seen["own"] == seen["child"] == "glibc.malloc.check=0" and seen["evidence"]
 
 
+def test_what_the_user_decides_about_huge_pages_is_not_overridden(untold):
+    untold.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    assert LEVER.environment({}) == {}
+
+
 @asked
 def test_under_a_launcher_the_setting_reaches_what_it_starts(untold, tmp_path):
     seen = looked(tmp_path, LEVER.environment({}), passed_on=True)

@@ -83,8 +83,10 @@ class HugePages(Lever):
         return without_faults(facts)
 
     def environment(self, settings: Mapping[str, Setting]) -> dict[str, str]:
-        """The setting, behind what the user tells glibc."""
-        own = os.environ.get("GLIBC_TUNABLES")
+        """The setting, behind what the user tells glibc; nothing where that decides it already."""
+        own = os.environ.get("GLIBC_TUNABLES", "")
+        if TUNABLE.partition("=")[0] in own:
+            return {}
         return {"GLIBC_TUNABLES": f"{own}:{TUNABLE}" if own else TUNABLE}
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
