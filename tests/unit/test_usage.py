@@ -127,6 +127,11 @@ def test_no_script_at_all_is_said(capsys, command):
     assert error == "no script was given" and cause == "the command needs one" and "train.py" in hint
 
 
+def test_a_lever_in_the_place_of_a_script_is_told_apart(capsys, folder):
+    error, _, hint = complaint(capsys, "levers", "heap")
+    assert error == "`heap` is a lever, and no script is called so" and hint.startswith("`flatout levers` without")
+
+
 def test_a_lever_that_is_nearly_named_is_shown(capsys):
     assert complaint(capsys, "run", "--levers", "channel_last", "train.py")[2] == "did you mean `channels_last`?"
 

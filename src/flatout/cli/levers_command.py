@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Collection
+from pathlib import Path
 
 import click
 
 from flatout.cli import options
+from flatout.errors import UsageError
 
 
 @click.command("levers", cls=options.ScriptCommand, context_settings=options.SCRIPT_SETTINGS)
@@ -25,6 +28,8 @@ def command(words: tuple[str, ...], module: str | None, allow_writes: bool, star
     from flatout.report import print_levers
     from flatout.run.script import from_words
 
+    if words and not module:
+        _refuse_lever(words[0], {row.name for row in api.describe_levers()})
     script = from_words(words, module) if words or module else None
     terms = api.Terms(isolate=not allow_writes, start_limit_s=options.seconds(start_limit, "--start-limit"))
     rows = api.describe_levers(script, terms)
@@ -32,3 +37,17 @@ def command(words: tuple[str, ...], module: str | None, allow_writes: bool, star
         print(json.dumps({row.name: row.as_json() for row in rows}))
     else:
         print_levers(rows, typed=script.typed if script else "SCRIPT")
+
+
+def _refuse_lever(word: str, names: Collection[str]) -> None:
+    """Say so where a lever's name stands in the script's place.
+
+    Raises:
+        UsageError: It does, and no such file is there.
+    """
+    if word in names and not Path(word).exists():
+        raise UsageError(
+            f"`{word}` is a lever, and no script is called so",
+            cause="`flatout levers` takes a script, and says of each lever whether it applies",
+            hint="`flatout levers` without a script says what each lever does",
+        )
