@@ -28,7 +28,7 @@ def command(words: tuple[str, ...], module: str | None, allow_writes: bool, star
     from flatout.report import print_levers
     from flatout.run.script import from_words
 
-    if words and not module:
+    if words and not module and not Path(words[0]).exists():
         _refuse_lever(words[0], {row.name for row in api.describe_levers()})
     script = from_words(words, module) if words or module else None
     terms = api.Terms(isolate=not allow_writes, start_limit_s=options.seconds(start_limit, "--start-limit"))
@@ -43,9 +43,9 @@ def _refuse_lever(word: str, names: Collection[str]) -> None:
     """Say so where a lever's name stands in the script's place.
 
     Raises:
-        UsageError: It does, and no such file is there.
+        UsageError: It does.
     """
-    if word in names and not Path(word).exists():
+    if word in names:
         raise UsageError(
             f"`{word}` is a lever, and no script is called so",
             cause="`flatout levers` takes a script, and says of each lever whether it applies",

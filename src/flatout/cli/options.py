@@ -37,8 +37,8 @@ class ScriptCommand(click.Command):
             return super().invoke(ctx)
         except (ScriptError, UsageError) as problem:
             words = ctx.params["words"]
-            is_module = ctx.params.get("module") or not words
-            found = behind_the_script(self, words if is_module else words[1:], None if is_module else Path(words[0]))
+            path = Path(words[0]) if words and not ctx.params.get("module") else None
+            found = behind_the_script(self, words if path is None else words[1:], path)
             if found is None:
                 raise
             raise type(problem)(problem.error, cause=problem.cause, hint=f"{found}; {problem.hint}") from None

@@ -289,15 +289,16 @@ class Conduct:
 
     def _worth(self, space: Space) -> Callable[[Candidate], bool]:
         """Whether a candidate is to be tried."""
-        bears, pays, leaves_room = self._bears(space), self._pays(space), self._leaves_room(space)
+        bears, pays = self._bears(space), self._pays(space)
+        leaves_room = self._leaves_room(space, pays)
         return lambda candidate: bears(candidate) and leaves_room(candidate) and pays(candidate)
 
-    def _leaves_room(self, space: Space) -> Callable[[Candidate], bool]:
+    def _leaves_room(self, space: Space, pays: Callable[[Candidate], bool]) -> Callable[[Candidate], bool]:
         """Whether a candidate leaves what trying a lever that promises much takes, and measuring it again.
 
         Yes where none fits, where such a set has been tried, and for those that need processes themselves.
         """
-        pays, self._room_s = self._pays(space), 0.0
+        self._room_s = 0.0
         promised = [one for one in search.promised_processes(space, WORTH_ROOM) if self._fits(one) and pays(one)]
         if not promised or any(self._apart(trial.levers) for trial in self.trials):
             return lambda candidate: True

@@ -93,9 +93,7 @@ class HugePages(Lever):
         """Nothing more is to be done where glibc was told."""
         from flatout.frameworks.pytorch.session import Unavailable
 
-        reason = why_not_glibc()
-        if reason is None and not asks_for_huge_pages():
-            reason = "glibc was not told, or cannot ask the kernel"
+        reason = why_not_asking()
         if reason is not None:
             raise Unavailable(reason)
 
@@ -104,7 +102,7 @@ class HugePages(Lever):
 
     def evidence(self, session: Session) -> str | None:
         """The kernel asked for huge pages for a large block, the memory in such pages, and the page faults left."""
-        if why_not_glibc() is not None or not asks_for_huge_pages():
+        if why_not_asking() is not None:
             return None
         num, mib = session.page_faults.per_step, in_huge_pages_mib()
         held = "" if mib is None else f", {mib:,} MiB of memory are in them"
@@ -127,6 +125,14 @@ def glibc_version() -> tuple[int, ...]:
     except (AttributeError, ValueError, OSError):  # not on this system
         return ()
     return tuple(int(part) for part in version.split(".") if part.isdigit()) if name == "glibc" else ()
+
+
+def why_not_asking() -> str | None:
+    """Why the kernel is not asked for huge pages for large blocks here; None where it is."""
+    reason = why_not_glibc()
+    if reason is None and not asks_for_huge_pages():
+        reason = "glibc was not told, or cannot ask the kernel"
+    return reason
 
 
 def asks_for_huge_pages() -> bool:
