@@ -147,9 +147,35 @@ def why_not_glibc() -> str | None:
         own = ctypes.CDLL("libc.so.6").malloc
     except OSError:
         return "the C library is not glibc"
-    if ctypes.cast(own, ctypes.c_void_p).value != ctypes.cast(process.malloc, ctypes.c_void_p).value:
-        return "another allocator is in place of glibc's"
-    return None
+    same = ctypes.cast(own, ctypes.c_void_p).value == ctypes.cast(process.malloc, ctypes.c_void_p).value
+    return None if same or _counts_blocks_of(process) else "another allocator is in place of glibc's"
+
+
+class _Allocated(ctypes.Structure):
+    """What glibc has handed out. Source: `mallinfo2` in `malloc.h` of glibc 2.33."""
+
+    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_ = [(name, ctypes.c_size_t) for name in _names]  # noqa: RUF012
+
+
+def _counts_blocks_of(process: Any) -> bool:
+    """Whether glibc counts a block that the process asks for as its own.
+
+    Addresses do not tell: in a program that is not position-independent (Debian's Python) `malloc` is an entry of its
+    own that leads to glibc's.
+    """
+    count = getattr(ctypes.CDLL("libc.so.6"), "mallinfo2", None)
+    if count is None:
+        return False
+    count.restype = _Allocated
+    process.malloc.restype, process.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    process.free.argtypes = [ctypes.c_void_p]
+    before = count()
+    block = process.malloc(PROBE_BYTES)
+    after = count()
+    process.free(block)
+    grown = (after.uordblks + after.hblkhd) - (before.uordblks + before.hblkhd)
+    return bool(block) and grown >= PROBE_BYTES // 2
 
 
 def is_mapping_of_its_own(num_bytes: int) -> bool:
