@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from flatout import plan_file, running
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
 from flatout.plan import PLAN_FILE, Lever, label
+from flatout.ranks import Terms as RankTerms
 from flatout.reporting import Exported, contrast, export, report
 from flatout.run import folder, foreground, shortage
 from flatout.run.foreground import Outcome
@@ -152,6 +153,7 @@ class RunRequest:
         terms: How the trials of a recheck may run; the defaults of `flatout tune` without it.
         keep_store: Whether the items of `sample_store` are kept on the disk, for later runs.
         store_memory_bytes: Memory for kept items; None: half of what is free.
+        ranks: How the script is run on many ranks; None: as one process.
         learn: Whether the run tries levers on itself and goes on under what wins, in place of a plan.
     """
 
@@ -166,6 +168,7 @@ class RunRequest:
     keep_store: bool = False
     store_memory_bytes: int | None = None
     learn: bool = False
+    ranks: RankTerms | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +179,7 @@ class Ran:
         inapplicable: Engaged levers that have nothing to work on in this script, and why.
         in_part: What some of them do nevertheless.
         fixed: Whether no lever was to be toggled.
+        num_ranks: Ranks that it was run on.
         learning: Whether the run was to find its levers itself.
     """
 
@@ -187,6 +191,7 @@ class Ran:
     in_part: dict[str, str] = field(default_factory=dict)
     fixed: bool = False
     learning: bool = False
+    num_ranks: int = 1
 
     @property
     def useless(self) -> set[str]:
@@ -240,6 +245,8 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
                 store_folders=_store_folders(request, chosen, say),
                 store_memory_bytes=request.store_memory_bytes,
                 launcher=bool(request.launcher),
+                ranks=request.ranks,
+                script_folder=request.script.folder if request.script else None,
                 learner=learner,
             )
         )
@@ -250,7 +257,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     idle, in_part = running.idle(chosen.levers, outcome.facts, registry, here.machine)
     return Ran(
         engagement=chosen, outcome=outcome, registry=registry, run=place, inapplicable=idle, in_part=in_part,
-        fixed=request.fixed, learning=request.learn,
+        fixed=request.fixed, learning=request.learn, num_ranks=request.ranks.num_ranks if request.ranks else 1,
     )  # fmt: skip
 
 

@@ -25,6 +25,9 @@ from flatout.run.watch import untoggled
 if TYPE_CHECKING:
     from flatout.trials.learn import Learned
 
+MOST_LINES = 30
+"""So much of what a failed rank said is shown."""
+
 MOST_CHANGES = 4
 """So many of the changes on the way are said one by one."""
 
@@ -38,6 +41,8 @@ def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet:
 
     ran = _rechecked(request, say, quiet=quiet) if request.recheck else api.run(request, say)
     try:
+        if ran.outcome.failed_rank is not None:
+            say(_failed_rank(*ran.outcome.failed_rank))
         say(closing_line(ran) + misplaced(request.script, ran.outcome.exit_code))
         for remark in ran.outcome.remarks:
             say(remark)
@@ -61,6 +66,12 @@ def _rechecked(request: api.RunRequest, say: Callable[[str], None], *, quiet: bo
         say(line)
 
     return api.run(request, say_in_its_place, None if quiet or not sys.stderr.isatty() else show)
+
+
+def _failed_rank(rank: int, said: str) -> str:
+    """What a rank above 0 said as it failed: nobody has heard it."""
+    lines = said.splitlines()[-MOST_LINES:]
+    return "\n".join([f"rank {rank} failed first; it said:", *(f"  {line}" for line in lines)])
 
 
 def misplaced(script: Script | None, exit_code: int) -> str:
@@ -105,7 +116,8 @@ def closing_line(ran: api.Ran) -> str:
         )
         return seen + _failed(outcome)
     least = "" if outcome.ended else "at least "
-    who = f"{outcome.num_processes} processes, " if outcome.num_processes > 1 else ""
+    kind = "ranks" if ran.num_ranks > 1 else "processes"
+    who = f"{outcome.num_processes} {kind}, " if outcome.num_processes > 1 else ""
     steps = f"{who}{least}{outcome.num_steps:,} step{'s' * (outcome.num_steps != 1)}"
     if outcome.steps_s:
         steps += f" in {outcome.steps_s:.3g} s" if outcome.steps_s < 100 else f" in {outcome.steps_s:,.0f} s"

@@ -12,6 +12,7 @@ import click
 
 from flatout import output_file
 from flatout.errors import ScriptError, UsageError
+from flatout.ranks import MODES, Terms
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -112,6 +113,31 @@ def script_words(function: F, *, metavar: str = "SCRIPT [ARGUMENTS]...") -> F:
     """`-m MODULE`, or a script, then the script's own arguments."""
     function = click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar=metavar)(function)
     return click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")(function)
+
+
+def ranks(function: F) -> F:
+    """On how many ranks, and how."""
+    function = click.option(
+        "--hang-timeout", default="5m", show_default=True, metavar="TIME", help="End when a rank is silent so long."
+    )(function)
+    function = click.option(
+        "--mode", type=click.Choice(MODES), default="auto", show_default=True, help="How ranks divide the work."
+    )(function)
+    return click.option("--ranks", "num_ranks", type=int, default=1, metavar="N", help="Train on N ranks.")(function)
+
+
+def rank_terms(num_ranks: int, mode: str, hang_timeout: str) -> Terms | None:
+    """How a run is divided over ranks; None where it is one process.
+
+    Raises:
+        UsageError: There are no such ranks.
+    """
+    if num_ranks < 1:
+        raise UsageError(
+            f"`--ranks {num_ranks}` is not a number of ranks", cause="one process is one rank", hint="e.g. `--ranks 2`"
+        )
+    limit_s = seconds(hang_timeout, "--hang-timeout")
+    return None if num_ranks == 1 else Terms(num_ranks=num_ranks, mode=mode, hang_timeout_s=limit_s)
 
 
 def accept(function: F) -> F:

@@ -23,6 +23,7 @@ from flatout.cli import options
 )
 @click.option("--recheck", is_flag=True, help="Test a plan that was made elsewhere before trusting it.")
 @click.option("--learn", is_flag=True, help="No plan: try levers on this very run, and go on under what wins.")
+@options.ranks
 @options.stores
 @options.json_file
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
@@ -30,7 +31,7 @@ from flatout.cli import options
 @options.script_words
 def command(  # noqa: PLR0913  one parameter per option
     words: tuple[str, ...], module: str | None, plan: Path | None, lever_names: str | None, accept: str, fixed: bool,
-    recheck: bool, learn: bool, keep_store: bool, store_memory: str | None, json_file: Path | None, quiet: bool,
+    recheck: bool, learn: bool, num_ranks: int, mode: str, hang_timeout: str, keep_store: bool, store_memory: str | None, json_file: Path | None, quiet: bool,
     allow_writes: bool, start_limit: str,
 ) -> None:  # fmt: skip
     """Run SCRIPT under its plan; stdout, files and exit code are the script's own.
@@ -55,6 +56,7 @@ def command(  # noqa: PLR0913  one parameter per option
         fixed=fixed,
         recheck=recheck,
         learn=learn,
+        ranks=options.rank_terms(num_ranks, mode, hang_timeout),
         keep_store=keep_store,
         store_memory_bytes=memory_bytes,
     )

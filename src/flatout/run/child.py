@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from flatout import __version__, lifeline
 from flatout.frameworks.contract import Framework, NotReleased
 from flatout.interruptions import raised_by_handler
+from flatout.ranks import RankPlace, refuse
 from flatout.records import from_json
 from flatout.run import foreign_cpu
 from flatout.run.claim import claim
@@ -34,6 +35,8 @@ from flatout.trace_file import Writer
 from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.adapter import PyTorch
+    from flatout.ranks import Terms
     from flatout.run.files_read import FilesRead
 
 SETTLING_STEPS = 3
@@ -58,11 +61,13 @@ MAX_PROBLEMS = 20
 """After so many failures of our own the script is left to itself."""
 
 
-def enter(session: str) -> None:
-    """Called once the framework has been imported: attach to it as the session says."""
+def enter(session: str, rank: bytes | None = None) -> None:
+    """Called once the framework has been imported: attach to it as the session says; `rank` is what launched us."""
     spec = from_json(SessionSpec, json.loads(Path(session).read_text(encoding="utf-8")), where="session")
     if spec.lives_with is not None:
         lifeline.hold(spec.lives_with)
+    if spec.ranks is not None and rank is None:  # a process that a rank has started
+        return
     from flatout.frameworks.pytorch.adapter import PyTorch
 
     framework = PyTorch(
@@ -75,14 +80,28 @@ def enter(session: str) -> None:
         framework.vary_seeds(spec.seed_run)
     if spec.keep_losses:
         framework.keep_losses()
-    Conductor(spec, framework).begin()
+    place = None if rank is None else RankPlace.of(rank.decode())
+    if place is not None and spec.ranks is not None:
+        _join(framework, place, spec.ranks)
+    Conductor(spec, framework, place).begin()
+
+
+def _join(framework: PyTorch, place: RankPlace, terms: Terms) -> None:
+    """Become one of the ranks; a rank that cannot would train alone, and so ends here."""
+    try:
+        framework.join(place, terms)
+    except Exception as problem:  # noqa: BLE001
+        error, cause = "a rank could not join the others", f"{type(problem).__name__}: {problem}"
+        refuse(terms, place.rank, error, cause=cause, hint="`--hang-timeout` says how long ranks wait for each other")
 
 
 class Conductor:
     """Measures windows, engages levers and answers orders, at step boundaries only."""
 
-    def __init__(self, spec: SessionSpec, framework: Framework) -> None:
+    def __init__(self, spec: SessionSpec, framework: Framework, rank: RankPlace | None = None) -> None:
         self.spec = spec
+        self._rank = _number("RANK", 0) if rank is None else rank.rank
+        self._world = _number("WORLD_SIZE", 1) if rank is None else rank.world
         self.framework = framework
         self.num_steps = 0
         self._claimed = False
@@ -152,7 +171,7 @@ class Conductor:
     def _begin_record(self) -> None:
         trace = Path(self.spec.trace)
         if self.spec.per_process:
-            trace = trace.with_suffix(f".{_number('RANK', 0)}.{self._pid}.jsonl")
+            trace = trace.with_suffix(f".{self._rank}.{self._pid}.jsonl")
         self._trace = trace
         self._write(
             Header(
@@ -165,8 +184,8 @@ class Conductor:
                 framework=self.framework.name,
                 framework_version=self.framework.version,
                 pid=self._pid,
-                rank=_number("RANK", 0),
-                world_size=_number("WORLD_SIZE", 1),
+                rank=self._rank,
+                world_size=self._world,
                 num_threads=self.framework.facts().num_threads,
                 affinity=_affinity(),
                 start_s=time.perf_counter() - self.spec.flatout_started_s,

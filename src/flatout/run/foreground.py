@@ -7,6 +7,7 @@ terminal and exit status are the script's.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import time
@@ -16,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from flatout.energy import Energy
-from flatout.errors import RecordError
+from flatout.errors import MachineError, RecordError
 from flatout.facts import Facts
 from flatout.plan import Lever
+from flatout.ranks import Terms
 from flatout.run.energy_counters import RUN_EVERY_S, EnergyMeter
 from flatout.run.guard import Decision
 from flatout.run.launch import POLL_S, Launch, discard_channels, environment_for, session_files, write_session
 from flatout.run.orders import Order, SessionSpec, encode
 from flatout.run.pairs_in_run import Answer, Ask
+from flatout.run.rank_start import Start
 from flatout.run.script import cannot_start
 from flatout.run.signals import Signals
 from flatout.run.watch import Learner, Watch
@@ -57,10 +60,12 @@ class Outcome:
         evidence: Lever to proof.
         remarks: What the process had to say in the end.
         num_processes: Processes that trained, under a launcher.
+        failed_rank: The rank that failed first, where that was not rank 0, and the end of what it said.
         energy: What the machine used meanwhile, from the start of the process to its end.
     """
 
     num_processes: int = 0
+    failed_rank: tuple[int, str] | None = None
     num_busy: int = 0
     """Pairs of windows of the check that others disturbed."""
     exit_code: int = 0
@@ -133,6 +138,10 @@ class Foreground:
     """Who tries levers on the run; then there is no plan."""
     launcher: bool = False
     """Whether the command starts the training processes, of which each writes a trace of its own."""
+    ranks: Terms | None = None
+    """How the script is run on many ranks; None: it is one process."""
+    script_folder: Path | None = None
+    """Where the script lies, where it is a file."""
 
 
 def run(what: Foreground) -> Outcome:
@@ -140,7 +149,10 @@ def run(what: Foreground) -> Outcome:
 
     Raises:
         UsageError: There is no such launcher.
+        FlatoutError: The script cannot be run on many ranks.
     """
+    if what.ranks is not None:
+        return _run_ranks(what, what.ranks)
     prepared = _prepare(what)
     if prepared is None:
         return _Listener(what, None).watch(None)
@@ -150,6 +162,31 @@ def run(what: Foreground) -> Outcome:
         return _Listener(what, launch.session, orders).watch(environment)
     finally:
         os.close(orders)
+        discard_channels(launch.session)
+
+
+def _run_ranks(what: Foreground, terms: Terms) -> Outcome:
+    if what.run_folder is None:
+        raise MachineError(
+            "ranks need a folder to meet in", cause="no run folder can be written", hint="go to a folder you may write to"
+        )
+    terms = dataclasses.replace(terms, folder=str(what.run_folder.resolve()))
+    what = dataclasses.replace(what, ranks=terms, launcher=True)
+    prepared = _prepare(what)
+    if prepared is None:
+        raise MachineError("ranks cannot be told what to do", cause="the disk is full", hint="free some space")
+    launch, environment = prepared
+    added = {name: value for name, value in environment.items() if os.environ.get(name) != value}
+    start = Start(command=what.command, environment=added, terms=terms, script_folder=what.script_folder)
+    try:
+        outcome = _Listener(dataclasses.replace(what, command=tuple(start.launcher())), launch.session).watch(None)
+        problem = start.problem()
+        if problem is not None:
+            raise problem
+        outcome.failed_rank = start.failed()
+        return outcome
+    finally:
+        start.clean()
         discard_channels(launch.session)
 
 
@@ -163,6 +200,7 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
         levers=what.levers,
         learns=what.learner is not None,
         per_process=what.launcher,
+        ranks=what.ranks,
         script=what.script,
         arguments=what.arguments,
         cache_folder=what.cache_folder,
@@ -176,7 +214,7 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
         variables.update(what.registry[name].environment(settings))
     launch = Launch(command=what.command, session=session, run_folder=what.run_folder, name="run", folder=Path())
     try:
-        environment = environment_for(write_session(launch), variables, passed_on=what.launcher)
+        environment = environment_for(write_session(launch), variables, passed_on=what.launcher and what.ranks is None)
         os.mkfifo(session.orders or "")
     except OSError:  # the disk is full, or knows no pipes
         return None

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from flatout.ranks import Terms
 from flatout.records import from_json, to_json
 from flatout.trace import Setting
 
@@ -80,6 +81,7 @@ class SessionSpec:
         keep_losses: Whether losses are recorded although nothing is engaged.
         list_read: Folders of which it is listed what the script reads there; empty: nothing is listed.
         learns: Whether levers will be tried on this run (`run`), so that facts are wanted as in a trial.
+        ranks: How the run is divided over ranks; None: it is not.
         lives_with: Process id of the parent that the child must not outlive; None: the run is the user's.
     """
 
@@ -105,6 +107,7 @@ class SessionSpec:
     list_read: tuple[str, ...] = ()
     learns: bool = False
     lives_with: int | None = None
+    ranks: Terms | None = None
 
 
 def encode(order: Order) -> str:

@@ -30,6 +30,8 @@ from flatout.tracebacks import hide_ours
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.census import OperationCounter
+    from flatout.frameworks.pytorch.parallel.ranks import Ranks
+    from flatout.ranks import RankPlace, Terms
 
 FEWEST_SETTLING_STEPS = 4
 """Steps that are looked at before it is said what the script does."""
@@ -66,6 +68,7 @@ class PyTorch:
         self._num_settling = 0
         self._is_lifted = False
         """Whether models are called, and loaders gone through, without us where no lever needs us."""
+        self.ranks: Ranks | None = None
         self._census: OperationCounter | None = None
         self._compilations_before = 0
         self._restarts_before = 0
@@ -96,6 +99,13 @@ class PyTorch:
         self.steps.install()
         self._clearings.begin(self._note_zeroing)
 
+    def join(self, place: RankPlace, terms: Terms) -> None:
+        """Become one of many ranks, which divide the calls of models among them; before `attach`."""
+        from flatout.frameworks.pytorch.parallel.ranks import Ranks
+
+        self.ranks = Ranks(place, terms, self.calls)
+        self.ranks.begin()
+
     def detach(self) -> None:
         """See `Framework.detach`."""
         counter, self._census = self._census, None
@@ -108,7 +118,8 @@ class PyTorch:
             self._clearings.end()
             self.capture.drop()
             self.observer.observe("off")
-            self.calls.remove()
+            if self.ranks is None:  # the others count on this one
+                self.calls.remove()
             self.loaders.settings = {}
             self.loaders.remove()
             self.listener = None
@@ -181,6 +192,8 @@ class PyTorch:
         self.calls.look_for(parameters)
         self._settled = False
         self._num_settling = 0
+        if self.ranks is not None:
+            self.ranks.watch()
 
     def end_of_step(self) -> None:
         """A step has ended, by whichever rhythm."""
@@ -222,6 +235,8 @@ class PyTorch:
             self.observer.start()
         if self.calls.settle() and self._num_settling >= FEWEST_SETTLING_STEPS:
             self._settled = True
+            if self.ranks is not None:
+                self.ranks.rest()
             self._clearings.end()
             self.observer.evaluation_is_training = self.observer.num_steps_with_evaluation > self._num_settling / 2
             self.observer.num_steps_with_evaluation = 0
@@ -249,7 +264,8 @@ class PyTorch:
 
     def remarks(self) -> list[str]:
         """See `Framework.remarks`."""
-        return self.loaders.remarks()
+        of_ranks = self.ranks.remarks() if self.ranks is not None else []
+        return [*self.loaders.remarks(), *of_ranks]
 
     def engaged(self) -> Levers:
         """See `Framework.engaged`."""

@@ -107,7 +107,7 @@ class OuterCall:
 
     def lift(self) -> None:
         """Where no lever computes its calls, let the module be called directly, until `install`."""
-        if self.compute is None and not self.arounds:
+        if self.compute is None and not self.arounds and self._owner.divide is None:
             self._give_back()
 
     def remove(self) -> None:
@@ -179,6 +179,8 @@ class OuterCall:
         if self.num_training_calls < NUM_LOOKED_AT:
             owner.autocast_seen = owner.autocast_seen or torch.is_autocast_enabled(owner.device)
             self.shapes.add(_shapes((args, kwargs)))
+        if owner.divide is not None:
+            return owner.divide(self, args, kwargs)
         if owner.capture is not None:
             return owner.capture(self, args, kwargs)
         if self.compute is not None or self.arounds:
@@ -275,6 +277,8 @@ class Calls:
         self.has_trained = False
         """Whether there was such a call since somebody set this to False."""
         self.capture: Callable[[OuterCall, tuple[Any, ...], dict[str, Any]], Any] | None = None
+        self.divide: Callable[[OuterCall, tuple[Any, ...], dict[str, Any]], Any] | None = None
+        """Computes training calls where the run has many ranks."""
         self.look_at_graph: Callable[[Any], tuple[str, ...]] | None = None
         """Told what a model's first training call returned."""
         self.on_training_call: Callable[[], None] | None = None
@@ -338,6 +342,10 @@ class Calls:
         """Be out of the way, but where levers compute calls, until `refresh`."""
         for call in self.found:
             call.lift()
+
+    def meet(self, module: nn.Module) -> None:
+        """A module is about to be called as the outermost one."""
+        self._add(module, type(module).__name__)
 
     def _add(self, module: nn.Module, name: str) -> None:
         if not any(call.module is module for call in self.found):

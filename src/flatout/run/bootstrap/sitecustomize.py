@@ -79,7 +79,7 @@ def _enter(session):
         _load_flatout()
         from flatout.run.child import enter
 
-        enter(session)
+        enter(session, _kept.get(b"FLATOUT_RANK"))
     except Exception as problem:  # noqa: BLE001  the user's program comes first
         _note(session, problem)
 
@@ -216,6 +216,11 @@ def _hide():
         own = values.pop(b"FLATOUT_" + name, None)
         if own is not None:
             _give_back(os.fsdecode(name), os.fsdecode(own))
+    rank = values.pop(b"FLATOUT_RANK", None)
+    if rank is not None:  # for this process alone: what it starts is no rank
+        os.unsetenv("FLATOUT_RANK")
+        if int(rank.split()[0]) == os.getpid():
+            _kept[b"FLATOUT_RANK"] = rank
     for name in (b"FLATOUT_SESSION", b"FLATOUT_PYTHONPATH"):
         if name in values:
             _kept[name] = values.pop(name)
