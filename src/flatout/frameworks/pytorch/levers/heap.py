@@ -155,7 +155,7 @@ class _Allocated(ctypes.Structure):
     """What glibc has handed out. Source: `mallinfo2` in `malloc.h` of glibc 2.33."""
 
     _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
-    _fields_ = [(name, ctypes.c_size_t) for name in _names]  # noqa: RUF012
+    _fields_ = [(name, ctypes.c_size_t) for name in _names]
 
 
 def _counts_blocks_of(process: Any) -> bool:
