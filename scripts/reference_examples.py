@@ -27,7 +27,7 @@ from flatout.read_sites import ReadSite, ReadSites
 from flatout.records import to_json
 from flatout.reporting import Exported
 from flatout.result import FORMAT, Result
-from flatout.run.foreground import Outcome
+from flatout.run.outcome import Outcome
 from flatout.running import Engagement
 from flatout.samples import Samples
 from flatout.store_folder import KeptStore, Removed

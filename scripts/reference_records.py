@@ -54,7 +54,7 @@ RECORDS: dict[str, tuple[str, ...] | None] = {
     "trials.conduct": ("Goal",),
     "run.script": ("Script",),
     "running": ("Engagement",),
-    "run.foreground": ("Outcome",),
+    "run.outcome": ("Outcome",),
     "prover": ("ProveRequest",),
     "lever_rows": None,
     "reporting": ("Exported",),

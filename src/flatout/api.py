@@ -9,7 +9,6 @@ In: a script and options. Out: records.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import platform
@@ -19,14 +18,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from flatout import plan_file, running
-from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
+from flatout import launched, plan_file, running
+from flatout.errors import FlatoutError, UsageError
 from flatout.plan import PLAN_FILE, Lever, label
 from flatout.ranks import Terms as RankTerms
 from flatout.reporting import Exported, contrast, export, report
 from flatout.run import folder, foreground, shortage
-from flatout.run.foreground import Outcome
 from flatout.run.machine import read_machine
+from flatout.run.outcome import Outcome
 from flatout.run.script import Script, check, check_command
 from flatout.running import Engagement, Here, Wish
 from flatout.store_folder import LEVER, remove_stores, stores, stores_folder
@@ -312,11 +311,11 @@ def _here(request: RunRequest, registry: dict[str, Lever]) -> Here:
         name, arguments = script.name, script.arguments
     else:
         # The plan of a launched script is found by the first word that names a script with a plan.
-        known = _scripts_of(path, named=request.plan is not None)
-        found = _planned(request.launcher, known, path)
+        known = launched.scripts_of(path, named=request.plan is not None)
+        found = launched.planned(request.launcher, known, path)
         name = found.name if found is not None else " ".join(request.launcher[:3])
         arguments = found.arguments if found is not None else ()
-    version = _framework_version() if request.levers is None and path.exists() else ""
+    version = launched.framework_version() if request.levers is None and path.exists() else ""
     return Here(
         script=name,
         arguments=arguments,
@@ -325,35 +324,6 @@ def _here(request: RunRequest, registry: dict[str, Lever]) -> Here:
         registry=registry,
         python=platform.python_version(),
     )
-
-
-def _planned(words: tuple[str, ...], known: tuple[str, ...], path: Path) -> Script | None:
-    """The first script or module in a launcher's command that has a plan."""
-    for place, word in enumerate(words):
-        rest = words[place + 1 :]
-        if word == "-m" and rest and f"-m {rest[0]}" in known:
-            return Script(module=rest[0], arguments=rest[1:])
-        if word != "-m" and plan_file.key_of(word, path) in known:
-            return Script(path=word, arguments=rest)
-    return None
-
-
-def _scripts_of(path: Path, *, named: bool) -> tuple[str, ...]:
-    """The scripts with a plan in the file; a broken one that was merely found stops no run."""
-    try:
-        return plan_file.scripts(path) if path.exists() else ()
-    except RecordError:
-        if named:
-            raise
-        return ()
-
-
-def _framework_version() -> str:
-    from flatout.run.installed import framework_version
-
-    with contextlib.suppress(MachineError):
-        return framework_version("pytorch")
-    return "none"
 
 
 def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None], show: Show | None) -> Engagement:

@@ -12,7 +12,7 @@ from flatout import plan_file
 from flatout.errors import FlatoutError, UsageError
 from flatout.facts import Facts
 from flatout.plan import PLAN_FILE
-from flatout.run.foreground import Outcome
+from flatout.run.outcome import Outcome
 from flatout.run.watch import Learner
 from flatout.running import Here
 from flatout.space import Choice

@@ -13,7 +13,7 @@ from flatout.trace import Failure
 from handmade import plan
 
 pytest.importorskip("torch")
-from flatout.run.foreground import Outcome
+from flatout.run.outcome import Outcome
 from flatout.running import Engagement
 
 

@@ -21,6 +21,7 @@ from flatout.run.energy_counters import Found, Probe
 from flatout.run.foreground import Foreground
 from flatout.run.launch import session_files
 from flatout.run.orders import SessionSpec, decode
+from flatout.run.outcome import Outcome
 from flatout.run.watch import untoggled
 from flatout.running import Engagement
 from flatout.trace import End, Failure, Header, Ready, Window
@@ -289,7 +290,7 @@ PLAIN_S = [0.02, 0.02001, 0.02, 0.01999, 0.02, 0.02]
     ],
 )  # fmt: skip
 def test_the_closing_line_says_which_levers_were_compared(levers, released, line):
-    outcome = foreground.Outcome(
+    outcome = Outcome(
         num_steps=20, ended=True, steps_s=1.0, engaged=True, released=released, plan_s=[0.01] * 6, plain_s=PLAIN_S
     )
     ran = Ran(engagement=Engagement(levers=levers), outcome=outcome, registry=REGISTRY, run="")
@@ -300,7 +301,7 @@ def test_which_levers_are_at_work_is_said_and_why_the_others_are_not():
     levers = {"bf16": {}, "workers": {"num": 1}, "threads": {"num": 1}}
     ran = Ran(
         engagement=Engagement(levers=levers),
-        outcome=foreground.Outcome(num_steps=2, ended=True, engaged=True),
+        outcome=Outcome(num_steps=2, ended=True, engaged=True),
         registry=REGISTRY,
         run="",
         inapplicable={"bf16": "no such type", "workers": "no loader", "threads": "no loader"},
@@ -315,7 +316,7 @@ def test_which_levers_are_at_work_is_said_and_why_the_others_are_not():
 def test_a_lever_that_shows_its_effect_is_at_work_though_nothing_is_to_be_gained_by_it():
     ran = Ran(
         engagement=Engagement(levers={"bf16": {}, "workers": {"num": 1}}),
-        outcome=foreground.Outcome(num_steps=2, ended=True, engaged=True, evidence={"bf16": "outputs in bfloat16"}),
+        outcome=Outcome(num_steps=2, ended=True, engaged=True, evidence={"bf16": "outputs in bfloat16"}),
         registry=REGISTRY,
         run="",
         inapplicable={"bf16": "no instructions", "workers": "no loader"},
@@ -328,7 +329,7 @@ def test_a_lever_that_shows_its_effect_is_at_work_though_nothing_is_to_be_gained
 
 
 def test_a_plan_of_which_nothing_was_at_work_rests_on_no_ratio():
-    outcome = foreground.Outcome(num_steps=2, ended=True, engaged=True)
+    outcome = Outcome(num_steps=2, ended=True, engaged=True)
     chosen = Engagement(levers={"bf16": {}}, plan=SimpleNamespace(ratio=1.35))
     ran = Ran(engagement=chosen, outcome=outcome, registry=REGISTRY, run="")
     assert "rests on the recorded 1.35x" in closing_line(ran)
@@ -338,7 +339,7 @@ def test_a_plan_of_which_nothing_was_at_work_rests_on_no_ratio():
 def test_what_a_run_has_learned_is_told_with_what_it_brings_and_what_became_of_it():
     trial = Trial(levers={"bf16": {}}, outcome="faster", ratio=1.5)
     learned = Learned(levers={"bf16": {}}, trials=(trial,), took_s=60.0, lost_s=4.0, stopped="90 s were tried")
-    outcome = foreground.Outcome(num_steps=20, ended=True, engaged=True, learned=learned)
+    outcome = Outcome(num_steps=20, ended=True, engaged=True, learned=learned)
     ran = Ran(engagement=Engagement(), outcome=outcome, registry=REGISTRY, run="", learning=True)
     assert closing_line(ran).splitlines()[1:] == [
         "  1 set of levers tried in 60 s of training, which cost 4 s of it: bf16 1.50x when it was tried, "
@@ -356,22 +357,20 @@ def test_what_a_run_has_learned_is_told_with_what_it_brings_and_what_became_of_i
 
 def test_a_loader_that_is_left_to_its_workers_is_no_failure():
     found = Failure(stage="step", error="SetAsideError", message="OSError in an item")
-    outcome = foreground.Outcome(num_steps=2, ended=True, failures=[found])
+    outcome = Outcome(num_steps=2, ended=True, failures=[found])
     ran = Ran(engagement=Engagement(levers={"bf16": {}}), outcome=outcome, registry=REGISTRY, run="")
     assert closing_line(ran).endswith("a loader was left to the script's own workers: OSError in an item")
 
 
 def test_a_plan_that_is_slower_but_not_surely_is_kept_and_that_is_said():
     plain_s = [0.0086, 0.0092, 0.0079, 0.0094, 0.0099, 0.0083]
-    outcome = foreground.Outcome(
-        num_steps=20, ended=True, steps_s=1.0, engaged=True, plan_s=[0.01] * 6, plain_s=plain_s
-    )
+    outcome = Outcome(num_steps=20, ended=True, steps_s=1.0, engaged=True, plan_s=[0.01] * 6, plain_s=plain_s)
     ran = Ran(engagement=Engagement(levers={"bf16": {}}), outcome=outcome, registry=REGISTRY, run="")
     assert closing_line(ran).endswith("against its own plain windows; perhaps slower, but not surely: it was kept")
 
 
 def test_why_a_plan_was_not_checked_is_said():
-    outcome = foreground.Outcome(num_steps=20, ended=True, steps_s=1.0, engaged=True)
+    outcome = Outcome(num_steps=20, ended=True, steps_s=1.0, engaged=True)
     plan = SimpleNamespace(ratio=1.35)
     ran = Ran(engagement=Engagement(levers={"bf16": {}}, plan=plan), outcome=outcome, registry=REGISTRY, run="")
     assert closing_line(ran) == "20 steps in 1 s; rests on the recorded 1.35x: the run was too short"
@@ -505,5 +504,5 @@ def test_a_run_knows_what_the_machine_used_meanwhile(tmp_path, monkeypatch):
     ],
 )
 def test_the_closing_line_says_what_was_seen(outcome, line):
-    ran = Ran(engagement=Engagement(), outcome=foreground.Outcome(**outcome), registry={}, run="")
+    ran = Ran(engagement=Engagement(), outcome=Outcome(**outcome), registry={}, run="")
     assert closing_line(ran) == line

@@ -109,7 +109,7 @@ def test_a_run_says_what_it_used_where_it_is_known(ran):
 @pytest.fixture
 def ran():
     from flatout.api import Ran
-    from flatout.run.foreground import Outcome
+    from flatout.run.outcome import Outcome
     from flatout.running import Engagement
 
     def of(energy):

@@ -17,8 +17,8 @@ from flatout.cli.options import behind_the_script
 from flatout.errors import UsageError
 from flatout.plan import label
 from flatout.run.exit_status import leave_as
-from flatout.run.foreground import Outcome
 from flatout.run.guard import DUE
+from flatout.run.outcome import Outcome
 from flatout.run.script import Script
 from flatout.run.watch import untoggled
 

@@ -31,7 +31,8 @@ from flatout.cli import options
 @options.script_words
 def command(  # noqa: PLR0913  one parameter per option
     words: tuple[str, ...], module: str | None, plan: Path | None, lever_names: str | None, accept: str, fixed: bool,
-    recheck: bool, learn: bool, num_ranks: int, mode: str, hang_timeout: str, keep_store: bool, store_memory: str | None, json_file: Path | None, quiet: bool,
+    recheck: bool, learn: bool, num_ranks: int, mode: str, hang_timeout: str,
+    keep_store: bool, store_memory: str | None, json_file: Path | None, quiet: bool,
     allow_writes: bool, start_limit: str,
 ) -> None:  # fmt: skip
     """Run SCRIPT under its plan; stdout, files and exit code are the script's own.

@@ -12,19 +12,17 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from flatout.energy import Energy
 from flatout.errors import MachineError, RecordError
 from flatout.facts import Facts
 from flatout.plan import Lever
 from flatout.ranks import Terms
 from flatout.run.energy_counters import RUN_EVERY_S, EnergyMeter
-from flatout.run.guard import Decision
 from flatout.run.launch import POLL_S, Launch, discard_channels, environment_for, session_files, write_session
 from flatout.run.orders import Order, SessionSpec, encode
+from flatout.run.outcome import Outcome
 from flatout.run.pairs_in_run import Answer, Ask
 from flatout.run.rank_start import Start
 from flatout.run.script import cannot_start
@@ -35,75 +33,6 @@ from flatout.trace_file import Follower
 
 LISTEN_EVERY_S = 0.25
 """How often to look for news when no answer is awaited; the end of the process is noticed at once."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Outcome:
-    """What a run in the foreground came to.
-
-    Attributes:
-        exit_code: As `subprocess` reports it; negative for a signal.
-        num_steps: Training steps made.
-        steps_s: Wall seconds from the first to the last of them.
-        plan_s: Step times of the windows under the plan, paired with `plain_s`.
-        plain_s: Step times of the windows without it.
-        released: Whether the check at the start released the plan because it was slower here.
-        decisions: What was decided about the plan later on.
-        looking_s: What looking at it later on has cost the run, seconds.
-        learned: What the run found out about itself (`flatout.trials.learn.Learned`); None where it did not.
-        header: Of the process that trains.
-        engaged: What was engaged in the end.
-        failures: What went wrong on our side.
-        raised: What the script itself raised in the end, where it did.
-        short_of_memory: Levers that the next runs under this plan leave out, because memory ran out under them.
-        facts: What the script turned out to do.
-        evidence: Lever to proof.
-        remarks: What the process had to say in the end.
-        num_processes: Processes that trained, under a launcher.
-        failed_rank: The rank that failed first, where that was not rank 0, and the end of what it said.
-        energy: What the machine used meanwhile, from the start of the process to its end.
-    """
-
-    num_processes: int = 0
-    failed_rank: tuple[int, str] | None = None
-    num_busy: int = 0
-    """Pairs of windows of the check that others disturbed."""
-    exit_code: int = 0
-    num_steps: int = 0
-    began: bool = False
-    """Whether a first step was made."""
-    ended: bool = False
-    """Whether the script said at its end how many steps it made; else there may have been more of them."""
-    steps_s: float = 0.0
-    plan_s: list[float] = field(default_factory=list)
-    plain_s: list[float] = field(default_factory=list)
-    released: bool = False
-    decisions: list[Decision] = field(default_factory=list)
-    looking_s: float = 0.0
-    learned: Any = None
-    header: Header | None = None
-    engaged: bool = False
-    recorded: bool = True
-    """Whether there was a folder for the trace; else the script ran plainly."""
-    failures: list[Failure] = field(default_factory=list)
-    raised: Failure | None = None
-    short_of_memory: tuple[str, ...] = ()
-    facts: Facts | None = None
-    evidence: dict[str, str] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
-    energy: Energy = field(default_factory=Energy)
-
-    @property
-    def out_of_memory(self) -> bool:
-        """Whether memory ran out under the levers: in a call that was made again without them, or for the script."""
-        ended_so = self.raised is not None and self.raised.out_of_memory and self.is_engaged
-        return ended_so or any(failure.out_of_memory for failure in self.failures)
-
-    @property
-    def is_engaged(self) -> bool:
-        """Whether the plan was at work in the end."""
-        changes = [decision.kind for decision in self.decisions if decision.kind != "kept"]
-        return self.engaged and (changes[-1] == "engaged again" if changes else not self.released)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +97,9 @@ def run(what: Foreground) -> Outcome:
 def _run_ranks(what: Foreground, terms: Terms) -> Outcome:
     if what.run_folder is None:
         raise MachineError(
-            "ranks need a folder to meet in", cause="no run folder can be written", hint="go to a folder you may write to"
+            "ranks need a folder to meet in",
+            cause="no run folder can be written",
+            hint="go to a folder you may write to",
         )
     terms = dataclasses.replace(terms, folder=str(what.run_folder.resolve()))
     what = dataclasses.replace(what, ranks=terms, launcher=True)

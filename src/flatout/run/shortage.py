@@ -15,7 +15,7 @@ from pathlib import Path
 from flatout import output_file
 from flatout.plan import Lever, Plan
 from flatout.run.folder import ROOT
-from flatout.run.foreground import Outcome
+from flatout.run.outcome import Outcome
 from flatout.running import Engagement
 from flatout.trace import Levers
 

@@ -22,7 +22,7 @@ from flatout.diagnosis import Diagnosis
 from flatout.errors import Inconclusive
 from flatout.facts import Facts
 from flatout.plan import PLAN_FORMAT, Candidate, Lever, Plan, Trial
-from flatout.run.foreground import Outcome
+from flatout.run.outcome import Outcome
 from flatout.run.pairs_in_run import Answer, Ask
 from flatout.running import Here
 from flatout.space import Choice, Space, checks_of, space_of, widest_class

@@ -1,0 +1,215 @@
+"""How are the outputs of ranks put together to those of the whole batch?
+
+What a call returns tells by itself: the dimension that shrank counts samples, alone or folded into another one; what
+has the same shape is the same everywhere, or a mean or sum over samples. A rule is taken when what it gives is what
+the whole batch gave. In: outputs of the whole batch and of a rank's part. Out: one rule for each output; a rank's
+outputs put together with the others', and the part of a gradient that is a rank's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from flatout.frameworks.pytorch.parallel.cuts import bounds
+from flatout.frameworks.pytorch.parallel.group import Group
+
+Kind = Literal["joined", "folded", "same", "mean", "sum"]
+
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
+"""How far an output that is put together may be from the whole one, relative to the whole one's norm. Rounding of a
+deep model is some 1e-6 in float32; a wrong rule is wrong by 0.01 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one output is put together.
+
+    Attributes:
+        kind: `joined` along `dim`; `folded`: `dim` holds `blocks` times the samples, the samples last; `same` on every
+            rank; `mean` over samples, each rank's weighted by its number; `sum` over ranks.
+        dim: The dimension that counts samples.
+        blocks: How often they occur in it.
+        weigh: For `mean`: the input whose elements that are not ignored are counted; -1: samples are.
+        skip: Elements at the start of each row of that input that do not count.
+    """
+
+    kind: Kind
+    dim: int = 0
+    blocks: int = 1
+    weigh: int = -1
+    skip: int = 0
+
+
+IGNORED = -100
+"""Targets that PyTorch's losses leave out. Source: `ignore_index` of `torch.nn.CrossEntropyLoss`."""
+
+
+@dataclass(slots=True)
+class Share:
+    """What a rank has of a call.
+
+    Attributes:
+        num: Samples of the batch.
+        edges: Where each rank's begin, and where the last one's end.
+        inputs: The tensors of the call, whole.
+        dims: Where they count samples.
+    """
+
+    num: int
+    edges: list[int]
+    inputs: Sequence[torch.Tensor]
+    dims: Sequence[int | None]
+
+    @classmethod
+    def of(cls, inputs: Sequence[torch.Tensor], dims: Sequence[int | None], num: int, world: int) -> Share:
+        """The shares of `world` ranks."""
+        return cls(num, bounds(num, world), inputs, dims)
+
+    def size(self, rank: int) -> int:
+        """Samples of a rank."""
+        return self.edges[rank + 1] - self.edges[rank]
+
+    def weight(self, rule: Rule, rank: int) -> float:
+        """What a rank's mean counts in the whole one."""
+        if rule.weigh < 0:
+            return self.size(rank) / self.num
+        counted, dim = self.inputs[rule.weigh], self.dims[rule.weigh]
+        assert dim is not None
+        counts = counted.narrow(1, rule.skip, counted.shape[1] - rule.skip) if rule.skip else counted
+        mine = counts.narrow(dim, self.edges[rank], self.size(rank))
+        return float((mine != IGNORED).sum()) / max(float((counts != IGNORED).sum()), 1.0)
+
+
+def candidates(whole: torch.Tensor, mine: torch.Tensor, share: Share, rank: int) -> list[Rule]:
+    """Rules that fit the shapes, the likeliest first."""
+    if whole.shape == mine.shape:
+        return [Rule("same"), *_by_elements(share), Rule("mean"), Rule("sum")]
+    if whole.dim() != mine.dim():
+        return []
+    shrunk = [dim for dim in range(whole.dim()) if whole.shape[dim] != mine.shape[dim]]
+    if len(shrunk) != 1:
+        return []
+    dim, num = shrunk[0], share.num
+    blocks, rest = divmod(whole.shape[dim], num)
+    if rest or mine.shape[dim] != blocks * share.size(rank):
+        return []
+    return [Rule("joined", dim, blocks)] + ([Rule("folded", dim, blocks)] if blocks > 1 else [])
+
+
+def has_ignored(tensor: torch.Tensor) -> bool:
+    """Whether classes are among the values that losses leave out."""
+    return not tensor.is_floating_point() and tensor.dim() > 0 and bool((tensor == IGNORED).any())
+
+
+def _by_elements(share: Share) -> list[Rule]:
+    """Means over elements that are not ignored, by each input that holds classes."""
+    found = []
+    for place, (tensor, dim) in enumerate(zip(share.inputs, share.dims, strict=True)):
+        if dim == 0 and has_ignored(tensor):
+            found.append(Rule("mean", weigh=place))
+            if tensor.dim() > 1:
+                found.append(Rule("mean", weigh=place, skip=1))  # a language model shifts its targets by one
+    return found
+
+
+def put_together(rule: Rule, rows: Sequence[torch.Tensor], share: Share) -> torch.Tensor:
+    """The whole output from those of all ranks, in their order."""
+    if rule.kind == "joined":
+        return torch.cat(list(rows), rule.dim)
+    if rule.kind == "folded":
+        parts = [row.unflatten(rule.dim, (rule.blocks, share.size(rank))) for rank, row in enumerate(rows)]
+        return torch.cat(parts, rule.dim + 1).flatten(rule.dim, rule.dim + 1)
+    weights = [share.weight(rule, rank) if rule.kind == "mean" else 1.0 for rank in range(len(rows))]
+    counted = [
+        row * weight for row, weight in zip(rows, weights, strict=True) if weight
+    ]  # a mean of nothing is no number
+    return torch.stack(counted).sum(0).to(rows[0].dtype) if counted else rows[0]
+
+
+def gradient_of(rule: Rule, whole: torch.Tensor, share: Share, rank: int, world: int) -> torch.Tensor | None:
+    """What a rank's own output has of the gradient of the whole one; None where it counts for nothing."""
+    low, size = share.edges[rank], share.size(rank)
+    if rule.kind == "joined":
+        return whole.narrow(rule.dim, low * rule.blocks, size * rule.blocks)
+    if rule.kind == "folded":
+        return whole.unflatten(rule.dim, (rule.blocks, share.num)).narrow(rule.dim + 1, low, size).flatten(
+            rule.dim, rule.dim + 1
+        )  # fmt: skip
+    if rule.kind == "same":
+        return whole / world
+    if rule.kind == "sum":
+        return whole
+    weight = share.weight(rule, rank)
+    return whole * weight if weight else None
+
+
+def shape_at(rule: Rule, mine: torch.Tensor, share: Share, rank: int) -> tuple[int, ...]:
+    """The shape of another rank's output."""
+    shape = list(mine.shape)
+    if rule.kind in ("joined", "folded"):
+        shape[rule.dim] = rule.blocks * share.size(rank)
+    return tuple(shape)
+
+
+def is_close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether one is the other but for rounding; numbers that are no floats must be equal."""
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return False
+    if not (found.is_floating_point() or found.is_complex()):
+        return bool(torch.equal(found, wanted))
+    if not bool((torch.isfinite(found) == torch.isfinite(wanted)).all()):
+        return False
+    exact = found.nan_to_num().double(), wanted.nan_to_num().double()
+    distance, norm = (exact[0] - exact[1]).norm(), exact[1].norm()
+    return bool(distance <= tolerance(found.dtype) * norm + 1e-30)
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """See `TOLERANCES`."""
+    return TOLERANCES.get(dtype, 1e-4)
+
+
+def exchanged(
+    mine: Sequence[torch.Tensor], shapes: Sequence[Sequence[tuple[int, ...]]], group: Group, name: str
+) -> list[list[torch.Tensor]]:
+    """Every rank's outputs, each rank's in order, by one collective.
+
+    Args:
+        mine: This rank's.
+        shapes: For each rank the shapes of its outputs.
+        group: All ranks.
+        name: What the exchange is called.
+    """
+    widths = [t.element_size() for t in mine]
+    sizes = [[_padded(math.prod(shape) * width) for shape, width in zip(row, widths, strict=True)] for row in shapes]
+    longest = max(sum(row) for row in sizes)
+    packed = torch.empty(longest, dtype=torch.uint8, device=mine[0].device)
+    start = 0
+    for tensor, size in zip(mine, sizes[group.rank], strict=True):
+        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        packed[start : start + flat.numel()] = flat
+        start += size
+    rows = group.gather(packed, name)
+    return [
+        [
+            _taken(row, start, shape, tensor.dtype)
+            for start, shape, tensor in zip([0, *itertools.accumulate(row_sizes)], row_shapes, mine, strict=False)
+        ]
+        for row, row_sizes, row_shapes in zip(rows, sizes, shapes, strict=True)
+    ]
+
+
+def _taken(row: torch.Tensor, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return row[start : start + num_bytes].view(dtype).view(shape)
+
+
+def _padded(num_bytes: int) -> int:
+    """A multiple of 16, so that what comes next is aligned for every type."""
+    return (num_bytes + 15) // 16 * 16

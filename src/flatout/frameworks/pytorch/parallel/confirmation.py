@@ -1,0 +1,262 @@
+"""Is a divided call what the whole batch gives, forwards and backwards?
+
+The first call of a kind is computed both ways from the same state, and put back. Outputs are compared at once;
+gradients when the script goes back through the call, with the gradients that it really takes. In: a division and a
+call. Out: how calls of the kind are divided; or a refusal, before the first update.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flatout.frameworks.pytorch.module_state import ModuleState
+from flatout.frameworks.pytorch.parallel import assembly, equality
+from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
+from flatout.frameworks.pytorch.parallel.cuts import Cut, guesses
+from flatout.frameworks.pytorch.parallel.draws import Noise, Silence
+from flatout.frameworks.pytorch.parallel.group import Lost
+from flatout.frameworks.pytorch.parallel.pattern import Check, Computed, Pattern
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.parallel.division import Division
+
+MOST_TIMES_ROUNDING = 5.0
+"""Gradients of parts may differ from those of the whole by so many times what rounding changes."""
+
+MOST_ROUNDING = 0.5
+"""Where rounding changes gradients by more, nothing can be told from them."""
+
+
+class Confirmation:
+    """First calls of one module."""
+
+    def __init__(self, division: Division) -> None:
+        self._division = division
+        self._group, self.aliases = division.group, division.aliases
+
+    def confirmed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], known: Pattern | None
+    ) -> tuple[Pattern, Check]:
+        """Compute the call whole and in parts, from the same state; how it is divided, where both agree."""
+        group, module = self._group, self._division.module()
+        if not equality.same_batch(inputs, group):
+            raise NotDivided(
+                f"ranks call `{self._division.name}` with different batches",
+                cause="what the script reads or draws depends on the process: its number, the time, or the system's "
+                "random numbers",
+                hint="seed what draws (`random`, `numpy.random.default_rng(seed)`), or run it on one rank",
+            )
+        different = equality.make_equal(module, group)
+        if different:
+            self._division.remarks.append(
+                f"`{self._division.name}`: {' and '.join(different)} of rank 0 were given to all ranks"
+            )
+        kept = ModuleState(module), RandomStates()
+        silence = Silence()
+        versions = [t._version for t in inputs]
+        new_args, new_kwargs, entered = _cut_off(args, kwargs)
+        with self._apart(), silence.on(module), self.aliases.in_place():
+            whole = tensors_of(self._division.compute(*new_args, **new_kwargs))
+        if versions != [t._version for t in inputs]:
+            raise self._division.refused("it writes into its inputs")
+        after = ModuleState(module), RandomStates()
+        reasons: list[str] = []
+        for cut in [known.cut] if known is not None else guesses(inputs, group.world):
+            _restore(kept)
+            found, mine, why = self._attempt(cut, args, kwargs, inputs, whole, silence)
+            if found is not None and not _same_state(after[0], module):
+                why = "what it remembers of a batch (its buffers) depends on other samples"
+                found = None
+            if group.everywhere(found is not None, "agreement on a division") and found is not None:
+                _restore(kept)
+                return found, Check(Computed(whole, [*self.aliases.used, *entered]), mine, (args, kwargs))
+            reasons.append(why)
+        _restore(kept)
+        raise self._division.refused(
+            next(filter(None, reasons), "") or "none of its inputs has a dimension that counts samples"
+        )
+
+    def _attempt(
+        self, cut: Cut, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], whole: list[torch.Tensor],
+        silence: Silence,
+    ) -> tuple[Pattern | None, Any, str]:  # fmt: skip
+        group = self._group
+        num = cut.num_samples(inputs)
+        if num is None or num < group.world:
+            return None, None, ""
+        share = Share.of(inputs, cut.dims, num, group.world)
+        noise = Noise(share, group.rank)
+        mine: list[torch.Tensor] = []
+        entered: list[torch.Tensor] = []
+        problem: Exception | None = None
+        try:
+            with self._apart(), silence.on(self._division.module()), noise.on():
+                value, entered = self._division.computed(Pattern(cut, ()), share, args, kwargs)
+                mine = tensors_of(value)
+        except Lost:
+            raise
+        except Exception as caught:  # noqa: BLE001  a wrong guess may raise anything
+            problem = caught
+        raised = f"a part of a batch raises {type(problem).__name__}: {problem}" if problem is not None else ""
+        shapes = group.objects([(tuple(t.shape), t.dtype) for t in mine] if problem is None else None, "shapes")
+        if any(row is None for row in shapes):
+            return None, None, raised or "a part of a batch raises on another rank"
+        if any(len(row) != len(whole) for row in shapes):
+            return None, None, "it returns another number of tensors for a part of a batch"
+        rules = self._rules(whole, mine, [[shape for shape, _ in row] for row in shapes], share)
+        if rules is None:
+            return None, None, "its outputs for parts of a batch do not make up those of the whole one"
+        stray = _stray(mine, [*self.aliases.used, *entered])
+        if stray:
+            return None, None, stray
+        found = Pattern(cut, rules, noise=noise.drawn, masks=silence.broken)
+        return found, Computed(mine, [*self.aliases.used, *entered]), ""
+
+    def _rules(
+        self, whole: list[torch.Tensor], mine: list[torch.Tensor], shapes: list[list[tuple[int, ...]]], share: Share
+    ) -> tuple[Rule, ...] | None:
+        """One rule for each output, the same on all ranks; None where there is none for one of them."""
+        group = self._group
+        if not mine:
+            return ()
+        rows = assembly.exchanged(mine, shapes, group, "outputs, to find how they make up the whole")
+        found: list[Rule] = []
+        for place, wanted in enumerate(whole):
+            parts = [row[place] for row in rows]
+            fitting = (r for r in assembly.candidates(wanted, mine[place], share, group.rank))
+            right = next((r for r in fitting if _fits(r, parts, wanted.detach(), share)), None)
+            if right is not None:
+                found.append(right)
+        every = group.objects(tuple(found) if len(found) == len(whole) else None, "rules")
+        return every[0] if all(one == every[0] for one in every) else None
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """A computation that is not the script's: what it prints is not shown."""
+        with torch.enable_grad(), contextlib.redirect_stdout(io.StringIO()):
+            yield
+
+    def check_gradients(self, check: Check, rules: Sequence[Rule], share: Share, gradients: Sequence[Any]) -> None:
+        """Compare the gradients of a first call, computed both ways, before anything is updated.
+
+        Raises:
+            NotDivided: They differ by more than rounding.
+        """
+        group = self._group
+        whole, mine = check.whole, check.mine
+        wanted = _gradients(whole, list(gradients))
+        own = [None if g is None else assembly.gradient_of(r, g, share, group.rank, group.world)
+               for r, g in zip(rules, gradients, strict=True)]  # fmt: skip
+        found = _gradients(mine, own)
+        trained = range(len(self.aliases.used))
+        summed = [torch.zeros_like(mine.entered[i]) if found[i] is None else found[i].clone() for i in trained]
+        for one in summed:
+            group.sum(one, "gradients, to compare")
+        difference = _distance(summed, [wanted[i] for i in trained])
+        tolerance = 10 * max((assembly.tolerance(t.dtype) for t in (*whole.outputs, *summed)), default=1e-3)
+        if not group.everywhere(difference <= tolerance, "agreement on gradients"):
+            noise = self._rounding(check, gradients, [wanted[i] for i in trained])
+            if not group.everywhere(
+                difference <= MOST_TIMES_ROUNDING * noise <= MOST_ROUNDING, "rounding of gradients"
+            ):
+                raise self._division.refused(
+                    f"gradients of parts of a batch differ from those of the whole one by {difference:.2g}, "
+                    f"and those of parameters that are moved in their last bit by {noise:.2g}"
+                )
+
+    def _rounding(self, check: Check, gradients: Sequence[Any], wanted: Sequence[Any]) -> float:
+        """How far the gradients of one process move when its parameters move in their last bit.
+
+        That is what rounding does all along a model; where it flips a ReLU, gradients of a deep one differ by 0.001.
+        """
+        kept = ModuleState(self._division.module()), RandomStates()
+        args, kwargs = map_tensors(torch.Tensor.detach, check.inputs)
+        try:
+            with self._apart(), Silence().on(self._division.module()), self.aliases.in_place(), self.aliases.nudged():
+                outputs = tensors_of(self._division.compute(*args, **kwargs))
+                found = _gradients(Computed(outputs, self.aliases.used), gradients)
+        finally:
+            _restore(kept)
+        return _distance(found, wanted)
+
+
+def _cut_off(args: Any, kwargs: Any) -> tuple[Any, Any, list[torch.Tensor]]:
+    """Inputs without what the script computed them from, and those of them that gradients are wanted of."""
+    entered: list[torch.Tensor] = []
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.requires_grad:
+            tensor = tensor.detach().requires_grad_()
+            entered.append(tensor)
+        return tensor
+
+    new_args, new_kwargs = map_tensors(cut, (args, kwargs), unique=False)
+    return new_args, new_kwargs, entered
+
+
+def _distance(found: Sequence[Any], wanted: Sequence[Any]) -> float:
+    """Relative to the norm of what is wanted; None is zero."""
+    off = norm = 0.0
+    for one, other in zip(found, wanted, strict=True):
+        if one is None and other is None:
+            continue
+        a = torch.zeros_like(other) if one is None else one
+        b = torch.zeros_like(a) if other is None else other
+        off += float((a - b).double().norm() ** 2)
+        norm += float(b.double().norm() ** 2)
+    return (off / norm) ** 0.5 if norm else off**0.5
+
+
+def _gradients(computed: Computed, gradients: Sequence[Any]) -> list[Any]:
+    """Of what entered, from those of the outputs; None where there is none."""
+    pairs = [(o, g) for o, g in zip(computed.outputs, gradients, strict=True) if g is not None and o.requires_grad]
+    if not pairs or not computed.entered:
+        return [None] * len(computed.entered)
+    outs, grads = [out for out, _ in pairs], [grad for _, grad in pairs]
+    return list(torch.autograd.grad(outs, computed.entered, grads, allow_unused=True))
+
+
+def _fits(rule: Rule, parts: list[torch.Tensor], wanted: torch.Tensor, share: Share) -> bool:
+    if rule.kind == "same":
+        return all(assembly.is_close(one, wanted) for one in parts)
+    if rule.kind in ("mean", "sum") and not wanted.is_floating_point():
+        return rule.kind == "sum" and assembly.is_close(sum(parts[1:], parts[0]), wanted)
+    return assembly.is_close(assembly.put_together(rule, parts, share), wanted)
+
+
+def _same_state(kept: ModuleState, module: torch.nn.Module) -> bool:
+    return all(
+        tensor.is_meta or not torch.is_tensor(value) or assembly.is_close(tensor.detach(), value)
+        for tensor, value in kept.values
+    )
+
+
+def _restore(kept: tuple[ModuleState, RandomStates]) -> None:
+    for state in kept:
+        state.restore()
+
+
+def _stray(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> str:
+    """What of a graph is neither a parameter of the module nor an input; empty where there is nothing."""
+    ids = {id(t) for t in known}
+    waiting = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) not in ids:
+            return f"it computes with a tensor {tuple(variable.shape)} that is trained and is no parameter of it"
+        waiting += [following for following, _ in node.next_functions if following is not None]
+    return ""

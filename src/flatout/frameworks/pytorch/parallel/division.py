@@ -1,0 +1,256 @@
+"""How is one call of a model divided over ranks, and how sure is it that the outcome is that of the whole batch?
+
+The call is computed on this rank's part of the batch, and its outputs are put together with those of the others; its
+backward pass hands this rank its part of their gradient and gives back gradients summed over ranks. So the script sees
+the whole batch, before and after. Of each kind the first call is computed both ways (`confirmation.py`). In: a call.
+Out: what the whole batch gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, NoReturn
+
+import torch
+
+from flatout.frameworks.pytorch.parallel import assembly, batch_norm
+from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
+from flatout.frameworks.pytorch.parallel.confirmation import Confirmation
+from flatout.frameworks.pytorch.parallel.cuts import part
+from flatout.frameworks.pytorch.parallel.draws import Fork, Noise
+from flatout.frameworks.pytorch.parallel.gradients import Aliases
+from flatout.frameworks.pytorch.parallel.group import Group
+from flatout.frameworks.pytorch.parallel.pattern import Check, Pattern
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
+
+Compute = Callable[..., Any]
+
+NUM_CONFIRMED = 4
+"""So many shapes of one kind of call are computed both ways; then the kind is trusted with other shapes."""
+
+
+class Division:
+    """Divides the calls of one module.
+
+    Args:
+        name: What the module is called.
+        module: Gives the module.
+        compute: Computes a call as the script and the engaged levers say.
+        group: All ranks.
+        refuse: Told what cannot be divided; it ends the run.
+    """
+
+    def __init__(
+        self, name: str, module: Callable[[], torch.nn.Module], compute: Compute, group: Group,
+        refuse: Callable[[NotDivided], NoReturn],
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.refuse = refuse
+        self.module, self.compute, self.group = module, compute, group
+        self.aliases = Aliases(module(), group)
+        self.confirmation = Confirmation(self)
+        self._fork = Fork(group.rank)
+        self._patterns: dict[tuple[Any, ...], Pattern] = {}
+        self._weighs = False
+        """Whether means are put together, whose weights depend on which targets are ignored."""
+        self.num_divided = self.num_whole = 0
+        self.remarks: list[str] = []
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call's outputs for the whole batch."""
+        try:
+            return self._called(args, kwargs)
+        except NotDivided as problem:
+            self.refuse(problem)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.aliases.renew()
+        inputs = tensors_of((args, kwargs), unique=False)
+        kind = self._kind(inputs)
+        pattern = self._patterns.get(kind)
+        shapes = tuple(t.shape for t in inputs)
+        check = None
+        if pattern is None or (shapes not in pattern.sizes and len(pattern.sizes) < NUM_CONFIRMED):
+            if all(max(t.shape, default=0) < self.group.world for t in inputs) or (
+                pattern is not None and (pattern.cut.num_samples(inputs) or 0) < self.group.world
+            ):
+                return self._whole(args, kwargs)
+            pattern, check = self.confirmation.confirmed(args, kwargs, inputs, pattern)
+            pattern.sizes.add(shapes)
+            self._patterns[kind] = pattern
+            if not self._weighs and any(rule.kind == "mean" for rule in pattern.rules):
+                self._weighs = True
+                self._patterns = {self._kind(inputs): pattern}
+        num = pattern.cut.num_samples(inputs)
+        if num is None:
+            raise self.refused("its inputs do not agree on the number of samples")
+        if num < self.group.world:  # a small last batch: every rank computes all of it, with the same outcome
+            return self._whole(args, kwargs)
+        return self._divided(pattern, num, args, kwargs, inputs, check)
+
+    def _kind(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        ignoring = tuple(assembly.has_ignored(t) for t in inputs) if self._weighs else ()
+        return (self.module().training, ignoring, *((t.dim(), t.dtype, t.requires_grad) for t in inputs))
+
+    def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.num_whole += 1
+        return self.compute(*args, **kwargs)
+
+    def refused(self, cause: str) -> NotDivided:
+        """That calls of this module cannot be divided, and why."""
+        return NotDivided(
+            f"the calls of `{self.name}` cannot be divided over ranks",
+            cause=cause,
+            hint="run it on one rank: `flatout run` without `--ranks`",
+        )
+
+    # -- a divided call ------------------------------------------------------------------------------------------
+
+    def _divided(
+        self, pattern: Pattern, num: int, args: tuple[Any, ...], kwargs: dict[str, Any],
+        inputs: Sequence[torch.Tensor], check: Check | None,
+    ) -> Any:  # fmt: skip
+        self.num_divided += 1
+        share = Share.of(inputs, pattern.cut.dims, num, self.group.world)
+        call = _Call(self, pattern, share, args, kwargs, check)
+        entering = [t for t in inputs if t.requires_grad]
+        outputs = _Whole.apply(call, *entering, *self.aliases.parameters)
+        return call.rebuilt(outputs)
+
+    def part_of(
+        self, share: Share, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], list[torch.Tensor]]:
+        """This rank's part of the inputs, and those of its tensors that gradients are wanted of."""
+        places = iter(zip(share.inputs, share.dims, strict=True))
+        entered: list[torch.Tensor] = []
+        low, high = share.edges[self.group.rank], share.edges[self.group.rank + 1]
+
+        def cut(tensor: torch.Tensor) -> torch.Tensor:
+            _, dim = next(places)
+            mine = tensor.detach() if tensor.requires_grad else tensor
+            if dim is not None:
+                mine = part(mine, dim, low, high)
+            if tensor.requires_grad:
+                mine = mine.detach().requires_grad_()
+                entered.append(mine)
+            return mine
+
+        new_args, new_kwargs = map_tensors(cut, (args, kwargs), unique=False)
+        return new_args, new_kwargs, entered
+
+    def computed(self, pattern: Pattern, share: Share, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The outputs of this rank's part, and what it entered with."""
+        new_args, new_kwargs, entered = self.part_of(share, args, kwargs)
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(self.aliases.in_place())
+            stack.enter_context(batch_norm.synchronised(self.group))
+            if pattern.masks:
+                stack.enter_context(self._fork.on())
+            if pattern.noise:
+                stack.enter_context(Noise(share, self.group.rank).on())
+            return self.compute(*new_args, **new_kwargs), entered
+
+
+class _Call:
+    """One divided call, between its way forward and its way back."""
+
+    def __init__(
+        self, division: Division, pattern: Pattern, share: Share, args: Any, kwargs: Any, check: Check | None
+    ) -> None:
+        self.division, self.pattern, self.share, self.check = division, pattern, share, check
+        self._args, self._kwargs = args, kwargs
+        self.value: Any = None
+        self.mine: list[torch.Tensor] = []
+        self.entered: list[torch.Tensor] = []
+        self._group = division.group
+
+    def forward(self) -> list[torch.Tensor]:
+        """Compute this rank's part, and put its outputs together with the others'."""
+        value, self.entered = self.division.computed(self.pattern, self.share, self._args, self._kwargs)
+        self._args = self._kwargs = None
+        self.value = value
+        self.mine = tensors_of(value)
+        rules = self.pattern.rules
+        if len(rules) != len(self.mine):
+            raise self.division.refused(f"it returns {len(self.mine)} tensors, and {len(rules)} before")
+        moved = [place for place, rule in enumerate(rules) if rule.kind != "same"]
+        whole = [tensor.detach() for tensor in self.mine]
+        if moved:
+            sent = [self.mine[place] for place in moved]
+            shapes = [
+                [assembly.shape_at(rules[place], self.mine[place], self.share, rank) for place in moved]
+                for rank in range(self._group.world)
+            ]
+            rows = assembly.exchanged(sent, shapes, self._group, f"outputs of `{self.division.name}`")
+            for number, place in enumerate(moved):
+                whole[place] = assembly.put_together(rules[place], [row[number] for row in rows], self.share)
+        return whole
+
+    def rebuilt(self, outputs: tuple[torch.Tensor, ...]) -> Any:
+        """What the module returned, with the outputs of the whole batch in it."""
+        by_id = {id(mine): whole for mine, whole in zip(self.mine, outputs, strict=True)}
+        value, self.value = self.value, None
+        return map_tensors(lambda tensor: by_id[id(tensor)], value)
+
+    def backward(self, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients of what entered the call whole, and of the parameters, summed over ranks."""
+        division, group = self.division, self._group
+        if torch.is_grad_enabled():
+            raise division.refused("gradients of its gradients are taken (`create_graph=True`)")
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        if self.check is not None:
+            check, self.check = self.check, None
+            division.confirmation.check_gradients(check, self.pattern.rules, self.share, gradients)
+        outs, grads = [], []
+        for tensor, rule, gradient in zip(self.mine, self.pattern.rules, gradients, strict=True):
+            if tensor.requires_grad and gradient is not None:
+                mine = assembly.gradient_of(rule, gradient, self.share, group.rank, group.world)
+                if mine is not None:
+                    outs.append(tensor)
+                    grads.append(mine)
+        for tensor in self.entered:
+            tensor.grad = None
+        of_parameters = division.aliases.backward(outs, grads, keep=keep)
+        return [*self._of_inputs(), *of_parameters]
+
+    def _of_inputs(self) -> list[Any]:
+        """Gradients of the inputs for the whole batch: each rank has those of its own samples."""
+        group, share = self._group, self.share
+        found = []
+        dims = [dim for tensor, dim in zip(share.inputs, share.dims, strict=True) if tensor.requires_grad]
+        for tensor, dim in zip(self.entered, dims, strict=True):
+            mine = tensor.grad if tensor.grad is not None else torch.zeros_like(tensor)
+            if dim is None:
+                found.append(group.sum(mine.clone(), "gradient of an input"))
+                continue
+            rule = Rule("joined", dim)
+            shapes = [[assembly.shape_at(rule, mine, share, rank)] for rank in range(group.world)]
+            rows = assembly.exchanged([mine], shapes, group, "gradient of an input")
+            found.append(assembly.put_together(rule, [row[0] for row in rows], share))
+            tensor.grad = None
+        return found
+
+
+class _Whole(torch.autograd.Function):
+    """A divided call as one node of the script's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The outputs of the whole batch."""
+        outputs = call.forward()
+        ctx.call = call
+        fixed = [whole for whole, mine in zip(outputs, call.mine, strict=True) if not mine.requires_grad]
+        ctx.mark_non_differentiable(*fixed)
+        ctx.set_materialize_grads(False)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # type: ignore[override]
+        """Gradients of the inputs and of the parameters."""
+        try:
+            return (None, *ctx.call.backward(gradients))
+        except NotDivided as problem:
+            ctx.call.division.refuse(problem)

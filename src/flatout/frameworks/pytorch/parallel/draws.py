@@ -1,0 +1,218 @@
+"""What becomes of random numbers while a divided call computes a part of the batch?
+
+Noise that a model draws by itself (`torch.randn_like` in an autoencoder) is drawn for the whole batch, and a rank takes
+its part: so it is what one process draws. Masks of dropout are other ones on each rank, drawn from a generator of the
+rank's own, because drawing all of them everywhere would cost what is to be divided. After the call every rank's
+generators stand at the same place. In: a call's share. Out: contexts around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from flatout.frameworks.pytorch.parallel.assembly import Share
+from flatout.frameworks.pytorch.random_states import TorchStates
+
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+
+LIKE = ("randn_like", "rand_like", "randint_like")
+OF_SHAPE = ("randn", "rand")
+OF_TENSORS = ("normal", "bernoulli", "poisson")
+IN_PLACE = ("normal_", "uniform_", "exponential_", "bernoulli_", "log_normal_", "cauchy_", "geometric_")
+
+
+class Silence:
+    """No mask is drawn within `on`; it is noted whether one would have been."""
+
+    def __init__(self) -> None:
+        self.broken = False
+        """Whether something was kept from drawing a mask."""
+
+    @contextmanager
+    def on(self, module: nn.Module) -> Iterator[None]:
+        """Around a call of `module`."""
+        kept = {name: getattr(F, name) for name in (*DROPOUTS, "scaled_dot_product_attention")}
+        recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase) and part.dropout]
+        rates = [part.dropout for part in recurrent]
+        for name in DROPOUTS:
+            setattr(F, name, self._passed_by)
+        F.scaled_dot_product_attention = self._attention(kept["scaled_dot_product_attention"])
+        for part in recurrent:
+            self.broken = self.broken or part.training
+            part.dropout = 0.0
+        try:
+            yield
+        finally:
+            for name, function in kept.items():
+                setattr(F, name, function)
+            for part, rate in zip(recurrent, rates, strict=True):
+                part.dropout = rate
+
+    def _passed_by(
+        self, input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> torch.Tensor:  # fmt: skip
+        self.broken = self.broken or (training and p > 0)
+        return input
+
+    def _attention(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @wraps(plain)
+        def attention(
+            query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **named: Any
+        ) -> torch.Tensor:
+            self.broken = self.broken or dropout_p > 0
+            return plain(query, key, value, attn_mask, 0.0, *rest, **named)
+
+        return attention
+
+
+class Noise:
+    """Draws for the whole batch, of which a rank takes its part."""
+
+    def __init__(self, share: Share, rank: int) -> None:
+        self._share = share
+        self._low, self._size = share.edges[rank], share.size(rank)
+        self.drawn = False
+        self._within = False
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Around a call of the rank's part."""
+        replaced: list[tuple[Any, str, Any]] = []
+        for name in LIKE:
+            replaced.append((torch, name, self._like(getattr(torch, name))))
+        for name in OF_SHAPE:
+            replaced.append((torch, name, self._of_shape(getattr(torch, name))))
+        for name in OF_TENSORS:
+            replaced.append((torch, name, self._of_tensors(getattr(torch, name))))
+        kept = [(holder, name, getattr(holder, name)) for holder, name, _ in replaced]
+        for holder, name, new in replaced:
+            setattr(holder, name, new)
+        for name in IN_PLACE:
+            setattr(torch.Tensor, name, self._in_place(getattr(torch.Tensor, name)))
+        try:
+            yield
+        finally:
+            for holder, name, old in kept:
+                setattr(holder, name, old)
+            for name in IN_PLACE:
+                delattr(torch.Tensor, name)
+
+    # -- shapes --------------------------------------------------------------------------------------------------
+
+    def _whole(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int, int] | None:
+        """The shape for the whole batch, the dimension that counts samples and how often; None where none does."""
+        for dim, size in enumerate(shape):
+            blocks, rest = divmod(size, self._size)
+            if blocks and not rest and (blocks == 1 or dim == 0):
+                return (*shape[:dim], self._share.num * blocks, *shape[dim + 1 :]), dim, blocks
+        return None
+
+    def _mine(self, whole: torch.Tensor, dim: int, blocks: int) -> torch.Tensor:
+        return whole.narrow(dim, self._low * blocks, self._size * blocks)
+
+    def _through(self, draw: Callable[[tuple[int, ...]], torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+        """Draw for the whole batch; functions that call each other are replaced once."""
+        self.drawn = True
+        found = self._whole(shape)
+        self._within = True
+        try:
+            if found is None:
+                return draw(shape)
+            return self._mine(draw(found[0]), found[1], found[2]).clone()
+        finally:
+            self._within = False
+
+    # -- functions -----------------------------------------------------------------------------------------------
+
+    def _like(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def like(tensor: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+            if self._within:
+                return plain(tensor, *rest, **named)
+            wants = named.pop("requires_grad", False)
+
+            def draw(shape: tuple[int, ...]) -> torch.Tensor:
+                return plain(tensor.new_empty(shape), *rest, **named)
+
+            return self._through(draw, tuple(tensor.shape)).requires_grad_(wants)
+
+        return like
+
+    def _of_shape(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def of_shape(*size: Any, **named: Any) -> torch.Tensor:
+            shape = named.pop("size", size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
+            if self._within or named.get("generator") is not None or named.get("out") is not None:
+                return plain(*shape, **named)
+            wants = named.pop("requires_grad", False)
+            return self._through(lambda new: plain(*new, **named), tuple(shape)).requires_grad_(wants)
+
+        return of_shape
+
+    def _of_tensors(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """Of tensors with the parameters of each element: those of the others do not matter."""
+
+        def of_tensors(*given: Any, **named: Any) -> torch.Tensor:
+            first = next((one for one in given if isinstance(one, torch.Tensor)), None)
+            if self._within or first is None or named.get("generator") is not None or named.get("out") is not None:
+                return plain(*given, **named)
+
+            def draw(shape: tuple[int, ...]) -> torch.Tensor:
+                return plain(*(self._spread(one, tuple(first.shape), shape) for one in given), **named)
+
+            return self._through(draw, tuple(first.shape))
+
+        return of_tensors
+
+    def _spread(self, value: Any, mine: tuple[int, ...], whole: tuple[int, ...]) -> Any:
+        """Parameters for the whole batch with this rank's in their place."""
+        if not isinstance(value, torch.Tensor) or tuple(value.shape) != mine or mine == whole:
+            return value
+        found = self._whole(mine)
+        assert found is not None
+        spread = value.new_zeros(whole)
+        self._mine(spread, found[1], found[2]).copy_(value)
+        return spread
+
+    def _in_place(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def in_place(tensor: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+            given = any(isinstance(one, torch.Tensor) for one in (*rest, *named.values()))
+            if self._within or given or named.get("generator") is not None:
+                return plain(tensor, *rest, **named)
+            drawn = self._through(
+                lambda new: plain(tensor.detach().new_empty(new), *rest, **named), tuple(tensor.shape)
+            )
+            return tensor.copy_(drawn)
+
+        return in_place
+
+
+class Fork:
+    """A rank's own place in the stream of random numbers."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._inside: TorchStates | None = None
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Draws within are this rank's own; afterwards all ranks stand one draw further than before."""
+        outside = TorchStates()
+        if self._inside is None:
+            seed = int(torch.empty((), dtype=torch.int64).random_())
+            torch.manual_seed((seed + 1_000_003 * (self._rank + 1)) % 2**63)
+        else:
+            self._inside.restore()
+        try:
+            yield
+        finally:
+            self._inside = TorchStates()
+            outside.restore()
+            torch.empty((), dtype=torch.int64).random_()
+            if torch.cuda.is_initialized():
+                torch.empty((), dtype=torch.int64, device="cuda").random_()

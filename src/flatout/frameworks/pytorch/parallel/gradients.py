@@ -1,0 +1,187 @@
+"""How do the gradients of parameters come to be those of the whole batch?
+
+Within a divided call the module computes with aliases of its parameters, leaves that share their memory, and the
+reducer of PyTorch's DistributedDataParallel sums the aliases' gradients over ranks, in buckets, beside the backward
+pass. The parameters themselves get the sums from the call's node in the script's graph: so hooks of the script's own,
+penalties that it adds to its loss, accumulated gradients and `torch.autograd.grad` see what one process sees. In: a
+module. Out: its aliases in place for a call, and summed gradients.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from flatout.frameworks.pytorch.parallel.group import Group, dist
+
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
+"""Source: `torch.nn.parallel.DistributedDataParallel`, its defaults."""
+
+
+class Aliases:
+    """Stand-ins for the parameters of one module."""
+
+    def __init__(self, module: nn.Module, group: Group) -> None:
+        self._module = weakref.ref(module)
+        self._group = group
+        self.parameters: list[nn.Parameter] = []
+        self._aliases: list[nn.Parameter] = []
+        self._states: tuple[Any, ...] = ()
+        self._swaps: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+        self._lists: list[tuple[list[Any], list[Any], list[Any]]] = []
+        self._reducer: Any = None
+
+    def renew(self) -> None:
+        """Follow what the script has done to the module's parameters since the last call."""
+        parameters = list(self._of().parameters())
+        states = tuple((id(p), p.data_ptr(), p.requires_grad, p.stride()) for p in parameters)
+        if states == self._states:
+            return
+        moved = tuple(s[:2] for s in states) != tuple(s[:2] for s in self._states)
+        self._states = states
+        if moved:
+            self.parameters = parameters
+            self._aliases = [_alias(p) for p in parameters]
+            self._reducer = None
+        self._swaps, self._lists = self._plan()
+
+    @property
+    def used(self) -> list[nn.Parameter]:
+        """The aliases of the parameters that are trained."""
+        return [a for p, a in zip(self.parameters, self._aliases, strict=True) if p.requires_grad]
+
+    def _of(self) -> nn.Module:
+        module = self._module()
+        if module is None:
+            raise ReferenceError("the model is gone")
+        return module
+
+    def _plan(self) -> tuple[list[Any], list[Any]]:
+        by_id = {id(p): a for p, a in zip(self.parameters, self._aliases, strict=True) if p.requires_grad}
+        swaps, lists = [], []
+        for part in self._of().modules():
+            own = part._parameters
+            new = {name: by_id[id(p)] for name, p in own.items() if p is not None and id(p) in by_id}
+            if new:
+                swaps.append((own, new, {name: own[name] for name in new}))
+            flat = part.__dict__.get("_flat_weights")
+            if isinstance(flat, list):  # recurrent modules compute with a list of their own
+                lists.append((flat, [by_id.get(id(p), p) for p in flat], list(flat)))
+        return swaps, lists
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The module computes with aliases."""
+        for own, new, _ in self._swaps:
+            own.update(new)
+        for flat, new_list, _ in self._lists:
+            flat[:] = new_list
+        try:
+            yield
+        finally:
+            for own, _, old in self._swaps:
+                own.update(old)
+            for flat, _, old_list in self._lists:
+                flat[:] = old_list
+
+    @contextmanager
+    def nudged(self) -> Iterator[None]:
+        """Aliases are moved in their last bit, at random; the parameters stay."""
+        generator = torch.Generator()
+        generator.manual_seed(0)
+        try:
+            for alias in self.used:
+                noise = torch.rand(alias.shape, generator=generator).mul_(2).sub_(1).to(alias.device)
+                alias.data = alias.data * (1 + noise * torch.finfo(alias.dtype).eps).to(alias.dtype)
+            yield
+        finally:
+            for parameter, alias in zip(self.parameters, self._aliases, strict=True):
+                if parameter.requires_grad:
+                    alias.data = parameter.detach()
+
+    def backward(
+        self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool
+    ) -> list[torch.Tensor | None]:
+        """Go back through a divided call: the gradients of the parameters, summed over ranks.
+
+        Args:
+            outputs: What it computed here.
+            gradients: Theirs.
+            keep: Whether the graph is gone through again.
+        """
+        if not outputs:  # nothing of this rank's counts: it has zeros to add
+            with torch.enable_grad():
+                outputs = [sum(((a * 0).sum() for a in self.used), torch.zeros(()))]
+            gradients = [torch.zeros(())]
+        reducer = self._reduced()
+        reducer.prepare_for_backward(list(outputs))
+        with self._group.named("sum of gradients"):
+            torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
+        found: list[torch.Tensor | None] = []
+        for parameter, alias in zip(self.parameters, self._aliases, strict=True):
+            found.append(alias.grad if parameter.requires_grad else None)
+            alias.grad = None
+        return found
+
+    def _reduced(self) -> Any:
+        if self._reducer is None:
+            for alias in self._aliases:
+                self._group.serve(alias.device)
+            backwards = self._aliases[::-1]
+            dense = [False] * len(backwards)
+            buckets, limits = dist._compute_bucket_assignment_by_size(
+                backwards, [FIRST_BUCKET_BYTES, BUCKET_BYTES], dense, list(range(len(backwards)))
+            )
+            processes = self._group.processes
+            self._reducer = dist.Reducer(backwards, buckets, limits, processes, dense, BUCKET_BYTES, True, False)
+            dist._register_comm_hook(self._reducer, processes, _summed)
+        return self._reducer
+
+
+class _Warned(torch.autograd.Function):
+    """Has the reducer say now, where nobody hears it, that looking for unused parameters found none: it says so once.
+
+    Said in the middle of a backward pass, it would be heard when the script's own ends.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, one: torch.Tensor, group: Group) -> torch.Tensor:
+        ctx.group = group
+        return one.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        leaf = nn.Parameter(torch.zeros(1))
+        with torch.enable_grad():
+            out = leaf * 1
+        dist.Reducer(
+            [leaf], [[0]], [BUCKET_BYTES], ctx.group.processes, [False], BUCKET_BYTES, True, False
+        ).prepare_for_backward(out)
+        return grad, None
+
+
+def have_warned(group: Group) -> None:
+    """See `_Warned`."""
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        _Warned.apply(torch.zeros(1, requires_grad=True), group).backward()
+
+
+def _summed(processes: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """What the reducer does with a full bucket; left to itself it would divide by the number of ranks."""
+    future = processes.allreduce([bucket.buffer()]).get_future()
+    return future.then(_first)
+
+
+def _first(future: Any) -> torch.Tensor:
+    return future.value()[0]
+
+
+def _alias(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(parameter.detach(), requires_grad=parameter.is_floating_point() or parameter.is_complex())

@@ -1,0 +1,136 @@
+"""How do ranks talk, unseen by the script?
+
+Through process groups of PyTorch's that are nobody's default: `torch.distributed.is_initialized()` stays false, for
+half of the public scripts become distributed when it is true, and a script may be made distributed once. In: a rank,
+the world and where the others meet. Out: collectives, each with a time limit and a name.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+
+from flatout.ranks import RankPlace
+
+dist: Any = torch.distributed  # whose parts are not all known to be its own
+
+
+class Lost(RuntimeError):
+    """A collective broke: another rank is gone, or did not come in time."""
+
+
+class Group:
+    """All ranks of a run, as seen by one of them."""
+
+    def __init__(self, me: RankPlace, *, limit_s: float) -> None:
+        self.me = me
+        self.rank, self.world = me.rank, me.world
+        limit = timedelta(seconds=limit_s)
+        self._limit = limit
+        with _quiet():
+            store = dist.TCPStore(me.host, me.port, me.world, is_master=False, timeout=limit)
+        self.store = dist.PrefixStore("flatout", store)
+        self.processes = _process_group(self.store, me, limit)
+        self._has_cuda = False
+        self.num_collectives = 0
+        self.where = ""
+        """Which collective is under way, or was the last."""
+        self.on_lost: Callable[[Lost], None] | None = None
+        """Told when a collective broke; it may end the process."""
+
+    def serve(self, device: torch.device) -> None:
+        """Make sure that tensors of this device can be exchanged.
+
+        Raises:
+            RuntimeError: The build of PyTorch has no NCCL.
+        """
+        if device.type == "cuda" and not self._has_cuda:
+            backend = dist.ProcessGroupNCCL(
+                dist.PrefixStore("nccl", self.store), self.rank, self.world, dist.ProcessGroupNCCL.Options()
+            )
+            self.processes._register_backend(device, dist.ProcessGroup.BackendType.NCCL, backend)
+            self._has_cuda = True
+
+    # -- collectives -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def named(self, name: str) -> Iterator[None]:
+        """What is exchanged within has this name; what breaks is told of.
+
+        Raises:
+            Lost: It broke.
+        """
+        self.num_collectives += 1
+        self.where = name
+        try:
+            yield
+        except (RuntimeError, ValueError) as problem:
+            lost = Lost(f"{name}: {str(problem).splitlines()[0] if str(problem) else type(problem).__name__}")
+            if self.on_lost is not None:
+                self.on_lost(lost)
+            raise lost from problem
+
+    def gather(self, mine: torch.Tensor, name: str) -> torch.Tensor:
+        """The same tensor of every rank, stacked: (..., ) becomes (world, ...)."""
+        self.serve(mine.device)
+        whole = mine.new_empty((self.world, *mine.shape))
+        with self.named(name):
+            self.processes._allgather_base(whole.view(-1), mine.contiguous().view(-1)).wait()
+        return whole
+
+    def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """The sum over ranks, in place."""
+        self.serve(tensor.device)
+        with self.named(name):
+            self.processes.allreduce([tensor]).wait()
+        return tensor
+
+    def broadcast(self, tensor: torch.Tensor, name: str, *, source: int = 0) -> torch.Tensor:
+        """The tensor of rank `source`, in place."""
+        self.serve(tensor.device)
+        with self.named(name):
+            self.processes.broadcast([tensor], _from(source)).wait()
+        return tensor
+
+    def everywhere(self, holds: bool, name: str) -> bool:
+        """Whether something holds on every rank."""
+        return self.gather(torch.tensor([int(holds)]), name).min().item() == 1
+
+    def objects(self, mine: Any, name: str) -> list[Any]:
+        """Any value of each rank, in order of ranks."""
+        text = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
+        sizes = self.gather(torch.tensor([text.numel()]), name).view(-1)
+        padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+        padded[: text.numel()] = text
+        rows = self.gather(padded, name)
+        return [pickle.loads(bytes(row[:size].numpy())) for row, size in zip(rows, sizes.tolist(), strict=True)]
+
+
+def _process_group(store: Any, me: RankPlace, limit: timedelta) -> Any:
+    """A process group with gloo for the CPU; it is registered nowhere."""
+    group = dist.ProcessGroup(store, me.rank, me.world)
+    backend = dist.ProcessGroupGloo(store, me.rank, me.world, limit)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    return group
+
+
+def _from(source: int) -> Any:
+    options = dist.BroadcastOptions()
+    options.rootRank = source
+    options.rootTensor = 0
+    return options
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,54 @@
+"""What is known of one kind of call: how it is divided, and what its first call gave. Records only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flatout.frameworks.pytorch.parallel.assembly import Rule
+from flatout.frameworks.pytorch.parallel.cuts import Cut
+
+
+@dataclass(slots=True)
+class Pattern:
+    """How calls of one kind are divided.
+
+    Attributes:
+        cut: Where the batch is in the inputs.
+        rules: How each output is put together.
+        noise: Whether the call draws noise for samples.
+        masks: Whether it draws masks of dropout.
+    """
+
+    cut: Cut
+    rules: tuple[Rule, ...]
+    noise: bool = False
+    masks: bool = False
+    sizes: set[tuple[Any, ...]] = field(default_factory=set)
+    """Shapes with which it was confirmed."""
+
+
+@dataclass(slots=True)
+class Computed:
+    """Outputs, and what they were computed from: the aliases of trained parameters, then inputs with gradients."""
+
+    outputs: list[torch.Tensor]
+    entered: Sequence[torch.Tensor]
+
+
+@dataclass(slots=True)
+class Check:
+    """A first call, to be gone back through both ways.
+
+    Attributes:
+        whole: Computed on the whole batch.
+        mine: Computed on this rank's part.
+        inputs: Of the call.
+    """
+
+    whole: Computed
+    mine: Computed
+    inputs: Any

@@ -1,0 +1,103 @@
+"""What do the parent, the launcher and the ranks of a run agree on? Names of files, exit codes and terms.
+
+In: a run folder. Out: where who writes what. Standard library only: the launcher and the ranks import it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+EXIT_REFUSED = 113
+"""A rank ends so where the script cannot be divided; `refusal-N.json` says why."""
+
+EXIT_LOST = 114
+"""A rank ends so because another one has ended."""
+
+MODES = ("auto", "replicate")
+"""How a model and its batch are divided."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How a run is divided.
+
+    Attributes:
+        num_ranks: The world.
+        mode: One of `MODES`.
+        folder: The run folder on this machine.
+        hang_timeout_s: After so many seconds without a rank the others end.
+    """
+
+    num_ranks: int
+    mode: str = "auto"
+    folder: str = ""
+    hang_timeout_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Which rank a process is.
+
+    Attributes:
+        rank: Its number in the world, from 0.
+        local: Its number on this machine.
+        world: How many there are.
+        local_world: How many there are on this machine.
+        host: Where ranks meet.
+        port: The port there.
+    """
+
+    rank: int
+    local: int
+    world: int
+    local_world: int
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, words: str) -> RankPlace:
+        """From what `enter_rank.py` tells: process id, rank, local rank, world, local world, host, port.
+
+        >>> RankPlace.of("77 1 1 4 4 localhost 29500").rank
+        1
+        """
+        _, rank, local, world, local_world, host, port = words.split()
+        return cls(
+            rank=int(rank), local=int(local), world=int(world), local_world=int(local_world), host=host, port=int(port)
+        )
+
+
+def ended_file(folder: Path, rank: int) -> Path:
+    """Written when a rank has ended: `code`, `unix_s`."""
+    return folder / f"ended-{rank}.json"
+
+
+def refusal_file(folder: Path, rank: int) -> Path:
+    """Written by a rank that refuses: `error`, `cause`, `hint`."""
+    return folder / f"refusal-{rank}.json"
+
+
+def refuse(terms: Terms, rank: int, error: str, *, cause: str, hint: str) -> NoReturn:
+    """End this rank, and with it the run: it could only be trained wrongly."""
+    found = {"error": error, "cause": cause, "hint": hint}
+    refusal_file(Path(terms.folder), rank).write_text(json.dumps(found), encoding="utf-8")
+    leave(EXIT_REFUSED)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once: nothing of the script's runs any more."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
+
+
+def output_file(folder: Path, rank: int) -> Path:
+    """What a rank above 0 has printed."""
+    return folder / f"output-rank-{rank}.log"

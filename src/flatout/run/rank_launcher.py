@@ -1,0 +1,79 @@
+"""How are the ranks of a run started, and how does the run end? By torch elastic's agent.
+
+A program, started by `run/rank_start.py` with the path of a spec. Each rank lives in a small
+process of its own (`enter_rank.py`). In: the spec. Out: the exit status of rank 0, or of the rank that failed first.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+from flatout import lifeline
+from flatout.ranks import EXIT_LOST, ended_file
+from flatout.run.exit_status import leave_as
+
+ENTER_RANK = Path(__file__).with_name("enter_rank.py")
+
+SHUTDOWN_S = 5
+"""So long ranks that were told to end may take before they are killed."""
+
+MONITOR_EVERY_S = 0.05
+
+
+def main(place: str) -> None:
+    """Start the ranks, wait for them, and end as they ended."""
+    path = Path(place)
+    spec = json.loads(path.read_text(encoding="utf-8"))
+    lifeline.hold(spec["parent"])
+    leave_as(_launched(spec, path))
+
+
+def _launched(spec: dict[str, Any], path: Path) -> int:
+    logging.disable(logging.CRITICAL)  # what there is to say, flatout says
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, launch_agent
+
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN_S)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=spec["local_ranks"],
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=MONITOR_EVERY_S,
+    )
+    otherwise = 1
+    try:
+        launch_agent(config, sys.executable, ["-I", "-S", str(ENTER_RANK), str(path)])
+        otherwise = 0
+    except ChildFailedError as problem:
+        otherwise = problem.get_first_failure()[1].exitcode
+    except SignalException as signal:
+        otherwise = -int(signal.sigval)
+    return _status(Path(spec["folder"]), spec["num_ranks"], otherwise)
+
+
+def _status(folder: Path, num_ranks: int, otherwise: int) -> int:
+    """The exit status of the run: rank 0's where it ended by itself, else that of the first that failed."""
+    found = {rank: end for rank in range(num_ranks) if (end := _read(ended_file(folder, rank))) is not None}
+    first = found.get(0)
+    if first is not None and first["code"] != EXIT_LOST:
+        return int(first["code"])
+    failed = [end for end in found.values() if end["code"] not in (0, EXIT_LOST)]
+    return int(min(failed, key=lambda end: end["unix_s"])["code"]) if failed else otherwise
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,125 @@
+"""How does flatout have a script run on many ranks? It writes down what each is to be, and starts the launcher.
+
+The parent's side. In: the script's command, the session of its processes, and terms. Out: the launcher's command; in
+the end, why a rank refused or failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout.errors import FlatoutError, MachineError, ScriptError
+from flatout.ranks import EXIT_LOST, EXIT_REFUSED, Terms, ended_file, output_file, refusal_file
+from flatout.run import isolation
+from flatout.run.launch import tail
+
+GRACE_S = 8.0
+"""So long a rank that failed waits for rank 0 to end by itself; then all are ended."""
+
+_LAUNCH = "import sys; sys.path.pop(0); from flatout.run.rank_launcher import main; main(sys.argv[1])"
+"""Without the working folder among the places of modules: a file of the user's there is not for the launcher."""
+
+_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK",
+              "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE",
+              "TORCH_NCCL_ASYNC_ERROR_HANDLING")  # fmt: skip
+"""Variables that the launcher sets for its own ends; the script gets what the user had in them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What the ranks of this machine are.
+
+    Attributes:
+        command: The script's.
+        environment: What each has beyond the user's environment.
+        terms: How the run is divided.
+        script_folder: Where the script lies.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    terms: Terms
+    script_folder: Path | None
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self.terms.folder)
+
+    def launcher(self) -> list[str]:
+        """Write what each rank is to be; the launcher's command.
+
+        Raises:
+            FlatoutError: Ranks above 0 cannot be kept from the user's files here.
+            OSError: The run folder cannot be written.
+        """
+        isolations = [
+            isolation.isolate(
+                [], folder=Path.cwd(), script_folder=self.script_folder, run_folder=self.folder, scratch=scratch
+            )
+            for scratch in self._scratches()
+        ]
+        spec = {
+            "command": list(self.command),
+            "environment": dict(self.environment),
+            "launchers": _LAUNCHERS,
+            "hidden": {name: os.environ[name] for name in _LAUNCHERS if name in os.environ},
+            "folder": self.terms.folder,
+            "num_ranks": self.terms.num_ranks,
+            "local_ranks": self.terms.num_ranks,
+            "isolations": isolations,
+            "grace_s": GRACE_S,
+            "parent": os.getpid(),
+        }
+        path = self.folder / "ranks.json"
+        path.write_text(json.dumps(spec), encoding="utf-8")
+        return [sys.executable, "-c", _LAUNCH, str(path)]
+
+    def _scratches(self) -> list[Path]:
+        return [self.folder / f"scratch-rank-{rank}" for rank in range(self.terms.num_ranks)]
+
+    def clean(self) -> None:
+        """Remove what ranks above 0 have written."""
+        for scratch in self._scratches():
+            with contextlib.suppress(FlatoutError, OSError):
+                isolation.discard(scratch)
+
+    def problem(self) -> FlatoutError | None:
+        """Why the run could not be divided; None where it could."""
+        for rank in range(self.terms.num_ranks):
+            found = _read(refusal_file(self.folder, rank))
+            if found is not None:
+                return ScriptError(found["error"], cause=found["cause"], hint=found["hint"])
+        for rank, scratch in enumerate(self._scratches()):
+            end = _read(ended_file(self.folder, rank))
+            refused = isolation.refusal(scratch) if rank and end and end["code"] == isolation.EXIT_REFUSED else None
+            if refused is not None:
+                return MachineError(
+                    "ranks cannot be kept from your files on this machine", cause=refused.cause, hint=refused.hint
+                )
+        return None
+
+    def failed(self) -> tuple[int, str] | None:
+        """The rank that failed first, where that was not rank 0, and the end of what it had to say."""
+        ends = {rank: _read(ended_file(self.folder, rank)) for rank in range(self.terms.num_ranks)}
+        own = {r: e for r, e in ends.items() if e is not None and e["code"] not in (0, EXIT_LOST, EXIT_REFUSED)}
+        if not own:
+            return None
+        first = min(own, key=lambda rank: own[rank]["unix_s"])
+        if first == 0 or 0 in own:
+            return None
+        return first, tail(output_file(self.folder, first))
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,76 @@
+"""Runs a scenario as one process and on ranks: forked processes that meet as those of `flatout run --ranks` do."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from flatout.frameworks.pytorch.calls import Calls
+from flatout.frameworks.pytorch.parallel.ranks import Ranks
+from flatout.ranks import RankPlace, Terms
+
+Scenario = Callable[[], Any]
+LIMIT_S = 40.0
+
+
+def alone(scenario: Scenario) -> Any:
+    """What the scenario gives in one process, which draws what a fresh one would."""
+    return _in_processes(1, scenario, None)[0]
+
+
+def on_ranks(world: int, scenario: Scenario) -> list[Any]:
+    """What it gives on each rank; a refusal is given as its three parts."""
+    store = dist.TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    return _in_processes(world, scenario, store.port)
+
+
+def _in_processes(world: int, scenario: Scenario, port: int | None) -> list[Any]:
+    context = multiprocessing.get_context("forkserver")  # a clean process to fork from: PyTorch is loaded once
+    context.set_forkserver_preload(["flatout.frameworks.pytorch.parallel.ranks"])
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [context.Process(target=_rank, args=(rank, world, port, scenario, folder)) for rank in range(world)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(LIMIT_S)
+        hung = [process.pid for process in processes if process.is_alive()]
+        for process in processes:
+            process.kill()
+        assert not hung, f"{len(hung)} of {world} ranks hang"
+        return [_found(Path(folder), rank) for rank in range(world)]
+
+
+def _found(folder: Path, rank: int) -> Any:
+    refusal = folder / f"refusal-{rank}.json"
+    if refusal.exists():
+        import json
+
+        return json.loads(refusal.read_text())
+    found = torch.load(folder / f"found-{rank}.pt", weights_only=False)
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _rank(rank: int, world: int, port: int | None, scenario: Scenario, folder: str) -> None:
+
+    torch.set_num_threads(1)
+    torch.manual_seed(67280421310721)
+    calls = Calls()
+    try:
+        if port is not None:
+            place = RankPlace(rank=rank, local=rank, world=world, local_world=world, host="localhost", port=port)
+            Ranks(place, Terms(num_ranks=world, folder=folder, hang_timeout_s=20.0), calls).begin()
+        found = scenario()
+    except BaseException as problem:
+        found = RuntimeError(f"rank {rank}: {type(problem).__name__}: {problem}")
+    torch.save(found, f"{folder}/found-{rank}.pt")
+    os._exit(0)
