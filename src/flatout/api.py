@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from flatout.reporting import Exported, contrast, export, report
 from flatout.run import folder, foreground, shortage
 from flatout.run.machine import read_machine
 from flatout.run.outcome import Outcome
+from flatout.run.rank_start import crowding, devices_for
 from flatout.run.script import Script, check, check_command
 from flatout.running import Engagement, Here, Wish
 from flatout.store_folder import LEVER, remove_stores, stores, stores_folder
@@ -223,6 +225,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     registry = levers()
     _check(request)
     here = _here(request, registry)
+    devices = _devices(request, here, say) if request.ranks is not None else ()
     chosen, learner = _chosen(request, here, say)
     if chosen.misfits and request.recheck and request.script is not None:
         chosen = _recheck(chosen, request, say, show)
@@ -245,6 +248,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
                 store_memory_bytes=request.store_memory_bytes,
                 launcher=bool(request.launcher),
                 ranks=request.ranks,
+                devices=devices,
                 script_folder=request.script.folder if request.script else None,
                 learner=learner,
             )
@@ -265,6 +269,23 @@ def _check(request: RunRequest) -> None:
         check_command(request.launcher)
     else:
         check(request.script)
+
+
+def _devices(request: RunRequest, here: Here, say: Callable[[str], None]) -> tuple[str, ...]:
+    """The GPU of each rank, where there are GPUs."""
+    assert request.ranks is not None
+    for option, given in (("--learn", request.learn), ("--recheck", request.recheck)):
+        if given:
+            raise UsageError(
+                f"`--ranks` and `{option}` cannot be combined",
+                cause="levers are tried in one process, where no other rank waits for it",
+                hint="`flatout tune` first, then `flatout run --ranks`",
+            )
+    devices = devices_for(request.ranks.num_ranks, here.machine(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    crowded = crowding(request.ranks.num_ranks, here.machine())
+    if crowded is not None:
+        say(crowded)
+    return devices
 
 
 def _chosen(request: RunRequest, here: Here, say: Callable[[str], None]) -> tuple[Engagement, Learner | None]:

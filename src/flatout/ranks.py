@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,12 @@ EXIT_REFUSED = 113
 
 EXIT_LOST = 114
 """A rank ends so because another one has ended."""
+
+EXIT_ANEW = 115
+"""A rank above 0 ends so before training, to be started again once rank 0 trains."""
+
+STACKS_SIGNAL = signal.SIGRTMAX - 7
+"""Has a rank write its stacks; scripts have no handlers of their own for signals of that kind."""
 
 MODES = ("auto", "replicate")
 """How a model and its batch are divided."""
@@ -98,6 +105,26 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def output_file(folder: Path, rank: int) -> Path:
-    """What a rank above 0 has printed."""
-    return folder / f"output-rank-{rank}.log"
+def trains_file(folder: Path, rank: int) -> Path:
+    """Made when a rank begins to train: what it sets up is there."""
+    return folder / f"trains-{rank}"
+
+
+def anew_file(folder: Path, rank: int) -> Path:
+    """Written by a rank that is to begin anew: paths to `hide` from it, which rank 0 has made."""
+    return folder / f"anew-{rank}.json"
+
+
+def errors_file(folder: Path, rank: int) -> Path:
+    """What a rank above 0 has written to its stderr."""
+    return folder / f"errors-rank-{rank}.log"
+
+
+def pid_file(folder: Path, rank: int) -> Path:
+    """The process id of a rank."""
+    return folder / f"pid-{rank}"
+
+
+def stacks_file(folder: Path, rank: int) -> Path:
+    """Where a rank writes its stacks when it is told to."""
+    return folder / f"stacks-{rank}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import tempfile
@@ -16,6 +17,8 @@ import torch.distributed as dist
 from flatout.frameworks.pytorch.calls import Calls
 from flatout.frameworks.pytorch.parallel.ranks import Ranks
 from flatout.ranks import RankPlace, Terms
+
+from . import scenarios
 
 Scenario = Callable[[], Any]
 LIMIT_S = 40.0
@@ -34,7 +37,7 @@ def on_ranks(world: int, scenario: Scenario) -> list[Any]:
 
 def _in_processes(world: int, scenario: Scenario, port: int | None) -> list[Any]:
     context = multiprocessing.get_context("forkserver")  # a clean process to fork from: PyTorch is loaded once
-    context.set_forkserver_preload(["flatout.frameworks.pytorch.parallel.ranks"])
+    context.set_forkserver_preload(["flatout.frameworks.pytorch.parallel.ranks", "torch._dynamo"])
     with tempfile.TemporaryDirectory() as folder:
         processes = [context.Process(target=_rank, args=(rank, world, port, scenario, folder)) for rank in range(world)]
         for process in processes:
@@ -51,8 +54,6 @@ def _in_processes(world: int, scenario: Scenario, port: int | None) -> list[Any]
 def _found(folder: Path, rank: int) -> Any:
     refusal = folder / f"refusal-{rank}.json"
     if refusal.exists():
-        import json
-
         return json.loads(refusal.read_text())
     found = torch.load(folder / f"found-{rank}.pt", weights_only=False)
     if isinstance(found, BaseException):
@@ -64,6 +65,7 @@ def _rank(rank: int, world: int, port: int | None, scenario: Scenario, folder: s
 
     torch.set_num_threads(1)
     torch.manual_seed(67280421310721)
+    scenarios.THIS_RANK[0] = rank
     calls = Calls()
     try:
         if port is not None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,8 @@ def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet:
 
     ran = _rechecked(request, say, quiet=quiet) if request.recheck else api.run(request, say)
     try:
+        if ran.outcome.stacks:
+            say(_stacks(ran.outcome.stacks))
         if ran.outcome.failed_rank is not None:
             say(_failed_rank(*ran.outcome.failed_rank))
         say(closing_line(ran) + misplaced(request.script, ran.outcome.exit_code))
@@ -50,6 +52,8 @@ def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet:
             write_summary(json_file, ran)
     except BaseException as problem:  # noqa: BLE001  the script's own status is what counts, Ctrl-C here or not
         talk(f"no summary: {type(problem).__name__}: {problem}")
+    if ran.outcome.ranks_problem is not None:
+        raise ran.outcome.ranks_problem
     leave_as(ran.outcome.exit_code)
 
 
@@ -68,10 +72,19 @@ def _rechecked(request: api.RunRequest, say: Callable[[str], None], *, quiet: bo
     return api.run(request, say_in_its_place, None if quiet or not sys.stderr.isatty() else show)
 
 
-def _failed_rank(rank: int, said: str) -> str:
+def _failed_rank(rank: int, how: str, said: str) -> str:
     """What a rank above 0 said as it failed: nobody has heard it."""
     lines = said.splitlines()[-MOST_LINES:]
-    return "\n".join([f"rank {rank} failed first; it said:", *(f"  {line}" for line in lines)])
+    return "\n".join([f"rank {rank} {how}" + (":" if lines else ""), *(f"  {line}" for line in lines)])
+
+
+def _stacks(stacks: Mapping[int, Sequence[str]]) -> str:
+    """Where each rank stood, the innermost call first."""
+    lines = []
+    for rank, frames in stacks.items():
+        lines.append(f"rank {rank}, the innermost call first:" if frames else f"rank {rank} does not say where it is")
+        lines += [f"  {frame}" for frame in frames[:MOST_LINES]]
+    return "\n".join(lines)
 
 
 def misplaced(script: Script | None, exit_code: int) -> str:

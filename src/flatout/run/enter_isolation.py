@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import stat
 import sys
 from typing import Any, NoReturn
@@ -238,6 +239,19 @@ class World:
         if not os.statvfs("/").f_flag & os.ST_RDONLY:
             raise OSError(0, "`/` is still writable")
 
+    def hide(self, path: str) -> None:
+        """Takes a path out of an overlay of ours, and of no other place: what lies beneath stays as it is."""
+        covers = [folder for folder in self._writable if path.startswith(folder + "/") and folder != self.spec["shm"]]
+        place = max(covers, key=len, default=None)
+        if place is None or not os.path.lexists(path):
+            return
+        if os.stat(os.path.dirname(path)).st_dev != os.stat(place).st_dev or place not in self._layers:
+            return
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
+
     def _open(self, layer: dict[str, Any], parent: int | None = None) -> int:
         """A layer's folder, from the one above it where that is covered; `GONE` where it is not there any more."""
         if parent == GONE:
@@ -415,6 +429,8 @@ def enter(spec: dict[str, Any]) -> list[str]:
     _staged("mounts", kernel.mount, "none", "/", "none", _MS_REC | _MS_PRIVATE)
     world: World = _staged("mounts", World, kernel, spec)
     _staged("mounts", world.build)
+    for path in spec.get("hidden", ()):
+        _staged("mounts", world.hide, path)
     _staged("working folder", os.chdir, spec["folder"])
     _staged("capabilities", kernel.drop_from_bounding_set, _CAP_SYS_ADMIN)
     _staged("parent", _live_with, kernel, spec["parent"])

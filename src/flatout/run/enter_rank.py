@@ -18,38 +18,53 @@ from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 
+MOST_LIVES = 3
+"""So often a rank above 0 is started, where it ends before training."""
+
 
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
 
 
-def _environment(spec: dict[str, Any]) -> dict[str, str]:
+def _environment(spec: dict[str, Any], rank: int) -> dict[str, str]:
     """The script's environment: without the launcher's variables, with ours."""
     found = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     for name in spec["launchers"]:
         found.pop(name, None)
     found.update(spec["hidden"])
     found.update(spec["environment"])
+    if rank:
+        for name, value in spec["of_others"].items():
+            found.pop(name, None)
+            if value is not None:
+                found[name] = value
+    devices = spec["devices"]
+    if devices:
+        found["CUDA_VISIBLE_DEVICES"] = devices[int(os.environ["LOCAL_RANK"])]
+    found["FLATOUT_RANK_FOLDER"] = spec["folder"]
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     found["FLATOUT_RANK"] = " ".join([str(os.getpid()), *(os.environ[name] for name in names)])
     return found
 
 
-def _adopt(path: str, parent: int) -> None:
-    """Have the isolated process live with this one."""
+def _prepared(isolation: list[str], hidden: list[str], life: int) -> list[str]:
+    """The isolation's words, for a process that lives with this one and does not see what is hidden."""
+    *words, path, separator = isolation
     with open(path) as file:
         found = json.load(file)
-    found["parent"] = parent
+    found["parent"] = os.getpid()
+    found["hidden"] = hidden
+    if life:  # what the former one has written is not for this one
+        found["scratch"] += f"-{life}"
+        os.mkdir(found["scratch"])
+        path = os.path.join(found["scratch"], os.path.basename(path))
     _write(path, found)
+    return [*words, path, separator]
 
 
-def _start(spec: dict[str, Any], rank: int, local: int) -> int:
+def _start(spec: dict[str, Any], rank: int, isolation: list[str] | None) -> int:
     """Fork the script's process, in a world of its own for ranks above 0."""
-    command, parent = spec["command"], os.getpid()
-    if rank:
-        isolation = spec["isolations"][local]
-        _adopt(isolation[-2], parent)
-        command = [*isolation, *command]
+    command, parent = [*(isolation or []), *spec["command"]], os.getpid()
     pid = os.fork()
     if pid:
         return pid
@@ -57,20 +72,28 @@ def _start(spec: dict[str, Any], rank: int, local: int) -> int:
         _die_with_parent()
         if os.getppid() != parent:  # it died just now
             os._exit(1)
-        environment = _environment(spec)
+        environment = _environment(spec, rank)
+        with open(f"{spec['folder']}/pid-{rank}", "w") as file:
+            file.write(str(os.getpid()))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         if rank:
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            place = os.path.join(spec["folder"], f"output-rank-{rank}.log")
-            output = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            os.dup2(nothing, 0)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+            os.dup2(_stdin(spec), 0)
+            os.dup2(os.open(f"{spec['folder']}/output-rank-{rank}.log", flags, 0o644), 1)
+            os.dup2(os.open(f"{spec['folder']}/errors-rank-{rank}.log", flags, 0o644), 2)
         os.execvpe(command[0], command, environment)
     except BaseException as problem:  # noqa: BLE001  this is a forked copy, which must not go on as its parent
         os.write(2, f"flatout: rank {rank} did not start: {problem}\n".encode())
     os._exit(127)
+
+
+def _stdin(spec: dict[str, Any]) -> int:
+    """What rank 0 reads, where that is a file; else nothing."""
+    path, offset = spec["stdin"] or (os.devnull, 0)
+    file = os.open(path, os.O_RDONLY)
+    os.lseek(file, offset, os.SEEK_SET)
+    return file
 
 
 def _write(path: str, value: Any) -> None:
@@ -80,11 +103,41 @@ def _write(path: str, value: Any) -> None:
     os.rename(part, path)
 
 
+def _first_is(spec: dict[str, Any], *states: str) -> bool:
+    return any(os.path.exists(f"{spec['folder']}/{state}") for state in states)
+
+
+def _begins_anew(spec: dict[str, Any], rank: int, code: int, num: int) -> list[str] | None:
+    """What is hidden from this rank in its next life; None where there is none.
+
+    A rank that ends before training, while rank 0 gets there, has met what rank 0 was just making.
+    """
+    if not rank or not code or num >= MOST_LIVES or _first_is(spec, f"trains-{rank}", f"refusal-{rank}.json"):
+        return None
+    while not _first_is(spec, "trains-0", "ended-0.json"):
+        time.sleep(0.02)
+    if not _first_is(spec, "trains-0"):
+        return None
+    try:
+        with open(f"{spec['folder']}/anew-{rank}.json") as file:
+            return list(json.load(file)["hide"])
+    except (OSError, ValueError, KeyError):
+        return []
+
+
 def _wait_for_first(spec: dict[str, Any]) -> None:
     """A rank that fails lets rank 0 end by itself, which may be writing what it has trained."""
     until = time.monotonic() + spec["grace_s"]
-    while time.monotonic() < until and not os.path.exists(os.path.join(spec["folder"], "ended-0.json")):
+    while time.monotonic() < until and not _first_is(spec, "ended-0.json"):
         time.sleep(0.02)
+
+
+def _ended(pid: int) -> int:
+    while True:
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        except InterruptedError:
+            continue
 
 
 def main() -> NoReturn:
@@ -95,15 +148,14 @@ def main() -> NoReturn:
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)  # they come to the whole group, and so to the script
-    pid = _start(spec, rank, local)
-    while True:
-        try:
-            _, status = os.waitpid(pid, 0)
-            break
-        except InterruptedError:
-            continue
-    code = os.waitstatus_to_exitcode(status)
-    _write(os.path.join(spec["folder"], f"ended-{rank}.json"), {"code": code, "unix_s": time.time()})
+    hidden: list[str] | None = []
+    code = num = 0
+    while hidden is not None:
+        isolation = _prepared(spec["isolations"][local], hidden, num) if rank else None
+        code = _ended(_start(spec, rank, isolation))
+        num += 1
+        hidden = _begins_anew(spec, rank, code, num)
+    _write(f"{spec['folder']}/ended-{rank}.json", {"code": code, "unix_s": time.time()})
     if rank and code:
         _wait_for_first(spec)
     os._exit(code if code >= 0 else 128 - code)

@@ -25,6 +25,7 @@ from flatout.run.orders import Order, SessionSpec, encode
 from flatout.run.outcome import Outcome
 from flatout.run.pairs_in_run import Answer, Ask
 from flatout.run.rank_start import Start
+from flatout.run.rank_watch import RankWatch
 from flatout.run.script import cannot_start
 from flatout.run.signals import Signals
 from flatout.run.watch import Learner, Watch
@@ -71,6 +72,8 @@ class Foreground:
     """How the script is run on many ranks; None: it is one process."""
     script_folder: Path | None = None
     """Where the script lies, where it is a file."""
+    devices: tuple[str, ...] = ()
+    """For each rank the GPU that is its own; empty without GPUs."""
 
 
 def run(what: Foreground) -> Outcome:
@@ -108,13 +111,18 @@ def _run_ranks(what: Foreground, terms: Terms) -> Outcome:
         raise MachineError("ranks cannot be told what to do", cause="the disk is full", hint="free some space")
     launch, environment = prepared
     added = {name: value for name, value in environment.items() if os.environ.get(name) != value}
-    start = Start(command=what.command, environment=added, terms=terms, script_folder=what.script_folder)
+    start = Start(
+        command=what.command, environment=added, terms=terms, script_folder=what.script_folder, devices=what.devices
+    )
+    watch = RankWatch(terms)
     try:
-        outcome = _Listener(dataclasses.replace(what, command=tuple(start.launcher())), launch.session).watch(None)
-        problem = start.problem()
-        if problem is not None:
-            raise problem
-        outcome.failed_rank = start.failed()
+        listener = _Listener(dataclasses.replace(what, command=tuple(start.launcher())), launch.session, ranks=watch)
+        outcome = listener.watch(None)
+        outcome.ranks_problem = start.problem() or watch.ended_early()
+        if watch.hang is not None:
+            outcome.ranks_problem, outcome.stacks = watch.hang.error, watch.hang.stacks
+        elif outcome.ranks_problem is None:
+            outcome.failed_rank = start.failed(watch.ends())
         return outcome
     finally:
         start.clean()
@@ -155,8 +163,11 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
 class _Listener:
     """Listens to one run, and passes on what it says and what is asked of it."""
 
-    def __init__(self, what: Foreground, session: SessionSpec | None, orders: int = -1) -> None:
+    def __init__(
+        self, what: Foreground, session: SessionSpec | None, orders: int = -1, ranks: RankWatch | None = None
+    ) -> None:
         self._what = what
+        self._ranks = ranks
         self._orders = orders
         self._follower = Follower(session.trace) if session is not None else None
         self._outcome = Outcome(recorded=session is not None)
@@ -179,6 +190,8 @@ class _Listener:
             self._meter.open()  # now, not before: the process needs its first second for its imports
             while process.poll() is None:
                 self._listen()
+                if self._ranks is not None and self._ranks.look():
+                    process.terminate()
                 self._meter.note(at_most_every_s=RUN_EVERY_S)
                 signals.wait(process, POLL_S if self._awaited >= 0 else LISTEN_EVERY_S)
             self._meter.note()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.energy import Energy
+from flatout.errors import FlatoutError
 from flatout.facts import Facts
 from flatout.run.guard import Decision
 from flatout.trace import Failure, Header
@@ -34,12 +35,16 @@ class Outcome:
         evidence: Lever to proof.
         remarks: What the process had to say in the end.
         num_processes: Processes that trained, under a launcher.
-        failed_rank: The rank that failed first, where that was not rank 0, and the end of what it said.
+        failed_rank: The rank that failed first, where that was not rank 0, how, and the end of what it said.
+        ranks_problem: Why the script could not be run on ranks as one process would run it.
+        stacks: Where each rank stood when ranks waited for others that did not come.
         energy: What the machine used meanwhile, from the start of the process to its end.
     """
 
     num_processes: int = 0
-    failed_rank: tuple[int, str] | None = None
+    failed_rank: tuple[int, str, str] | None = None
+    ranks_problem: FlatoutError | None = None
+    stacks: dict[int, list[str]] = field(default_factory=dict)
     num_busy: int = 0
     """Pairs of windows of the check that others disturbed."""
     exit_code: int = 0

@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.errors import FlatoutError, MachineError, ScriptError
-from flatout.ranks import EXIT_LOST, EXIT_REFUSED, Terms, ended_file, output_file, refusal_file
+from flatout.ceilings import Machine
+from flatout.errors import FlatoutError, MachineError, ScriptError, UsageError
+from flatout.ranks import Terms, ended_file, errors_file, refusal_file
 from flatout.run import isolation
 from flatout.run.launch import tail
+from flatout.run.rank_watch import own_end, said
+from flatout.run.trackers import QUIET_TRACKERS
 
 GRACE_S = 8.0
 """So long a rank that failed waits for rank 0 to end by itself; then all are ended."""
@@ -41,12 +45,14 @@ class Start:
         environment: What each has beyond the user's environment.
         terms: How the run is divided.
         script_folder: Where the script lies.
+        devices: For each rank the GPU that is its own, as `CUDA_VISIBLE_DEVICES` names it; empty without GPUs.
     """
 
     command: Sequence[str]
     environment: Mapping[str, str]
     terms: Terms
     script_folder: Path | None
+    devices: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -76,6 +82,9 @@ class Start:
             "local_ranks": self.terms.num_ranks,
             "isolations": isolations,
             "grace_s": GRACE_S,
+            "devices": list(self.devices),
+            "of_others": QUIET_TRACKERS,
+            "stdin": _stdin(),
             "parent": os.getpid(),
         }
         path = self.folder / "ranks.json"
@@ -87,7 +96,7 @@ class Start:
 
     def clean(self) -> None:
         """Remove what ranks above 0 have written."""
-        for scratch in self._scratches():
+        for scratch in self.folder.glob("scratch-rank-*"):
             with contextlib.suppress(FlatoutError, OSError):
                 isolation.discard(scratch)
 
@@ -106,16 +115,54 @@ class Start:
                 )
         return None
 
-    def failed(self) -> tuple[int, str] | None:
-        """The rank that failed first, where that was not rank 0, and the end of what it had to say."""
-        ends = {rank: _read(ended_file(self.folder, rank)) for rank in range(self.terms.num_ranks)}
-        own = {r: e for r, e in ends.items() if e is not None and e["code"] not in (0, EXIT_LOST, EXIT_REFUSED)}
-        if not own:
+    def failed(self, ends: Mapping[int, Mapping[str, Any]]) -> tuple[int, str, str] | None:
+        """The rank that failed first, where that was not rank 0, how, and the end of what it had to say."""
+        own = {rank: end for rank, end in ends.items() if own_end(dict(end))}
+        if not own or 0 in own:
             return None
-        first = min(own, key=lambda rank: own[rank]["unix_s"])
-        if first == 0 or 0 in own:
-            return None
-        return first, tail(output_file(self.folder, first))
+        first = min(own, key=lambda rank: float(own[rank]["unix_s"]))
+        return first, said(int(own[first]["code"])), tail(errors_file(self.folder, first))
+
+
+def devices_for(num_ranks: int, machine: Machine, visible: str | None) -> tuple[str, ...]:
+    """The GPU of each rank of this machine; empty where it has none.
+
+    Args:
+        num_ranks: Ranks of this machine.
+        machine: Its GPUs are those that `visible` leaves.
+        visible: `CUDA_VISIBLE_DEVICES`, where it is set.
+
+    Raises:
+        UsageError: There are fewer GPUs than ranks.
+    """
+    num = len(machine.accelerators)
+    if not num:
+        return ()
+    if num < num_ranks:
+        raise UsageError(
+            f"`--ranks {num_ranks}` needs {num_ranks} GPUs, and there {'is' if num == 1 else 'are'} {num}",
+            cause="ranks that share a GPU slow each other down, and may run out of its memory",
+            hint=f"`--ranks {num}`" + (" or without `--ranks`" if num == 1 else "") + ', or `CUDA_VISIBLE_DEVICES=""` '
+            "for the CPU",
+        )
+    names = [part.strip() for part in visible.split(",")] if visible is not None else [str(n) for n in range(num)]
+    return tuple(names[:num_ranks])
+
+
+def crowding(num_ranks: int, machine: Machine) -> str | None:
+    """That ranks share the cores of a CPU, where there are more of them; None where each has its own."""
+    if machine.accelerators or num_ranks <= machine.num_cores:
+        return None
+    cores = f"{machine.num_cores} core{'s' * (machine.num_cores != 1)}"
+    return f"{num_ranks} ranks share {cores}: this is no faster than {machine.num_cores}"
+
+
+def _stdin() -> tuple[str, int] | None:
+    """The file that rank 0 reads as its stdin, and from where on; None where it is none."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(os.fstat(0).st_mode):
+            return os.readlink("/proc/self/fd/0"), os.lseek(0, 0, os.SEEK_CUR)
+    return None
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -177,6 +177,8 @@ class PyTorch:
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer makes its first update, or has groups that it had not."""
+        if self.ranks is not None:
+            self.ranks.about_to_update()
         if not any(o is optimizer for o in self.session.optimizers):
             self.session.add_optimizer(optimizer)
         self._look_for([p for group in optimizer.param_groups for p in group["params"]])

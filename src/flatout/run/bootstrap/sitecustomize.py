@@ -221,6 +221,9 @@ def _hide():
         os.unsetenv("FLATOUT_RANK")
         if int(rank.split()[0]) == os.getpid():
             _kept[b"FLATOUT_RANK"] = rank
+            _set_up_as_rank(rank.split(), values.get(b"FLATOUT_RANK_FOLDER"))
+    values.pop(b"FLATOUT_RANK_FOLDER", None)
+    os.unsetenv("FLATOUT_RANK_FOLDER")
     for name in (b"FLATOUT_SESSION", b"FLATOUT_PYTHONPATH"):
         if name in values:
             _kept[name] = values.pop(name)
@@ -229,6 +232,20 @@ def _hide():
     else:
         values.pop(b"PYTHONPATH", None)
     return session
+
+
+def _set_up_as_rank(words, folder):
+    """Let rank 0 go first where two had better not do the same."""
+    if folder is None or words[1] == b"0":
+        return
+    try:
+        _load_flatout()
+        from flatout.run.rank_setup import arm
+
+        arm(os.fsdecode(folder), int(words[1]), int(words[6]))
+    except Exception as problem:  # noqa: BLE001  then it sets up as rank 0 does
+        if os.environ.get("FLATOUT_DEBUG"):
+            sys.stderr.write(f"{type(problem).__name__}: {problem}\n")
 
 
 def _give_back(name, own):

@@ -68,12 +68,12 @@ class Confirmation:
             whole = tensors_of(self._division.compute(*new_args, **new_kwargs))
         if versions != [t._version for t in inputs]:
             raise self._division.refused("it writes into its inputs")
-        after = ModuleState(module), RandomStates()
+        after = _remembered(module)
         reasons: list[str] = []
         for cut in [known.cut] if known is not None else guesses(inputs, group.world):
             _restore(kept)
             found, mine, why = self._attempt(cut, args, kwargs, inputs, whole, silence)
-            if found is not None and not _same_state(after[0], module):
+            if found is not None and not _is_remembered(after, module):
                 why = "what it remembers of a batch (its buffers) depends on other samples"
                 found = None
             if group.everywhere(found is not None, "agreement on a division") and found is not None:
@@ -81,9 +81,8 @@ class Confirmation:
                 return found, Check(Computed(whole, [*self.aliases.used, *entered]), mine, (args, kwargs))
             reasons.append(why)
         _restore(kept)
-        raise self._division.refused(
-            next(filter(None, reasons), "") or "none of its inputs has a dimension that counts samples"
-        )
+        cause = self._division.small(inputs) or next(filter(None, reasons), "")
+        raise self._division.refused(cause or "none of its inputs has a dimension that counts samples")
 
     def _attempt(
         self, cut: Cut, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], whole: list[torch.Tensor],
@@ -233,11 +232,19 @@ def _fits(rule: Rule, parts: list[torch.Tensor], wanted: torch.Tensor, share: Sh
     return assembly.is_close(assembly.put_together(rule, parts, share), wanted)
 
 
-def _same_state(kept: ModuleState, module: torch.nn.Module) -> bool:
-    return all(
-        tensor.is_meta or not torch.is_tensor(value) or assembly.is_close(tensor.detach(), value)
-        for tensor, value in kept.values
-    )
+def _remembered(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What a module knows of earlier calls: buffers, and tensors that it keeps as attributes, by name."""
+    found = {name: buffer.detach().clone() for name, buffer in module.named_buffers() if not buffer.is_meta}
+    for prefix, part in module.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor) and not value.requires_grad and not value.is_meta:
+                found[f"{prefix}.{name} "] = value.detach().clone()
+    return found
+
+
+def _is_remembered(wanted: dict[str, torch.Tensor], module: torch.nn.Module) -> bool:
+    found = _remembered(module)
+    return found.keys() == wanted.keys() and all(assembly.is_close(found[name], wanted[name]) for name in wanted)
 
 
 def _restore(kept: tuple[ModuleState, RandomStates]) -> None:

@@ -56,6 +56,8 @@ class Division:
         self._weighs = False
         """Whether means are put together, whose weights depend on which targets are ignored."""
         self.num_divided = self.num_whole = 0
+        self.why_whole = ""
+        """Why a call was not divided."""
         self.remarks: list[str] = []
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -76,6 +78,7 @@ class Division:
             if all(max(t.shape, default=0) < self.group.world for t in inputs) or (
                 pattern is not None and (pattern.cut.num_samples(inputs) or 0) < self.group.world
             ):
+                self.why_whole = self.small(inputs)
                 return self._whole(args, kwargs)
             pattern, check = self.confirmation.confirmed(args, kwargs, inputs, pattern)
             pattern.sizes.add(shapes)
@@ -93,6 +96,13 @@ class Division:
     def _kind(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         ignoring = tuple(assembly.has_ignored(t) for t in inputs) if self._weighs else ()
         return (self.module().training, ignoring, *((t.dim(), t.dtype, t.requires_grad) for t in inputs))
+
+    def small(self, inputs: Sequence[torch.Tensor]) -> str:
+        """That a batch has fewer samples than there are ranks, as far as its first dimension tells."""
+        num = next((t.shape[0] for t in inputs if t.dim()), None)
+        if num is None:
+            return f"`{self.name}` is called without a tensor"
+        return f"a batch of {num} has too few samples for {self.group.world} ranks" if num < self.group.world else ""
 
     def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.num_whole += 1

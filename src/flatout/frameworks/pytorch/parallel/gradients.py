@@ -121,7 +121,7 @@ class Aliases:
             gradients = [torch.zeros(())]
         reducer = self._reduced()
         reducer.prepare_for_backward(list(outputs))
-        with self._group.named("sum of gradients"):
+        with self._group.named("sum of gradients", waiting=False):
             torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
         found: list[torch.Tensor | None] = []
         for parameter, alias in zip(self.parameters, self._aliases, strict=True):

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+from flatout.rank_page import Page
 from flatout.ranks import RankPlace
 
 dist: Any = torch.distributed  # whose parts are not all known to be its own
@@ -29,21 +30,39 @@ class Lost(RuntimeError):
 class Group:
     """All ranks of a run, as seen by one of them."""
 
-    def __init__(self, me: RankPlace, *, limit_s: float) -> None:
-        self.me = me
+    def __init__(self, me: RankPlace, page: Page, *, limit_s: float) -> None:
+        self.me, self.page = me, page
         self.rank, self.world = me.rank, me.world
         limit = timedelta(seconds=limit_s)
-        self._limit = limit
         with _quiet():
             store = dist.TCPStore(me.host, me.port, me.world, is_master=False, timeout=limit)
         self.store = dist.PrefixStore("flatout", store)
-        self.processes = _process_group(self.store, me, limit)
+        self._limit = limit
+        self._processes: Any = None
         self._has_cuda = False
-        self.num_collectives = 0
-        self.where = ""
-        """Which collective is under way, or was the last."""
         self.on_lost: Callable[[Lost], None] | None = None
         """Told when a collective broke; it may end the process."""
+
+    @property
+    def processes(self) -> Any:
+        """The process group; made when it is needed first, which all ranks wait for."""
+        if self._processes is None:
+            self.page.begin("meeting of all ranks")
+            self._processes = _process_group(self.store, self.me, self._limit)
+            self.page.end(waiting=True)
+        return self._processes
+
+    def close(self) -> None:
+        """Nothing is exchanged any more."""
+        self._processes = None
+
+    def of_first(self, make: Callable[[], Any], name: str) -> Any:
+        """A value of rank 0's, which the others wait for; the ranks need not have met."""
+        if self.rank == 0:
+            value = make()
+            self.store.set(name, pickle.dumps(value))
+            return value
+        return pickle.loads(self.store.get(name))
 
     def serve(self, device: torch.device) -> None:
         """Make sure that tensors of this device can be exchanged.
@@ -61,16 +80,16 @@ class Group:
     # -- collectives -----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def named(self, name: str) -> Iterator[None]:
-        """What is exchanged within has this name; what breaks is told of.
+    def named(self, name: str, *, waiting: bool = True) -> Iterator[None]:
+        """What is exchanged within has this name; what breaks is told of. `waiting`: nothing is computed beside it.
 
         Raises:
             Lost: It broke.
         """
-        self.num_collectives += 1
-        self.where = name
+        self.page.begin(name)
         try:
             yield
+            self.page.end(waiting=waiting)
         except (RuntimeError, ValueError) as problem:
             lost = Lost(f"{name}: {str(problem).splitlines()[0] if str(problem) else type(problem).__name__}")
             if self.on_lost is not None:

@@ -6,6 +6,9 @@ the run where they cannot be divided, before anything was trained.
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
+import functools
 import json
 import os
 import time
@@ -22,8 +25,23 @@ from flatout.frameworks.pytorch.parallel.division import Division
 from flatout.frameworks.pytorch.parallel.gradients import have_warned
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.running_check import RunningCheck
 from flatout.frameworks.pytorch.patches import Patch
-from flatout.ranks import EXIT_LOST, RankPlace, Terms, ended_file, leave, refuse
+from flatout.rank_page import Page, page_file
+from flatout.ranks import (
+    EXIT_LOST,
+    STACKS_SIGNAL,
+    RankPlace,
+    Terms,
+    ended_file,
+    leave,
+    refuse,
+    stacks_file,
+    trains_file,
+)
+
+BEYOND_S = 60.0
+"""So much longer than the parent an exchange waits: who looks at all ranks has more to say than one of them."""
 
 WAIT_FOR_CULPRIT_S = 5.0
 """So long a rank whose exchange broke waits to hear that another one has ended, before it says so itself."""
@@ -35,24 +53,53 @@ class Ranks:
     def __init__(self, me: RankPlace, terms: Terms, calls: Calls) -> None:
         self._terms, self._calls = terms, calls
         _share_cores(me.local_world)
-        self.group = Group(me, limit_s=terms.hang_timeout_s)
+        place = Path(terms.folder)
+        self._stacks = open(stacks_file(place, me.rank), "w")  # noqa: SIM115  written to when the process hangs
+        faulthandler.register(STACKS_SIGNAL, self._stacks)
+        self.group = Group(me, Page(page_file(place, me.rank)), limit_s=terms.hang_timeout_s + BEYOND_S)
         self.group.on_lost = self._lost
+        self._check = RunningCheck(self.group, self._trained)
         self._patch: Patch | None = None
+        self._refusals: list[Patch] = []
+        self._trains = self._has_divided = False
         self._same_start()
+        atexit.register(self._close)
 
     # -- start ---------------------------------------------------------------------------------------------------
 
     def _same_start(self) -> None:
         """Numbers that nobody has seeded are drawn from the system: let them be those of rank 0."""
-        states = self.group.objects(equality.generators() if self.group.rank == 0 else None, "random numbers")
+        states = self.group.of_first(equality.generators, "random numbers")
         if self.group.rank:
-            equality.set_generators(states[0])
+            equality.set_generators(states)
 
     def begin(self) -> None:
         """Divide calls from here on."""
-        have_warned(self.group)
         self._calls.divide = self._divide
         self.watch()
+        group = torch.distributed.distributed_c10d
+        for holder, name in ((torch.distributed, "init_process_group"), (group, "init_process_group")):
+            self._refusals.append(Patch(holder, name, self._own_ranks("makes itself distributed")))
+        for name in ("spawn", "start_processes"):
+            self._refusals.append(Patch(torch.multiprocessing, name, self._own_ranks("starts processes of its own")))
+
+    def _own_ranks(self, what: str) -> Callable[[Any, Patch], Callable[..., Any]]:
+        """In the place of a function with which a script makes ranks of its own: it may be made distributed once."""
+
+        def make(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def refused(*_: Any, **__: Any) -> NoReturn:
+                self._refuse(
+                    NotDivided(
+                        f"the script {what} (`{original.__name__}`)",
+                        cause="`--ranks` is for scripts that know of one process",
+                        hint="`flatout exec -- torchrun ...` for one that a launcher starts; else without `--ranks`",
+                    )
+                )
+
+            return refused
+
+        return make
 
     def watch(self) -> None:
         """Look for modules that are called; `rest` ends it."""
@@ -80,10 +127,40 @@ class Ranks:
 
     def _divide(self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         division = call.kept.get("division")
+        if not self._trains:
+            self._trains = True
+            trains_file(Path(self._terms.folder), self.group.rank).touch()
+            have_warned(self.group)
         if division is None:
             division = Division(call.name, lambda: call.module, _computing(call), self.group, self._refuse)
             call.kept["division"] = division
-        return division(args, kwargs)
+        try:
+            self._check.called()
+        except NotDivided as problem:
+            self._refuse(problem)
+        found = division(args, kwargs)
+        if not self._has_divided:
+            self._has_divided = True
+            self.group.page.trains()
+        return found
+
+    def _trained(self) -> list[torch.Tensor]:
+        """The parameters of all models that are divided, each once."""
+        models = [call.module for call in self._calls.found if "division" in call.kept]
+        return list({id(p): p for model in models for p in model.parameters()}.values())
+
+    def about_to_update(self) -> None:
+        """The first update is about to be made: something must have been divided by now."""
+        divisions = [call.kept["division"] for call in self._calls.found if "division" in call.kept]
+        if any(division.num_divided for division in divisions) or torch.distributed.is_initialized():
+            return
+        self._refuse(
+            NotDivided(
+                "nothing of what the script trains could be divided over ranks",
+                cause=next((d.why_whole for d in divisions if d.why_whole), "no module was called that is trained"),
+                hint="run it on one rank: `flatout run` without `--ranks`",
+            )
+        )
 
     def remarks(self) -> list[str]:
         """What is to be said in the end."""
@@ -91,6 +168,12 @@ class Ranks:
         return [text for division in divisions for text in division.remarks]
 
     # -- ends ----------------------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        """The process ends: what holds threads goes before the interpreter does."""
+        for call in self._calls.found:
+            call.kept.pop("division", None)
+        self.group.close()
 
     def _refuse(self, problem: NotDivided) -> NoReturn:
         """End the run: nothing has been trained yet, and it could only be trained wrongly."""
@@ -101,14 +184,14 @@ class Ranks:
         place = Path(self._terms.folder)
         until_s = time.monotonic() + WAIT_FOR_CULPRIT_S
         while time.monotonic() < until_s:
-            if any(_has_failed(ended_file(place, r)) for r in range(self.group.world) if r != self.group.rank):
+            if any(_has_ended(ended_file(place, r)) for r in range(self.group.world) if r != self.group.rank):
                 leave(EXIT_LOST)
             time.sleep(0.05)
 
 
-def _has_failed(path: Path) -> bool:
+def _has_ended(path: Path) -> bool:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["code"] not in (0, EXIT_LOST)
+        return json.loads(path.read_text(encoding="utf-8"))["code"] != EXIT_LOST
     except (OSError, ValueError, KeyError):
         return False
 

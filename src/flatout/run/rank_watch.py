@@ -1,0 +1,172 @@
+"""Which rank hangs, and who waits for whom? Looked at from the parent while the ranks of this machine run.
+
+A rank that waits for another one longer than the time limit is a hang: its stacks and those of all others are taken,
+and the run is ended. In: the pages of ranks, how they ended. Out: an error that names ranks, exchanges and lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout.errors import ScriptError
+from flatout.rank_page import Stand, page_file, read
+from flatout.ranks import EXIT_LOST, EXIT_REFUSED, STACKS_SIGNAL, Terms, ended_file, pid_file, stacks_file
+from flatout.run.launch import signal_name
+from flatout.tracebacks import HERE
+
+LOOK_EVERY_S = 0.5
+STACKS_S = 2.0
+"""So long a rank may take to write its stacks."""
+
+MOST_FRAMES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """Ranks that wait for others that do not come.
+
+    Attributes:
+        error: What is said of it.
+        stacks: For each rank the lines of its main thread, the innermost first.
+    """
+
+    error: ScriptError
+    stacks: dict[int, list[str]]
+
+
+class RankWatch:
+    """Looks at the ranks of one run."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._folder = Path(terms.folder)
+        self._next_s = 0.0
+        self.hang: Hang | None = None
+
+    def look(self) -> bool:
+        """Whether the ranks hang: then the run is to be ended."""
+        now_s = time.perf_counter()
+        if self.hang is not None or now_s < self._next_s:
+            return False
+        self._next_s = now_s + LOOK_EVERY_S
+        stands = self.stands()
+        waiting = [rank for rank, stand in stands.items() if stand.waits]
+        if not waiting or any(now_s - stand.since_s < self._terms.hang_timeout_s for stand in stands.values()):
+            return False
+        self.hang = Hang(error=self._told(stands, now_s), stacks=self._stacks())
+        return True
+
+    def stands(self) -> dict[int, Stand]:
+        """Where each rank stands that has joined."""
+        found = {rank: read(page_file(self._folder, rank)) for rank in range(self._terms.num_ranks)}
+        return {rank: stand for rank, stand in found.items() if stand is not None}
+
+    def ends(self) -> dict[int, dict[str, Any]]:
+        """How ranks have ended."""
+        found = {}
+        for rank in range(self._terms.num_ranks):
+            with contextlib.suppress(OSError, ValueError):
+                found[rank] = json.loads(ended_file(self._folder, rank).read_text(encoding="utf-8"))
+        return found
+
+    def ended_early(self) -> ScriptError | None:
+        """That a rank ended well while another one waited for it; None where none did."""
+        ends, stands = self.ends(), self.stands()
+        lost = [rank for rank, end in ends.items() if end["code"] == EXIT_LOST]
+        well = [rank for rank, end in ends.items() if end["code"] == 0]
+        if not lost or not well:
+            return None
+        stand, ended = stands.get(lost[0], Stand()), stands.get(well[0], Stand())
+        return ScriptError(
+            f"rank {well[0]} ended, and rank {lost[0]} waits for it",
+            cause=f"rank {lost[0]} was at exchange {stand.num_begun:,} ({stand.name}), rank {well[0]} made "
+            f"{ended.num_ended:,}: its data or its loop ended earlier",
+            hint="what a script reads or draws must not depend on the process; seed it, or run it on one rank",
+        )
+
+    def _told(self, stands: dict[int, Stand], now_s: float) -> ScriptError:
+        most = max(stand.num_begun for stand in stands.values())
+        late = sorted(rank for rank, stand in stands.items() if stand.num_begun < most)
+        waiting = sorted(rank for rank, stand in stands.items() if stand.num_begun == most and stand.waits)
+        first = stands[waiting[0]] if waiting else Stand()
+        silent_s = min(now_s - stand.since_s for stand in stands.values())
+        names = {stand.name for stand in stands.values() if stand.num_begun == most}
+        if late:
+            wait = "waits" if len(waiting) == 1 else "wait"
+            return ScriptError(
+                f"{_ranks(late)} did not come for {silent_s:.0f} s, and {_ranks(waiting)} {wait}",
+                cause=f"{_ranks(waiting)} {wait} in exchange {most:,} ({first.name}){self._own_place(waiting[0])}; "
+                f"rank {late[0]} made {stands[late[0]].num_ended:,}{self._own_place(late[0])}",
+                hint="`--hang-timeout` says how long to wait; the stacks of all ranks are above",
+            )
+        if len(names) > 1:
+            return ScriptError(
+                f"ranks wait for each other in different exchanges for {silent_s:.0f} s",
+                cause="; ".join(f"rank {rank}: {stand.name}" for rank, stand in sorted(stands.items())),
+                hint="the script takes other branches on other ranks; run it on one rank",
+            )
+        return ScriptError(
+            f"all ranks wait in the same exchange for {silent_s:.0f} s",
+            cause=f"exchange {most:,}, {first.name}: what connects the ranks does not answer",
+            hint="the stacks of all ranks are above",
+        )
+
+    def _own_place(self, rank: int) -> str:
+        """Where a rank is in the script's own code."""
+        own = next((frame for frame in self._stacks_of(rank) if "/site-packages/" not in frame), None)
+        return "" if own is None else f" at {own}"
+
+    def _stacks(self) -> dict[int, list[str]]:
+        return {rank: self._stacks_of(rank) for rank in range(self._terms.num_ranks)}
+
+    def _stacks_of(self, rank: int) -> list[str]:
+        """The main thread's lines, as the rank writes them when it is told to."""
+        path = stacks_file(self._folder, rank)
+        with contextlib.suppress(OSError, ValueError):
+            if not path.stat().st_size:
+                os.kill(int(pid_file(self._folder, rank).read_text()), STACKS_SIGNAL)
+            until_s = time.perf_counter() + STACKS_S
+            while time.perf_counter() < until_s:
+                lines = _main_thread(path.read_text(encoding="utf-8", errors="replace"))
+                if lines:
+                    return lines
+                time.sleep(0.05)
+        return []
+
+
+def _main_thread(text: str) -> list[str]:
+    r"""From what `faulthandler` wrote: the frames of the thread that was interrupted, without flatout's own.
+
+    >>> _main_thread('Current thread 0x1 (most recent call first):\\n  File "/a/train.py", line 3 in <module>\\n')
+    ['/a/train.py:3 in <module>']
+    """
+    found: list[str] = []
+    inside = False
+    for line in text.splitlines():
+        if line.startswith(("Current thread", "Thread")):
+            inside = line.startswith("Current thread")
+        frame = re.match(r'\s+File "(.+)", line (\d+) in (.+)', line)
+        if inside and frame is not None and not frame[1].startswith(HERE):
+            found.append(f"{frame[1]}:{frame[2]} in {frame[3]}")
+    return found
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
+
+
+def own_end(end: dict[str, Any]) -> bool:
+    """Whether a rank failed by itself."""
+    return end["code"] not in (0, EXIT_LOST, EXIT_REFUSED)
+
+
+def said(code: int) -> str:
+    """How a rank ended, in words."""
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"

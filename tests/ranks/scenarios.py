@@ -1,0 +1,435 @@
+"""Small trainings in which everything is printed that a script would print: what one process does is what ranks do."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+@dataclass
+class Trained:
+    """What a training leaves: what it said, parameters and buffers, and the next random number."""
+
+    said: list[Any]
+    state: list[Tensor]
+    drawn: float
+
+
+def samples(num: int = 40, num_classes: int = 5) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(num, 8, generator=generator)
+    return x, torch.randint(0, num_classes, (num,), generator=generator)
+
+
+def batches(size: int = 12, num: int = 40) -> Iterator[list[Tensor]]:
+    dataset = torch.utils.data.TensorDataset(*samples(num))
+    yield from torch.utils.data.DataLoader(dataset, batch_size=size, shuffle=True)
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 5))
+
+
+def entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def left(said: list[Any], *models: nn.Module) -> Trained:
+    state = [t.detach().clone() for model in models for t in (*model.parameters(), *model.buffers())]
+    return Trained(said, state, torch.rand(1).item())
+
+
+def trained(
+    model: nn.Module, loss_of: Loss = entropy, optimizer: torch.optim.Optimizer | None = None, **how: int
+) -> Trained:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    said = []
+    for _ in range(2):
+        for x, y in batches(**how):
+            optimizer.zero_grad()
+            loss = loss_of(model, x, y)
+            loss.backward()
+            optimizer.step()
+            said.append(round(loss.item(), 4))
+    return left(said, model)
+
+
+def sgd_with_momentum() -> Trained:
+    return trained(mlp())
+
+
+def adam() -> Trained:
+    model = mlp()
+    return trained(model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.01))
+
+
+def a_last_batch_of_one() -> Trained:
+    return trained(mlp(), num=25)
+
+
+def a_sum_as_loss() -> Trained:
+    return trained(mlp(), lambda m, x, y: F.cross_entropy(m(x), y, reduction="sum") * 0.01)
+
+
+def a_penalty_that_the_script_adds() -> Trained:
+    return trained(mlp(), lambda m, x, y: entropy(m, x, y) + 0.01 * sum(p.square().sum() for p in m.parameters()))
+
+
+class GivesLoss(nn.Module):
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__()
+        self.inner, self.reduction = mlp(), reduction
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        logits = self.inner(x)
+        return {"loss": F.cross_entropy(logits, y, reduction=self.reduction), "logits": logits}
+
+
+def a_model_that_returns_its_loss() -> Trained:
+    return trained(GivesLoss(), lambda m, x, y: m(x, y)["loss"])
+
+
+def a_model_that_returns_a_sum() -> Trained:
+    return trained(GivesLoss("sum"), lambda m, x, y: m(x, y)["loss"] * 0.01)
+
+
+def targets_that_are_ignored() -> Trained:
+    """Their share differs from rank to rank, and on some ranks all are."""
+
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        y = torch.where(y < 3, torch.full_like(y, -100), y)
+        found: Tensor = model(x, y)["loss"]
+        return found
+
+    return trained(GivesLoss(), loss_of)
+
+
+def batch_normalisation() -> Trained:
+    torch.manual_seed(3)
+    return trained(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 5)))
+
+
+def convolutions() -> Trained:
+    torch.manual_seed(3)
+    head = nn.Sequential(nn.Flatten(), nn.Linear(16, 5))
+    body = nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
+    return trained(nn.Sequential(body, head))
+
+
+class Autoencoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(8, 6), nn.Linear(3, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, log_variance = self.encode(x).chunk(2, 1)
+        code = mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance)
+        return self.decode(code), mean, log_variance
+
+
+def noise_that_the_model_draws() -> Trained:
+    torch.manual_seed(3)
+
+    def loss_of(model: nn.Module, x: Tensor, _: Tensor) -> Tensor:
+        made, mean, log_variance = model(x)
+        return F.mse_loss(made, x) - 0.005 * torch.sum(1 + log_variance - mean.pow(2) - log_variance.exp())
+
+    return trained(Autoencoder(), loss_of)
+
+
+def accumulated_gradients() -> Trained:
+    model, said = mlp(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, (x, y) in enumerate(batches(7)):
+        (entropy(model, x, y) / 2).backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+        said.append(round(sum(p.grad.norm().item() for p in model.parameters() if p.grad is not None), 4))
+    return left(said, model)
+
+
+def two_models_against_each_other() -> Trained:
+    torch.manual_seed(3)
+    judge = nn.Sequential(nn.Linear(8, 16), nn.LeakyReLU(), nn.Linear(16, 1))
+    maker = nn.Sequential(nn.Linear(4, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8))
+    of_judge, of_maker = (torch.optim.SGD(m.parameters(), lr=0.05) for m in (judge, maker))
+    said = []
+    for x, _ in batches():
+        of_judge.zero_grad()
+        real = F.binary_cross_entropy_with_logits(judge(x), torch.ones(len(x), 1))
+        real.backward()
+        made = maker(torch.randn(len(x), 4))
+        fake = F.binary_cross_entropy_with_logits(judge(made.detach()), torch.zeros(len(x), 1))
+        fake.backward()
+        of_judge.step()
+        of_maker.zero_grad()
+        fooled = F.binary_cross_entropy_with_logits(judge(made), torch.ones(len(x), 1))
+        fooled.backward()
+        of_maker.step()
+        said.append([round(loss.item(), 4) for loss in (real, fake, fooled)])
+    return left(said, judge, maker)
+
+
+class Words(nn.Module):
+    """A language model: the batch is the second dimension, a state goes along, and weights are shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.recur, self.out = nn.Embedding(11, 8), nn.LSTM(8, 8, 2), nn.Linear(8, 11)
+        self.out.weight = self.embed.weight
+
+    def forward(self, words: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        found, state = self.recur(self.embed(words), state)
+        return F.log_softmax(self.out(found).view(-1, 11), 1), state
+
+
+def words_updated_by_hand() -> Trained:
+    torch.manual_seed(3)
+    model, said = Words(), []
+    state = torch.zeros(2, 6, 8), torch.zeros(2, 6, 8)
+    words = torch.randint(0, 11, (36, 6), generator=torch.Generator().manual_seed(1))
+    for start in range(0, 35, 7):
+        model.zero_grad()
+        state = (state[0].detach(), state[1].detach())
+        out, state = model(words[start : start + 7], state)
+        loss = F.nll_loss(out, words[start + 1 : start + 8].reshape(-1))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.data.add_(parameter.grad, alpha=-0.5)
+        said.append(round(loss.item(), 4))
+    return left(said, model)
+
+
+def a_frozen_part() -> Trained:
+    model = mlp()
+    model[0].weight.requires_grad_(False)
+    return trained(model, optimizer=torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
+
+
+class Spare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = mlp(), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.used(x)
+        return found
+
+
+def a_part_that_is_not_used() -> Trained:
+    model = Spare()
+    found = trained(model)
+    found.said.append([p.grad is None for p in model.parameters()])
+    return found
+
+
+def hooks_on_parameters() -> Trained:
+    model = mlp()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    return trained(model)
+
+
+def an_average_of_parameters() -> Trained:
+    model = mlp()
+    average = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    said = []
+    for x, y in batches():
+        optimizer.zero_grad()
+        entropy(model, x, y).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for kept, new in zip(average.parameters(), model.parameters(), strict=True):
+                kept.lerp_(new, 0.1)
+            said.append(round(entropy(average, x, y).item(), 4))
+    return left(said, model, average)
+
+
+def checkpoints_that_are_resumed() -> Trained:
+    model, said = mlp(), []
+    for _ in range(3):
+        said += trained(model).said
+        kept = copy.deepcopy(model.state_dict())
+        model = mlp()
+        model.load_state_dict(kept)
+    return left(said, model)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.embed, self.layers, self.out = nn.Linear(8, 16), nn.TransformerEncoder(layer, 2), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        found: Tensor = self.out(self.layers(self.embed(x).unsqueeze(1).expand(-1, 12, -1), mask)[:, 0])
+        return found
+
+
+def a_mask_of_the_batchs_size() -> Trained:
+    torch.manual_seed(3)
+    mask = nn.Transformer.generate_square_subsequent_mask(12)
+    return trained(Attention(), lambda m, x, y: F.cross_entropy(m(x, mask), y))
+
+
+class Pieces(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.place = nn.Linear(8, 16), nn.Linear(16, 5), nn.Parameter(torch.randn(16))
+
+    def scores(self, x: Tensor) -> Tensor:
+        found: Tensor = self.second(torch.tanh(self.first(x) + self.place))
+        return found
+
+
+def a_model_that_is_called_by_a_method() -> Trained:
+    torch.manual_seed(3)
+    return trained(Pieces(), lambda m, x, y: F.cross_entropy(m.scores(x), y))
+
+
+def a_closure_of_lbfgs() -> Trained:
+    model, said = mlp(), []
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    x, y = samples()
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = entropy(model, x, y)
+        loss.backward()
+        said.append(round(loss.item(), 3))
+        return loss
+
+    optimizer.step(closure)
+    return left(said, model)
+
+
+def gradients_of_inputs() -> Trained:
+    """As an adversarial example: what enters is trained too."""
+    model, said = mlp(), []
+    x, y = samples()
+    x.requires_grad_()
+    for _ in range(3):
+        (gradient,) = torch.autograd.grad(entropy(model, x, y), x)
+        x = (x + 0.1 * gradient.sign()).detach().requires_grad_()
+        said.append(round(gradient.norm().item(), 5))
+    entropy(model, x, y).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return left(said, model)
+
+
+SAME = (
+    sgd_with_momentum, adam, a_last_batch_of_one, a_sum_as_loss, a_penalty_that_the_script_adds,
+    a_model_that_returns_its_loss, a_model_that_returns_a_sum, targets_that_are_ignored, batch_normalisation,
+    convolutions, noise_that_the_model_draws, accumulated_gradients, two_models_against_each_other,
+    words_updated_by_hand, a_frozen_part, a_part_that_is_not_used, hooks_on_parameters, an_average_of_parameters,
+    checkpoints_that_are_resumed, a_mask_of_the_batchs_size, a_model_that_is_called_by_a_method, a_closure_of_lbfgs,
+    gradients_of_inputs,
+)  # fmt: skip
+"""Each ends on ranks as in one process."""
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+class Contrast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = F.normalize(self.inner(x))
+        return found @ found.T
+
+
+def samples_that_see_each_other() -> Trained:
+    return trained(Contrast(), lambda m, x, _: F.cross_entropy(m(x), torch.arange(len(x))))
+
+
+class Stray(nn.Module):
+    def __init__(self, beside: Tensor) -> None:
+        super().__init__()
+        self.inner, self.beside = mlp(), [beside]
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x) + self.beside[0]
+        return found
+
+
+def a_trained_tensor_that_is_no_parameter() -> Trained:
+    return trained(Stray(torch.zeros(5, requires_grad=True)))
+
+
+def gradients_of_gradients() -> Trained:
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        x.requires_grad_()
+        out = model(x)
+        (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return F.cross_entropy(out, y) + gradient.square().mean()
+
+    return trained(mlp(), loss_of)
+
+
+class Remembers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+        self.register_buffer("middle", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.middle = 0.9 * self.middle + 0.1 * x.detach().mean(0)
+        found: Tensor = self.inner(x)
+        return found
+
+
+def a_buffer_of_the_whole_batch() -> Trained:
+    return trained(Remembers())
+
+
+def more_ranks_than_samples() -> Trained:
+    return trained(mlp(), size=1)
+
+
+REFUSED = {
+    samples_that_see_each_other: "outputs for parts of a batch do not make up those of the whole one",
+    a_trained_tensor_that_is_no_parameter: "is trained and is no parameter of it",
+    gradients_of_gradients: "gradients of its gradients are taken",
+    a_buffer_of_the_whole_batch: "its buffers",
+    more_ranks_than_samples: "too few samples for",
+}
+"""Each ends before its first update, with this as the cause."""
+
+
+def masks_of_dropout() -> Trained:
+    torch.manual_seed(3)
+    return trained(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 5)))
+
+
+def parameters_that_move_on_one_rank() -> Trained:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x, y = samples()
+    for number in range(200):
+        optimizer.zero_grad()
+        entropy(model, x, y).backward()
+        optimizer.step()
+        if number == 30 and THIS_RANK[0] == 1:
+            with torch.no_grad():
+                model[0].weight.add_(0.1)
+    return left([], model)
+
+
+THIS_RANK = [0]
+"""Set in each process, for faults that are planted on one rank."""
