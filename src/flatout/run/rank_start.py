@@ -32,7 +32,7 @@ _LAUNCH = "import sys; sys.path.pop(0); from flatout.run.rank_launcher import ma
 
 _LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK",
               "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE",
-              "TORCH_NCCL_ASYNC_ERROR_HANDLING")  # fmt: skip
+              "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")  # fmt: skip
 """Variables that the launcher sets for its own ends; the script gets what the user had in them."""
 
 

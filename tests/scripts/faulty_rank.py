@@ -1,0 +1,49 @@
+"""Trains a little and, at step 30, does on one rank (or on all) what a fault does. What it saves, one process saves."""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch import nn
+
+fault, who = sys.argv[1], sys.argv[2]
+
+
+def rank():
+    """Ranks above 0 write elsewhere: by that alone a script can tell, and only a test would."""
+    name = os.readlink("/proc/self/fd/2")
+    return int(name.rpartition("-")[2].partition(".")[0]) if "errors-rank" in name else 0
+
+
+def strike():
+    if fault == "raise":
+        raise ValueError("planted")
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "hang":
+        time.sleep(1000)
+    if fault == "end":
+        sys.exit(0)
+    if fault == "exit":
+        time.sleep(0 if rank() else 1)  # rank 0 still saves when others have ended
+        torch.save(model.state_dict(), "saved.pt")
+        sys.exit(3)
+
+
+torch.manual_seed(0)
+model = nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(16, 8)
+for step in range(60):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    if step % 20 == 0:
+        print(f"step {step}: {loss.item():.4f}", flush=True)
+    if step == 30 and (who == "all" or rank() == int(who)):
+        strike()
+torch.save(model.state_dict(), "trained.pt")
+print("trained")
