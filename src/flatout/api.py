@@ -9,6 +9,7 @@ In: a script and options. Out: records.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import os
@@ -233,26 +234,8 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
         if run_folder is None:  # levers reach the script through files
             chosen = Engagement(line="running plainly")
         say(chosen.line if problem is None else f"{chosen.line}; no record is kept: {problem.error}, {problem.cause}")
-        outcome = foreground.run(
-            foreground.Foreground(
-                command=tuple(request.script.command) if request.script else request.launcher,
-                script=here.script,
-                arguments=here.arguments,
-                run_folder=run_folder,
-                levers=chosen.levers,
-                registry=registry,
-                toggle=not request.fixed,
-                cores_quota=here.machine().cores_quota if chosen.levers else None,
-                cache_folder=_compiled(chosen, request.plan or Path(PLAN_FILE)),
-                store_folders=_store_folders(request, chosen, say),
-                store_memory_bytes=request.store_memory_bytes,
-                launcher=bool(request.launcher),
-                ranks=request.ranks,
-                devices=devices,
-                script_folder=request.script.folder if request.script else None,
-                learner=learner,
-            )
-        )
+        what = _foreground(request, chosen, here, run_folder, say)
+        outcome = foreground.run(dataclasses.replace(what, learner=learner, devices=devices))
         shortage.note_if_any(chosen, outcome, registry)
     place = str(run_folder or "") if problem is None else ""
     if request.learn:
@@ -264,11 +247,30 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     )  # fmt: skip
 
 
+def _foreground(
+    request: RunRequest, chosen: Engagement, here: Here, run_folder: Path | None, say: Callable[[str], None]
+) -> foreground.Foreground:
+    script = request.script
+    return foreground.Foreground(
+        command=tuple(script.command) if script else request.launcher,
+        script=here.script,
+        arguments=here.arguments,
+        run_folder=run_folder,
+        levers=chosen.levers,
+        registry=here.registry,
+        toggle=not request.fixed,
+        cores_quota=here.machine().cores_quota if chosen.levers else None,
+        cache_folder=_compiled(chosen, request.plan or Path(PLAN_FILE)),
+        store_folders=_store_folders(request, chosen, say),
+        store_memory_bytes=request.store_memory_bytes,
+        launcher=bool(request.launcher),
+        ranks=request.ranks,
+        script_folder=script.folder if script else None,
+    )
+
+
 def _check(request: RunRequest) -> None:
-    if request.script is None:
-        check_command(request.launcher)
-    else:
-        check(request.script)
+    check_command(request.launcher) if request.script is None else check(request.script)
 
 
 def _devices(request: RunRequest, here: Here, say: Callable[[str], None]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout import api, measuring, plan_file
+from flatout import api, launched, measuring, plan_file
 from flatout.ceilings import Accelerator
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
 from flatout.frameworks.pytorch import levers as pytorch_levers
@@ -370,9 +370,9 @@ def test_every_refusal_is_an_error_of_ours():
 )
 def test_the_first_word_of_a_launcher_that_has_a_plan_is_found(words, name, arguments):
     known = ("train.py", "-m pkg.train")
-    script = api._planned(tuple(words.split()), known, Path("flatout.toml"))
+    script = launched.planned(tuple(words.split()), known, Path("flatout.toml"))
     assert (script.name, script.arguments) == (name, arguments)
-    assert api._planned(("python", "other.py", "-m"), known, Path("flatout.toml")) is None
+    assert launched.planned(("python", "other.py", "-m"), known, Path("flatout.toml")) is None
 
 
 def test_a_recheck_measures_the_plans_own_levers_as_far_as_the_user_accepts(monkeypatch):

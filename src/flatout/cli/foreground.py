@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import sys
@@ -24,6 +25,9 @@ from flatout.run.watch import untoggled
 
 if TYPE_CHECKING:
     from flatout.trials.learn import Learned
+
+WORTH_SAYING_S, WORTH_SAYING_SHARE = 1.0, 0.1
+"""Shorter trainings, and smaller differences between ranks, tell nothing about exchanges."""
 
 MOST_LINES = 30
 """So much of what a failed rank said is shown."""
@@ -138,7 +142,18 @@ def closing_line(ran: api.Ran) -> str:
         from flatout.report import words  # the script has ended: before it started, this would have cost it time
 
         steps += f", {words.joules(outcome.energy.joules)} for all of the run"
+    steps += _exchanges(outcome)
     return f"{steps}{_measured(ran)}{_learned(ran)}{_changed(outcome)}{_at_work(ran)}{_failed(outcome)}{_raised(ran)}"
+
+
+def _exchanges(outcome: Outcome) -> str:
+    """What exchanging cost, and who kept the others waiting."""
+    found = outcome.exchanges
+    if found is None or found.training_s < WORTH_SAYING_S:
+        return ""
+    late = found.most_share - found.least_share
+    waited = f"; others waited {late:.0%} of it for rank {found.waited_for}" if late > WORTH_SAYING_SHARE else ""
+    return f", {found.least_share:.0%} of the time in exchanges{waited}"
 
 
 def _at_work(ran: api.Ran) -> str:
@@ -293,6 +308,7 @@ def run_summary(ran: api.Ran) -> dict[str, object]:
         "ratio_high": compared.high if compared is not None and known else None,
         "left_out_next": list(ran.outcome.short_of_memory),
         "joules": outcome.energy.joules,
+        "exchanges": None if outcome.exchanges is None else dataclasses.asdict(outcome.exchanges),
         "remarks": list(outcome.remarks),
         "processes": max(outcome.num_processes, 1),
         "run": ran.run,

@@ -161,4 +161,5 @@ def main() -> NoReturn:
     os._exit(code if code >= 0 else 128 - code)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ from flatout.energy import Energy
 from flatout.errors import FlatoutError
 from flatout.facts import Facts
 from flatout.run.guard import Decision
+from flatout.run.rank_watch import Exchanges
 from flatout.trace import Failure, Header
 
 
@@ -37,6 +38,7 @@ class Outcome:
         num_processes: Processes that trained, under a launcher.
         failed_rank: The rank that failed first, where that was not rank 0, how, and the end of what it said.
         ranks_problem: Why the script could not be run on ranks as one process would run it.
+        exchanges: What exchanging between ranks cost; None where the run was not divided.
         stacks: Where each rank stood when ranks waited for others that did not come.
         energy: What the machine used meanwhile, from the start of the process to its end.
     """
@@ -44,6 +46,7 @@ class Outcome:
     num_processes: int = 0
     failed_rank: tuple[int, str, str] | None = None
     ranks_problem: FlatoutError | None = None
+    exchanges: Exchanges | None = None
     stacks: dict[int, list[str]] = field(default_factory=dict)
     num_busy: int = 0
     """Pairs of windows of the check that others disturbed."""

@@ -41,6 +41,27 @@ class Hang:
     stacks: dict[int, list[str]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanges:
+    """What exchanging cost the ranks of this machine.
+
+    Attributes:
+        num: Exchanges of a rank.
+        least_share: Share of training that each rank spent in exchanges while it computed nothing: their own cost.
+        most_share: Of the rank that spent most: what is beyond the least, it waited for another one.
+        waited_for: The rank with the least.
+        compared_share: Share that comparing ranks took.
+        training_s: Seconds from the first divided call to the last exchange.
+    """
+
+    num: int
+    least_share: float
+    most_share: float
+    waited_for: int
+    compared_share: float
+    training_s: float
+
+
 class RankWatch:
     """Looks at the ranks of one run."""
 
@@ -89,6 +110,22 @@ class RankWatch:
             cause=f"rank {lost[0]} was at exchange {stand.num_begun:,} ({stand.name}), rank {well[0]} made "
             f"{ended.num_ended:,}: its data or its loop ended earlier",
             hint="what a script reads or draws must not depend on the process; seed it, or run it on one rank",
+        )
+
+    def exchanges(self) -> Exchanges | None:
+        """What exchanges cost the run; None where it did not get to train."""
+        stands = {rank: stand for rank, stand in self.stands().items() if stand.first_s}
+        if not stands:
+            return None
+        shares = {r: s.waited_s / max(s.since_s - s.first_s, 1e-9) for r, s in stands.items()}
+        waited_for = min(shares, key=lambda rank: shares[rank])
+        return Exchanges(
+            num=max(stand.num_ended for stand in stands.values()),
+            least_share=shares[waited_for],
+            most_share=max(shares.values()),
+            waited_for=waited_for,
+            compared_share=max(s.checked_s / max(s.since_s - s.first_s, 1e-9) for s in stands.values()),
+            training_s=max(stand.since_s - stand.first_s for stand in stands.values()),
         )
 
     def _told(self, stands: dict[int, Stand], now_s: float) -> ScriptError:
@@ -144,7 +181,7 @@ class RankWatch:
 def _main_thread(text: str) -> list[str]:
     r"""From what `faulthandler` wrote: the frames of the thread that was interrupted, without flatout's own.
 
-    >>> _main_thread('Current thread 0x1 (most recent call first):\\n  File "/a/train.py", line 3 in <module>\\n')
+    >>> _main_thread('Current thread 0x1 (most recent call first):\n  File "/a/train.py", line 3 in <module>\n')
     ['/a/train.py:3 in <module>']
     """
     found: list[str] = []
