@@ -283,8 +283,9 @@ def _devices(request: RunRequest, here: Here, say: Callable[[str], None]) -> tup
                 cause="levers are tried in one process, where no other rank waits for it",
                 hint="`flatout tune` first, then `flatout run --ranks`",
             )
-    devices = devices_for(request.ranks.num_ranks, here.machine(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    crowded = crowding(request.ranks.num_ranks, here.machine())
+    num = len(request.ranks.of_this_node)
+    devices = devices_for(num, here.machine(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    crowded = crowding(num, here.machine())
     if crowded is not None:
         say(crowded)
     return devices

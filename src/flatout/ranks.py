@@ -26,6 +26,9 @@ EXIT_ANEW = 115
 STACKS_SIGNAL = signal.SIGRTMAX - 7
 """Has a rank write its stacks; scripts have no handlers of their own for signals of that kind."""
 
+MEETING = "meeting-failed"
+"""Written by the launcher where machines did not find each other: why."""
+
 MODES = ("auto", "replicate")
 """How a model and its batch are divided."""
 
@@ -39,12 +42,28 @@ class Terms:
         mode: One of `MODES`.
         folder: The run folder on this machine.
         hang_timeout_s: After so many seconds without a rank the others end.
+        num_nodes: Machines.
+        node_rank: The number of this one, from 0.
+        rdzv_endpoint: `HOST:PORT` of machine 0, where machines meet; empty on one machine.
     """
 
     num_ranks: int
     mode: str = "auto"
     folder: str = ""
     hang_timeout_s: float = 300.0
+    num_nodes: int = 1
+    node_rank: int = 0
+    rdzv_endpoint: str = ""
+
+    @property
+    def of_this_node(self) -> range:
+        """The ranks of this machine.
+
+        >>> Terms(num_ranks=8, num_nodes=2, node_rank=1).of_this_node
+        range(4, 8)
+        """
+        num = self.num_ranks // self.num_nodes
+        return range(self.node_rank * num, (self.node_rank + 1) * num)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

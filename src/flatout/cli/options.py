@@ -117,6 +117,13 @@ def script_words(function: F, *, metavar: str = "SCRIPT [ARGUMENTS]...") -> F:
 
 def ranks(function: F) -> F:
     """On how many ranks, and how."""
+    function = click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where machines meet: at machine 0.")(function)
+    function = click.option("--node-rank", type=int, default=0, metavar="K", help="The number of this machine.")(
+        function
+    )
+    function = click.option("--nnodes", type=int, default=1, metavar="M", help="Machines; each has N / M ranks.")(
+        function
+    )
     function = click.option(
         "--hang-timeout", default="5m", show_default=True, metavar="TIME", help="End when a rank is silent so long."
     )(function)
@@ -126,7 +133,28 @@ def ranks(function: F) -> F:
     return click.option("--ranks", "num_ranks", type=int, default=1, metavar="N", help="Train on N ranks.")(function)
 
 
-def rank_terms(num_ranks: int, mode: str, hang_timeout: str) -> Terms | None:
+def nodes(num_ranks: int, nnodes: int, node_rank: int, rdzv_endpoint: str | None) -> dict[str, Any]:
+    """On which machines the ranks are.
+
+    Raises:
+        UsageError: They cannot be.
+    """
+    error = cause = ""
+    if nnodes < 1:
+        error, cause = f"`--nnodes {nnodes}` is not a number of machines", "there is at least this one"
+    elif nnodes > 1 and (num_ranks % nnodes or num_ranks < nnodes):
+        error, cause = f"{num_ranks} ranks are not {nnodes} times as many", "each machine has as many as the others"
+    elif not 0 <= node_rank < nnodes:
+        error, cause = f"`--node-rank {node_rank}` is none of {nnodes}", "machines are numbered from 0"
+    elif nnodes > 1 and (rdzv_endpoint is None or not re.fullmatch(r".+:[0-9]{1,5}", rdzv_endpoint)):
+        error, cause = "machines need a place to meet", "`--rdzv-endpoint` names machine 0 and a free port there"
+    if error:
+        example = "--ranks 16 --nnodes 2 --node-rank 0 --rdzv-endpoint HOST:29400"
+        raise UsageError(error, cause=cause, hint=f"e.g. `{example}`")
+    return {"num_nodes": nnodes, "node_rank": node_rank, "rdzv_endpoint": rdzv_endpoint or ""}
+
+
+def rank_terms(num_ranks: int, mode: str, hang_timeout: str, places: dict[str, Any]) -> Terms | None:
     """How a run is divided over ranks; None where it is one process.
 
     Raises:
@@ -137,7 +165,7 @@ def rank_terms(num_ranks: int, mode: str, hang_timeout: str) -> Terms | None:
             f"`--ranks {num_ranks}` is not a number of ranks", cause="one process is one rank", hint="e.g. `--ranks 2`"
         )
     limit_s = seconds(hang_timeout, "--hang-timeout")
-    return None if num_ranks == 1 else Terms(num_ranks=num_ranks, mode=mode, hang_timeout_s=limit_s)
+    return None if num_ranks == 1 else Terms(num_ranks=num_ranks, mode=mode, hang_timeout_s=limit_s, **places)
 
 
 def accept(function: F) -> F:

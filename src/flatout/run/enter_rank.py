@@ -41,7 +41,8 @@ def _environment(spec: dict[str, Any], rank: int) -> dict[str, str]:
     devices = spec["devices"]
     if devices:
         found["CUDA_VISIBLE_DEVICES"] = devices[int(os.environ["LOCAL_RANK"])]
-    found["FLATOUT_RANK_FOLDER"] = spec["folder"]
+    if rank != spec["ranks"][0]:
+        found["FLATOUT_RANK_FOLDER"] = spec["folder"]
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     found["FLATOUT_RANK"] = " ".join([str(os.getpid()), *(os.environ[name] for name in names)])
     return found
@@ -112,11 +113,17 @@ def _begins_anew(spec: dict[str, Any], rank: int, code: int, num: int) -> list[s
 
     A rank that ends before training, while rank 0 gets there, has met what rank 0 was just making.
     """
-    if not rank or not code or num >= MOST_LIVES or _first_is(spec, f"trains-{rank}", f"refusal-{rank}.json"):
+    if (
+        rank == spec["ranks"][0]
+        or not code
+        or num >= MOST_LIVES
+        or _first_is(spec, f"trains-{rank}", f"refusal-{rank}.json")
+    ):
         return None
-    while not _first_is(spec, "trains-0", "ended-0.json"):
+    leader = spec["ranks"][0]
+    while not _first_is(spec, f"trains-{leader}", f"ended-{leader}.json"):
         time.sleep(0.02)
-    if not _first_is(spec, "trains-0"):
+    if not _first_is(spec, f"trains-{leader}"):
         return None
     try:
         with open(f"{spec['folder']}/anew-{rank}.json") as file:
@@ -128,7 +135,7 @@ def _begins_anew(spec: dict[str, Any], rank: int, code: int, num: int) -> list[s
 def _wait_for_first(spec: dict[str, Any]) -> None:
     """A rank that fails lets rank 0 end by itself, which may be writing what it has trained."""
     until = time.monotonic() + spec["grace_s"]
-    while time.monotonic() < until and not _first_is(spec, "ended-0.json"):
+    while time.monotonic() < until and not _first_is(spec, f"ended-{spec['ranks'][0]}.json"):
         time.sleep(0.02)
 
 

@@ -119,7 +119,7 @@ def _run_ranks(what: Foreground, terms: Terms) -> Outcome:
         listener = _Listener(dataclasses.replace(what, command=tuple(start.launcher())), launch.session, ranks=watch)
         outcome = listener.watch(None)
         outcome.exchanges = watch.exchanges()
-        outcome.ranks_problem = start.problem() or watch.ended_early()
+        outcome.ranks_problem = start.problem() or watch.ended_early() or watch.lost_elsewhere()
         if watch.hang is not None:
             outcome.ranks_problem, outcome.stacks = watch.hang.error, watch.hang.stacks
         elif outcome.ranks_problem is None:
@@ -150,6 +150,8 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
         flatout_started_s=time.perf_counter(),
     )
     variables: dict[str, str] = {}
+    if what.ranks is not None and not os.environ.get("PYTHONHASHSEED"):
+        variables["PYTHONHASHSEED"] = "1"  # sets are gone through in the same order on all ranks
     for name, settings in what.levers.items():
         variables.update(what.registry[name].environment(settings))
     launch = Launch(command=what.command, session=session, run_folder=what.run_folder, name="run", folder=Path())

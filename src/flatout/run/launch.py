@@ -29,7 +29,8 @@ POLL_S = 0.02
 
 #: Variables that have done their work when the process has started: the bootstrap puts the user's in their place, for
 #: the script and for what it starts. It knows these names as well.
-READ_AT_START = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD")
+READ_AT_START = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD",
+                 "PYTHONHASHSEED")  # fmt: skip
 
 
 @dataclass(kw_only=True, eq=False)

@@ -11,11 +11,12 @@ import logging
 import os
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from flatout import lifeline
-from flatout.ranks import EXIT_LOST, ended_file
+from flatout.ranks import EXIT_LOST, MEETING, ended_file
 from flatout.run.exit_status import leave_as
 
 ENTER_RANK = Path(__file__).with_name("enter_rank.py")
@@ -40,14 +41,18 @@ def _launched(spec: dict[str, Any], path: Path) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
+    if spec["num_nodes"] > 1:  # that the name of another machine is not known is no news
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN_S)
+    alone = spec["num_nodes"] == 1
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=spec["local_ranks"],
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        min_nodes=spec["num_nodes"],
+        max_nodes=spec["num_nodes"],
+        nproc_per_node=len(spec["ranks"]),
+        run_id=uuid.uuid4().hex if alone else "flatout",
+        rdzv_backend="c10d" if alone else "static",
+        rdzv_endpoint="localhost:0" if alone else spec["rdzv_endpoint"],
+        rdzv_configs={} if alone else {"rank": spec["node_rank"], "timeout": int(spec["meet_s"])},
         max_restarts=0,
         monitor_interval=MONITOR_EVERY_S,
     )
@@ -59,12 +64,15 @@ def _launched(spec: dict[str, Any], path: Path) -> int:
         otherwise = problem.get_first_failure()[1].exitcode
     except SignalException as signal:
         otherwise = -int(signal.sigval)
-    return _status(Path(spec["folder"]), spec["num_ranks"], otherwise)
+    except Exception as problem:  # noqa: BLE001  torch elastic raises errors of many kinds where nobody is met
+        place = Path(spec["folder"]) / MEETING
+        place.write_text(f"{type(problem).__name__}: {problem}", encoding="utf-8")
+    return _status(Path(spec["folder"]), spec["ranks"], otherwise)
 
 
-def _status(folder: Path, num_ranks: int, otherwise: int) -> int:
+def _status(folder: Path, ranks: Sequence[int], otherwise: int) -> int:
     """The exit status of the run: rank 0's where it ended by itself, else that of the first that failed."""
-    found = {rank: end for rank in range(num_ranks) if (end := _read(ended_file(folder, rank))) is not None}
+    found = {rank: end for rank in ranks if (end := _read(ended_file(folder, rank))) is not None}
     first = found.get(0)
     if first is not None and first["code"] != EXIT_LOST:
         return int(first["code"])

@@ -22,9 +22,9 @@ SLACK_S = 0.01
 """Clocks of files are coarse."""
 
 
-def arm(folder: str, rank: int, port: int) -> None:
-    """Watch over this process until it trains, or until rank 0 does."""
-    setup = _Setup(Path(folder), rank, port)
+def arm(folder: str, rank: int, local: int, port: int) -> None:
+    """Watch over this process until it trains, or until rank 0 does (on another machine its first rank)."""
+    setup = _Setup(Path(folder), rank, rank - local, port)
     if not setup.is_over():
         sys.addaudithook(setup.audit)
     former = sys.excepthook
@@ -38,8 +38,8 @@ def arm(folder: str, rank: int, port: int) -> None:
 
 
 class _Setup:
-    def __init__(self, folder: Path, rank: int, port: int) -> None:
-        self._folder, self._rank, self._port = folder, rank, port
+    def __init__(self, folder: Path, rank: int, leader: int, port: int) -> None:
+        self._folder, self._rank, self._leader, self._port = folder, rank, leader, port
         self._own: set[str] = set()
         """Files that this process has written."""
         self._started_s = time.time() - SLACK_S
@@ -49,7 +49,7 @@ class _Setup:
     def is_over(self) -> bool:
         """Whether rank 0 trains, or this rank does."""
         if not self._is_over:
-            self._is_over = any(trains_file(self._folder, rank).exists() for rank in (0, self._rank))
+            self._is_over = any(trains_file(self._folder, rank).exists() for rank in (self._leader, self._rank))
         return self._is_over
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from flatout.ceilings import Machine
 from flatout.errors import FlatoutError, MachineError, ScriptError, UsageError
-from flatout.ranks import Terms, ended_file, errors_file, refusal_file
+from flatout.ranks import MEETING, Terms, ended_file, errors_file, refusal_file
 from flatout.run import isolation
 from flatout.run.launch import tail
 from flatout.run.rank_watch import own_end, said
@@ -78,8 +78,11 @@ class Start:
             "launchers": _LAUNCHERS,
             "hidden": {name: os.environ[name] for name in _LAUNCHERS if name in os.environ},
             "folder": self.terms.folder,
-            "num_ranks": self.terms.num_ranks,
-            "local_ranks": self.terms.num_ranks,
+            "ranks": list(self.terms.of_this_node),
+            "num_nodes": self.terms.num_nodes,
+            "node_rank": self.terms.node_rank,
+            "rdzv_endpoint": self.terms.rdzv_endpoint,
+            "meet_s": self.terms.hang_timeout_s,
             "isolations": isolations,
             "grace_s": GRACE_S,
             "devices": list(self.devices),
@@ -92,7 +95,7 @@ class Start:
         return [sys.executable, "-c", _LAUNCH, str(path)]
 
     def _scratches(self) -> list[Path]:
-        return [self.folder / f"scratch-rank-{rank}" for rank in range(self.terms.num_ranks)]
+        return [self.folder / f"scratch-rank-{rank}" for rank in self.terms.of_this_node]
 
     def clean(self) -> None:
         """Remove what ranks above 0 have written."""
@@ -102,11 +105,18 @@ class Start:
 
     def problem(self) -> FlatoutError | None:
         """Why the run could not be divided; None where it could."""
-        for rank in range(self.terms.num_ranks):
+        for rank in self.terms.of_this_node:
             found = _read(refusal_file(self.folder, rank))
             if found is not None:
                 return ScriptError(found["error"], cause=found["cause"], hint=found["hint"])
-        for rank, scratch in enumerate(self._scratches()):
+        with contextlib.suppress(OSError):
+            return MachineError(
+                f"the machines did not meet at `{self.terms.rdzv_endpoint or 'localhost'}`",
+                cause=(self.folder / MEETING).read_text(encoding="utf-8").splitlines()[0],
+                hint="machine 0 is to be up, with the port free there and reachable from the others; "
+                "`--hang-timeout` says how long to wait",
+            )
+        for rank, scratch in zip(self.terms.of_this_node, self._scratches(), strict=True):
             end = _read(ended_file(self.folder, rank))
             refused = isolation.refusal(scratch) if rank and end and end["code"] == isolation.EXIT_REFUSED else None
             if refused is not None:

@@ -86,13 +86,13 @@ class RankWatch:
 
     def stands(self) -> dict[int, Stand]:
         """Where each rank stands that has joined."""
-        found = {rank: read(page_file(self._folder, rank)) for rank in range(self._terms.num_ranks)}
+        found = {rank: read(page_file(self._folder, rank)) for rank in self._terms.of_this_node}
         return {rank: stand for rank, stand in found.items() if stand is not None}
 
     def ends(self) -> dict[int, dict[str, Any]]:
         """How ranks have ended."""
         found = {}
-        for rank in range(self._terms.num_ranks):
+        for rank in self._terms.of_this_node:
             with contextlib.suppress(OSError, ValueError):
                 found[rank] = json.loads(ended_file(self._folder, rank).read_text(encoding="utf-8"))
         return found
@@ -128,6 +128,19 @@ class RankWatch:
             training_s=max(stand.since_s - stand.first_s for stand in stands.values()),
         )
 
+    def lost_elsewhere(self) -> ScriptError | None:
+        """That a rank of another machine has ended, while those of this one waited for it."""
+        ends = self.ends()
+        if self._terms.num_nodes == 1 or not ends or any(end["code"] != EXIT_LOST for end in ends.values()):
+            return None
+        stands = self.stands()
+        name = next((stand.name for stand in stands.values()), "an exchange")
+        return ScriptError(
+            "a rank of another machine has ended",
+            cause=f"the ranks of this machine were in an exchange with it: {name}",
+            hint="what it had to say stands on its machine",
+        )
+
     def _told(self, stands: dict[int, Stand], now_s: float) -> ScriptError:
         most = max(stand.num_begun for stand in stands.values())
         late = sorted(rank for rank, stand in stands.items() if stand.num_begun < most)
@@ -149,10 +162,12 @@ class RankWatch:
                 cause="; ".join(f"rank {rank}: {stand.name}" for rank, stand in sorted(stands.items())),
                 hint="the script takes other branches on other ranks; run it on one rank",
             )
+        others = self._terms.num_nodes > 1
         return ScriptError(
-            f"all ranks wait in the same exchange for {silent_s:.0f} s",
-            cause=f"exchange {most:,}, {first.name}: what connects the ranks does not answer",
-            hint="the stacks of all ranks are above",
+            f"all ranks{' of this machine' * others} wait in the same exchange for {silent_s:.0f} s",
+            cause=f"exchange {most:,}, {first.name}: "
+            + ("a rank of another machine does not come" if others else "what connects the ranks does not answer"),
+            hint="the stacks of all ranks are above" + (", and what the other machines say" if others else ""),
         )
 
     def _own_place(self, rank: int) -> str:
@@ -161,7 +176,7 @@ class RankWatch:
         return "" if own is None else f" at {own}"
 
     def _stacks(self) -> dict[int, list[str]]:
-        return {rank: self._stacks_of(rank) for rank in range(self._terms.num_ranks)}
+        return {rank: self._stacks_of(rank) for rank in self._terms.of_this_node}
 
     def _stacks_of(self, rank: int) -> list[str]:
         """The main thread's lines, as the rank writes them when it is told to."""

@@ -15,7 +15,8 @@ import sys
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _AWAITED = ("torch", "subprocess")
-_READ_AT_START = (b"LD_PRELOAD", b"GLIBC_TUNABLES", b"MALLOC_CONF", b"TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD")
+_READ_AT_START = (b"LD_PRELOAD", b"GLIBC_TUNABLES", b"MALLOC_CONF", b"TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD",
+                  b"PYTHONHASHSEED")  # fmt: skip
 _kept = {}  # what we took out of `os.environ`, as bytes
 
 
@@ -236,13 +237,13 @@ def _hide():
 
 def _set_up_as_rank(words, folder):
     """Let rank 0 go first where two had better not do the same."""
-    if folder is None or words[1] == b"0":
+    if folder is None:
         return
     try:
         _load_flatout()
         from flatout.run.rank_setup import arm
 
-        arm(os.fsdecode(folder), int(words[1]), int(words[6]))
+        arm(os.fsdecode(folder), int(words[1]), int(words[2]), int(words[6]))
     except Exception as problem:  # noqa: BLE001  then it sets up as rank 0 does
         if os.environ.get("FLATOUT_DEBUG"):
             sys.stderr.write(f"{type(problem).__name__}: {problem}\n")

@@ -232,7 +232,7 @@ class _Call:
         found = []
         dims = [dim for tensor, dim in zip(share.inputs, share.dims, strict=True) if tensor.requires_grad]
         for tensor, dim in zip(self.entered, dims, strict=True):
-            mine = tensor.grad if tensor.grad is not None else torch.zeros_like(tensor)
+            mine = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad / group.world
             if dim is None:
                 found.append(group.sum(mine.clone(), "gradient of an input"))
                 continue

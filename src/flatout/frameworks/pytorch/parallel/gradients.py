@@ -110,11 +110,16 @@ class Aliases:
     ) -> list[torch.Tensor | None]:
         """Go back through a divided call: the gradients of the parameters, summed over ranks.
 
+        The reducer takes the mean over ranks. A hook of ours in its place would run in a thread that may still need
+        the interpreter when the process ends, and abort it; so gradients go in `world` times as large, which is exact
+        where that is a power of two. Those of the inputs come out as large.
+
         Args:
             outputs: What it computed here.
             gradients: Theirs.
             keep: Whether the graph is gone through again.
         """
+        gradients = [gradient * self._group.world for gradient in gradients]
         if not outputs:  # nothing of this rank's counts: it has zeros to add
             with torch.enable_grad():
                 outputs = [sum(((a * 0).sum() for a in self.used), torch.zeros(()))]
@@ -140,7 +145,6 @@ class Aliases:
             )
             processes = self._group.processes
             self._reducer = dist.Reducer(backwards, buckets, limits, processes, dense, BUCKET_BYTES, True, False)
-            dist._register_comm_hook(self._reducer, processes, _summed)
         return self._reducer
 
 
@@ -171,16 +175,6 @@ def have_warned(group: Group) -> None:
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
         _Warned.apply(torch.zeros(1, requires_grad=True), group).backward()
-
-
-def _summed(processes: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """What the reducer does with a full bucket; left to itself it would divide by the number of ranks."""
-    future = processes.allreduce([bucket.buffer()]).get_future()
-    return future.then(_first)
-
-
-def _first(future: Any) -> torch.Tensor:
-    return future.value()[0]
 
 
 def _alias(parameter: nn.Parameter) -> nn.Parameter:

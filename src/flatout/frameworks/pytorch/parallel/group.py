@@ -8,6 +8,7 @@ the world and where the others meet. Out: collectives, each with a time limit an
 from __future__ import annotations
 
 import pickle
+import socket
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -135,10 +136,23 @@ class Group:
 def _process_group(store: Any, me: RankPlace, limit: timedelta) -> Any:
     """A process group with gloo for the CPU; it is registered nowhere."""
     group = dist.ProcessGroup(store, me.rank, me.world)
-    backend = dist.ProcessGroupGloo(store, me.rank, me.world, limit)
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=_own_address(me))]
+    options._timeout = limit
+    backend = dist.ProcessGroupGloo(store, me.rank, me.world, options)
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     return group
+
+
+def _own_address(me: RankPlace) -> str:
+    """The address of this machine that leads to where ranks meet; nothing is sent to find it."""
+    if me.local_world == me.world:
+        return "127.0.0.1"
+    family, kind, number, _, address = socket.getaddrinfo(me.host, me.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, number) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
 
 
 def _from(source: int) -> Any:

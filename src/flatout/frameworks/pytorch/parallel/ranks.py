@@ -7,10 +7,13 @@ the run where they cannot be divided, before anything was trained.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import functools
+import hashlib
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +22,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from flatout import __version__
 from flatout.frameworks.pytorch.calls import Calls, OuterCall
 from flatout.frameworks.pytorch.parallel import equality
 from flatout.frameworks.pytorch.parallel.division import Division
@@ -62,10 +66,23 @@ class Ranks:
         self._patch: Patch | None = None
         self._refusals: list[Patch] = []
         self._trains = self._has_divided = False
+        self._same_code()
         self._same_start()
         atexit.register(self._close)
 
     # -- start ---------------------------------------------------------------------------------------------------
+
+    def _same_code(self) -> None:
+        """Machines may have other versions, or another copy of the script."""
+        mine = _code()
+        first = self.group.of_first(_code, "code")
+        other = next((name for name in mine if mine[name] != first.get(name)), None)
+        if other is not None:
+            refuse(
+                self._terms, self.group.rank, f"rank {self.group.rank} has another {other} than rank 0",
+                cause=f"{other} there: {first.get(other)}, here: {mine[other]}",
+                hint="the same script and the same versions are needed on all machines",
+            )  # fmt: skip
 
     def _same_start(self) -> None:
         """Numbers that nobody has seeded are drawn from the system: let them be those of rank 0."""
@@ -187,6 +204,17 @@ class Ranks:
             if any(_has_ended(ended_file(place, r)) for r in range(self.group.world) if r != self.group.rank):
                 leave(EXIT_LOST)
             time.sleep(0.05)
+        if self._terms.num_nodes > 1:
+            leave(EXIT_LOST)
+
+
+def _code() -> dict[str, str]:
+    """What must be the same on all machines."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    found = {"Python": sys.version.split()[0], "PyTorch": str(torch.__version__), "flatout": __version__}
+    with contextlib.suppress(OSError, TypeError):
+        found["script"] = hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()  # type: ignore[arg-type]
+    return found
 
 
 def _has_ended(path: Path) -> bool:
