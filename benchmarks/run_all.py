@@ -16,6 +16,7 @@ SCRIPTS = (
     "speedups.py",
     "watched.py",
     "learned.py",
+    "ranks.py",
 )
 
 if __name__ == "__main__":

@@ -1,0 +1,80 @@
+"""A training of 200 steps: plainly, by hand with DistributedDataParallel under torchrun, or with each batch in N parts.
+
+    python ranked.py MODEL OPTIMIZER [--steps 200] [--parts N] [--save FILE] [--times]
+
+As a script of one process (for `flatout run --ranks`) it knows nothing of ranks; `--by-hand` is what an expert writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def model_of(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """A model, inputs and targets of one batch after the other: (number of batches, batch, ...)."""
+    torch.manual_seed(0)
+    if name == "mlp":
+        model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+        return model, torch.randn(20, 128, 256), torch.randint(0, 10, (20, 128))
+    if name == "convolutions":
+        model = nn.Sequential(
+            nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, padding=1), nn.ReLU(),
+            nn.Conv2d(64, 64, 3, 2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 64, 10),
+        )  # fmt: skip
+        return model, torch.randn(20, 64, 3, 32, 32), torch.randint(0, 10, (20, 64))
+    layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+    model = nn.Sequential(nn.Linear(32, 128), encoder, nn.Linear(128, 10))
+    return model, torch.randn(20, 32, 64, 32), torch.randint(0, 10, (20, 32, 64))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", choices=("mlp", "convolutions", "transformer"))
+    parser.add_argument("optimizer", choices=("sgd", "adamw"))
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--parts", type=int, default=1, help="sum the gradients of each batch in so many parts")
+    parser.add_argument("--by-hand", action="store_true")
+    parser.add_argument("--save")
+    parser.add_argument("--times", action="store_true", help="print the seconds of each step")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    model, inputs, targets = model_of(arguments.model)
+    plain, rank, world = model, 0, 1
+    if arguments.by_hand:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        rank, world = dist.get_rank(), dist.get_world_size()
+        model = nn.parallel.DistributedDataParallel(model)
+    parameters = model.parameters()
+    if arguments.optimizer == "sgd":
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+    else:
+        optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+    num = inputs.shape[1]
+    low, high = num * rank // world, num * (rank + 1) // world
+    seconds = []
+    for step in range(arguments.steps):
+        begun_s = time.perf_counter()
+        x, y = inputs[step % len(inputs), low:high], targets[step % len(inputs), low:high]
+        optimizer.zero_grad()
+        for part_x, part_y in zip(x.chunk(arguments.parts), y.chunk(arguments.parts), strict=True):
+            loss = F.cross_entropy(model(part_x).flatten(0, -2), part_y.flatten()) * (len(part_x) / len(x))
+            loss.backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - begun_s)
+    if rank == 0 and arguments.save:
+        torch.save(plain.state_dict(), arguments.save)
+    if rank == 0 and arguments.times and not os.environ.get("QUIET"):
+        print("times", *(f"{s:.6f}" for s in seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
