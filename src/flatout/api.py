@@ -230,6 +230,8 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     chosen, learner = _chosen(request, here, say)
     if chosen.misfits and request.recheck and request.script is not None:
         chosen = _recheck(chosen, request, say, show)
+    if request.ranks is not None and request.levers is None:  # what the user names stays
+        chosen = running.for_ranks(chosen)
     with folder.for_run(request.script.stem if request.script else "exec") as (run_folder, problem):
         if run_folder is None:  # levers reach the script through files
             chosen = Engagement(line="running plainly")
@@ -284,11 +286,9 @@ def _devices(request: RunRequest, here: Here, say: Callable[[str], None]) -> tup
                 hint="`flatout tune` first, then `flatout run --ranks`",
             )
     num = len(request.ranks.of_this_node)
-    devices = devices_for(num, here.machine(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    crowded = crowding(num, here.machine())
-    if crowded is not None:
+    if (crowded := crowding(num, here.machine())) is not None:
         say(crowded)
-    return devices
+    return devices_for(num, here.machine(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _chosen(request: RunRequest, here: Here, say: Callable[[str], None]) -> tuple[Engagement, Learner | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flatout import plan_file
@@ -98,6 +98,19 @@ def engagement(wish: Wish, here: Here) -> Engagement:
             raise
         return Engagement(line=f"{problem.error}; running plainly")
     return _fitting(plan, path, wish, here)
+
+
+OF_ONE_PROCESS = ("threads", "interop_threads", "cpu_affinity", "numa")
+"""Levers that deal out the cores of a machine to one process: each of several ranks would take them all."""
+
+
+def for_ranks(chosen: Engagement) -> Engagement:
+    """The engagement without what a plan found for the cores of one process."""
+    left_out = [name for name in OF_ONE_PROCESS if name in chosen.levers]
+    if not left_out:
+        return chosen
+    levers = {name: settings for name, settings in chosen.levers.items() if name not in left_out}
+    return replace(chosen, levers=levers, line=f"{chosen.line}; without {', '.join(left_out)}: ranks share the cores")
 
 
 def _as_named(levers: Levers, wish: Wish, here: Here) -> Engagement:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout import api, launched, measuring, plan_file
+from flatout import api, launched, measuring, plan_file, running
 from flatout.ceilings import Accelerator
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
 from flatout.frameworks.pytorch import levers as pytorch_levers
@@ -416,3 +416,11 @@ def test_input_stands_for_what_this_machine_can_have_and_the_machine_is_asked_fo
     with pytest.raises(FlatoutError) as caught:
         engagement(Wish(levers=named), here(registry=levers))
     assert "cannot be engaged on this machine" in caught.value.error and "CUDA" in caught.value.cause
+
+
+def test_what_a_plan_found_for_the_cores_of_one_process_is_left_out_on_ranks():
+    plan = running.Engagement(levers={"threads": {"num": 2}, "bf16": {}}, line="2 levers from flatout.toml")
+    found = running.for_ranks(plan)
+    assert found.levers == {"bf16": {}}
+    assert found.line.endswith("; without threads: ranks share the cores")
+    assert running.for_ranks(found) is found

@@ -229,7 +229,9 @@ def _measured(ran: api.Ran) -> str:
         if outcome.num_busy > len(outcome.plan_s):
             return "; not checked: other processes used the CPU"
         why = "its levers cannot be toggled within a run"
-        if held != ran.levers:
+        if ran.num_ranks > 1:
+            why = "ranks toggle nothing, for they would wait for each other"
+        elif held != ran.levers:
             why = "`--fixed` toggles nothing" if ran.fixed else "the run was too short"
         return f"; not checked: {why}" if plan is None else f"; rests on the recorded {plan.ratio:.2f}x: {why}"
     toggled = ", ".join(name for name in ran.levers if name not in held) if held else "the plan"
