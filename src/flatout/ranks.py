@@ -10,9 +10,10 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 EXIT_REFUSED = 113
 """A rank ends so where the script cannot be divided; `refusal-N.json` says why."""
@@ -25,6 +26,9 @@ EXIT_ANEW = 115
 
 STACKS_SIGNAL = signal.SIGRTMAX - 7
 """Has a rank write its stacks; scripts have no handlers of their own for signals of that kind."""
+
+ELASTIC_LOGS = "elastic"
+"""A folder that the launcher needs; nothing is written to it."""
 
 MEETING = "meeting-failed"
 """Written by the launcher where machines did not find each other: why."""
@@ -132,6 +136,19 @@ def trains_file(folder: Path, rank: int) -> Path:
 def anew_file(folder: Path, rank: int) -> Path:
     """Written by a rank that is to begin anew: paths to `hide` from it, which rank 0 has made."""
     return folder / f"anew-{rank}.json"
+
+
+def was_ended(ends: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Whether rank 0 was ended because another one had failed before, and so did not fail by itself.
+
+    >>> was_ended({0: {"code": -15, "unix_s": 9.0}, 1: {"code": 1, "unix_s": 1.0}})
+    True
+    """
+    first = ends.get(0)
+    if first is None or first["code"] not in (-signal.SIGTERM, -signal.SIGKILL):
+        return False
+    own = (end for rank, end in ends.items() if rank and end["code"] not in (0, EXIT_LOST, EXIT_REFUSED))
+    return any(end["unix_s"] < first["unix_s"] for end in own)
 
 
 def errors_file(folder: Path, rank: int) -> Path:

@@ -77,7 +77,7 @@ def _start(spec: dict[str, Any], rank: int, isolation: list[str] | None) -> int:
         with open(f"{spec['folder']}/pid-{rank}", "w") as file:
             file.write(str(os.getpid()))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, signal.SIG_IGN if number.name in spec["ignored"] else signal.SIG_DFL)
         if rank:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
             os.dup2(_stdin(spec), 0)
@@ -99,9 +99,12 @@ def _stdin(spec: dict[str, Any]) -> int:
 
 def _write(path: str, value: Any) -> None:
     part = path + ".part"
-    with open(part, "w") as file:
-        json.dump(value, file)
-    os.rename(part, path)
+    try:
+        with open(part, "w") as file:
+            json.dump(value, file)
+        os.rename(part, path)
+    except OSError:  # a full disk: nobody learns of it
+        return
 
 
 def _first_is(spec: dict[str, Any], *states: str) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import signal
 import stat
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +20,7 @@ from typing import Any
 
 from flatout.ceilings import Machine
 from flatout.errors import FlatoutError, MachineError, ScriptError, UsageError
-from flatout.ranks import MEETING, Terms, ended_file, errors_file, refusal_file
+from flatout.ranks import ELASTIC_LOGS, MEETING, Terms, ended_file, errors_file, refusal_file, was_ended
 from flatout.run import isolation
 from flatout.run.launch import tail
 from flatout.run.rank_watch import own_end, said
@@ -29,6 +31,8 @@ GRACE_S = 8.0
 
 _LAUNCH = "import sys; sys.path.pop(0); from flatout.run.rank_launcher import main; main(sys.argv[1])"
 """Without the working folder among the places of modules: a file of the user's there is not for the launcher."""
+
+_CATCHABLE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 _LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK",
               "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE",
@@ -85,6 +89,7 @@ class Start:
             "meet_s": self.terms.hang_timeout_s,
             "isolations": isolations,
             "grace_s": GRACE_S,
+            "ignored": [s.name for s in _CATCHABLE if signal.getsignal(s) == signal.SIG_IGN],
             "devices": list(self.devices),
             "of_others": QUIET_TRACKERS,
             "stdin": _stdin(),
@@ -102,6 +107,12 @@ class Start:
         for scratch in self.folder.glob("scratch-rank-*"):
             with contextlib.suppress(FlatoutError, OSError):
                 isolation.discard(scratch)
+        shutil.rmtree(self.folder / ELASTIC_LOGS, ignore_errors=True)
+        ends = [_read(ended_file(self.folder, rank)) for rank in self.terms.of_this_node]
+        if all(end is not None and end["code"] == 0 for end in ends):
+            for path in (*self.folder.glob("output-rank-*.log"), *self.folder.glob("errors-rank-*.log")):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def problem(self) -> FlatoutError | None:
         """Why the run could not be divided; None where it could."""
@@ -121,14 +132,17 @@ class Start:
             refused = isolation.refusal(scratch) if rank and end and end["code"] == isolation.EXIT_REFUSED else None
             if refused is not None:
                 return MachineError(
-                    "ranks cannot be kept from your files on this machine", cause=refused.cause, hint=refused.hint
-                )
+                    "ranks cannot be kept from your files on this machine", cause=refused.cause,
+                    hint="allow what the cause names; ranks that write to your folders all at once would damage files",
+                )  # fmt: skip
         return None
 
     def failed(self, ends: Mapping[int, Mapping[str, Any]]) -> tuple[int, str, str] | None:
         """The rank that failed first, where that was not rank 0, how, and the end of what it had to say."""
         own = {rank: end for rank, end in ends.items() if own_end(dict(end))}
-        if not own or 0 in own:
+        if was_ended(ends):
+            own.pop(0)
+        if not own or 0 in own or (0 in ends and ends[0]["code"] == 0):
             return None
         first = min(own, key=lambda rank: float(own[rank]["unix_s"]))
         return first, said(int(own[first]["code"])), tail(errors_file(self.folder, first))

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,8 @@ LOOK_EVERY_S = 0.5
 STACKS_S = 2.0
 """So long a rank may take to write its stacks."""
 
-MOST_FRAMES = 12
+OUTLIVED_S = 10.0
+"""So long other ranks may take to end after rank 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +79,23 @@ class RankWatch:
         if self.hang is not None or now_s < self._next_s:
             return False
         self._next_s = now_s + LOOK_EVERY_S
+        self._end_what_outlives_rank_0()
         stands = self.stands()
         waiting = [rank for rank, stand in stands.items() if stand.waits]
         if not waiting or any(now_s - stand.since_s < self._terms.hang_timeout_s for stand in stands.values()):
             return False
         self.hang = Hang(error=self._told(stands, now_s), stacks=self._stacks())
         return True
+
+    def _end_what_outlives_rank_0(self) -> None:
+        """Once rank 0 has ended, nothing that others do is of use."""
+        ends = self.ends()
+        if 0 not in ends or time.time() - float(ends[0]["unix_s"]) < OUTLIVED_S:
+            return
+        for rank in self._terms.of_this_node:
+            if rank not in ends:
+                with contextlib.suppress(OSError, ValueError):
+                    os.kill(int(pid_file(self._folder, rank).read_text()), signal.SIGKILL)
 
     def stands(self) -> dict[int, Stand]:
         """Where each rank stands that has joined."""
@@ -142,6 +155,7 @@ class RankWatch:
         )
 
     def _told(self, stands: dict[int, Stand], now_s: float) -> ScriptError:
+        stands = {rank: stands.get(rank, Stand()) for rank in self._terms.of_this_node}  # some have not joined yet
         most = max(stand.num_begun for stand in stands.values())
         late = sorted(rank for rank, stand in stands.items() if stand.num_begun < most)
         waiting = sorted(rank for rank, stand in stands.items() if stand.num_begun == most and stand.waits)

@@ -177,8 +177,6 @@ class PyTorch:
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer makes its first update, or has groups that it had not."""
-        if self.ranks is not None:
-            self.ranks.about_to_update()
         if not any(o is optimizer for o in self.session.optimizers):
             self.session.add_optimizer(optimizer)
         self._look_for([p for group in optimizer.param_groups for p in group["params"]])
@@ -229,6 +227,8 @@ class PyTorch:
 
     def _settle(self) -> None:
         self._num_settling += 1
+        if self.ranks is not None and self._num_settling == 1:
+            self.ranks.after_first_step()
         self.session.page_faults.note(first=self._num_settling == 1)
         for call in self.calls.found:
             call.end_step()

@@ -89,7 +89,9 @@ class Share:
 def candidates(whole: torch.Tensor, mine: torch.Tensor, share: Share, rank: int) -> list[Rule]:
     """Rules that fit the shapes, the likeliest first."""
     if whole.shape == mine.shape:
-        return [Rule("same"), *_by_elements(share), Rule("mean"), Rule("sum")]
+        # What is the same everywhere is its own mean, too; a rule of its own is for what has no mean.
+        means = [*_by_elements(share), Rule("mean")] if whole.is_floating_point() else [Rule("same")]
+        return [*means, Rule("sum")]
     if whole.dim() != mine.dim():
         return []
     shrunk = [dim for dim in range(whole.dim()) if whole.shape[dim] != mine.shape[dim]]
@@ -147,6 +149,15 @@ def gradient_of(rule: Rule, whole: torch.Tensor, share: Share, rank: int, world:
         return whole
     weight = share.weight(rule, rank)
     return whole * weight if weight else None
+
+
+def laid_out_as(whole: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
+    """The whole output with its dimensions in memory in the order of those of a part."""
+    if mine.is_contiguous() or mine.dim() != whole.dim():
+        return whole
+    order = sorted(range(mine.dim()), key=lambda dim: (-mine.stride()[dim], dim))
+    back = sorted(range(mine.dim()), key=lambda place: order[place])
+    return whole.permute(order).contiguous().permute(back)
 
 
 def shape_at(rule: Rule, mine: torch.Tensor, share: Share, rank: int) -> tuple[int, ...]:

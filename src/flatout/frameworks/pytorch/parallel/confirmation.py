@@ -23,6 +23,7 @@ from flatout.frameworks.pytorch.parallel.draws import Noise, Silence
 from flatout.frameworks.pytorch.parallel.group import Lost
 from flatout.frameworks.pytorch.parallel.pattern import Check, Computed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.skeleton import has_numbers_of_floats, skeleton
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
 
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 MOST_TIMES_ROUNDING = 5.0
 """Gradients of parts may differ from those of the whole by so many times what rounding changes."""
 
-MOST_ROUNDING = 0.5
-"""Where rounding changes gradients by more, nothing can be told from them."""
+NEGLIGIBLE = 1e-6
+"""What is smaller beside the norm of all gradients is rounding."""
 
 
 class Confirmation:
@@ -42,6 +43,7 @@ class Confirmation:
     def __init__(self, division: Division) -> None:
         self._division = division
         self._group, self.aliases = division.group, division.aliases
+        self._decided = True
 
     def confirmed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], known: Pattern | None
@@ -55,7 +57,7 @@ class Confirmation:
                 "random numbers",
                 hint="seed what draws (`random`, `numpy.random.default_rng(seed)`), or run it on one rank",
             )
-        different = equality.make_equal(module, group)
+        different = equality.make_equal(module, group) if known is None else []  # later the running check tells
         if different:
             self._division.remarks.append(
                 f"`{self._division.name}`: {' and '.join(different)} of rank 0 were given to all ranks"
@@ -63,16 +65,26 @@ class Confirmation:
         kept = ModuleState(module), RandomStates()
         silence = Silence()
         versions = [t._version for t in inputs]
+        kept_before = _kept_graphs(module)
         new_args, new_kwargs, entered = _cut_off(args, kwargs)
         with self._apart(), silence.on(module), self.aliases.in_place():
-            whole = tensors_of(self._division.compute(*new_args, **new_kwargs))
+            value = self._division.compute(*new_args, **new_kwargs)
+            whole = tensors_of(value)
+        stray = _kept_graphs(module) - kept_before
+        if stray and known is None:
+            raise self._division.refused(f"it keeps a tensor that is to be trained as its attribute `{min(stray)}`")
+        if has_numbers_of_floats(value):
+            raise self._division.refused("it returns a number that is no tensor, which may be that of a part")
+        if known is None and _hooked(module):
+            text = "hooks on its inner modules see a rank's part of the batch"
+            self._division.remarks.append(f"`{self._division.name}`: {text}")
         if versions != [t._version for t in inputs]:
             raise self._division.refused("it writes into its inputs")
         after = _remembered(module)
         reasons: list[str] = []
         for cut in [known.cut] if known is not None else guesses(inputs, group.world):
             _restore(kept)
-            found, mine, why = self._attempt(cut, args, kwargs, inputs, whole, silence)
+            found, mine, why = self._attempt(cut, args, kwargs, inputs, (whole, skeleton(value)), silence)
             if found is not None and not _is_remembered(after, module):
                 why = "what it remembers of a batch (its buffers) depends on other samples"
                 found = None
@@ -85,8 +97,8 @@ class Confirmation:
         raise self._division.refused(cause or "none of its inputs has a dimension that counts samples")
 
     def _attempt(
-        self, cut: Cut, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], whole: list[torch.Tensor],
-        silence: Silence,
+        self, cut: Cut, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor],
+        wanted: tuple[list[torch.Tensor], str], silence: Silence,
     ) -> tuple[Pattern | None, Any, str]:  # fmt: skip
         group = self._group
         num = cut.num_samples(inputs)
@@ -95,6 +107,7 @@ class Confirmation:
         share = Share.of(inputs, cut.dims, num, group.world)
         noise = Noise(share, group.rank)
         mine: list[torch.Tensor] = []
+        value: Any = None
         entered: list[torch.Tensor] = []
         problem: Exception | None = None
         try:
@@ -106,18 +119,23 @@ class Confirmation:
         except Exception as caught:  # noqa: BLE001  a wrong guess may raise anything
             problem = caught
         raised = f"a part of a batch raises {type(problem).__name__}: {problem}" if problem is not None else ""
-        shapes = group.objects([(tuple(t.shape), t.dtype) for t in mine] if problem is None else None, "shapes")
+        told = ([(tuple(t.shape), t.dtype) for t in mine], skeleton(value)) if problem is None else None
+        every: list[Any] = group.objects(told, "shapes")
+        shapes: list[Any] = [one and one[0] for one in every]
         if any(row is None for row in shapes):
             return None, None, raised or "a part of a batch raises on another rank"
+        whole = wanted[0]
         if any(len(row) != len(whole) for row in shapes):
             return None, None, "it returns another number of tensors for a part of a batch"
+        if any(one[1] != wanted[1] for one in every):
+            return None, None, "what it returns beside tensors is another one for a part of a batch"
         rules = self._rules(whole, mine, [[shape for shape, _ in row] for row in shapes], share)
         if rules is None:
             return None, None, "its outputs for parts of a batch do not make up those of the whole one"
         stray = _stray(mine, [*self.aliases.used, *entered])
         if stray:
             return None, None, stray
-        found = Pattern(cut, rules, noise=noise.drawn, masks=silence.broken)
+        found = Pattern(cut, rules, noise=noise.drawn, masks=silence.broken, decided=self._decided)
         return found, Computed(mine, [*self.aliases.used, *entered]), ""
 
     def _rules(
@@ -129,12 +147,13 @@ class Confirmation:
             return ()
         rows = assembly.exchanged(mine, shapes, group, "outputs, to find how they make up the whole")
         found: list[Rule] = []
+        self._decided = True
         for place, wanted in enumerate(whole):
             parts = [row[place] for row in rows]
-            fitting = (r for r in assembly.candidates(wanted, mine[place], share, group.rank))
-            right = next((r for r in fitting if _fits(r, parts, wanted.detach(), share)), None)
-            if right is not None:
-                found.append(right)
+            possible = assembly.candidates(wanted, mine[place], share, group.rank)
+            fitting = [rule for rule in possible if _fits(rule, parts, wanted.detach(), share)]
+            self._decided = self._decided and len(fitting) == 1
+            found += fitting[:1]
         every = group.objects(tuple(found) if len(found) == len(whole) else None, "rules")
         return every[0] if all(one == every[0] for one in every) else None
 
@@ -160,20 +179,25 @@ class Confirmation:
         summed = [torch.zeros_like(mine.entered[i]) if found[i] is None else found[i].clone() for i in trained]
         for one in summed:
             group.sum(one, "gradients, to compare")
-        difference = _distance(summed, [wanted[i] for i in trained])
-        tolerance = 10 * max((assembly.tolerance(t.dtype) for t in (*whole.outputs, *summed)), default=1e-3)
-        if not group.everywhere(difference <= tolerance, "agreement on gradients"):
+        if any(one is not None and one.is_sparse for one in (*wanted, *found)):
+            raise self._division.refused("it has sparse gradients")
+        wrong = _far(summed, [wanted[i] for i in trained], self._tolerance(whole.outputs, summed))
+        if not group.everywhere(not wrong, "agreement on gradients"):
             noise = self._rounding(check, gradients, [wanted[i] for i in trained])
-            if not group.everywhere(
-                difference <= MOST_TIMES_ROUNDING * noise <= MOST_ROUNDING, "rounding of gradients"
-            ):
+            worst = max(wrong, key=lambda place: wrong[place], default=None)
+            still = {place for place, off in wrong.items() if not off <= MOST_TIMES_ROUNDING * noise[place]}
+            if not group.everywhere(not still, "rounding of gradients"):
+                off, by = (wrong[worst], noise[worst]) if worst is not None else (0.0, 0.0)
                 raise self._division.refused(
-                    f"gradients of parts of a batch differ from those of the whole one by {difference:.2g}, "
-                    f"and those of parameters that are moved in their last bit by {noise:.2g}"
+                    f"gradients of parts of a batch differ from those of the whole one by {off:.2g}, "
+                    f"and those of parameters that are moved in their last bit by {by:.2g}"
                 )
 
-    def _rounding(self, check: Check, gradients: Sequence[Any], wanted: Sequence[Any]) -> float:
-        """How far the gradients of one process move when its parameters move in their last bit.
+    def _tolerance(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> float:
+        return 10 * max((assembly.tolerance(t.dtype) for t in (*outputs, *gradients)), default=1e-3)
+
+    def _rounding(self, check: Check, gradients: Sequence[Any], wanted: Sequence[Any]) -> list[float]:
+        """How far each gradient of one process moves when its parameters move in their last bit.
 
         That is what rounding does all along a model; where it flips a ReLU, gradients of a deep one differ by 0.001.
         """
@@ -185,7 +209,7 @@ class Confirmation:
                 found = _gradients(Computed(outputs, self.aliases.used), gradients)
         finally:
             _restore(kept)
-        return _distance(found, wanted)
+        return _distances(found, wanted)
 
 
 def _cut_off(args: Any, kwargs: Any) -> tuple[Any, Any, list[torch.Tensor]]:
@@ -202,17 +226,32 @@ def _cut_off(args: Any, kwargs: Any) -> tuple[Any, Any, list[torch.Tensor]]:
     return new_args, new_kwargs, entered
 
 
-def _distance(found: Sequence[Any], wanted: Sequence[Any]) -> float:
-    """Relative to the norm of what is wanted; None is zero."""
-    off = norm = 0.0
+def _distances(found: Sequence[Any], wanted: Sequence[Any]) -> list[float]:
+    """Of each gradient, relative to the norm of the one that is wanted; None is zero."""
+    distances = []
     for one, other in zip(found, wanted, strict=True):
         if one is None and other is None:
+            distances.append(0.0)
             continue
         a = torch.zeros_like(other) if one is None else one
         b = torch.zeros_like(a) if other is None else other
-        off += float((a - b).double().norm() ** 2)
-        norm += float(b.double().norm() ** 2)
-    return (off / norm) ** 0.5 if norm else off**0.5
+        off, norm = float((a - b).double().norm()), float(b.double().norm())
+        distances.append(off / norm if norm else off)
+    return distances
+
+
+def _far(found: Sequence[Any], wanted: Sequence[Any], tolerance: float) -> dict[int, float]:
+    """The gradients that are off by more than the tolerance, and how far; those that are rounding alone are left out.
+
+    A bias before batch normalisation has a gradient of rounding only: what is tiny beside all others is not judged.
+    """
+    norms = [0.0 if one is None else float(one.double().norm()) for one in wanted]
+    whole = sum(norm**2 for norm in norms) ** 0.5
+    return {
+        place: off
+        for place, (off, norm) in enumerate(zip(_distances(found, wanted), norms, strict=True))
+        if not off <= tolerance and not off * (norm or 1.0) <= NEGLIGIBLE * whole
+    }
 
 
 def _gradients(computed: Computed, gradients: Sequence[Any]) -> list[Any]:
@@ -230,6 +269,22 @@ def _fits(rule: Rule, parts: list[torch.Tensor], wanted: torch.Tensor, share: Sh
     if rule.kind in ("mean", "sum") and not wanted.is_floating_point():
         return rule.kind == "sum" and assembly.is_close(sum(parts[1:], parts[0]), wanted)
     return assembly.is_close(assembly.put_together(rule, parts, share), wanted)
+
+
+def _kept_graphs(module: torch.nn.Module) -> set[str]:
+    """Attributes in which tensors of a graph are kept, which the script may take gradients of by itself."""
+    return {
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, torch.Tensor) and value.grad_fn is not None
+    }
+
+
+def _hooked(module: torch.nn.Module) -> bool:
+    """Whether the script has hooks on inner modules."""
+    inner = (part for part in module.modules() if part is not module)
+    return any(part._forward_hooks or part._backward_hooks for part in inner)
 
 
 def _remembered(module: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ Out: what the whole batch gives.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -23,6 +23,7 @@ from flatout.frameworks.pytorch.parallel.gradients import Aliases
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.pattern import Check, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.skeleton import flags_of, skeleton
 from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
 
 Compute = Callable[..., Any]
@@ -40,14 +41,17 @@ class Division:
         compute: Computes a call as the script and the engaged levers say.
         group: All ranks.
         refuse: Told what cannot be divided; it ends the run.
+        apart: Entered while a call is gone back through: modules that are called then are no calls of the script's.
     """
 
     def __init__(
         self, name: str, module: Callable[[], torch.nn.Module], compute: Compute, group: Group,
-        refuse: Callable[[NotDivided], NoReturn],
+        refuse: Callable[[NotDivided], NoReturn], apart: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:  # fmt: skip
         self.name = name
-        self.refuse = refuse
+        self.refuse, self.apart = refuse, apart
+        self.compare: Callable[[], None] = lambda: None
+        """Makes sure that ranks have not diverged."""
         self.module, self.compute, self.group = module, compute, group
         self.aliases = Aliases(module(), group)
         self.confirmation = Confirmation(self)
@@ -70,22 +74,31 @@ class Division:
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.aliases.renew()
         inputs = tensors_of((args, kwargs), unique=False)
-        kind = self._kind(inputs)
+        kind = self._kind(args, kwargs, inputs)
         pattern = self._patterns.get(kind)
         shapes = tuple(t.shape for t in inputs)
         check = None
-        if pattern is None or (shapes not in pattern.sizes and len(pattern.sizes) < NUM_CONFIRMED):
+        if pattern is None or self._is_due(pattern, shapes):
             if all(max(t.shape, default=0) < self.group.world for t in inputs) or (
                 pattern is not None and (pattern.cut.num_samples(inputs) or 0) < self.group.world
             ):
                 self.why_whole = self.small(inputs)
                 return self._whole(args, kwargs)
-            pattern, check = self.confirmation.confirmed(args, kwargs, inputs, pattern)
+            former = pattern
+            if former is not None:
+                self.compare()
+            pattern, check = self.confirmation.confirmed(args, kwargs, inputs, former)
+            if former is not None:
+                if former.decided and pattern.decided and former.rules != pattern.rules:
+                    raise self.refused("how its outputs make up those of the whole batch changes from call to call")
+                pattern.sizes, pattern.num_calls = former.sizes, former.num_calls
+                if not pattern.decided and former.decided:  # this batch tells nothing, an earlier one did
+                    pattern.rules, pattern.decided = former.rules, True
             pattern.sizes.add(shapes)
             self._patterns[kind] = pattern
             if not self._weighs and any(rule.kind == "mean" for rule in pattern.rules):
                 self._weighs = True
-                self._patterns = {self._kind(inputs): pattern}
+                self._patterns = {self._kind(args, kwargs, inputs): pattern}
         num = pattern.cut.num_samples(inputs)
         if num is None:
             raise self.refused("its inputs do not agree on the number of samples")
@@ -93,9 +106,16 @@ class Division:
             return self._whole(args, kwargs)
         return self._divided(pattern, num, args, kwargs, inputs, check)
 
-    def _kind(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    def _kind(self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        switches = skeleton((args, kwargs)), flags_of(self.module())
         ignoring = tuple(assembly.has_ignored(t) for t in inputs) if self._weighs else ()
-        return (self.module().training, ignoring, *((t.dim(), t.dtype, t.requires_grad) for t in inputs))
+        return (self.module().training, switches, ignoring, *((t.dim(), t.dtype, t.requires_grad) for t in inputs))
+
+    def _is_due(self, pattern: Pattern, shapes: tuple[Any, ...]) -> bool:
+        """Whether a call is computed both ways: new shapes, ever rarer ones, or where no rule is sure yet."""
+        pattern.num_calls += 1
+        is_rare = pattern.num_calls & (pattern.num_calls - 1) == 0
+        return is_rare or not pattern.decided or (shapes not in pattern.sizes and len(pattern.sizes) < NUM_CONFIRMED)
 
     def small(self, inputs: Sequence[torch.Tensor]) -> str:
         """That a batch has fewer samples than there are ranks, as far as its first dimension tells."""
@@ -183,6 +203,8 @@ class _Call:
         self._args = self._kwargs = None
         self.value = value
         self.mine = tensors_of(value)
+        with torch.enable_grad():  # a parameter that is returned as it is would be ready before its gradient is
+            self._leaving = [t.view_as(t) if t.is_leaf and t.requires_grad else t for t in self.mine]
         rules = self.pattern.rules
         if len(rules) != len(self.mine):
             raise self.division.refused(f"it returns {len(self.mine)} tensors, and {len(rules)} before")
@@ -196,7 +218,8 @@ class _Call:
             ]
             rows = assembly.exchanged(sent, shapes, self._group, f"outputs of `{self.division.name}`")
             for number, place in enumerate(moved):
-                whole[place] = assembly.put_together(rules[place], [row[number] for row in rows], self.share)
+                put = assembly.put_together(rules[place], [row[number] for row in rows], self.share)
+                whole[place] = assembly.laid_out_as(put, self.mine[place])
         return whole
 
     def rebuilt(self, outputs: tuple[torch.Tensor, ...]) -> Any:
@@ -210,12 +233,19 @@ class _Call:
         division, group = self.division, self._group
         if torch.is_grad_enabled():
             raise division.refused("gradients of its gradients are taken (`create_graph=True`)")
+        with division.apart(), division.aliases.in_place(), batch_norm.synchronised(group), ExitStack() as stack:
+            if self.pattern.noise:  # what is checkpointed is computed once more
+                stack.enter_context(Noise(self.share, group.rank).on())
+            return self._gone_back(gradients)
+
+    def _gone_back(self, gradients: Sequence[Any]) -> list[Any]:
+        division, group = self.division, self._group
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         if self.check is not None:
             check, self.check = self.check, None
             division.confirmation.check_gradients(check, self.pattern.rules, self.share, gradients)
         outs, grads = [], []
-        for tensor, rule, gradient in zip(self.mine, self.pattern.rules, gradients, strict=True):
+        for tensor, rule, gradient in zip(self._leaving, self.pattern.rules, gradients, strict=True):
             if tensor.requires_grad and gradient is not None:
                 mine = assembly.gradient_of(rule, gradient, self.share, group.rank, group.world)
                 if mine is not None:

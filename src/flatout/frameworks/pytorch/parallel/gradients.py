@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.group import Group, dist
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """Source: `torch.nn.parallel.DistributedDataParallel`, its defaults."""
@@ -67,6 +68,11 @@ class Aliases:
         swaps, lists = [], []
         for part in self._of().modules():
             own = part._parameters
+            if not isinstance(own, dict):
+                raise NotDivided(
+                    f"`{type(part).__name__}` cannot be divided over ranks", cause="its parameters are not Python's",
+                    hint="run it on one rank: `flatout run` without `--ranks`",
+                )  # fmt: skip
             new = {name: by_id[id(p)] for name, p in own.items() if p is not None and id(p) in by_id}
             if new:
                 swaps.append((own, new, {name: own[name] for name in new}))

@@ -27,6 +27,10 @@ class Pattern:
     rules: tuple[Rule, ...]
     noise: bool = False
     masks: bool = False
+    decided: bool = True
+    """Whether one rule alone gave each output; else calls are computed both ways until that is so."""
+    num_calls: int = 0
+    """Calls since the first."""
     sizes: set[tuple[Any, ...]] = field(default_factory=set)
     """Shapes with which it was confirmed."""
 

@@ -15,7 +15,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -66,6 +67,7 @@ class Ranks:
         self._patch: Patch | None = None
         self._refusals: list[Patch] = []
         self._trains = self._has_divided = False
+        self._pid = os.getpid()
         self._same_code()
         self._same_start()
         atexit.register(self._close)
@@ -143,13 +145,21 @@ class Ranks:
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def _divide(self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if os.getpid() != self._pid:
+            self._refuse(
+                NotDivided(
+                    "a process that the script has started trains", cause="it is no rank, and cannot be one",
+                    hint="run it on one rank: `flatout run` without `--ranks`",
+                )
+            )  # fmt: skip
         division = call.kept.get("division")
         if not self._trains:
             self._trains = True
             trains_file(Path(self._terms.folder), self.group.rank).touch()
             have_warned(self.group)
         if division is None:
-            division = Division(call.name, lambda: call.module, _computing(call), self.group, self._refuse)
+            division = Division(call.name, lambda: call.module, _computing(call), self.group, self._refuse, self._apart)
+            division.compare = self._check.compare
             call.kept["division"] = division
         try:
             self._check.called()
@@ -161,13 +171,22 @@ class Ranks:
             self.group.page.trains()
         return found
 
-    def _trained(self) -> list[torch.Tensor]:
-        """The parameters of all models that are divided, each once."""
-        models = [call.module for call in self._calls.found if "division" in call.kept]
-        return list({id(p): p for model in models for p in model.parameters()}.values())
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """What is called within is not the script's doing."""
+        former, self._calls.inside = self._calls.inside, True
+        try:
+            yield
+        finally:
+            self._calls.inside = former
 
-    def about_to_update(self) -> None:
-        """The first update is about to be made: something must have been divided by now."""
+    def _trained(self) -> list[torch.Tensor]:
+        """Parameters and buffers of all models that are divided, each once."""
+        models = [call.module for call in self._calls.found if "division" in call.kept]
+        return list({id(t): t for model in models for t in equality.state_of(model)}.values())
+
+    def after_first_step(self) -> None:
+        """The first update has been made: something must have been divided by now."""
         divisions = [call.kept["division"] for call in self._calls.found if "division" in call.kept]
         if any(division.num_divided for division in divisions) or torch.distributed.is_initialized():
             return

@@ -48,9 +48,14 @@ class RunningCheck:
         """
         self._num_calls += 1
         if self._num_calls >= self._next_at:
-            self._compare()
+            self.compare()
 
-    def _compare(self) -> None:
+    def compare(self) -> None:
+        """Compare ranks now; all of them are at the same call.
+
+        Raises:
+            NotDivided: They have diverged.
+        """
         begun_s = perf_counter()
         group, parameters = self._group, self._parameters()
         mine = torch.tensor([*_sums(parameters), _generator()], dtype=torch.float64)
