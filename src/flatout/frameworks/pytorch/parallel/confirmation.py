@@ -50,37 +50,11 @@ class Confirmation:
     ) -> tuple[Pattern, Check]:
         """Compute the call whole and in parts, from the same state; how it is divided, where both agree."""
         group, module = self._group, self._division.module()
-        if not equality.same_batch(inputs, group):
-            raise NotDivided(
-                f"ranks call `{self._division.name}` with different batches",
-                cause="what the script reads or draws depends on the process: its number, the time, or the system's "
-                "random numbers",
-                hint="seed what draws (`random`, `numpy.random.default_rng(seed)`), or run it on one rank",
-            )
-        different = equality.make_equal(module, group) if known is None else []  # later the running check tells
-        if different:
-            self._division.remarks.append(
-                f"`{self._division.name}`: {' and '.join(different)} of rank 0 were given to all ranks"
-            )
+        self._begin_equal(module, inputs, first=known is None)
         kept = ModuleState(module), RandomStates()
         silence = Silence()
-        versions = [t._version for t in inputs]
-        kept_before = _kept_graphs(module)
-        new_args, new_kwargs, entered = _cut_off(args, kwargs)
-        with self._apart(), silence.on(module), self.aliases.in_place():
-            value = self._division.compute(*new_args, **new_kwargs)
-            whole = tensors_of(value)
-        stray = _kept_graphs(module) - kept_before
-        if stray and known is None:
-            raise self._division.refused(f"it keeps a tensor that is to be trained as its attribute `{min(stray)}`")
-        if has_numbers_of_floats(value):
-            raise self._division.refused("it returns a number that is no tensor, which may be that of a part")
-        if known is None and _hooked(module):
-            text = "hooks on its inner modules see a rank's part of the batch"
-            self._division.remarks.append(f"`{self._division.name}`: {text}")
-        if versions != [t._version for t in inputs]:
-            raise self._division.refused("it writes into its inputs")
-        after = _remembered(module)
+        value, entered = self._whole(args, kwargs, inputs, silence, first=known is None)
+        whole, after = tensors_of(value), _remembered(module)
         reasons: list[str] = []
         for cut in [known.cut] if known is not None else guesses(inputs, group.world):
             _restore(kept)
@@ -96,6 +70,42 @@ class Confirmation:
         cause = self._division.small(inputs) or next(filter(None, reasons), "")
         raise self._division.refused(cause or "none of its inputs has a dimension that counts samples")
 
+    def _begin_equal(self, module: torch.nn.Module, inputs: Sequence[torch.Tensor], *, first: bool) -> None:
+        """All ranks call with the same inputs, and, at the first call, from the same state."""
+        if not equality.same_batch(inputs, self._group):
+            raise NotDivided(
+                f"ranks call `{self._division.name}` with different batches",
+                cause="what the script reads or draws depends on the process: its number, the time, or the system's "
+                "random numbers",
+                hint="seed what draws (`random`, `numpy.random.default_rng(seed)`), or run it on one rank",
+            )
+        different = equality.make_equal(module, self._group) if first else []  # later the running check tells
+        if different:
+            self._remark(f"{' and '.join(different)} of rank 0 were given to all ranks")
+        if first and _hooked(module):
+            self._remark("hooks on its inner modules see a rank's part of the batch")
+
+    def _remark(self, text: str) -> None:
+        self._division.remarks.append(f"`{self._division.name}`: {text}")
+
+    def _whole(
+        self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], silence: Silence, *, first: bool
+    ) -> tuple[Any, list[torch.Tensor]]:
+        """What the whole batch gives, and the inputs that gradients are wanted of."""
+        module = self._division.module()
+        versions, kept_before = [t._version for t in inputs], _kept_graphs(module)
+        new_args, new_kwargs, entered = _cut_off(args, kwargs)
+        with self._apart(), silence.on(module), self.aliases.in_place():
+            value = self._division.compute(*new_args, **new_kwargs)
+        stray = _kept_graphs(module) - kept_before
+        if stray and first:
+            raise self._division.refused(f"it keeps a tensor that is to be trained as its attribute `{min(stray)}`")
+        if has_numbers_of_floats(value):
+            raise self._division.refused("it returns a number that is no tensor, which may be that of a part")
+        if versions != [t._version for t in inputs]:
+            raise self._division.refused("it writes into its inputs")
+        return value, entered
+
     def _attempt(
         self, cut: Cut, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor],
         wanted: tuple[list[torch.Tensor], str], silence: Silence,
@@ -106,20 +116,7 @@ class Confirmation:
             return None, None, ""
         share = Share.of(inputs, cut.dims, num, group.world)
         noise = Noise(share, group.rank)
-        mine: list[torch.Tensor] = []
-        value: Any = None
-        entered: list[torch.Tensor] = []
-        problem: Exception | None = None
-        try:
-            with self._apart(), silence.on(self._division.module()), noise.on():
-                value, entered = self._division.computed(Pattern(cut, ()), share, args, kwargs)
-                mine = tensors_of(value)
-        except Lost:
-            raise
-        except Exception as caught:  # noqa: BLE001  a wrong guess may raise anything
-            problem = caught
-        raised = f"a part of a batch raises {type(problem).__name__}: {problem}" if problem is not None else ""
-        told = ([(tuple(t.shape), t.dtype) for t in mine], skeleton(value)) if problem is None else None
+        mine, entered, told, raised = self._part(cut, share, args, kwargs, silence, noise)
         every: list[Any] = group.objects(told, "shapes")
         shapes: list[Any] = [one and one[0] for one in every]
         if any(row is None for row in shapes):
@@ -137,6 +134,20 @@ class Confirmation:
             return None, None, stray
         found = Pattern(cut, rules, noise=noise.drawn, masks=silence.broken, decided=self._decided)
         return found, Computed(mine, [*self.aliases.used, *entered]), ""
+
+    def _part(
+        self, cut: Cut, share: Share, args: Any, kwargs: Any, silence: Silence, noise: Noise
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], Any, str]:
+        """This rank's outputs, what they were computed from, what others are told of them, or what was raised."""
+        try:
+            with self._apart(), silence.on(self._division.module()), noise.on():
+                value, entered = self._division.computed(Pattern(cut, ()), share, args, kwargs)
+        except Lost:
+            raise
+        except Exception as problem:  # noqa: BLE001  a wrong guess may raise anything
+            return [], [], None, f"a part of a batch raises {type(problem).__name__}: {problem}"
+        mine = tensors_of(value)
+        return mine, entered, ([(tuple(t.shape), t.dtype) for t in mine], skeleton(value)), ""
 
     def _rules(
         self, whole: list[torch.Tensor], mine: list[torch.Tensor], shapes: list[list[tuple[int, ...]]], share: Share
