@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -330,13 +331,71 @@ def gradients_of_inputs() -> Trained:
     return left(said, model)
 
 
+class Returns(nn.Module):
+    """Returns what `of` makes of a model, its inputs and targets."""
+
+    def __init__(self, of: Callable[..., Any]) -> None:
+        super().__init__()
+        self.inner, self.of = mlp(), of
+        self.beside = nn.Linear(8, 4)
+        self.centre = nn.Parameter(torch.ones(5))
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.of(self, x, y)
+
+
+def a_penalty_that_is_zero_at_first() -> Trained:
+    model = Returns(lambda m, x, y: (m.inner(x), F.relu(m.inner(x).abs() - 1.0).sum()))
+
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        scores, penalty = model(x, y)
+        return F.cross_entropy(scores, y) + 0.1 * penalty
+
+    return trained(model, loss_of, torch.optim.SGD(model.parameters(), lr=0.5))
+
+
+def a_part_that_is_computed_again() -> Trained:
+    again = torch.utils.checkpoint.checkpoint
+    model = Returns(lambda m, x, y: F.cross_entropy(again(m.inner, x, use_reentrant=False), y))
+    return trained(model, lambda m, x, y: m(x, y))
+
+
+def a_parameter_that_is_returned() -> Trained:
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        scores, centre = model(x, y)
+        return F.cross_entropy(scores, y) + (scores - centre).square().mean()
+
+    return trained(Returns(lambda m, x, y: (m.inner(x), m.centre)), loss_of)
+
+
+def outputs_laid_out_otherwise() -> Trained:
+    model = Returns(lambda m, x, y: m.inner(x.unsqueeze(0)).transpose(0, 1))
+    return trained(model, lambda m, x, y: F.cross_entropy(m(x, y).transpose(0, 1).view(-1, 5), y))
+
+
+def a_closure_of_sgd() -> Trained:
+    model, said = mlp(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in batches():
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            optimizer.zero_grad()
+            loss = entropy(model, x, y)
+            loss.backward()
+            return loss
+
+        said.append(round(float(optimizer.step(closure)), 4))
+    return left(said, model)
+
+
 SAME = (
     sgd_with_momentum, adam, a_last_batch_of_one, a_sum_as_loss, a_penalty_that_the_script_adds,
     a_model_that_returns_its_loss, a_model_that_returns_a_sum, targets_that_are_ignored, batch_normalisation,
     convolutions, noise_that_the_model_draws, accumulated_gradients, two_models_against_each_other,
     words_updated_by_hand, a_frozen_part, a_part_that_is_not_used, hooks_on_parameters, an_average_of_parameters,
     checkpoints_that_are_resumed, a_mask_of_the_batchs_size, a_model_that_is_called_by_a_method, a_closure_of_lbfgs,
-    gradients_of_inputs,
+    gradients_of_inputs, a_penalty_that_is_zero_at_first, a_part_that_is_computed_again, a_parameter_that_is_returned,
+    outputs_laid_out_otherwise, a_closure_of_sgd,
 )  # fmt: skip
 """Each ends on ranks as in one process."""
 
@@ -402,7 +461,49 @@ def more_ranks_than_samples() -> Trained:
     return trained(mlp(), size=1)
 
 
+def a_number_that_is_computed_from_the_batch() -> Trained:
+    model = Returns(lambda m, x, y: (F.cross_entropy(m.inner(x), y), m.inner(x).mean().item()))
+    return trained(model, lambda m, x, y: m(x, y)[0])
+
+
+def a_count_of_the_batch() -> Trained:
+    model = Returns(lambda m, x, y: (F.cross_entropy(m.inner(x), y, reduction="sum"), len(x)))
+
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        total, num = model(x, y)
+        found: Tensor = total / num
+        return found
+
+    return trained(model, loss_of)
+
+
+def a_loss_kept_as_an_attribute() -> Trained:
+    def kept(model: Any, x: Tensor, _: Tensor) -> Tensor:
+        scores: Tensor = model.inner(x)
+        model.aside = scores.square().mean()
+        return scores
+
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        found: Tensor = F.cross_entropy(model(x, y), y) + model.aside
+        return found
+
+    return trained(Returns(kept), loss_of)
+
+
+def a_small_part_that_sees_all_samples() -> Trained:
+    def balanced(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        shares = model.beside(x).softmax(1)
+        chosen = F.one_hot(shares.argmax(1), 4).float().mean(0)
+        return F.cross_entropy(model.inner(x), y) + 1e-4 * (chosen * shares.mean(0)).sum()
+
+    return trained(Returns(balanced), lambda m, x, y: m(x, y))
+
+
 REFUSED = {
+    a_number_that_is_computed_from_the_batch: "a number that is no tensor",
+    a_count_of_the_batch: "what it returns beside tensors",
+    a_loss_kept_as_an_attribute: "as its attribute `aside`",
+    a_small_part_that_sees_all_samples: "gradients of parts of a batch differ",
     samples_that_see_each_other: "outputs for parts of a batch do not make up those of the whole one",
     a_trained_tensor_that_is_no_parameter: "is trained and is no parameter of it",
     gradients_of_gradients: "gradients of its gradients are taken",
