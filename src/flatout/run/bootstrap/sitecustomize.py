@@ -244,9 +244,11 @@ def _set_up_as_rank(words, folder):
         from flatout.run.rank_setup import arm
 
         arm(os.fsdecode(folder), int(words[1]), int(words[2]), int(words[6]))
-    except Exception as problem:  # noqa: BLE001  then it sets up as rank 0 does
+    except Exception:  # noqa: BLE001  then it sets up as rank 0 does
         if os.environ.get("FLATOUT_DEBUG"):
-            sys.stderr.write(f"{type(problem).__name__}: {problem}\n")
+            import traceback
+
+            traceback.print_exc()
 
 
 def _give_back(name, own):
