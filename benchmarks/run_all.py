@@ -16,7 +16,7 @@ SCRIPTS = (
     "speedups.py",
     "watched.py",
     "learned.py",
-    "ranks.py",
+    "many_ranks.py",
 )
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What do ranks cost, and how near is what they train to one process? Replicate on two ranks of this machine.
 
-    python benchmarks/ranks.py [--rounds 5] [--only agreement step start]
+    python benchmarks/many_ranks.py [--rounds 5] [--only agreement step start]
 
 `agreement`: parameters after 200 steps against one process, beside a control of one process that sums each batch in as
 many parts as there are ranks. `step`: the step's time under `flatout run --ranks 2` against the same training written
