@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -147,8 +147,26 @@ def was_ended(ends: Mapping[int, Mapping[str, Any]]) -> bool:
     first = ends.get(0)
     if first is None or first["code"] not in (-signal.SIGTERM, -signal.SIGKILL):
         return False
-    own = (end for rank, end in ends.items() if rank and end["code"] not in (0, EXIT_LOST, EXIT_REFUSED))
-    return any(end["unix_s"] < first["unix_s"] for end in own)
+    return any(rank and failed_by_itself(end) and end["unix_s"] < first["unix_s"] for rank, end in ends.items())
+
+
+def failed_by_itself(end: Mapping[str, Any]) -> bool:
+    """Whether a rank failed for a reason of its own."""
+    return end["code"] not in (0, EXIT_LOST, EXIT_REFUSED)
+
+
+def ends_of(folder: Path, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
+    """How those of the ranks have ended that have."""
+    found = {rank: read_json(ended_file(folder, rank)) for rank in ranks}
+    return {rank: end for rank, end in found.items() if end is not None}
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """What a rank has written; None where it has not."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
 
 
 def errors_file(folder: Path, rank: int) -> Path:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout import lifeline
-from flatout.ranks import ELASTIC_LOGS, EXIT_LOST, MEETING, ended_file, pid_file, was_ended
+from flatout.ranks import ELASTIC_LOGS, EXIT_LOST, MEETING, ends_of, pid_file, was_ended
 from flatout.run.exit_status import leave_as
 
 ENTER_RANK = Path(__file__).with_name("enter_rank.py")
@@ -80,7 +80,7 @@ def _launched(spec: dict[str, Any], path: Path) -> int:
 
 def _status(folder: Path, ranks: Sequence[int], otherwise: int) -> int:
     """The exit status of the run: rank 0's where it ended by itself, else that of the first that failed."""
-    found = {rank: end for rank in ranks if (end := _read(ended_file(folder, rank))) is not None}
+    found = ends_of(folder, ranks)
     failed = [end for end in found.values() if end["code"] not in (0, EXIT_LOST)]
     first = found.get(0)
     if first is not None and first["code"] != EXIT_LOST and not was_ended(found):
@@ -98,10 +98,3 @@ def _forward(spec: dict[str, Any]) -> None:
 
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, forward)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return None

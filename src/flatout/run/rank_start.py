@@ -20,10 +20,21 @@ from typing import Any
 
 from flatout.ceilings import Machine
 from flatout.errors import FlatoutError, MachineError, ScriptError, UsageError
-from flatout.ranks import ELASTIC_LOGS, MEETING, Terms, ended_file, errors_file, refusal_file, was_ended
+from flatout.ranks import (
+    ELASTIC_LOGS,
+    MEETING,
+    Terms,
+    ended_file,
+    ends_of,
+    errors_file,
+    failed_by_itself,
+    read_json,
+    refusal_file,
+    was_ended,
+)
 from flatout.run import isolation
 from flatout.run.launch import tail
-from flatout.run.rank_watch import own_end, said
+from flatout.run.rank_watch import said
 from flatout.run.trackers import QUIET_TRACKERS
 
 GRACE_S = 8.0
@@ -108,8 +119,8 @@ class Start:
             with contextlib.suppress(FlatoutError, OSError):
                 isolation.discard(scratch)
         shutil.rmtree(self.folder / ELASTIC_LOGS, ignore_errors=True)
-        ends = [_read(ended_file(self.folder, rank)) for rank in self.terms.of_this_node]
-        if all(end is not None and end["code"] == 0 for end in ends):
+        ends = ends_of(self.folder, self.terms.of_this_node)
+        if len(ends) == len(self.terms.of_this_node) and not any(end["code"] for end in ends.values()):
             for path in (*self.folder.glob("output-rank-*.log"), *self.folder.glob("errors-rank-*.log")):
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -117,7 +128,7 @@ class Start:
     def problem(self) -> FlatoutError | None:
         """Why the run could not be divided; None where it could."""
         for rank in self.terms.of_this_node:
-            found = _read(refusal_file(self.folder, rank))
+            found = read_json(refusal_file(self.folder, rank))
             if found is not None:
                 return ScriptError(found["error"], cause=found["cause"], hint=found["hint"])
         with contextlib.suppress(OSError):
@@ -128,7 +139,7 @@ class Start:
                 "`--hang-timeout` says how long to wait",
             )
         for rank, scratch in zip(self.terms.of_this_node, self._scratches(), strict=True):
-            end = _read(ended_file(self.folder, rank))
+            end = read_json(ended_file(self.folder, rank))
             refused = isolation.refusal(scratch) if rank and end and end["code"] == isolation.EXIT_REFUSED else None
             if refused is not None:
                 return MachineError(
@@ -139,7 +150,7 @@ class Start:
 
     def failed(self, ends: Mapping[int, Mapping[str, Any]]) -> tuple[int, str, str] | None:
         """The rank that failed first, where that was not rank 0, how, and the end of what it had to say."""
-        own = {rank: end for rank, end in ends.items() if own_end(dict(end))}
+        own = {rank: end for rank, end in ends.items() if failed_by_itself(end)}
         if was_ended(ends):
             own.pop(0)
         if not own or 0 in own or (0 in ends and ends[0]["code"] == 0):
@@ -187,10 +198,3 @@ def _stdin() -> tuple[str, int] | None:
         if stat.S_ISREG(os.fstat(0).st_mode):
             return os.readlink("/proc/self/fd/0"), os.lseek(0, 0, os.SEEK_CUR)
     return None
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return None

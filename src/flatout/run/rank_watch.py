@@ -7,7 +7,6 @@ and the run is ended. In: the pages of ranks, how they ended. Out: an error that
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -18,7 +17,7 @@ from typing import Any
 
 from flatout.errors import ScriptError
 from flatout.rank_page import Stand, page_file, read
-from flatout.ranks import EXIT_LOST, EXIT_REFUSED, STACKS_SIGNAL, Terms, ended_file, pid_file, stacks_file
+from flatout.ranks import EXIT_LOST, STACKS_SIGNAL, Terms, ends_of, pid_file, stacks_file
 from flatout.run.launch import signal_name
 from flatout.tracebacks import HERE
 
@@ -104,11 +103,7 @@ class RankWatch:
 
     def ends(self) -> dict[int, dict[str, Any]]:
         """How ranks have ended."""
-        found = {}
-        for rank in self._terms.of_this_node:
-            with contextlib.suppress(OSError, ValueError):
-                found[rank] = json.loads(ended_file(self._folder, rank).read_text(encoding="utf-8"))
-        return found
+        return ends_of(self._folder, self._terms.of_this_node)
 
     def ended_early(self) -> ScriptError | None:
         """That a rank ended well while another one waited for it; None where none did."""
@@ -226,11 +221,6 @@ def _main_thread(text: str) -> list[str]:
 
 def _ranks(ranks: list[int]) -> str:
     return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
-
-
-def own_end(end: dict[str, Any]) -> bool:
-    """Whether a rank failed by itself."""
-    return end["code"] not in (0, EXIT_LOST, EXIT_REFUSED)
 
 
 def said(code: int) -> str:

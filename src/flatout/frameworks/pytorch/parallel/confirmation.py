@@ -1,8 +1,8 @@
 """Is a divided call what the whole batch gives, forwards and backwards?
 
-The first call of a kind is computed both ways from the same state, and put back. Outputs are compared at once;
-gradients when the script goes back through the call, with the gradients that it really takes. In: a division and a
-call. Out: how calls of the kind are divided; or a refusal, before the first update.
+A call is computed both ways from the same state, which is put back: the first of a kind, and ever rarer later ones.
+Outputs are compared at once; gradients when the script goes back through the call, with the gradients that it really
+takes. In: a division and a call. Out: how calls of the kind are divided; or a refusal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from flatout.frameworks.pytorch.module_state import ModuleState
 from flatout.frameworks.pytorch.parallel import assembly, equality
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
-from flatout.frameworks.pytorch.parallel.cuts import Cut, guesses
+from flatout.frameworks.pytorch.parallel.cuts import Cut, entering, guesses
 from flatout.frameworks.pytorch.parallel.draws import Noise, Silence
 from flatout.frameworks.pytorch.parallel.group import Lost
 from flatout.frameworks.pytorch.parallel.pattern import Check, Computed, Pattern
@@ -38,7 +38,7 @@ NEGLIGIBLE = 1e-6
 
 
 class Confirmation:
-    """First calls of one module."""
+    """Calls of one module that are computed both ways."""
 
     def __init__(self, division: Division) -> None:
         self._division = division
@@ -94,7 +94,7 @@ class Confirmation:
         """What the whole batch gives, and the inputs that gradients are wanted of."""
         module = self._division.module()
         versions, kept_before = [t._version for t in inputs], _kept_graphs(module)
-        new_args, new_kwargs, entered = _cut_off(args, kwargs)
+        new_args, new_kwargs, entered = entering(args, kwargs, [lambda whole: whole] * len(inputs))
         with self._apart(), silence.on(module), self.aliases.in_place():
             value = self._division.compute(*new_args, **new_kwargs)
         stray = _kept_graphs(module) - kept_before
@@ -175,7 +175,7 @@ class Confirmation:
             yield
 
     def check_gradients(self, check: Check, rules: Sequence[Rule], share: Share, gradients: Sequence[Any]) -> None:
-        """Compare the gradients of a first call, computed both ways, before anything is updated.
+        """Compare the gradients of a call that was computed both ways, before it leads to an update.
 
         Raises:
             NotDivided: They differ by more than rounding.
@@ -221,20 +221,6 @@ class Confirmation:
         finally:
             _restore(kept)
         return _distances(found, wanted)
-
-
-def _cut_off(args: Any, kwargs: Any) -> tuple[Any, Any, list[torch.Tensor]]:
-    """Inputs without what the script computed them from, and those of them that gradients are wanted of."""
-    entered: list[torch.Tensor] = []
-
-    def cut(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.requires_grad:
-            tensor = tensor.detach().requires_grad_()
-            entered.append(tensor)
-        return tensor
-
-    new_args, new_kwargs = map_tensors(cut, (args, kwargs), unique=False)
-    return new_args, new_kwargs, entered
 
 
 def _distances(found: Sequence[Any], wanted: Sequence[Any]) -> list[float]:

@@ -7,10 +7,13 @@ a rank's part of each tensor. Arithmetic only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+from flatout.frameworks.pytorch.trees import map_tensors
 
 MOST_GUESSES = 8
 """Places of the batch that are tried for one kind of call."""
@@ -81,7 +84,26 @@ def part(tensor: torch.Tensor, dim: int, low: int, high: int) -> torch.Tensor:
     return cut.contiguous() if tensor.is_contiguous() and not cut.is_contiguous() else cut
 
 
-def names(dims: Sequence[int | None]) -> Iterator[str]:
-    """How the dimensions read in a message."""
-    for dim in dims:
-        yield "whole" if dim is None else f"dimension {dim}"
+def entering(
+    args: Any, kwargs: Any, changes: Sequence[Callable[[torch.Tensor], torch.Tensor]]
+) -> tuple[Any, Any, list[torch.Tensor]]:
+    """Inputs of a call without what the script computed them from, and those that gradients are wanted of.
+
+    Args:
+        args: The call's.
+        kwargs: The call's.
+        changes: What each tensor of them enters as, in their order.
+    """
+    next_change = iter(changes)
+    entered: list[torch.Tensor] = []
+
+    def enter(tensor: torch.Tensor) -> torch.Tensor:
+        change = next(next_change)
+        if not tensor.requires_grad:
+            return change(tensor)
+        mine = change(tensor.detach()).detach().requires_grad_()
+        entered.append(mine)
+        return mine
+
+    new_args, new_kwargs = map_tensors(enter, (args, kwargs), unique=False)
+    return new_args, new_kwargs, entered

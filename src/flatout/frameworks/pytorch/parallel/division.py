@@ -17,7 +17,7 @@ import torch
 from flatout.frameworks.pytorch.parallel import assembly, batch_norm
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
 from flatout.frameworks.pytorch.parallel.confirmation import Confirmation
-from flatout.frameworks.pytorch.parallel.cuts import part
+from flatout.frameworks.pytorch.parallel.cuts import entering, part
 from flatout.frameworks.pytorch.parallel.draws import Fork, Noise
 from flatout.frameworks.pytorch.parallel.gradients import Aliases
 from flatout.frameworks.pytorch.parallel.group import Group
@@ -133,7 +133,6 @@ class Division:
         return NotDivided(
             f"the calls of `{self.name}` cannot be divided over ranks",
             cause=cause,
-            hint="run it on one rank: `flatout run` without `--ranks`",
         )
 
     # -- a divided call ------------------------------------------------------------------------------------------
@@ -145,30 +144,20 @@ class Division:
         self.num_divided += 1
         share = Share.of(inputs, pattern.cut.dims, num, self.group.world)
         call = _Call(self, pattern, share, args, kwargs, check)
-        entering = [t for t in inputs if t.requires_grad]
-        outputs = _Whole.apply(call, *entering, *self.aliases.parameters)
+        differentiable = [t for t in inputs if t.requires_grad]
+        outputs = _Whole.apply(call, *differentiable, *self.aliases.parameters)
         return call.rebuilt(outputs)
 
     def part_of(
         self, share: Share, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], list[torch.Tensor]]:
         """This rank's part of the inputs, and those of its tensors that gradients are wanted of."""
-        places = iter(zip(share.inputs, share.dims, strict=True))
-        entered: list[torch.Tensor] = []
         low, high = share.edges[self.group.rank], share.edges[self.group.rank + 1]
 
-        def cut(tensor: torch.Tensor) -> torch.Tensor:
-            _, dim = next(places)
-            mine = tensor.detach() if tensor.requires_grad else tensor
-            if dim is not None:
-                mine = part(mine, dim, low, high)
-            if tensor.requires_grad:
-                mine = mine.detach().requires_grad_()
-                entered.append(mine)
-            return mine
+        def cut(dim: int | None) -> Callable[[torch.Tensor], torch.Tensor]:
+            return lambda whole: whole if dim is None else part(whole, dim, low, high)
 
-        new_args, new_kwargs = map_tensors(cut, (args, kwargs), unique=False)
-        return new_args, new_kwargs, entered
+        return entering(args, kwargs, [cut(dim) for dim in share.dims])
 
     def computed(self, pattern: Pattern, share: Share, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The outputs of this rank's part, and what it entered with."""

@@ -71,7 +71,6 @@ class Aliases:
             if not isinstance(own, dict):
                 raise NotDivided(
                     f"`{type(part).__name__}` cannot be divided over ranks", cause="its parameters are not Python's",
-                    hint="run it on one rank: `flatout run` without `--ranks`",
                 )  # fmt: skip
             new = {name: by_id[id(p)] for name, p in own.items() if p is not None and id(p) in by_id}
             if new:

@@ -11,7 +11,6 @@ import contextlib
 import faulthandler
 import functools
 import hashlib
-import json
 import os
 import sys
 import time
@@ -38,7 +37,7 @@ from flatout.ranks import (
     STACKS_SIGNAL,
     RankPlace,
     Terms,
-    ended_file,
+    ends_of,
     leave,
     refuse,
     stacks_file,
@@ -149,7 +148,6 @@ class Ranks:
             self._refuse(
                 NotDivided(
                     "a process that the script has started trains", cause="it is no rank, and cannot be one",
-                    hint="run it on one rank: `flatout run` without `--ranks`",
                 )
             )  # fmt: skip
         division = call.kept.get("division")
@@ -194,7 +192,6 @@ class Ranks:
             NotDivided(
                 "nothing of what the script trains could be divided over ranks",
                 cause=next((d.why_whole for d in divisions if d.why_whole), "no module was called that is trained"),
-                hint="run it on one rank: `flatout run` without `--ranks`",
             )
         )
 
@@ -220,7 +217,8 @@ class Ranks:
         place = Path(self._terms.folder)
         until_s = time.monotonic() + WAIT_FOR_CULPRIT_S
         while time.monotonic() < until_s:
-            if any(_has_ended(ended_file(place, r)) for r in range(self.group.world) if r != self.group.rank):
+            ends = ends_of(place, (rank for rank in range(self.group.world) if rank != self.group.rank))
+            if any(end["code"] != EXIT_LOST for end in ends.values()):
                 leave(EXIT_LOST)
             time.sleep(0.05)
         if self._terms.num_nodes > 1:
@@ -234,13 +232,6 @@ def _code() -> dict[str, str]:
     with contextlib.suppress(OSError, TypeError):
         found["script"] = hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()  # type: ignore[arg-type]
     return found
-
-
-def _has_ended(path: Path) -> bool:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))["code"] != EXIT_LOST
-    except (OSError, ValueError, KeyError):
-        return False
 
 
 def _computing(call: OuterCall) -> Callable[..., Any]:

@@ -1,17 +1,14 @@
-"""What cannot be divided, and why? In: the finding. Out: an exception that ends the run before anything was trained."""
+"""What cannot be divided, and why? In: the finding. Out: an exception that ends the run, which could only go wrong."""
 
 from __future__ import annotations
 
+from flatout.errors import ScriptError
 
-class NotDivided(Exception):
-    """A script, or one of its models, cannot be run on ranks as one process would run it.
+ON_ONE_RANK = "run it on one rank: `flatout run` without `--ranks`"
 
-    Args:
-        error: What cannot be done.
-        cause: Why.
-        hint: What helps.
-    """
 
-    def __init__(self, error: str, *, cause: str, hint: str) -> None:
-        super().__init__(f"{error}: {cause}")
-        self.error, self.cause, self.hint = error, cause, hint
+class NotDivided(ScriptError):
+    """A script, or one of its models, cannot be run on ranks as one process would run it."""
+
+    def __init__(self, error: str, *, cause: str, hint: str = ON_ONE_RANK) -> None:
+        super().__init__(error, cause=cause, hint=hint)
