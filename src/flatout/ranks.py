@@ -33,7 +33,10 @@ ELASTIC_LOGS = "elastic"
 MEETING = "meeting-failed"
 """Written by the launcher where machines did not find each other: why."""
 
-MODES = ("auto", "replicate")
+SHARDED_MODES = ("shard", "hybrid")
+"""Modes in which a rank holds some rows of each parameter: all ranks share them, or those of a machine."""
+
+MODES = ("auto", "replicate", *SHARDED_MODES)
 """How a model and its batch are divided."""
 
 

@@ -29,17 +29,17 @@ def alone(scenario: Scenario) -> Any:
     return _in_processes(1, scenario, None)[0]
 
 
-def on_ranks(world: int, scenario: Scenario) -> list[Any]:
+def on_ranks(world: int, scenario: Scenario, mode: str = "auto") -> list[Any]:
     """What it gives on each rank; a refusal is given as its three parts."""
     store = dist.TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
-    return _in_processes(world, scenario, store.port)
+    return _in_processes(world, scenario, store.port, mode)
 
 
-def _in_processes(world: int, scenario: Scenario, port: int | None) -> list[Any]:
+def _in_processes(world: int, scenario: Scenario, port: int | None, mode: str = "auto") -> list[Any]:
     context = multiprocessing.get_context("forkserver")  # a clean process to fork from: PyTorch is loaded once
     context.set_forkserver_preload(["flatout.frameworks.pytorch.parallel.ranks", "torch._dynamo"])
     with tempfile.TemporaryDirectory() as folder:
-        processes = [context.Process(target=_rank, args=(rank, world, port, scenario, folder)) for rank in range(world)]
+        processes = [context.Process(target=_rank, args=(rank, world, port, scenario, folder, mode)) for rank in range(world)]
         for process in processes:
             process.start()
         for process in processes:
@@ -61,7 +61,7 @@ def _found(folder: Path, rank: int) -> Any:
     return found
 
 
-def _rank(rank: int, world: int, port: int | None, scenario: Scenario, folder: str) -> None:
+def _rank(rank: int, world: int, port: int | None, scenario: Scenario, folder: str, mode: str) -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(67280421310721)
@@ -70,9 +70,12 @@ def _rank(rank: int, world: int, port: int | None, scenario: Scenario, folder: s
     try:
         if port is not None:
             place = RankPlace(rank=rank, local=rank, world=world, local_world=world, host="localhost", port=port)
-            Ranks(place, Terms(num_ranks=world, folder=folder, hang_timeout_s=20.0), calls).begin()
+            Ranks(place, Terms(num_ranks=world, folder=folder, mode=mode, hang_timeout_s=20.0), calls).begin()
         found = scenario()
     except BaseException as problem:
+        if os.environ.get("TB"):
+            import traceback
+            traceback.print_exc()
         found = RuntimeError(f"rank {rank}: {type(problem).__name__}: {problem}")
     torch.save(found, f"{folder}/found-{rank}.pt")
     os._exit(0)

@@ -164,7 +164,11 @@ class OuterCall:
         if observer is not None:
             observer.before_call(self, training)
         try:
-            return self._train(args, kwargs) if training else self.plain(*args, **kwargs)
+            if training:
+                return self._train(args, kwargs)
+            if owner.evaluate is not None:
+                return owner.evaluate(self, args, kwargs)
+            return self.plain(*args, **kwargs)
         except BaseException as problem:
             hide_ours(problem)
             raise
@@ -279,6 +283,8 @@ class Calls:
         self.capture: Callable[[OuterCall, tuple[Any, ...], dict[str, Any]], Any] | None = None
         self.divide: Callable[[OuterCall, tuple[Any, ...], dict[str, Any]], Any] | None = None
         """Computes training calls where the run has many ranks."""
+        self.evaluate: Callable[[OuterCall, tuple[Any, ...], dict[str, Any]], Any] | None = None
+        """Computes other calls where ranks hold parts of parameters."""
         self.look_at_graph: Callable[[Any], tuple[str, ...]] | None = None
         """Told what a model's first training call returned."""
         self.on_training_call: Callable[[], None] | None = None

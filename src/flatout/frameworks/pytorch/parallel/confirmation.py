@@ -21,6 +21,7 @@ from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
 from flatout.frameworks.pytorch.parallel.cuts import Cut, entering, guesses
 from flatout.frameworks.pytorch.parallel.draws import Noise, Silence
 from flatout.frameworks.pytorch.parallel.group import Lost
+from flatout.frameworks.pytorch.parallel.held import Found
 from flatout.frameworks.pytorch.parallel.pattern import Check, Computed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.skeleton import has_numbers_of_floats, skeleton
@@ -42,7 +43,7 @@ class Confirmation:
 
     def __init__(self, division: Division) -> None:
         self._division = division
-        self._group, self.aliases = division.group, division.aliases
+        self._group = division.group
         self._decided = True
 
     def confirmed(
@@ -64,7 +65,7 @@ class Confirmation:
                 found = None
             if group.everywhere(found is not None, "agreement on a division") and found is not None:
                 _restore(kept)
-                return found, Check(Computed(whole, [*self.aliases.used, *entered]), mine, (args, kwargs))
+                return found, Check(Computed(whole, entered), mine, (args, kwargs))
             reasons.append(why)
         _restore(kept)
         cause = self._division.small(inputs) or next(filter(None, reasons), "")
@@ -95,7 +96,7 @@ class Confirmation:
         module = self._division.module()
         versions, kept_before = [t._version for t in inputs], _kept_graphs(module)
         new_args, new_kwargs, entered = entering(args, kwargs, [lambda whole: whole] * len(inputs))
-        with self._apart(), silence.on(module), self.aliases.in_place():
+        with self._apart(), silence.on(module), self._division.held.in_place():
             value = self._division.compute(*new_args, **new_kwargs)
         stray = _kept_graphs(module) - kept_before
         if stray and first:
@@ -129,11 +130,11 @@ class Confirmation:
         rules = self._rules(whole, mine, [[shape for shape, _ in row] for row in shapes], share)
         if rules is None:
             return None, None, "its outputs for parts of a batch do not make up those of the whole one"
-        stray = _stray(mine, [*self.aliases.used, *entered])
+        stray = _stray(mine, [*self._division.held.leaves, *entered])
         if stray:
             return None, None, stray
         found = Pattern(cut, rules, noise=noise.drawn, masks=silence.broken, decided=self._decided)
-        return found, Computed(mine, [*self.aliases.used, *entered]), ""
+        return found, Computed(mine, entered), ""
 
     def _part(
         self, cut: Cut, share: Share, args: Any, kwargs: Any, silence: Silence, noise: Noise
@@ -182,19 +183,16 @@ class Confirmation:
         """
         group = self._group
         whole, mine = check.whole, check.mine
-        wanted = _gradients(whole, list(gradients))
+        held = self._division.held
+        wanted, _ = self._gradients(whole, gradients, summed=False)
         own = [None if g is None else assembly.gradient_of(r, g, share, group.rank, group.world)
                for r, g in zip(rules, gradients, strict=True)]  # fmt: skip
-        found = _gradients(mine, own)
-        trained = range(len(self.aliases.used))
-        summed = [torch.zeros_like(mine.entered[i]) if found[i] is None else found[i].clone() for i in trained]
-        for one in summed:
-            group.sum(one, "gradients, to compare")
-        if any(one is not None and one.is_sparse for one in (*wanted, *found)):
+        summed, _ = self._gradients(mine, own, summed=True)
+        if any(one is not None and one.is_sparse for one in (*wanted, *summed)):
             raise self._division.refused("it has sparse gradients")
-        wrong = _far(summed, [wanted[i] for i in trained], self._tolerance(whole.outputs, summed))
+        wrong = _far(summed, wanted, self._tolerance(whole.outputs, held.used))
         if not group.everywhere(not wrong, "agreement on gradients"):
-            noise = self._rounding(check, gradients, [wanted[i] for i in trained])
+            noise = self._rounding(check, gradients, wanted)
             worst = max(wrong, key=lambda place: wrong[place], default=None)
             still = {place for place, off in wrong.items() if not off <= MOST_TIMES_ROUNDING * noise[place]}
             if not group.everywhere(not still, "rounding of gradients"):
@@ -203,6 +201,12 @@ class Confirmation:
                     f"gradients of parts of a batch differ from those of the whole one by {off:.2g}, "
                     f"and those of parameters that are moved in their last bit by {by:.2g}"
                 )
+
+    def _gradients(self, computed: Computed, gradients: Sequence[Any], *, summed: bool) -> tuple[Found, Found]:
+        """Of the parameters and of inputs, from those of the outputs; None where there is none."""
+        pairs = [(o, g) for o, g in zip(computed.outputs, gradients, strict=True) if g is not None and o.requires_grad]
+        outs, grads = [out for out, _ in pairs], [grad for _, grad in pairs]
+        return self._division.held.gradients(outs, grads, computed.entered, summed=summed)
 
     def _tolerance(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> float:
         return 10 * max((assembly.tolerance(t.dtype) for t in (*outputs, *gradients)), default=1e-3)
@@ -214,10 +218,11 @@ class Confirmation:
         """
         kept = ModuleState(self._division.module()), RandomStates()
         args, kwargs = map_tensors(torch.Tensor.detach, check.inputs)
+        held = self._division.held
         try:
-            with self._apart(), Silence().on(self._division.module()), self.aliases.in_place(), self.aliases.nudged():
+            with self._apart(), Silence().on(self._division.module()), held.in_place(), held.nudged():
                 outputs = tensors_of(self._division.compute(*args, **kwargs))
-                found = _gradients(Computed(outputs, self.aliases.used), gradients)
+                found, _ = self._gradients(Computed(outputs, []), gradients, summed=False)
         finally:
             _restore(kept)
         return _distances(found, wanted)
@@ -249,15 +254,6 @@ def _far(found: Sequence[Any], wanted: Sequence[Any], tolerance: float) -> dict[
         for place, (off, norm) in enumerate(zip(_distances(found, wanted), norms, strict=True))
         if not off <= tolerance and not off * (norm or 1.0) <= NEGLIGIBLE * whole
     }
-
-
-def _gradients(computed: Computed, gradients: Sequence[Any]) -> list[Any]:
-    """Of what entered, from those of the outputs; None where there is none."""
-    pairs = [(o, g) for o, g in zip(computed.outputs, gradients, strict=True) if g is not None and o.requires_grad]
-    if not pairs or not computed.entered:
-        return [None] * len(computed.entered)
-    outs, grads = [out for out, _ in pairs], [grad for _, grad in pairs]
-    return list(torch.autograd.grad(outs, computed.entered, grads, allow_unused=True))
 
 
 def _fits(rule: Rule, parts: list[torch.Tensor], wanted: torch.Tensor, share: Share) -> bool:

@@ -8,7 +8,7 @@ Out: what the whole batch gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NoReturn
 
@@ -17,16 +17,20 @@ import torch
 from flatout.frameworks.pytorch.parallel import assembly, batch_norm
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
 from flatout.frameworks.pytorch.parallel.confirmation import Confirmation
-from flatout.frameworks.pytorch.parallel.cuts import entering, part
+from flatout.frameworks.pytorch.parallel.called import Called
+from flatout.frameworks.pytorch.parallel.cuts import Cut, entering, part
 from flatout.frameworks.pytorch.parallel.draws import Fork, Noise
 from flatout.frameworks.pytorch.parallel.gradients import Aliases
 from flatout.frameworks.pytorch.parallel.group import Group
+from flatout.frameworks.pytorch.parallel.held import Held
 from flatout.frameworks.pytorch.parallel.pattern import Check, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.skeleton import flags_of, skeleton
 from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
 
 Compute = Callable[..., Any]
+Hold = Callable[[torch.nn.Module, Collection[int]], Held]
+"""Takes a module's parameters; told which modules it calls, by identity."""
 
 NUM_CONFIRMED = 4
 """So many shapes of one kind of call are computed both ways; then the kind is trusted with other shapes."""
@@ -42,18 +46,21 @@ class Division:
         group: All ranks.
         refuse: Told what cannot be divided; it ends the run.
         apart: Entered while a call is gone back through: modules that are called then are no calls of the script's.
+        hold: How parameters are held once it is known how calls are divided; None: whole on every rank.
     """
 
     def __init__(
         self, name: str, module: Callable[[], torch.nn.Module], compute: Compute, group: Group,
         refuse: Callable[[NotDivided], NoReturn], apart: Callable[[], AbstractContextManager[None]] = nullcontext,
+        hold: Hold | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.refuse, self.apart = refuse, apart
         self.compare: Callable[[], None] = lambda: None
         """Makes sure that ranks have not diverged."""
         self.module, self.compute, self.group = module, compute, group
-        self.aliases = Aliases(module(), group)
+        self.held: Held = Aliases(module(), group)
+        self._hold = hold
         self.confirmation = Confirmation(self)
         self._fork = Fork(group.rank)
         self._patterns: dict[tuple[Any, ...], Pattern] = {}
@@ -72,7 +79,7 @@ class Division:
             self.refuse(problem)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.aliases.renew()
+        self.held.renew()
         inputs = tensors_of((args, kwargs), unique=False)
         kind = self._kind(args, kwargs, inputs)
         pattern = self._patterns.get(kind)
@@ -87,7 +94,7 @@ class Division:
             former = pattern
             if former is not None:
                 self.compare()
-            pattern, check = self.confirmation.confirmed(args, kwargs, inputs, former)
+            pattern, check = self._confirmed(args, kwargs, inputs, former)
             if former is not None:
                 if former.decided and pattern.decided and former.rules != pattern.rules:
                     raise self.refused("how its outputs make up those of the whole batch changes from call to call")
@@ -96,15 +103,33 @@ class Division:
                     pattern.rules, pattern.decided = former.rules, True
             pattern.sizes.add(shapes)
             self._patterns[kind] = pattern
-            if not self._weighs and any(rule.kind == "mean" for rule in pattern.rules):
+            if not self._weighs and any(rule.kind == "mean" for rule in pattern.rules or ()):
                 self._weighs = True
                 self._patterns = {self._kind(args, kwargs, inputs): pattern}
         num = pattern.cut.num_samples(inputs)
         if num is None:
             raise self.refused("its inputs do not agree on the number of samples")
-        if num < self.group.world:  # a small last batch: every rank computes all of it, with the same outcome
-            return self._whole(args, kwargs)
+        if num < self.group.world or self._has_idle(pattern, num, inputs):
+            return self._whole(args, kwargs)  # a small last batch: every rank computes all of it, with the same outcome
         return self._divided(pattern, num, args, kwargs, inputs, check)
+
+    def _confirmed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], known: Pattern | None
+    ) -> tuple[Pattern, Check]:
+        """How a call is divided. It is found with parameters that are there at once, where guesses may raise."""
+        if known is not None or (self._hold is None and self.holds_whole):
+            return self.confirmation.confirmed(args, kwargs, inputs, known)
+        with Called() as called, self.held.at_once():
+            pattern, check = self.confirmation.confirmed(args, kwargs, inputs, None)
+        del check  # of what is about to be held otherwise
+        if self._hold is not None:
+            self.held, self._hold = self._hold(self.module(), called.modules), None
+        return self.confirmation.confirmed(args, kwargs, inputs, pattern)
+
+    @property
+    def holds_whole(self) -> bool:
+        """Whether each rank has all parameters."""
+        return isinstance(self.held, Aliases)
 
     def _kind(self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         switches = skeleton((args, kwargs)), flags_of(self.module())
@@ -117,6 +142,14 @@ class Division:
         is_rare = pattern.num_calls & (pattern.num_calls - 1) == 0
         return is_rare or not pattern.decided or (shapes not in pattern.sizes and len(pattern.sizes) < NUM_CONFIRMED)
 
+    def _has_idle(self, pattern: Pattern, num: int, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether nothing of a rank's part counts, so that it has no way back on which parameters are gathered."""
+        means = [rule for rule in pattern.rules or () if rule.kind == "mean" and rule.weigh >= 0]
+        if self.holds_whole or not means:
+            return False
+        share = Share.of(inputs, pattern.cut.dims, num, self.group.world)
+        return any(not share.weight(rule, rank) for rule in means for rank in range(self.group.world))
+
     def small(self, inputs: Sequence[torch.Tensor]) -> str:
         """That a batch has fewer samples than there are ranks, as far as its first dimension tells."""
         num = next((t.shape[0] for t in inputs if t.dim()), None)
@@ -126,7 +159,11 @@ class Division:
 
     def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.num_whole += 1
-        return self.compute(*args, **kwargs)
+        if self.holds_whole:
+            return self.compute(*args, **kwargs)
+        inputs = tensors_of((args, kwargs), unique=False)
+        every = Pattern(Cut((None,) * len(inputs)), None)
+        return self._divided(every, 0, args, kwargs, inputs, None)
 
     def refused(self, cause: str) -> NotDivided:
         """That calls of this module cannot be divided, and why."""
@@ -141,11 +178,11 @@ class Division:
         self, pattern: Pattern, num: int, args: tuple[Any, ...], kwargs: dict[str, Any],
         inputs: Sequence[torch.Tensor], check: Check | None,
     ) -> Any:  # fmt: skip
-        self.num_divided += 1
+        self.num_divided += pattern.rules is not None
         share = Share.of(inputs, pattern.cut.dims, num, self.group.world)
         call = _Call(self, pattern, share, args, kwargs, check)
         differentiable = [t for t in inputs if t.requires_grad]
-        outputs = _Whole.apply(call, *differentiable, *self.aliases.parameters)
+        outputs = _Whole.apply(call, *differentiable, *self.held.parameters)
         return call.rebuilt(outputs)
 
     def part_of(
@@ -164,7 +201,7 @@ class Division:
         new_args, new_kwargs, entered = self.part_of(share, args, kwargs)
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(self.aliases.in_place())
+            stack.enter_context(self.held.in_place())
             stack.enter_context(batch_norm.synchronised(self.group))
             if pattern.masks:
                 stack.enter_context(self._fork.on())
@@ -183,6 +220,7 @@ class _Call:
         self._args, self._kwargs = args, kwargs
         self.value: Any = None
         self.mine: list[torch.Tensor] = []
+        self.rules: tuple[Rule, ...] = ()
         self.entered: list[torch.Tensor] = []
         self._group = division.group
 
@@ -194,7 +232,7 @@ class _Call:
         self.mine = tensors_of(value)
         with torch.enable_grad():  # a parameter that is returned as it is would be ready before its gradient is
             self._leaving = [t.view_as(t) if t.is_leaf and t.requires_grad else t for t in self.mine]
-        rules = self.pattern.rules
+        rules = self.rules = self.pattern.rules or tuple(Rule("same") for _ in self.mine)
         if len(rules) != len(self.mine):
             raise self.division.refused(f"it returns {len(self.mine)} tensors, and {len(rules)} before")
         moved = [place for place, rule in enumerate(rules) if rule.kind != "same"]
@@ -222,7 +260,7 @@ class _Call:
         division, group = self.division, self._group
         if torch.is_grad_enabled():
             raise division.refused("gradients of its gradients are taken (`create_graph=True`)")
-        with division.apart(), division.aliases.in_place(), batch_norm.synchronised(group), ExitStack() as stack:
+        with division.apart(), division.held.in_place(), batch_norm.synchronised(group), ExitStack() as stack:
             if self.pattern.noise:  # what is checkpointed is computed once more
                 stack.enter_context(Noise(self.share, group.rank).on())
             return self._gone_back(gradients)
@@ -232,9 +270,9 @@ class _Call:
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         if self.check is not None:
             check, self.check = self.check, None
-            division.confirmation.check_gradients(check, self.pattern.rules, self.share, gradients)
+            division.confirmation.check_gradients(check, self.rules, self.share, gradients)
         outs, grads = [], []
-        for tensor, rule, gradient in zip(self._leaving, self.pattern.rules, gradients, strict=True):
+        for tensor, rule, gradient in zip(self._leaving, self.rules, gradients, strict=True):
             if tensor.requires_grad and gradient is not None:
                 mine = assembly.gradient_of(rule, gradient, self.share, group.rank, group.world)
                 if mine is not None:
@@ -242,7 +280,7 @@ class _Call:
                     grads.append(mine)
         for tensor in self.entered:
             tensor.grad = None
-        of_parameters = division.aliases.backward(outs, grads, keep=keep)
+        of_parameters = division.held.backward(outs, grads, keep=keep)
         return [*self._of_inputs(), *of_parameters]
 
     def _of_inputs(self) -> list[Any]:

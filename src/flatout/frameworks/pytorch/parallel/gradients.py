@@ -12,13 +12,14 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.group import Group, dist
+from flatout.frameworks.pytorch.parallel.held import Found
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
@@ -56,6 +57,15 @@ class Aliases:
     def used(self) -> list[nn.Parameter]:
         """The aliases of the parameters that are trained."""
         return [a for p, a in zip(self.parameters, self._aliases, strict=True) if p.requires_grad]
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        """See `Held`."""
+        return list(self.used)
+
+    def at_once(self) -> AbstractContextManager[None]:
+        """See `Held`: they are."""
+        return nullcontext()
 
     def _of(self) -> nn.Module:
         module = self._module()
@@ -110,9 +120,28 @@ class Aliases:
                 if parameter.requires_grad:
                     alias.data = parameter.detach()
 
+    def gradients(
+        self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *,
+        summed: bool,
+    ) -> tuple[Found, Found]:  # fmt: skip
+        """See `Held`; those of inputs are not summed."""
+        used = self.used
+        found: Found = [None] * (len(used) + len(inputs))
+        if outputs and found:
+            entered = [*used, *inputs]
+            found = list(torch.autograd.grad(list(outputs), entered, list(gradients), allow_unused=True))
+        of_parameters, of_inputs = found[: len(used)], found[len(used) :]
+        if summed:
+            whole = [
+                torch.zeros_like(p) if g is None else g if g.is_sparse else g.clone()
+                for p, g in zip(used, of_parameters, strict=True)
+            ]
+            of_parameters = [g if g.is_sparse else self._group.sum(g, "gradients, to compare") for g in whole]
+        return of_parameters, of_inputs
+
     def backward(
         self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool
-    ) -> list[torch.Tensor | None]:
+    ) -> Found:
         """Go back through a divided call: the gradients of the parameters, summed over ranks.
 
         The reducer takes the mean over ranks. A hook of ours in its place would run in a thread that may still need
@@ -133,7 +162,7 @@ class Aliases:
         reducer.prepare_for_backward(list(outputs))
         with self._group.named("sum of gradients", waiting=False):
             torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
-        found: list[torch.Tensor | None] = []
+        found: Found = []
         for parameter, alias in zip(self.parameters, self._aliases, strict=True):
             found.append(alias.grad if parameter.requires_grad else None)
             alias.grad = None

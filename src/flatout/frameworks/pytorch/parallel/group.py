@@ -7,6 +7,7 @@ the world and where the others meet. Out: collectives, each with a time limit an
 
 from __future__ import annotations
 
+import copy
 import pickle
 import socket
 import warnings
@@ -34,6 +35,7 @@ class Group:
     def __init__(self, me: RankPlace, page: Page, *, limit_s: float) -> None:
         self.me, self.page = me, page
         self.rank, self.world = me.rank, me.world
+        self.name, self.ranks = "world", list(range(me.world))
         limit = timedelta(seconds=limit_s)
         with _quiet():
             store = dist.TCPStore(me.host, me.port, me.world, is_master=False, timeout=limit)
@@ -49,9 +51,23 @@ class Group:
         """The process group; made when it is needed first, which all ranks wait for."""
         if self._processes is None:
             self.page.begin("meeting of all ranks")
-            self._processes = _process_group(self.store, self.me, self._limit)
+            self._processes = _process_group(self)
             self.page.end(waiting=True)
         return self._processes
+
+    @property
+    def limit(self) -> timedelta:
+        """How long an exchange may take."""
+        return self._limit
+
+    def of_ranks(self, name: str, ranks: list[int]) -> Group:
+        """Some of the ranks, this one among them, as a group of its own."""
+        part = copy.copy(self)
+        part.name, part.ranks = name, ranks
+        part.rank, part.world = ranks.index(self.rank), len(ranks)
+        part.store = dist.PrefixStore(name, self.store)
+        part._processes, part._has_cuda = None, False
+        return part
 
     def close(self) -> None:
         """Nothing is exchanged any more."""
@@ -133,13 +149,13 @@ class Group:
         return [pickle.loads(bytes(row[:size].numpy())) for row, size in zip(rows, sizes.tolist(), strict=True)]
 
 
-def _process_group(store: Any, me: RankPlace, limit: timedelta) -> Any:
-    """A process group with gloo for the CPU; it is registered nowhere."""
-    group = dist.ProcessGroup(store, me.rank, me.world)
+def _process_group(of: Group) -> Any:
+    """A process group with gloo for the CPU; it is nobody's default."""
+    group = dist.ProcessGroup(of.store, of.rank, of.world)
     options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=_own_address(me))]
-    options._timeout = limit
-    backend = dist.ProcessGroupGloo(store, me.rank, me.world, options)
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=_own_address(of.me))]
+    options._timeout = of.limit
+    backend = dist.ProcessGroupGloo(of.store, of.rank, of.world, options)
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     return group

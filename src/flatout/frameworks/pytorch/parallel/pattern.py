@@ -18,13 +18,13 @@ class Pattern:
 
     Attributes:
         cut: Where the batch is in the inputs.
-        rules: How each output is put together.
+        rules: How each output is put together; None where every rank computes all of the batch.
         noise: Whether the call draws noise for samples.
         masks: Whether it draws masks of dropout.
     """
 
     cut: Cut
-    rules: tuple[Rule, ...]
+    rules: tuple[Rule, ...] | None
     noise: bool = False
     masks: bool = False
     decided: bool = True
@@ -37,7 +37,7 @@ class Pattern:
 
 @dataclass(slots=True)
 class Computed:
-    """Outputs, and what they were computed from: the aliases of trained parameters, then inputs with gradients."""
+    """Outputs, and the inputs that gradients are wanted of."""
 
     outputs: list[torch.Tensor]
     entered: Sequence[torch.Tensor]

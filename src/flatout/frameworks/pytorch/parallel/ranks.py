@@ -30,10 +30,13 @@ from flatout.frameworks.pytorch.parallel.gradients import have_warned
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.running_check import RunningCheck
+from flatout.frameworks.pytorch.parallel.sharded import Sharded
+from flatout.frameworks.pytorch.parallel.sharding import Sharding
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.rank_page import Page, page_file
 from flatout.ranks import (
     EXIT_LOST,
+    SHARDED_MODES,
     STACKS_SIGNAL,
     RankPlace,
     Terms,
@@ -66,6 +69,7 @@ class Ranks:
         self._patch: Patch | None = None
         self._refusals: list[Patch] = []
         self._trains = self._has_divided = False
+        self._sharding = Sharding(self.group, terms, self._refuse) if terms.mode in SHARDED_MODES else None
         self._pid = os.getpid()
         self._same_code()
         self._same_start()
@@ -94,6 +98,8 @@ class Ranks:
     def begin(self) -> None:
         """Divide calls from here on."""
         self._calls.divide = self._divide
+        if self._sharding is not None:
+            self._calls.evaluate = self._sharding.evaluated
         self.watch()
         group = torch.distributed.distributed_c10d
         for holder, name in ((torch.distributed, "init_process_group"), (group, "init_process_group")):
@@ -126,6 +132,8 @@ class Ranks:
 
     def rest(self) -> None:
         """All that training calls has been found."""
+        if self._sharding is not None:  # parts of models may be called by themselves at any time
+            return
         patch, self._patch = self._patch, None
         if patch is not None:
             patch.remove()
@@ -134,8 +142,11 @@ class Ranks:
         calls = self._calls
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            wanted = patch.active and not calls.inside and torch.is_grad_enabled()
-            if wanted and not torch.compiler.is_compiling() and any(p.requires_grad for p in module.parameters()):
+            outermost = patch.active and not calls.inside
+            if outermost and self._sharding is not None and not torch.is_grad_enabled():
+                with self._sharding.of_part(module):
+                    return original(module, *args, **kwargs)
+            if outermost and torch.is_grad_enabled() and not torch.compiler.is_compiling() and any(p.requires_grad for p in module.parameters()):
                 calls.meet(module)
             return original(module, *args, **kwargs)
 
@@ -156,7 +167,7 @@ class Ranks:
             trains_file(Path(self._terms.folder), self.group.rank).touch()
             have_warned(self.group)
         if division is None:
-            division = Division(call.name, lambda: call.module, _computing(call), self.group, self._refuse, self._apart)
+            division = self._division(call)
             division.compare = self._check.compare
             call.kept["division"] = division
         try:
@@ -168,6 +179,16 @@ class Ranks:
             self._has_divided = True
             self.group.page.trains()
         return found
+
+    def _division(self, call: OuterCall) -> Division:
+        """What divides the calls of a module that is called for the first time."""
+        hold = None
+        if self._sharding is not None:
+            try:
+                hold = self._sharding.holding(call)
+            except NotDivided as problem:
+                self._refuse(problem)
+        return Division(call.name, lambda: call.module, _computing(call), self.group, self._refuse, self._apart, hold)
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
@@ -181,7 +202,8 @@ class Ranks:
     def _trained(self) -> list[torch.Tensor]:
         """Parameters and buffers of all models that are divided, each once."""
         models = [call.module for call in self._calls.found if "division" in call.kept]
-        return list({id(t): t for model in models for t in equality.state_of(model)}.values())
+        state = {id(t): t for model in models for t in equality.state_of(model)}
+        return [t for t in state.values() if not isinstance(t, Sharded)]  # of which each rank has its own rows
 
     def after_first_step(self) -> None:
         """The first update has been made: something must have been divided by now."""
@@ -206,6 +228,8 @@ class Ranks:
         """The process ends: what holds threads goes before the interpreter does."""
         for call in self._calls.found:
             call.kept.pop("division", None)
+        if self._sharding is not None:
+            self._sharding.close()
         self.group.close()
 
     def _refuse(self, problem: NotDivided) -> NoReturn:

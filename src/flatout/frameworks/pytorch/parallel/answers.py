@@ -1,0 +1,297 @@
+"""What does Python ask of a sharded tensor, and how is it answered for the whole?
+
+Shapes are told. Arithmetic by elements is done on the rows that are here; norms are put together from those of rows;
+anything else gathers the whole on every rank, for all ranks run the same script. In: a function of PyTorch's and its
+arguments, some of them sharded. Out: what one process gets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.sharded import (
+    REPLICATE,
+    Copied,
+    Gathered,
+    Rows,
+    Sharded,
+    become,
+    name_of,
+    writes,
+)
+from flatout.frameworks.pytorch.trees import map_tensors
+
+Of: Any = torch.Tensor  # its descriptors are not known to type checkers
+
+
+def _properties(*names: str) -> set[Any]:
+    return {getattr(Of, name).__get__ for name in names}
+
+
+OF_THE_OBJECT = (
+    _properties(
+        "requires_grad", "is_leaf", "grad_fn", "_version", "_backward_hooks", "dtype", "device", "layout", "is_cuda",
+        "is_cpu", "is_sparse", "is_quantized", "is_meta", "is_nested", "ndim", "itemsize", "output_nr", "retains_grad",
+    )
+    | {Of.requires_grad.__set__, Of._backward_hooks.__set__}
+    | {
+        Of.requires_grad_, Of.register_hook, Of.retain_grad, Of.detach_, Of.register_post_accumulate_grad_hook, Of.dim,
+        Of.element_size, Of.is_floating_point, Of.is_complex, torch.is_floating_point, torch.is_complex, Of.is_signed,
+        Of.is_contiguous, Of.__hash__, Of.get_device, Of.is_inference, torch.is_inference, Of.untyped_storage,
+        Of.data_ptr, Of.backward, Of.storage_offset, Of.is_conj, Of.is_neg, Of.is_pinned, Of.is_shared,
+    }
+)  # fmt: skip
+"""Asked of the object, and answered as of any other."""
+
+GRAD, SET_GRAD, DATA, SET_DATA = Of.grad.__get__, Of.grad.__set__, Of.data.__get__, Of.data.__set__
+SAME_ROWS = {DATA, Of.detach, torch.detach}
+
+SHAPES: dict[Any, Callable[..., Any]] = {
+    Of.shape.__get__: lambda whole: whole.shape,
+    Of.size: lambda whole, dim=None: whole.size() if dim is None else whole.size(dim),
+    Of.numel: lambda whole: whole.numel(),
+    torch.numel: lambda whole: whole.numel(),
+    Of.nelement: lambda whole: whole.numel(),
+    Of.stride: lambda whole, *dim: whole.stride(*dim),
+    Of.__len__: len,
+    Of.nbytes.__get__: lambda whole: whole.nbytes,
+}
+
+ELEMENTWISE = frozenset(
+    "add sub rsub subtract mul multiply div divide true_divide neg negative abs absolute square sqrt rsqrt pow exp log "
+    "sign clamp clip clamp_min clamp_max maximum minimum lerp addcmul addcdiv reciprocal sigmoid tanh relu zero fill "
+    "copy clone zeros_like ones_like empty_like full_like where isfinite isnan isinf eq ne lt le gt ge logical_and "
+    "logical_or logical_not nan_to_num masked_fill contiguous float double half bfloat16 to type_as "
+    "__add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __truediv__ __rtruediv__ "
+    "__itruediv__ __div__ __rdiv__ __idiv__ __neg__ __abs__ __pow__ __ipow__ __rpow__ __eq__ __ne__ __lt__ __le__ "
+    "__gt__ __ge__ _foreach_add _foreach_sub _foreach_mul _foreach_div _foreach_neg _foreach_abs _foreach_sqrt "
+    "_foreach_reciprocal _foreach_pow _foreach_exp _foreach_lerp _foreach_addcmul _foreach_addcdiv _foreach_zero "
+    "_foreach_clamp_min _foreach_clamp_max _foreach_maximum _foreach_minimum _foreach_copy _foreach_sign".split()
+)
+"""What is computed element by element; with an underscore at its end in place."""
+
+VIEWS = frozenset(
+    "__getitem__ view view_as reshape narrow select chunk split t transpose permute squeeze unsqueeze flatten unbind "
+    "diagonal expand swapaxes movedim unflatten unfold as_strided tensor_split __get__ __iter__ hsplit vsplit".split()
+)
+"""What gives a tensor that shares the memory of another one; `__get__`: `.T` and the like."""
+
+NORMS = ("norm", "vector_norm", "linalg_vector_norm", "_foreach_norm")
+
+
+def answer(func: Any, args: Any, kwargs: Any) -> Any:
+    """One question; the machinery by which it came here is off."""
+    if func in OF_THE_OBJECT:
+        return func(*args, **kwargs)
+    first = args[0] if args else None
+    if isinstance(first, Sharded):
+        if func == GRAD:
+            grad = func(first)
+            return grad if grad is None or type(grad) is Sharded else become(grad, first.rows)
+        if func == SET_GRAD:
+            return func(first, _rows_for(args[1], first.rows))
+        if func == SET_DATA:
+            return _set_data(first, args[1])
+        if func in SAME_ROWS:
+            return become(func(first), first.rows)
+        shape = SHAPES.get(func)
+        if shape is not None:
+            return shape(torch.empty(first.rows.shape, dtype=first.dtype, device="meta"), *args[1:], **kwargs)
+    return _computed(func, args, kwargs)
+
+
+Sharded.answer = staticmethod(answer)
+
+
+def _computed(func: Any, args: Any, kwargs: Any) -> Any:
+    name = name_of(func)
+    if name in ELEMENTWISE or name.removesuffix("_") in ELEMENTWISE:
+        found = _by_rows(func, args, kwargs)
+        if found is not None:
+            return found[0]
+    if name in NORMS:
+        norms = _norms(name, args, kwargs)
+        if norms is not None:
+            return norms
+    if name == "_amp_foreach_non_finite_check_and_unscale_":
+        return _unscaled(func, args, kwargs)
+    return _by_wholes(func, name, args, kwargs)
+
+
+def _rows_for(value: Any, rows: Rows) -> Any:
+    """A gradient that the script sets, as this rank's rows."""
+    if value is None or isinstance(value, Sharded):
+        return value
+    return become(rows.mine(value).clone(), rows)
+
+
+def _set_data(tensor: Sharded, value: torch.Tensor) -> None:
+    """`p.data = value`: the values, in the memory that is there."""
+    rows = tensor.rows
+    shape = value.rows.shape if isinstance(value, Sharded) else value.shape
+    if shape != rows.shape or value.dtype != tensor.dtype or value.device.type != tensor.device.type:
+        rows.refuse(
+            NotDivided(
+                "a parameter's shape, type or device changes in training",
+                cause=f"from {tuple(rows.shape)}, {tensor.dtype} to {tuple(shape)}, {value.dtype}, and it is sharded",
+                hint=REPLICATE,
+            )
+        )
+    with torch.no_grad():
+        tensor.detach().copy_(value if isinstance(value, Sharded) else rows.mine(value))
+
+
+def _flat(value: Any) -> Iterable[Any]:
+    """What is not a container, within containers."""
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _flat(one)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _flat(one)
+    else:
+        yield value
+
+
+# -- by rows -----------------------------------------------------------------------------------------------------------
+
+
+def _by_rows(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
+    """Compute on rows, where all tensors are sharded alike, or whole and can be cut so, or single numbers.
+
+    Returns:
+        What was found, in a tuple; None where it cannot be done so.
+    """
+    every = list(_flat((args, kwargs)))
+    rows = [one.rows for one in every if isinstance(one, Sharded)]
+    plain = [one for one in every if isinstance(one, torch.Tensor) and not isinstance(one, Sharded) and one.dim()]
+    if any(isinstance(one, list | tuple) for one in (*args, *kwargs.values())):
+        if plain or not _go_together(args, kwargs):
+            return None
+    elif len({one.shape for one in rows}) != 1 or any(
+        one.shape != rows[0].shape or (one.requires_grad and torch.is_grad_enabled()) for one in plain
+    ):
+        return None
+    if writes(func) and not all(isinstance(one, Sharded) for one in _flat(args[0])):
+        return None  # a whole tensor is written to
+    if name_of(func) in ("to", "type_as") and _changes_place(every):
+        return None
+
+    def cut(one: Any) -> Any:
+        is_whole = isinstance(one, torch.Tensor) and not isinstance(one, Sharded) and one.dim()
+        return rows[0].mine(one) if is_whole else one
+
+    found = func(*(cut(one) for one in args), **{name: cut(one) for name, one in kwargs.items()})
+    return (_as_sharded(found, args, rows),)
+
+
+def _go_together(args: Any, kwargs: Any) -> bool:
+    """Whether lists of tensors have the same shapes, one after the other."""
+    lists = [
+        [one.rows.shape for one in value if isinstance(one, Sharded)]
+        for value in (*args, *kwargs.values())
+        if isinstance(value, list | tuple) and any(isinstance(one, Sharded) for one in value)
+    ]
+    return all(one == lists[0] for one in lists)
+
+
+def _changes_place(every: Sequence[Any]) -> bool:
+    """Whether a tensor goes to another device, where the script wants it whole."""
+    here = next(one.device.type for one in every if isinstance(one, Sharded))
+    places = (torch.device(one) if isinstance(one, str) else one for one in every)
+    devices = (one.device if isinstance(one, torch.Tensor) else one for one in places)
+    return any(isinstance(device, torch.device) and device.type != here for device in devices)
+
+
+def _as_sharded(found: Any, args: Any, rows: Sequence[Rows]) -> Any:
+    """What was computed on rows, as the whole it stands for; what was written to is the same object."""
+    if isinstance(found, torch.Tensor):
+        return found if type(found) is Sharded or found.shape != rows[0].part_shape else become(found, rows[0])
+    if isinstance(found, list | tuple):
+        of = [one.rows for one in _flat(args[0]) if isinstance(one, Sharded)]
+        return type(found)(become(one, each) for one, each in zip(found, of, strict=True))
+    return found
+
+
+# -- put together ------------------------------------------------------------------------------------------------------
+
+
+def _norms(name: str, args: Any, kwargs: Any) -> Any:
+    """Norms over all elements, put together from those of rows by one exchange; None where it is no such norm."""
+    many = isinstance(args[0], list | tuple)
+    tensors = list(args[0]) if many else [args[0]]
+    words = dict(zip(("order",), args[1:2], strict=False))
+    words |= {("order" if key in ("p", "ord") else key): value for key, value in kwargs.items()}
+    order, kind = words.pop("order", 2), words.pop("dtype", None)
+    order = 2.0 if order in (None, "fro") else order
+    differentiable = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
+    if differentiable or words or len(args) > 2 or not isinstance(order, int | float) or order <= 0:
+        return None
+    group = next(one.rows.group for one in tensors if isinstance(one, Sharded))
+    own = torch.stack([_own_norm(one, float(order), group.rank) for one in tensors])
+    every = group.gather(own, "norms of parts")
+    whole = every.amax(0) if math.isinf(order) else every.pow(order).sum(0).pow(1 / order)
+    found = [whole[place].to(kind or one.dtype) for place, one in enumerate(tensors)]
+    return found if many else found[0]
+
+
+def _own_norm(tensor: torch.Tensor, order: float, rank: int) -> torch.Tensor:
+    """A rank's contribution; that of a tensor that is whole is counted once."""
+    if not tensor.numel() or (rank and not isinstance(tensor, Sharded)):
+        return torch.zeros((), dtype=torch.float64, device=tensor.device)
+    return torch.linalg.vector_norm(tensor.detach(), order, dtype=torch.float64)
+
+
+def _unscaled(func: Any, args: Any, kwargs: Any) -> Any:
+    """A gradient scaler's check: what is not finite on one rank is so on all."""
+    func(*args, **kwargs)
+    group = next(one.rows.group for one in args[0] if isinstance(one, Sharded))
+    args[1].copy_(group.gather(args[1], "check of gradients").amax(0))
+
+
+# -- by wholes ---------------------------------------------------------------------------------------------------------
+
+
+def _by_wholes(func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """Gather what is sharded, compute as one process does; what was written to is cut again."""
+    wholes: dict[int, tuple[Sharded, torch.Tensor]] = {}
+
+    def whole(one: Any) -> Any:
+        if isinstance(one, list | tuple):
+            return type(one)([whole(each) for each in one])
+        if not isinstance(one, Sharded):
+            return one
+        if id(one) not in wholes:
+            wholes[id(one)] = one, Gathered.apply(one, one.rows)
+        return wholes[id(one)][1]
+
+    def call() -> Any:
+        return func(*whole(args), **{word: whole(value) for word, value in kwargs.items()})
+
+    if not writes(func):
+        found = call()
+        if name in VIEWS and wholes:
+            rows = next(iter(wholes.values()))[0].rows
+            return map_tensors(lambda tensor: _copied(tensor, rows), found)
+        return found
+    with torch.no_grad():
+        found = call()
+        written = {id(one) for one in _flat(args[0])}
+        for one, value in wholes.values():
+            if id(one) in written:
+                one.detach().copy_(one.rows.mine(value))
+    back = {id(value): one for one, value in wholes.values()}
+    return map_tensors(lambda tensor: back.get(id(tensor), tensor), found)
+
+
+def _copied(tensor: torch.Tensor, rows: Rows) -> torch.Tensor:
+    if tensor.dim() == 0:  # a number
+        return tensor
+    tensor.__class__ = Copied
+    tensor.rows = rows  # type: ignore[attr-defined]
+    return tensor

@@ -1,0 +1,120 @@
+"""How does an optimizer update parameters of which a rank holds some rows?
+
+One that computes element by element updates the rows, as if they were all; its state is sharded as the parameters are,
+also what it loads from a checkpoint. Others, whose update of one element needs others, are refused. In: PyTorch's
+optimizers. Out: their steps on rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Sharded, become
+from flatout.frameworks.pytorch.patches import Patch
+
+ELEMENTWISE = (
+    "SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD",
+)  # fmt: skip
+"""Optimizers whose update of an element needs that element alone. Source: `torch.optim`."""
+
+Optimizer = torch.optim.Optimizer
+
+
+class ShardedUpdates:
+    """The optimizers of a process; `refuse` is told of those that cannot update rows, and ends the run."""
+
+    def __init__(self, refuse: Callable[[NotDivided], Any]) -> None:
+        self._refuse = refuse
+        self._seen: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
+        self._kinds = [getattr(torch.optim, name) for name in ELEMENTWISE]
+        for kind in self._kinds:
+            if "step" in vars(kind):
+                Patch(kind, "step", self._by_rows)
+        register_optimizer_step_pre_hook(self._check)
+
+    def _check(self, optimizer: Optimizer, *_: Any) -> None:
+        if next(_sharded(optimizer), None) is None:
+            return
+        step = next(kind for kind in type(optimizer).__mro__ if "step" in vars(kind))
+        if step not in self._kinds:
+            self._refuse(
+                NotDivided(
+                    f"`{type(optimizer).__name__}` cannot update parameters that are sharded",
+                    cause="its update of a parameter may need all of it, and a rank holds some rows",
+                    hint=f"{REPLICATE}; {', '.join(ELEMENTWISE)} update rows",
+                )
+            )
+
+    def _by_rows(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+        del patch
+
+        @functools.wraps(original)
+        def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            parameters = list(_sharded(optimizer))
+            if not parameters:
+                return original(optimizer, closure) if closure is not None else original(optimizer)
+            self._share_state(optimizer, parameters)
+            with _as_rows(parameters):
+                found = original(optimizer, _as_wholes(parameters, closure)) if closure else original(optimizer)
+            self._share_state(optimizer, parameters)
+            return found
+
+        return step
+
+    def _share_state(self, optimizer: Optimizer, parameters: list[Sharded]) -> None:
+        """State is sharded as parameters are: what is whole is cut, what was made for rows stands for the whole."""
+        seen = id(optimizer.state), len(optimizer.state)
+        if self._seen.get(optimizer) == seen:
+            return
+        self._seen[optimizer] = seen
+        for parameter in parameters:
+            state = optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                if not isinstance(value, torch.Tensor) or isinstance(value, Sharded) or not value.dim():
+                    continue
+                if value.shape == parameter.rows.part_shape:
+                    become(value, parameter.rows)
+                elif value.shape == parameter.rows.shape:
+                    state[name] = become(parameter.rows.mine(value).clone(), parameter.rows)
+
+
+def _sharded(optimizer: Optimizer) -> Iterator[Sharded]:
+    return (p for group in optimizer.param_groups for p in group["params"] if isinstance(p, Sharded))
+
+
+@contextmanager
+def _as_rows(parameters: list[Sharded]) -> Iterator[None]:
+    """Parameters are their rows to whoever looks: PyTorch's kernels for many tensors want plain ones."""
+    for parameter in parameters:
+        parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            yield
+    finally:
+        for parameter in parameters:
+            parameter.__class__ = Sharded
+
+
+def _as_wholes(parameters: list[Sharded], closure: Callable[[], Any]) -> Callable[[], Any]:
+    """The script's own closure, for which parameters are whole."""
+
+    def call() -> Any:
+        for parameter in parameters:
+            parameter.__class__ = Sharded
+        try:
+            with torch._C._EnableTorchFunction(), torch.enable_grad():
+                return closure()
+        finally:
+            for parameter in parameters:
+                parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+
+    return call

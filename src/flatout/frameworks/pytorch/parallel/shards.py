@@ -1,0 +1,310 @@
+"""How does a rank hold some rows of each parameter, and compute with whole ones?
+
+PyTorch's fully sharded data parallelism gathers the parameters of one part of the model after the other, and scatters
+summed gradients. It is kept within divided calls: its hooks are on modules for the time of a call, and between calls
+modules hold the script's own parameters, which have become `Sharded` in the memory of its shards. In: a module and the
+modules that training calls in it. Out: its parameters held by rows.
+
+Source: `torch.distributed.fsdp.fully_shard`; Zhao et al., arXiv 2304.11277; Rajbhandari et al., arXiv 1910.02054.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import fsdp
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
+from torch.distributed.fsdp._fully_shard import _fsdp_state
+
+from flatout.frameworks.pytorch.parallel.group import Group
+from flatout.frameworks.pytorch.parallel.held import Found
+from flatout.frameworks.pytorch.parallel.mesh import Mesh
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.shard_units import units
+from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Rows, Sharded, become, part_of
+
+MARKS = (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params")
+"""What `fully_shard` leaves in a module's `__dict__`, where pickles and copies of the script's would find it."""
+
+Refuse = Callable[[NotDivided], Any]
+
+
+class Shards:
+    """The parameters of one module, of each some rows.
+
+    Args:
+        module: To be sharded, now.
+        mesh: The ranks.
+        group: All of them.
+        called: Identities of the modules that a call of it calls.
+        refuse: Told of what cannot be done; it ends the run.
+    """
+
+    def __init__(self, module: nn.Module, mesh: Mesh, group: Group, called: Collection[int], refuse: Refuse) -> None:
+        self._module, self._group = module, group
+        owners = {
+            (id(part), name): p
+            for part in module.modules() for name, p in part._parameters.items() if p is not None
+        }  # fmt: skip
+        rest = {p for p in owners.values() if p.dim() == 0 or not p.is_contiguous() or not p.is_floating_point()}
+        self._states = _fully_sharded(module, units(module, called), mesh, rest)
+        self._groups = [group for state in self._states for group in _groups_of(state)]
+        self._held = {id(owners[_place(one)]): one for each in self._groups for one in each.fsdp_params}
+        self.parameters = list({id(p): p for p in owners.values()}.values())
+        for parameter in self.parameters:
+            one = self._held.get(id(parameter))
+            if one is not None:
+                _take_place(parameter, one, Rows(parameter.shape, mesh.sharing, refuse))
+        self._never_used: set[int] | None = None
+        self._versions: list[int] = []
+        self._depth = 0
+        self._put_back()
+
+    # -- the script's parameters -------------------------------------------------------------------------------------
+
+    def renew(self) -> None:
+        """Follow what the script has done to the parameters since the last call."""
+        present = list(self._module.parameters())
+        if [id(p) for p in present] != [id(p) for p in self.parameters]:
+            raise NotDivided(
+                "a model's parameters were replaced by others in training",
+                cause=f"`{type(self._module).__name__}` had {len(self.parameters)}, which are sharded over ranks",
+                hint=REPLICATE,
+            )
+        for parameter in present:
+            held = self._held.get(id(parameter))
+            if held is not None and held.sharded_param.requires_grad != parameter.requires_grad:
+                held.sharded_param.requires_grad_(parameter.requires_grad)
+
+    @property
+    def used(self) -> list[nn.Parameter]:
+        """Those that are trained."""
+        return [p for p in self.parameters if p.requires_grad]
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        """What the graph of a call begins with: gathered parameters, and those that are not sharded."""
+        gathered = [getattr(one, "_unsharded_param", None) for one in self._held.values()]
+        return [*(one for one in gathered if one is not None), *(p for p in self.parameters if id(p) not in self._held)]
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """All parameters are gathered, and stay so."""
+        with self._gathered():
+            yield
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Modules gather their parameters when they are called."""
+        if self._depth:
+            yield
+            return
+        self._depth = 1
+        hooks = []
+        for state in self._states:
+            part = state._modules[0]
+            hooks.append(part.register_forward_pre_hook(state._pre_forward, prepend=True, with_kwargs=True))
+            hooks.append(part.register_forward_hook(state._post_forward))
+        stale = self._versions != self._present_versions()
+        for group in self._groups:
+            if group.is_unsharded and stale:
+                group._to_sharded()
+            elif group.is_unsharded:
+                for one in group.fsdp_params:
+                    one._setattr_on_modules(one._unsharded_param)
+        try:
+            yield
+        finally:
+            self._depth = 0
+            for hook in hooks:
+                hook.remove()
+            self._put_back()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Around a call of which no gradients are taken: nothing stays gathered."""
+        with self.in_place():
+            try:
+                yield
+            finally:
+                self._reshard()
+
+    @contextmanager
+    def _gathered(self) -> Iterator[None]:
+        if self._depth:
+            yield
+            return
+        self._depth = 1
+        for group in self._groups:
+            group.unshard()
+            group.wait_for_unshard()
+        try:
+            yield
+        finally:
+            self._depth = 0
+            self._reshard()
+            self._put_back()
+
+    def _reshard(self) -> None:
+        for group in self._groups:
+            if group.is_unsharded:
+                group._to_sharded()
+
+    def _put_back(self) -> None:
+        """Modules hold the script's own parameters again."""
+        for parameter in self.parameters:
+            held = self._held.get(id(parameter))
+            if held is not None:
+                held._setattr_on_modules(parameter)
+        self._versions = self._present_versions()
+
+    def _present_versions(self) -> list[int]:
+        with torch._C.DisableTorchFunctionSubclass():
+            return [p._version for p in self.parameters]
+
+    @contextmanager
+    def nudged(self) -> Iterator[None]:
+        """Rows are moved in their last bit, at random."""
+        generator = torch.Generator()
+        generator.manual_seed(0)
+        kept = [part_of(p).clone() for p in self.used]
+        try:
+            for rows in map(part_of, self.used):
+                noise = torch.rand(rows.shape, generator=generator).mul_(2).sub_(1).to(rows.device)
+                rows.mul_((1 + noise * torch.finfo(rows.dtype).eps).to(rows.dtype))
+            yield
+        finally:
+            for rows, former in zip(map(part_of, self.used), kept, strict=True):
+                rows.copy_(former)
+
+    # -- gradients ---------------------------------------------------------------------------------------------------
+
+    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
+        """See `Held`. Each rank takes the mean, and gradients go in `world` times as large, as in `gradients.py`."""
+        found = self._gone_back(outputs, [g * self._group.world for g in gradients], keep=keep)
+        unused = self._never_used or ()
+        return [None if id(p) in unused else one for p, one in zip(self.parameters, found, strict=True)]
+
+    def gradients(
+        self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *,
+        summed: bool,
+    ) -> tuple[Found, Found]:  # fmt: skip
+        """See `Held`. What is not summed is the same on all ranks, so that no rank has a gradient that others lack."""
+        for tensor in inputs:
+            tensor.grad = None
+        factor = self._group.world if summed else 1
+        found = self._gone_back(outputs, [g * factor for g in gradients], keep=False, all_used=summed)
+        of_inputs = [None if t.grad is None else t.grad / factor for t in inputs]
+        for tensor in inputs:
+            tensor.grad = None
+        if not summed:
+            unused = {id(p) for p, one in zip(self.parameters, found, strict=True) if one is None}
+            self._never_used = unused if self._never_used is None else self._never_used & unused
+        return [one for p, one in zip(self.parameters, found, strict=True) if p.requires_grad], of_inputs
+
+    def _gone_back(
+        self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool, all_used: bool = True
+    ) -> Found:
+        for group in self._groups:
+            group.reduce_scatter_unused_params = all_used
+        rest = [p for p in self.parameters if id(p) not in self._held]
+        former = [p.grad for p in rest]
+        for p in rest:
+            p.grad = None
+        for held in self._held.values():
+            held.sharded_param.grad = None
+        torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
+        found: Found = [self._taken(p) for p in self.parameters]
+        for p, grad in zip(rest, former, strict=True):
+            p.grad = grad
+        return found
+
+    def _taken(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        """The gradient that the way back has left, the mean over ranks."""
+        held = self._held.get(id(parameter))
+        if held is None:
+            if not parameter.requires_grad:
+                return None
+            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            return self._group.sum(own, "gradient of a single number").div_(self._group.world)
+        grad, held.sharded_param.grad = held.sharded_param.grad, None
+        assert isinstance(parameter, Sharded)
+        return None if grad is None else become(grad._local_tensor, parameter.rows)
+
+
+# -- PyTorch's own --------------------------------------------------------------------------------------------------------
+
+
+def _fully_sharded(module: nn.Module, parts: Sequence[nn.Module], mesh: Mesh, rest: set[nn.Parameter]) -> list[Any]:
+    """Shard the parts and the module; the states of PyTorch's, the module's last, without a trace on any module."""
+    every = [*parts, module]
+    kinds = [type(one) for one in every]
+    words: dict[str, Any] = {"mesh": mesh.devices}
+    if rest and "ignored_params" in inspect.signature(fsdp.fully_shard).parameters:
+        words["ignored_params"] = rest
+    for one in every:
+        fsdp.fully_shard(one, **words)
+    states = [_fsdp_state._get_module_fsdp_state(one) for one in every]
+    states[-1]._lazy_init()  # type: ignore[union-attr]
+    for one, kind in zip(every, kinds, strict=True):
+        one.__class__ = kind
+    for part in module.modules():
+        for mark in MARKS:
+            vars(part).pop(mark, None)
+    for state in states:
+        _take_hooks_off(state, mesh.sharing)
+    return states
+
+
+def _groups_of(state: Any) -> list[Any]:
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
+def _take_hooks_off(state: Any, group: Group) -> None:
+    handles = [state._pre_forward_hook_handle, state._post_forward_hook_handle]
+    for each in _groups_of(state):
+        handles += [*each._module_to_pre_save_state_dict_hook_handle.values()]
+        handles += [*each._module_to_pre_load_state_dict_hook_handle.values()]
+        handles += [one._post_load_hook_handle for one in each.fsdp_params]
+        for name, told in (("_all_gather_comm", "parameters"), ("_reduce_scatter_comm", "sum of gradients")):
+            if hasattr(each, name):
+                setattr(each, name, _Named(getattr(each, name), group, told))
+    for handle in handles:
+        handle.remove()
+
+
+class _Named:
+    """An exchange of PyTorch's, with a name and an end that are ours."""
+
+    def __init__(self, inner: Any, group: Group, name: str) -> None:
+        self._inner, self._group, self._name = inner, group, name
+
+    def allocate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Memory for it."""
+        found: torch.Tensor = self._inner.allocate(*args, **kwargs)
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._group.named(self._name):
+            return self._inner(*args, **kwargs)
+
+
+def _place(held: Any) -> tuple[int, str]:
+    return id(held._module_info.module), held._module_info.param_name
+
+
+def _take_place(parameter: nn.Parameter, held: Any, rows: Rows) -> None:
+    """The script's parameter moves into the memory of the shard."""
+    grad, parameter.grad = parameter.grad, None
+    parameter.data = held.sharded_param._local_tensor
+    become(parameter, rows)
+    if grad is not None:
+        parameter.grad = grad
