@@ -51,10 +51,11 @@ class Confirmation:
     ) -> tuple[Pattern, Check]:
         """Compute the call whole and in parts, from the same state; how it is divided, where both agree."""
         group, module = self._group, self._division.module()
-        self._begin_equal(module, inputs, first=known is None)
+        first = known is None and self._division.holds_whole
+        self._begin_equal(module, inputs, first=first)
         kept = ModuleState(module), RandomStates()
         silence = Silence()
-        value, entered = self._whole(args, kwargs, inputs, silence, first=known is None)
+        value, entered = self._whole(args, kwargs, inputs, silence, first=first)
         whole, after = tensors_of(value), _remembered(module)
         reasons: list[str] = []
         for cut in [known.cut] if known is not None else guesses(inputs, group.world):

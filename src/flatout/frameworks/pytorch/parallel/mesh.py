@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed.device_mesh
 from torch.distributed import distributed_c10d
-from torch.distributed.device_mesh import DeviceMesh
 
 from flatout.frameworks.pytorch.parallel.group import Group
 
 c10d: Any = distributed_c10d  # whose tables are private
+device_mesh: Any = torch.distributed.device_mesh
 
 
 class Mesh:
@@ -29,6 +30,7 @@ class Mesh:
 
     def __init__(self, group: Group, device: torch.device, width: int) -> None:
         group.serve(device)
+        device_mesh.get_rank = lambda *_: group.rank  # its own name for it, which scripts do not use
         ranks = torch.arange(group.world)
         if width == group.world:
             self.sharing, groups = group, [group]
@@ -41,7 +43,7 @@ class Mesh:
             for one in (copies, self.sharing):
                 one.serve(device)
             groups = [copies, self.sharing]
-        self.devices = DeviceMesh(device.type, table, mesh_dim_names=names, _init_backend=False, _rank=group.rank)
+        self.devices = device_mesh.DeviceMesh(device.type, table, mesh_dim_names=names, _init_backend=False, _rank=group.rank)
         self.devices._dim_group_names = [_registered(one) for one in groups]
 
 
@@ -63,6 +65,7 @@ def _registered(group: Group) -> Any:
 def forget() -> None:
     """Take all names back: nothing is exchanged any more."""
     world = c10d._world
+    device_mesh.get_rank = c10d.get_rank
     for processes in [one for one, name in world.pg_names.items() if str(name).startswith("flatout-")]:
         for table in (world.pg_map, world.pg_group_ranks, world.pg_backend_config):
             table.pop(processes, None)

@@ -1,8 +1,8 @@
 """How does an optimizer update parameters of which a rank holds some rows?
 
 One that computes element by element updates the rows, as if they were all; its state is sharded as the parameters are,
-also what it loads from a checkpoint. Others, whose update of one element needs others, are refused. In: PyTorch's
-optimizers. Out: their steps on rows.
+also what it loads from a checkpoint. PyTorch's others compute on what is whole to Python, and gather it. Those of
+others, which may reach for memory, are refused. In: optimizers. Out: their steps.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ class ShardedUpdates:
     def __init__(self, refuse: Callable[[NotDivided], Any]) -> None:
         self._refuse = refuse
         self._seen: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
-        self._kinds = [getattr(torch.optim, name) for name in ELEMENTWISE]
-        for kind in self._kinds:
+        for kind in (getattr(torch.optim, name) for name in ELEMENTWISE):
             if "step" in vars(kind):
                 Patch(kind, "step", self._by_rows)
         register_optimizer_step_pre_hook(self._check)
@@ -45,12 +44,13 @@ class ShardedUpdates:
         if next(_sharded(optimizer), None) is None:
             return
         step = next(kind for kind in type(optimizer).__mro__ if "step" in vars(kind))
-        if step not in self._kinds:
+        if not step.__module__.startswith("torch.optim"):
             self._refuse(
                 NotDivided(
                     f"`{type(optimizer).__name__}` cannot update parameters that are sharded",
-                    cause="its update of a parameter may need all of it, and a rank holds some rows",
-                    hint=f"{REPLICATE}; {', '.join(ELEMENTWISE)} update rows",
+                    cause=f"its step is not PyTorch's (`{step.__module__}`): it may need all of a parameter's memory, "
+                    "and a rank holds some rows",
+                    hint=REPLICATE,
                 )
             )
 
