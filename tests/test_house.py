@@ -50,6 +50,7 @@ LOADED_IN_THE_USERS_PROCESS = {
     "flatout.frameworks.pytorch",
     "flatout.numa",
     "flatout.plan",
+    "flatout.plan_ranks",
     "flatout.ranks",
     "flatout.records",
     "flatout.stacks",

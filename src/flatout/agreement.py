@@ -52,6 +52,12 @@ NOISE_FLOOR = 3.0
 #: Classes that may draw other random numbers, so that equal numbers cannot be asked of them.
 OTHER_NUMBERS = ("statistical", "semantics")
 
+#: What is compared after some steps of two runs, in which rounding grows: also judged beside what rounding moves there.
+OF_RUNS = ("losses", "parameters")
+
+#: Share of what training has moved that rounding alone may move by then; beyond, two runs tell nothing of each other.
+CHAOS = 0.05
+
 #: What differs from batch to batch, so that many points tell more than two: outputs are compared with gradients.
 SCATTERING = ("gradients", "outputs")
 
@@ -199,6 +205,9 @@ def _judge_error(found: Difference, class_: str) -> Judgement:
         return Judgement(verdict="disagrees", detail=f"{found.check} {what}, exact means not a bit")
     if _closer_to_truth(found):
         return Judgement(verdict="agrees", detail=_summary([found]))
+    if found.check in OF_RUNS and found.rounding is not None and not found.rounding <= CHAOS:
+        detail = f"rounding alone moves {found.check} by {_short(found.rounding)} in so many steps"
+        return Judgement(verdict="inconclusive", detail=detail)
     if not _is_rounding(found, class_):
         return Judgement(
             verdict="disagrees",
@@ -221,7 +230,7 @@ def most_roundings(check: str, class_: str) -> float:
     """
     if class_ == "exact":
         return 0.0
-    if check == "updates":
+    if check == "updates" or check in OF_RUNS:
         return UPDATE_ROUNDINGS
     return ROUNDINGS if class_ == "rounding" else PRECISION_ROUNDINGS
 
@@ -263,7 +272,7 @@ def _judge_precision(found: Difference) -> Judgement:
         return Judgement(verdict="disagrees", detail=detail, by_scatter=True)
     if found.check == "updates":
         return Judgement(verdict="disagrees", detail=f"updates differ by {found.error:.1e} from the same gradients")
-    if found.check == "outputs":  # which every batch has its own of: their size beside another batch's says nothing
+    if found.check == "outputs" or found.check in OF_RUNS:  # their size beside another batch's says nothing
         return Judgement(verdict="agrees", detail=_summary([found]))
     if found.noise is None or not math.isfinite(found.noise):
         return Judgement(verdict="inconclusive", detail="the gradient's own noise between batches was not measured")
@@ -304,6 +313,9 @@ def _summary(found: Sequence[Difference], results: Sequence[Judgement] = ()) -> 
     outputs = [d for d in found if d.check == "outputs"]
     if any(d.error for d in outputs):
         words.append(f"output error {_short(max(d.error for d in outputs))}")
+    for check, name in zip(OF_RUNS, ("loss", "parameter"), strict=True):
+        if errors := [d.error for d in found if d.check == check]:
+            words.append(f"{name} error {_short(max(errors))}")
     updates = [d for d in found if d.check == "updates"]
     if updates:
         words.append(f"update error {_short(max(d.error for d in updates))}")

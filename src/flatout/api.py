@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from flatout import launched, plan_file, running
+from flatout import launched, on_ranks, plan_file, running
 from flatout.errors import FlatoutError, UsageError
 from flatout.plan import PLAN_FILE, Lever, label
 from flatout.ranks import Terms as RankTerms
@@ -28,7 +27,6 @@ from flatout.reporting import Exported, contrast, export, report
 from flatout.run import folder, foreground, shortage
 from flatout.run.machine import read_machine
 from flatout.run.outcome import Outcome
-from flatout.run.rank_start import crowding, devices_for
 from flatout.run.script import Script, check, check_command
 from flatout.running import Engagement, Here, Wish
 from flatout.store_folder import LEVER, remove_stores, stores, stores_folder
@@ -39,6 +37,7 @@ if TYPE_CHECKING:
     from flatout.priors_file import forget_priors, kept_priors
     from flatout.proof import Proof
     from flatout.prover import ProveRequest
+    from flatout.rank_tuning import RankTuning
     from flatout.result import Result
     from flatout.run.watch import Learner
     from flatout.space import Choice
@@ -92,6 +91,13 @@ def tune(
     from flatout.trials.conduct import Goal, Show
 
     return measuring.measured("tune", _script(script, arguments), goal or Goal(), show or Show(), plan)
+
+
+def tune_ranks(script: Script, num_ranks: int, *, goal: Goal, plan: Path | None, show: Show) -> RankTuning:
+    """Measure the script on up to so many ranks beside one process; the plan gets those that win."""
+    from flatout import rank_tuner
+
+    return rank_tuner.tuned(script, num_ranks, goal, plan, show)
 
 
 def why(
@@ -155,7 +161,8 @@ class RunRequest:
         terms: How the trials of a recheck may run; the defaults of `flatout tune` without it.
         keep_store: Whether the items of `sample_store` are kept on the disk, for later runs.
         store_memory_bytes: Memory for kept items; None: half of what is free.
-        ranks: How the script is run on many ranks; None: as one process.
+        ranks: How the script is run on many ranks (one of them is one process); None: as the plan says.
+        hang_timeout_s: After so many seconds without a rank the others end, where the plan says how many there are.
         learn: Whether the run tries levers on itself and goes on under what wins, in place of a plan.
     """
 
@@ -171,6 +178,7 @@ class RunRequest:
     store_memory_bytes: int | None = None
     learn: bool = False
     ranks: RankTerms | None = None
+    hang_timeout_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,10 +234,14 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     registry = levers()
     _check(request)
     here = _here(request, registry)
-    devices = _devices(request, here, say) if request.ranks is not None else ()
+    on_ranks.check(request.ranks, learn=request.learn, recheck=request.recheck)
     chosen, learner = _chosen(request, here, say)
     if chosen.misfits and request.recheck and request.script is not None:
         chosen = _recheck(chosen, request, say, show)
+    plan = chosen.plan if request.script is not None else None  # a launcher starts its own ranks
+    terms = on_ranks.decided(request.ranks, plan, request.plan, request.hang_timeout_s, say)
+    request = dataclasses.replace(request, ranks=terms)
+    devices = on_ranks.devices(request.ranks, here.machine, say) if request.ranks is not None else ()
     if request.ranks is not None and request.levers is None:  # what the user names stays
         chosen = running.for_ranks(chosen)
     with folder.for_run(request.script.stem if request.script else "exec") as (run_folder, problem):
@@ -273,22 +285,6 @@ def _foreground(
 
 def _check(request: RunRequest) -> None:
     check_command(request.launcher) if request.script is None else check(request.script)
-
-
-def _devices(request: RunRequest, here: Here, say: Callable[[str], None]) -> tuple[str, ...]:
-    """The GPU of each rank, where there are GPUs."""
-    assert request.ranks is not None
-    for option, given in (("--learn", request.learn), ("--recheck", request.recheck)):
-        if given:
-            raise UsageError(
-                f"`--ranks` and `{option}` cannot be combined",
-                cause="levers are tried in one process, where no other rank waits for it",
-                hint="`flatout tune` first, then `flatout run --ranks`",
-            )
-    num = len(request.ranks.of_this_node)
-    if (crowded := crowding(num, here.machine())) is not None:
-        say(crowded)
-    return devices_for(num, here.machine(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _chosen(request: RunRequest, here: Here, say: Callable[[str], None]) -> tuple[Engagement, Learner | None]:
@@ -396,5 +392,6 @@ __all__ = [
     "run",
     "stores",
     "tune",
+    "tune_ranks",
     "why",
 ]

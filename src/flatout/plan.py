@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from flatout.ceilings import Machine
 from flatout.facts import Facts
+from flatout.plan_ranks import PlanRanks
 from flatout.trace import PHASES, Levers, Setting
 
 #: What a lever may change, from nothing to the model's function; each class includes those before it.
@@ -370,3 +371,5 @@ class Plan:
     """ISO 8601, UTC, to the second."""
     run: str = ""
     """The run folder with the trials behind it."""
+    ranks: PlanRanks | None = None
+    """On how many ranks; None for one process."""

@@ -24,6 +24,7 @@ from typing import Any
 from flatout.ceilings import Machine, differences
 from flatout.errors import RecordError, UsageError, cannot_write
 from flatout.plan import CLASSES, PLAN_FORMAT, Plan, label
+from flatout.plan_ranks import PlanRanks
 from flatout.records import from_json, to_json
 
 MOST_BYTES = 16 << 20
@@ -216,11 +217,10 @@ def _table(plan: Plan) -> Any:
     import tomlkit
 
     table = tomlkit.table()
-    head = f"{label(plan.levers)}: {plan.ratio:.2f}x [{plan.ratio_low:.2f}, {plan.ratio_high:.2f}]"
-    table.add(tomlkit.comment("".join(c if c.isprintable() else " " for c in head)))  # a comment ends with its line
-    for name in (field for field in Plan.__slots__ if field not in ("script", "levers", "machine", "format")):
-        value = getattr(plan, name)
-        table[name] = float(f"{value:.6g}") if isinstance(value, float) else to_json(value)
+    heads = [f"{label(plan.levers)}: {plan.ratio:.2f}x [{plan.ratio_low:.2f}, {plan.ratio_high:.2f}]"]
+    for head in heads if plan.ranks is None else [*heads[: len(plan.levers)], plan.ranks.head]:
+        table.add(tomlkit.comment("".join(c if c.isprintable() else " " for c in head)))  # a comment ends with its line
+    _add(table, plan, (field for field in Plan.__slots__ if field not in _TABLES))
     levers = tomlkit.table(is_super_table=True)
     for name, settings in plan.levers.items():
         inner = tomlkit.table()
@@ -228,10 +228,25 @@ def _table(plan: Plan) -> Any:
         levers[name] = inner
     if plan.levers:
         table["levers"] = levers
+    if plan.ranks is not None:
+        ranks = tomlkit.table()
+        _add(ranks, plan.ranks, PlanRanks.__slots__)
+        table["ranks"] = ranks
     machine = tomlkit.table()
     machine.update(_without_none(to_json(plan.machine)))
     table["machine"] = machine
     return table
+
+
+_TABLES = ("script", "levers", "ranks", "machine", "format")
+"""Fields of a plan that are no keys of its table."""
+
+
+def _add(table: Any, record: Plan | PlanRanks, names: Iterable[str]) -> None:
+    """Add fields of a record to a table; floats with as many digits as a measurement has."""
+    for name in names:
+        value = getattr(record, name)
+        table[name] = float(f"{value:.6g}") if isinstance(value, float) else to_json(value)
 
 
 def _without_none(value: Any) -> Any:
@@ -275,6 +290,8 @@ def read(path: Path, key: str) -> Plan:
     for name in ("ratio", "ratio_low", "ratio_high", "baseline_steps_per_s", "tuned_steps_per_s"):
         if not 0 < (number := getattr(plan, name)) < math.inf:
             raise torn(path, f"`{name}` is {number}: no measurement gives that")
+    if plan.ranks is not None and (fault := plan.ranks.fault()):
+        raise torn(path, fault)
     return plan
 
 

@@ -130,7 +130,8 @@ def ranks(function: F) -> F:
     function = click.option(
         "--mode", type=click.Choice(MODES), default="auto", show_default=True, help="How ranks divide the work."
     )(function)
-    return click.option("--ranks", "num_ranks", type=int, default=1, metavar="N", help="Train on N ranks.")(function)
+    help = "Train on N ranks.  [default: as many as the plan says]"
+    return click.option("--ranks", "num_ranks", type=int, metavar="N", help=help)(function)
 
 
 def nodes(num_ranks: int, nnodes: int, node_rank: int, rdzv_endpoint: str | None) -> dict[str, Any]:
@@ -154,18 +155,18 @@ def nodes(num_ranks: int, nnodes: int, node_rank: int, rdzv_endpoint: str | None
     return {"num_nodes": nnodes, "node_rank": node_rank, "rdzv_endpoint": rdzv_endpoint or ""}
 
 
-def rank_terms(num_ranks: int, mode: str, hang_timeout: str, places: dict[str, Any]) -> Terms | None:
-    """How a run is divided over ranks; None where it is one process.
+def rank_terms(num_ranks: int | None, mode: str, hang_timeout: str, places: dict[str, Any]) -> Terms | None:
+    """How a run is divided over ranks; None where nothing was said, so that a plan may say it.
 
     Raises:
         UsageError: There are no such ranks.
     """
-    if num_ranks < 1:
+    if num_ranks is not None and num_ranks < 1:
         raise UsageError(
             f"`--ranks {num_ranks}` is not a number of ranks", cause="one process is one rank", hint="e.g. `--ranks 2`"
         )
     limit_s = seconds(hang_timeout, "--hang-timeout")
-    return None if num_ranks == 1 else Terms(num_ranks=num_ranks, mode=mode, hang_timeout_s=limit_s, **places)
+    return None if num_ranks is None else Terms(num_ranks=num_ranks, mode=mode, hang_timeout_s=limit_s, **places)
 
 
 def accept(function: F) -> F:

@@ -7,13 +7,14 @@ import sys
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import TypeVar
 
-from flatout.cli.showing import show
 from flatout.plan import Trial
 from flatout.report.tried import remark
 from flatout.report.words import printable, shortened
-from flatout.result import Result
 from flatout.trials.conduct import Show
+
+Found = TypeVar("Found")
 
 FEW = 0.05
 """Below this share nothing is said of the time left."""
@@ -22,7 +23,7 @@ REASON = 80
 """Characters of why a trial has no ratio."""
 
 
-def measured(call: Callable[[Show], Result], *, as_json: bool, verbose: bool = False) -> None:
+def measured(call: Callable[[Show], Found], shown: Callable[[Found], object]) -> None:
     """Make the call with live progress on stderr, and show its result."""
     end_children_when_told_to_end()
     progress = Progress()
@@ -32,7 +33,7 @@ def measured(call: Callable[[Show], Result], *, as_json: bool, verbose: bool = F
         except KeyboardInterrupt:
             raise progress.stopped("the same command begins anew; with `--budget 1m` it takes less time") from None
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who stopped it twice still wants to see what it came to
-    show(result, as_json=as_json, verbose=verbose)
+    shown(result)
 
 
 def end_children_when_told_to_end() -> None:

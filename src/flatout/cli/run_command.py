@@ -31,7 +31,7 @@ from flatout.cli import options
 @options.script_words
 def command(  # noqa: PLR0913  one parameter per option
     words: tuple[str, ...], module: str | None, plan: Path | None, lever_names: str | None, accept: str, fixed: bool,
-    recheck: bool, learn: bool, num_ranks: int, mode: str, hang_timeout: str, nnodes: int,
+    recheck: bool, learn: bool, num_ranks: int | None, mode: str, hang_timeout: str, nnodes: int,
     node_rank: int, rdzv_endpoint: str | None,
     keep_store: bool, store_memory: str | None, json_file: Path | None, quiet: bool,
     allow_writes: bool, start_limit: str,
@@ -59,8 +59,9 @@ def command(  # noqa: PLR0913  one parameter per option
         recheck=recheck,
         learn=learn,
         ranks=options.rank_terms(
-            num_ranks, mode, hang_timeout, options.nodes(num_ranks, nnodes, node_rank, rdzv_endpoint)
+            num_ranks, mode, hang_timeout, options.nodes(num_ranks or 1, nnodes, node_rank, rdzv_endpoint)
         ),
+        hang_timeout_s=options.seconds(hang_timeout, "--hang-timeout"),
         keep_store=keep_store,
         store_memory_bytes=memory_bytes,
     )

@@ -16,6 +16,7 @@ from flatout.report import (
     print_contrast,
     print_exported,
     print_proof,
+    print_ranks,
     print_result,
     write_contrast,
     write_html,
@@ -27,6 +28,7 @@ from flatout.samples import gather
 if TYPE_CHECKING:
     from flatout.contrast import Contrast
     from flatout.proof import Proof
+    from flatout.rank_tuning import RankTuning
     from flatout.reporting import Exported
 
 
@@ -44,6 +46,16 @@ def show(result: Result, *, html: Path | None = None, as_json: bool, verbose: bo
         print(json.dumps(summary_of(result)))
     else:
         print_result(result, page=page, verbose=verbose or result.command == "why")
+
+
+def show_ranks(found: RankTuning, *, as_json: bool, verbose: bool = False) -> None:
+    """Print what `tune --ranks` found."""
+    from flatout import rank_tuning
+
+    if as_json:
+        print(json.dumps(rank_tuning.summary_of(found)))
+    else:
+        print_ranks(found, verbose=verbose)
 
 
 def show_contrast(found: Contrast, *, html: Path | None, as_json: bool) -> None:

@@ -25,6 +25,9 @@ from flatout.cli import options
     help="Steps that the run under the plan will have: what cannot earn itself back in them is not tried.",
 )
 @click.option("--without", metavar="NAMES", help="Leave these levers out.")
+@click.option(
+    "--ranks", "num_ranks", type=int, metavar="N", help="Instead of levers: is it faster on N ranks, N / 2 ...?"
+)
 @options.accept
 @click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the plan.")
 @click.option(
@@ -39,8 +42,8 @@ from flatout.cli import options
 @options.script_words
 def command(  # noqa: PLR0913  one parameter per option
     words: tuple[str, ...], module: str | None, budget: str | None, only: str | None, steps: int | None,
-    without: str | None, accept: str, plan: Path | None, keep_store: bool, store_memory: str | None,
-    allow_writes: bool, start_limit: str, no_priors: bool, as_json: bool, verbose: bool,
+    without: str | None, num_ranks: int | None, accept: str, plan: Path | None, keep_store: bool,
+    store_memory: str | None, allow_writes: bool, start_limit: str, no_priors: bool, as_json: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Measure SCRIPT, diagnose it, try what could help, and keep what measurably wins.
 
@@ -53,6 +56,8 @@ def command(  # noqa: PLR0913  one parameter per option
     """  # noqa: D301
     from flatout import api
     from flatout.cli.progress import measured
+    from flatout.cli.showing import show as show_result
+    from flatout.cli.showing import show_ranks
     from flatout.run.script import from_words
 
     goal = api.Goal(
@@ -68,4 +73,13 @@ def command(  # noqa: PLR0913  one parameter per option
         ),
     )
     script = from_words(words, module)
-    measured(lambda show: api.tune(script, goal=goal, plan=plan, show=show), as_json=as_json, verbose=verbose)
+    if num_ranks is not None:
+        measured(
+            lambda show: api.tune_ranks(script, num_ranks, goal=goal, plan=plan, show=show),
+            lambda found: show_ranks(found, as_json=as_json, verbose=verbose),
+        )
+        return
+    measured(
+        lambda show: api.tune(script, goal=goal, plan=plan, show=show),
+        lambda found: show_result(found, as_json=as_json, verbose=verbose),
+    )

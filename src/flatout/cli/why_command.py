@@ -23,6 +23,7 @@ def command(
     """  # noqa: D301
     from flatout import api
     from flatout.cli.progress import measured
+    from flatout.cli.showing import show as show_result
     from flatout.run.script import from_words
 
     goal = api.Goal(
@@ -30,4 +31,4 @@ def command(
         terms=api.Terms(isolate=not allow_writes, start_limit_s=options.seconds(start_limit, "--start-limit")),
     )
     script = from_words(words, module)
-    measured(lambda show: api.why(script, goal=goal, show=show), as_json=as_json)
+    measured(lambda show: api.why(script, goal=goal, show=show), lambda found: show_result(found, as_json=as_json))

@@ -30,6 +30,19 @@ class StepListener(Protocol):
         """Something of ours went wrong; training goes on."""
 
 
+class Trained(Protocol):
+    """What a script trains, at a boundary."""
+
+    def keep(self, path: str | None) -> None:
+        """Write it, and where random numbers stand; where ranks hold parts, each of them asks for it.
+
+        Without a path it is another rank that writes.
+        """
+
+    def nudge(self) -> None:
+        """Move every parameter in its last place, always in the same way."""
+
+
 class Framework(Protocol):
     """One framework in one process."""
 
@@ -111,6 +124,9 @@ class Framework(Protocol):
 
     def counterfactual(self, name: str, engaged: bool) -> None:
         """Make something free: `free_data` replays one cached batch."""
+
+    def trained(self) -> Trained:
+        """What is trained, to be kept or moved."""
 
     def engaged(self) -> Levers:
         """The levers that are engaged now, with their settings."""

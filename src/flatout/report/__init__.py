@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flatout.contrast import Contrast
     from flatout.energy import Log
     from flatout.proof import Proof
+    from flatout.rank_tuning import RankTuning
     from flatout.report.contrast_terminal import Exported
     from flatout.report.levers import LeverRow
     from flatout.samples import Samples
@@ -100,6 +101,13 @@ def print_proof(found: Proof, *, page: Path | str | None = None, file: IO[str] |
     from flatout.report import proof_terminal, screen
 
     screen.show(proof_terminal.proof(found, page=page), file)
+
+
+def print_ranks(found: RankTuning, *, verbose: bool = False, file: IO[str] | None = None) -> None:
+    """Print what `tune --ranks` found."""
+    from flatout.report import ranks, screen
+
+    screen.show(ranks.ranks(found, verbose=verbose), file)
 
 
 def print_exported(done: Exported, *, file: IO[str] | None = None) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from flatout import __version__, lifeline
 from flatout.frameworks.contract import Framework, NotReleased
 from flatout.interruptions import raised_by_handler
-from flatout.ranks import RankPlace, refuse
+from flatout.ranks import RankPlace, leave, refuse
 from flatout.records import from_json
 from flatout.run import foreign_cpu
 from flatout.run.claim import claim
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from flatout.frameworks.pytorch.adapter import PyTorch
     from flatout.ranks import Terms
     from flatout.run.files_read import FilesRead
+    from flatout.run.sample_run import SampleRun
 
 SETTLING_STEPS = 3
 """Steps before anything is measured: allocators, caches and lazily made state."""
@@ -130,6 +131,7 @@ class Conductor:
         self._unproven = set(spec.levers) if spec.mode == "run" else set()
         """Levers of the run that have shown no effect yet."""
         self._files = _files_read(spec)
+        self._sample = _sample(spec, framework, self._rank)
 
     # -- start ---------------------------------------------------------------------------------------------------
 
@@ -283,6 +285,9 @@ class Conductor:
             self._rest()
         elif self._may_only_collect():
             self._catch_up_s = now_s + CATCH_UP_EVERY_S
+        if self._sample is not None and self._sample.is_over(self.on_failure):
+            self._at_exit()
+            leave(0)
 
     def _may_only_collect(self) -> bool:
         """Whether of the next steps nothing but their ends is wanted."""
@@ -592,6 +597,15 @@ def _files_read(spec: SessionSpec) -> FilesRead | None:
     from flatout.run.files_read import FilesRead
 
     return FilesRead(spec.list_read, without=(str(Path(spec.trace).parent),))
+
+
+def _sample(spec: SessionSpec, framework: Framework, rank: int) -> SampleRun | None:
+    """What ends a run that is only a sample of the script's."""
+    if spec.stop_after is None:
+        return None
+    from flatout.run.sample_run import SampleRun
+
+    return SampleRun(spec, framework, rank)
 
 
 def _affinity() -> tuple[int, ...] | None:

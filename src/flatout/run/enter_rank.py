@@ -33,7 +33,7 @@ def _environment(spec: dict[str, Any], rank: int) -> dict[str, str]:
         found.pop(name, None)
     found.update(spec["hidden"])
     found.update(spec["environment"])
-    if rank:
+    if rank or spec["apart"]:
         for name, value in spec["of_others"].items():
             found.pop(name, None)
             if value is not None:
@@ -161,7 +161,7 @@ def main() -> NoReturn:
     hidden: list[str] | None = []
     code = num = 0
     while hidden is not None:
-        isolation = _prepared(spec["isolations"][local], hidden, num) if rank else None
+        isolation = _prepared(spec["isolations"][local], hidden, num) if rank or spec["apart"] else None
         code = _ended(_start(spec, rank, isolation))
         num += 1
         hidden = _begins_anew(spec, rank, code, num)

@@ -84,6 +84,7 @@ class Launch:
         name: Tells the children of one run folder apart.
         environment: Variables set on top of the user's; None takes one away.
         folder: The working folder.
+        through_launcher: Whether the command is a launcher, which gives its processes the environment itself.
     """
 
     command: Sequence[str]
@@ -92,6 +93,7 @@ class Launch:
     name: str
     environment: Mapping[str, str | None] = field(default_factory=dict)
     folder: Path = field(default_factory=Path.cwd)
+    through_launcher: bool = False
 
 
 def session_files(run_folder: Path, name: str) -> dict[str, str]:
@@ -126,7 +128,8 @@ def environment_for(session_path: Path, extra: Mapping[str, str | None], *, pass
     return found
 
 
-def _session_path(launch: Launch) -> Path:
+def session_path(launch: Launch) -> Path:
+    """Where a child finds what it is told."""
     return launch.run_folder.resolve() / f"session-{launch.name}.json"
 
 
@@ -136,7 +139,7 @@ def write_session(launch: Launch) -> Path:
     Raises:
         OSError: The folder is gone, or the disk is full.
     """
-    path = _session_path(launch)
+    path = session_path(launch)
     path.write_text(json.dumps(to_json(launch.session), indent=1), encoding="utf-8")
     return path
 
@@ -175,7 +178,7 @@ class Child:
 
     def _start(self) -> None:
         launch = self._launch
-        session_path = write_session(replace(launch, session=replace(launch.session, lives_with=os.getpid())))
+        told = write_session(replace(launch, session=replace(launch.session, lives_with=os.getpid())))
         if launch.session.orders is not None:
             os.mkfifo(launch.session.orders)
             # Both ends, so that opening waits for nobody and the child sees the end only when we are gone.
@@ -185,7 +188,7 @@ class Child:
         self._process = subprocess.Popen(
             list(launch.command),
             cwd=launch.folder,
-            env=environment_for(session_path, launch.environment),
+            env=None if launch.through_launcher else environment_for(told, launch.environment),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -241,7 +244,7 @@ class Child:
             self._log = None
         discard_channels(self._launch.session)
         with contextlib.suppress(OSError):
-            os.unlink(_session_path(self._launch))
+            os.unlink(session_path(self._launch))
 
     # -- orders --------------------------------------------------------------------------------------------------
 

@@ -83,6 +83,9 @@ class SessionSpec:
         learns: Whether levers will be tried on this run (`run`), so that facts are wanted as in a trial.
         ranks: How the run is divided over ranks; None: it is not.
         lives_with: Process id of the parent that the child must not outlive; None: the run is the user's.
+        stop_after: The run is only a sample, and ends after so many steps; None: it is the script's to end.
+        keep_states: Whether such a run keeps what it has trained, after its first step and after its last.
+        nudge: Whether its parameters are moved in their last place after its first step.
     """
 
     mode: Literal["trial", "run"]
@@ -108,6 +111,9 @@ class SessionSpec:
     learns: bool = False
     lives_with: int | None = None
     ranks: Terms | None = None
+    stop_after: int | None = None
+    keep_states: bool = False
+    nudge: bool = False
 
 
 def encode(order: Order) -> str:

@@ -61,6 +61,7 @@ class Start:
         terms: How the run is divided.
         script_folder: Where the script lies.
         devices: For each rank the GPU that is its own, as `CUDA_VISIBLE_DEVICES` names it; empty without GPUs.
+        apart: Whether this is a trial, of which rank 0 as well leaves nothing in the user's folders.
     """
 
     command: Sequence[str]
@@ -68,6 +69,7 @@ class Start:
     terms: Terms
     script_folder: Path | None
     devices: tuple[str, ...] = ()
+    apart: bool = False
 
     @property
     def folder(self) -> Path:
@@ -103,6 +105,7 @@ class Start:
             "ignored": [s.name for s in _CATCHABLE if signal.getsignal(s) == signal.SIG_IGN],
             "devices": list(self.devices),
             "of_others": QUIET_TRACKERS,
+            "apart": self.apart,
             "stdin": _stdin(),
             "parent": os.getpid(),
         }
@@ -140,7 +143,8 @@ class Start:
             )
         for rank, scratch in zip(self.terms.of_this_node, self._scratches(), strict=True):
             end = read_json(ended_file(self.folder, rank))
-            refused = isolation.refusal(scratch) if rank and end and end["code"] == isolation.EXIT_REFUSED else None
+            told = (rank or self.apart) and end and end["code"] == isolation.EXIT_REFUSED
+            refused = isolation.refusal(scratch) if told else None
             if refused is not None:
                 return MachineError(
                     "ranks cannot be kept from your files on this machine", cause=refused.cause,

@@ -43,13 +43,9 @@ class PyTorch:
     name = "pytorch"
 
     def __init__(
-        self,
-        cache_folder: str | None = None,
-        capture_bytes: int = CAPTURE_BYTES,
-        *,
-        store_folders: tuple[str, ...] = (),
-        store_memory_bytes: int | None = None,
-    ) -> None:
+        self, cache_folder: str | None = None, capture_bytes: int = CAPTURE_BYTES, *,
+        store_folders: tuple[str, ...] = (), store_memory_bytes: int | None = None,
+    ) -> None:  # fmt: skip
         self.version: str = str(torch.__version__)
         self.calls = Calls()
         self.loaders = Loaders()
@@ -266,8 +262,13 @@ class PyTorch:
 
     def remarks(self) -> list[str]:
         """See `Framework.remarks`."""
-        of_ranks = self.ranks.remarks() if self.ranks is not None else []
-        return [*self.loaders.remarks(), *of_ranks]
+        return [*self.loaders.remarks(), *(self.ranks.remarks() if self.ranks is not None else [])]
+
+    def trained(self) -> Any:
+        """See `Framework.trained`."""
+        from flatout.frameworks.pytorch.trained import Trained  # samples of a run alone ask for it
+
+        return Trained(self.session, self.calls)
 
     def engaged(self) -> Levers:
         """See `Framework.engaged`."""

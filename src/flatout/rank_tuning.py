@@ -1,0 +1,258 @@
+"""On how many ranks, and divided how, is a script fastest? The candidates, what measuring each gave, and the choice.
+
+In: a number of ranks, and the step times of whole short runs, paired with those of one process. Out: a `RankTuning` and
+its file. What is measured is in `flatout.trials.rank_conduct`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from flatout.ceilings import Machine
+from flatout.errors import RecordError, cannot_write
+from flatout.plan import Plan
+from flatout.ranks import MODES
+from flatout.records import from_json, to_json
+from flatout.trace import Levers
+
+FORMAT = 1  # 1: first version
+FILE = "rank-tuning.json"
+
+WORTH_MORE_RANKS = 1.01
+"""More ranks are taken where they are at least this much faster than fewer."""
+
+RankOutcome = Literal["faster", "slower", "no difference", "inconclusive", "disagrees", "failed", "refused"]
+RankVerdict = Literal["faster", "one rank is faster", "no difference", "inconclusive", "not divided"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrial:
+    """One way to divide a script over ranks, measured beside one process.
+
+    Attributes:
+        num_ranks: The world.
+        mode: How the work is divided, one of `flatout.ranks.MODES` but `auto`.
+        outcome: The verdict in one word.
+        reason: Why, where the outcome needs it; of a refusal its error.
+        cause: Of a refusal: why.
+        hint: Of a refusal: what helps.
+        ratio: Step time of one process over that of the ranks: above 1 is faster; None where not measured.
+        ratio_low: Lower end of the 95 % interval.
+        ratio_high: Upper end of the 95 % interval.
+        num_pairs: Pairs of runs behind the ratio.
+        step_s: Median over the runs of their median step; None where not measured.
+        spread_fraction: Half the interquartile range of the runs over their median; NaN of one run.
+        peak_memory_bytes: Highest memory of a rank, in the run with the most.
+        exchanges_share: Share of training that every rank spent in exchanges while it computed nothing, median.
+        agreement: `agrees`, `disagrees`, `inconclusive`, or empty where it was not judged.
+        agreement_detail: The numbers behind it.
+        class_: What the ranks change: `rounding`, or `statistical` where they draw other random numbers.
+        baseline_step_s: Median step of each run of one process, the raw samples.
+        candidate_step_s: The same of the run on ranks beside it.
+        took_s: What measuring it cost.
+    """
+
+    num_ranks: int
+    mode: str
+    outcome: RankOutcome
+    reason: str = ""
+    cause: str = ""
+    hint: str = ""
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    num_pairs: int = 0
+    step_s: float | None = None
+    spread_fraction: float | None = None
+    peak_memory_bytes: int | None = None
+    exchanges_share: float | None = None
+    agreement: str = ""
+    agreement_detail: str = ""
+    class_: str = "rounding"
+    baseline_step_s: tuple[float, ...] = ()
+    candidate_step_s: tuple[float, ...] = ()
+    took_s: float = 0.0
+
+    @property
+    def is_won(self) -> bool:
+        """Whether it is faster, and trains what one process trains."""
+        return self.outcome == "faster" and self.agreement == "agrees"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTuning:
+    """What `tune --ranks` found.
+
+    Attributes:
+        format: Version of this record.
+        flatout: Version that wrote it.
+        created: ISO 8601, UTC, to the second.
+        script: The script's name.
+        typed: The script and its arguments as one would type them again.
+        machine: Where it was measured.
+        framework: `pytorch`.
+        framework_version: Its version.
+        num_ranks: The most ranks that were asked for.
+        verdict: `faster` where a plan was made; `one rank is faster` where every division surely is slower; `not
+            divided` where none trains what one process does.
+        levers: The levers of the plan under which all runs were timed; empty for the plain script.
+        step_s: Median over the runs of one process of their median step.
+        spread_fraction: Half the interquartile range of these runs over their median; NaN of one run.
+        peak_memory_bytes: Highest memory of one process.
+        num_steps: Steps of each run that was timed.
+        num_compared_steps: Steps after which what was trained was compared.
+        num_runs: Runs that were started.
+        trials: What was tried.
+        tuning_s: Wall seconds that all of it took.
+        plan: The plan with ranks; None where one process is to stay.
+        plan_path: Where it was written, or where ranks were taken out of a plan; None where nothing was.
+        stopped: Why it ended before it was done, or empty.
+        remarks: What the reader must know.
+        run: The run folder.
+    """
+
+    format: int
+    flatout: str
+    created: str
+    script: str
+    typed: str
+    machine: Machine
+    framework: str
+    framework_version: str
+    num_ranks: int
+    verdict: RankVerdict
+    levers: Levers
+    step_s: float
+    spread_fraction: float
+    num_steps: int
+    num_compared_steps: int
+    num_runs: int
+    trials: tuple[RankTrial, ...]
+    tuning_s: float
+    peak_memory_bytes: int | None = None
+    plan: Plan | None = None
+    plan_path: str | None = None
+    stopped: str = ""
+    remarks: tuple[str, ...] = ()
+    run: str = ""
+
+    @property
+    def winner(self) -> RankTrial | None:
+        """What the plan is made of; None where one process is to stay."""
+        return best_of(self.trials)
+
+
+def candidates(num_ranks: int) -> list[tuple[int, str]]:
+    """What is worth trying on up to so many ranks: all of them and halves, in each mode that differs from the others.
+
+    >>> candidates(2)
+    [(2, 'replicate'), (2, 'shard')]
+    >>> [c for c in candidates(6) if c[1] == "replicate"]
+    [(6, 'replicate'), (3, 'replicate')]
+    """
+    numbers = [num_ranks]
+    while numbers[-1] % 2 == 0 and numbers[-1] > 2:
+        numbers.append(numbers[-1] // 2)
+    return [(num, mode) for num in numbers for mode in MODES if mode != "auto" and _fits(num, mode)]
+
+
+def _fits(num_ranks: int, mode: str) -> bool:
+    """Whether a mode is something of its own: on one machine copies of shards need a number that has a divisor."""
+    return mode != "hybrid" or any(num_ranks % width == 0 for width in range(2, num_ranks))
+
+
+def best_of(trials: Sequence[RankTrial]) -> RankTrial | None:
+    """The fastest division that agrees; more ranks have to earn their number."""
+    best: RankTrial | None = None
+    for trial in sorted((t for t in trials if t.is_won), key=lambda t: (t.num_ranks, -_worth(t))):
+        more = WORTH_MORE_RANKS if best is not None and trial.num_ranks > best.num_ranks else 1.0
+        if best is None or _worth(trial) > _worth(best) * more:
+            best = trial
+    return best
+
+
+def _worth(trial: RankTrial) -> float:
+    """The ratio, moved half the way to the lower end of its interval: of several the luckiest looks best."""
+    return math.sqrt(max((trial.ratio or 0.0) * (trial.ratio_low or 0.0), 0.0))
+
+
+def verdict(trials: Sequence[RankTrial]) -> RankVerdict:
+    """What all trials come to."""
+    timed = [t for t in trials if t.ratio is not None]
+    if best_of(trials) is not None:
+        return "faster"
+    if not timed:
+        unclear = any(t.agreement == "inconclusive" or t.outcome == "inconclusive" for t in trials)
+        return "inconclusive" if unclear else "not divided"
+    if all(t.outcome == "slower" for t in timed):
+        return "one rank is faster"
+    known = all(t.outcome in ("slower", "no difference") for t in timed)
+    return "no difference" if known else "inconclusive"
+
+
+def summary_of(found: RankTuning) -> dict[str, Any]:
+    """What `tune --ranks --json` prints. A number that is not known is None."""
+    won = found.winner
+    summary = {
+        "verdict": found.verdict,
+        "ranks": won.num_ranks if won else 1,
+        "mode": won.mode if won else None,
+        "ratio": won.ratio if won else 1.0,
+        "ratio_low": won.ratio_low if won else 1.0,
+        "ratio_high": won.ratio_high if won else 1.0,
+        "levers": list(found.levers),
+        "step_s": found.step_s,
+        "spread_fraction": found.spread_fraction,
+        "peak_memory_bytes": found.peak_memory_bytes,
+        "steps": found.num_steps,
+        "compared_steps": found.num_compared_steps,
+        "trials": [_row(trial) for trial in found.trials],
+        "tuning_s": found.tuning_s,
+        "plan": found.plan_path,
+        "run": found.run,
+    }
+    value: dict[str, Any] = to_json(summary)
+    return value
+
+
+def _row(trial: RankTrial) -> dict[str, Any]:
+    names = (
+        "mode", "outcome", "reason", "cause", "hint", "ratio", "ratio_low", "ratio_high", "num_pairs", "step_s",
+        "spread_fraction", "peak_memory_bytes", "exchanges_share", "agreement", "agreement_detail",
+        "baseline_step_s", "candidate_step_s",
+    )  # fmt: skip
+    return {"ranks": trial.num_ranks, **{name: getattr(trial, name) for name in names}}
+
+
+def save(found: RankTuning, folder: Path) -> None:
+    """Write it into its run folder.
+
+    Raises:
+        MachineError: The folder cannot be written.
+    """
+    try:
+        (folder / FILE).write_text(json.dumps(to_json(found), allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as problem:
+        raise cannot_write(folder / FILE, problem) from None
+
+
+def load(folder: Path) -> RankTuning:
+    """What a run folder holds.
+
+    Raises:
+        RecordError: There is none, or it cannot be read.
+    """
+    path = folder / FILE
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise RecordError(
+            f"no tuning of ranks in `{folder}`", cause=f"`{FILE}` cannot be read: {problem}",
+            hint="`flatout tune --ranks N SCRIPT` makes one",
+        ) from None  # fmt: skip
+    return from_json(RankTuning, value, where=str(path))

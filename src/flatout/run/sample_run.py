@@ -1,0 +1,65 @@
+"""How does a run end of which a sample is enough? After so many steps, wherever the script is, with its state kept.
+
+In: a session that says after how many steps, and steps. Out: the files of `states` beside the trace, and the word that
+the run is over. Imported in the user's process, in trials only: standard library.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from flatout.frameworks.contract import Framework
+from flatout.ranks import ended_file
+from flatout.run.orders import SessionSpec
+
+MOMENTS = ("first", "last")
+"""After which steps the state is kept."""
+
+OUTLIVES_S = 10.0
+"""So long a rank above 0 waits for rank 0, which may be writing, and which it would cut off an exchange."""
+
+
+def state_file(trace: str | Path, moment: str) -> Path:
+    """Where the state of a run lies, from the path of its trace."""
+    return Path(trace).with_suffix(f".{moment}.pt")
+
+
+class SampleRun:
+    """The end of one such run."""
+
+    def __init__(self, spec: SessionSpec, framework: Framework, rank: int) -> None:
+        self._spec, self._framework, self._rank = spec, framework, rank
+        self._num_told = 0
+
+    def is_over(self, on_failure: Callable[[str, BaseException], None]) -> bool:
+        """Called after each step: keep what is to be kept; whether this was the last."""
+        spec = self._spec
+        assert spec.stop_after is not None
+        self._num_told += 1
+        over = self._num_told + self._framework.num_missed_steps() >= spec.stop_after
+        try:
+            if self._num_told == 1 and (spec.keep_states or spec.nudge):
+                self._keep("first")
+                if spec.nudge:
+                    self._framework.trained().nudge()
+            if over and spec.keep_states:
+                self._keep("last")
+        except Exception as problem:  # noqa: BLE001  it is noted, and nothing can be compared
+            on_failure("state", problem)
+        if over:
+            self._wait_for_first()
+        return over
+
+    def _keep(self, moment: str) -> None:
+        path = None if self._rank else str(state_file(self._spec.trace, moment))
+        self._framework.trained().keep(path)
+
+    def _wait_for_first(self) -> None:
+        if self._spec.ranks is None or not self._rank:
+            return
+        ended = ended_file(Path(self._spec.ranks.folder), 0)
+        until_s = time.monotonic() + OUTLIVES_S
+        while time.monotonic() < until_s and not ended.exists():
+            time.sleep(0.02)

@@ -1,0 +1,335 @@
+"""What does `tune --ranks` do, in order? What one process trains, what each division trains, and rounds of timed runs.
+
+In: a script, how many ranks at most, a plan whose levers are engaged. Out: a `RankTuning` without its plan. Every run
+is a whole start of the script that ends after some steps; in each round one process and all divisions that are still
+open run once, in an order drawn by lot.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import random
+import time
+from dataclasses import dataclass, field, replace
+
+from flatout import __version__, agreement, rank_tuning, running, stats
+from flatout.agreement import Judgement
+from flatout.errors import FlatoutError, Inconclusive, ScriptError
+from flatout.plan import allows
+from flatout.rank_tuning import RankOutcome, RankTrial, RankTuning
+from flatout.running import Engagement
+from flatout.trace import Agreement
+from flatout.trials import pairs as pairing
+from flatout.trials.conduct import Show
+from flatout.trials.pairs import SCREENING, Extent, Pairs
+from flatout.trials.samples_of_runs import FEWEST_STEPS, LEFT_OUT_STEPS, Sample, Setting, Wanted, take
+
+COMPARED_STEPS = 20
+"""Steps after which what was trained is compared: enough for momentum and several batches, too few for chaos."""
+
+SETTLING_STEPS = 8
+"""About so many steps a run makes before its steps are counted."""
+
+TIMED_S = 2.0
+"""Settled steps of a run take about so long."""
+
+FEWEST_TIMED_STEPS, MOST_TIMED_STEPS = 24, 400
+
+DEFAULT_BUDGET_S = 300.0
+
+CHECKS = ("losses", "parameters")
+
+OTHER_MASKS = (
+    "random generators end elsewhere than in one process, as with dropout, whose masks each rank draws for its part: "
+    "class statistical"
+)
+
+
+@dataclass(slots=True)
+class _Division:
+    """One candidate on its way."""
+
+    num_ranks: int
+    mode: str
+    trial: RankTrial
+    pairs: Pairs = field(default_factory=Pairs)
+    samples: list[Sample] = field(default_factory=list)
+    is_open: bool = True
+    took_s: float = 0.0
+
+    @property
+    def label(self) -> str:
+        return f"{self.num_ranks} ranks, {self.mode}"
+
+
+class RankConduct:
+    """One `tune --ranks`, from start to result.
+
+    Args:
+        setting: What all runs have in common.
+        chosen: The plan whose levers are engaged in timed runs.
+        num_ranks: The most ranks.
+        budget_s: Aimed wall time; None for the default.
+        accept: How far the division may go.
+        show: Who is told of progress.
+    """
+
+    def __init__(
+        self, setting: Setting, chosen: Engagement, num_ranks: int, *, budget_s: float | None, accept: str, show: Show
+    ) -> None:
+        self._setting, self._chosen, self._num_ranks = setting, chosen, num_ranks
+        self._budget_s, self._accept, self._show = budget_s or DEFAULT_BUDGET_S, accept, show
+        self._begun_s = time.perf_counter()
+        self._lots = random.Random(0)
+        self._num_runs = 0
+        self._alone: list[Sample] = []
+        """The timed runs of one process."""
+        self._divisions = [
+            _Division(num, mode, RankTrial(num_ranks=num, mode=mode, outcome="inconclusive"))
+            for num, mode in rank_tuning.candidates(num_ranks)
+        ]
+        self._num_compared = COMPARED_STEPS
+        self._stopped = ""
+
+    def run(self) -> RankTuning:
+        """All of it. Ctrl-C ends the timing and keeps what was learned.
+
+        Raises:
+            ScriptError: One process does not train.
+            FlatoutError: See `flatout.errors`.
+        """
+        plain, nudged = self._references()
+        for division in self._divisions:
+            self._compare(division, plain, nudged)
+        for sample in (plain, nudged):
+            sample.forget()
+        step_s = plain.median_step_s
+        num_steps = self._num_timed(step_s, longest=None if not plain.ended else plain.num_steps)
+        try:
+            self._rounds(num_steps, step_s)
+        except KeyboardInterrupt:
+            if not self._alone:
+                raise
+            self._stopped = "you stopped it"
+        self._stage("done")
+        return self._result(plain, num_steps)
+
+    # -- runs ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _spent_s(self) -> float:
+        return time.perf_counter() - self._begun_s
+
+    def _stage(self, text: str) -> None:
+        self._show.stage(text, 1.0 if text == "done" else min(self._spent_s / self._budget_s, 0.99))
+
+    def _take(self, wanted: Wanted) -> Sample:
+        self._num_runs += 1
+        return take(self._setting, wanted, self._num_runs, self._show.tick)
+
+    # -- is it the same? -----------------------------------------------------------------------------------------
+
+    def _references(self) -> tuple[Sample, Sample]:
+        """What one process trains in some steps, and what it trains when it begins in the last place elsewhere."""
+        self._stage("what one process trains")
+        wanted = Wanted(num_steps=COMPARED_STEPS, keeps=True)
+        plain = self._take(wanted)
+        if plain.ended and plain.num_steps >= SETTLING_STEPS + FEWEST_STEPS:  # a short script: all that it has
+            self._num_compared = plain.num_steps
+            wanted = replace(wanted, num_steps=self._num_compared)
+            plain.forget()
+            plain = replace(self._take(wanted), ended=True)
+        self._require(plain)
+        self._stage("how far rounding alone moves that")
+        nudged = self._take(replace(wanted, nudged=True, step_guess_s=plain.median_step_s))
+        self._require(nudged)
+        return plain, nudged
+
+    def _require(self, sample: Sample) -> None:
+        """One process must get there: nothing can be held against it otherwise."""
+        name = self._setting.script.name
+        if sample.problem is not None and sample.ended:
+            raise Inconclusive(
+                f"`{name}` makes too few training steps", cause=sample.problem.cause,
+                hint="give it more epochs for `tune`; the plan then serves the shorter run as well",
+            )  # fmt: skip
+        if sample.problem is not None:
+            typed = self._setting.script.typed
+            raise ScriptError(
+                f"`{name}` failed as one process", cause=sample.problem.cause, hint=f"`python {typed}` shows the same"
+            )
+        if len(sample.step_s) < FEWEST_STEPS:
+            raise Inconclusive(
+                f"`{name}` makes too few training steps", cause=f"{len(sample.step_s)} settled ones were seen",
+                hint="give it more epochs for `tune`; the plan then serves the shorter run as well",
+            )  # fmt: skip
+
+    def _compare(self, division: _Division, plain: Sample, nudged: Sample) -> None:
+        """Run a division for the same steps, and judge what it trains."""
+        self._stage(f"what {division.label} train")
+        begun_s = time.perf_counter()
+        sample = self._take(self._wanted(division, self._num_compared, plain.median_step_s, keeps=True))
+        if sample.problem is not None:
+            self._end(division, *_without_ratio(sample))
+        else:
+            judged, class_ = self._judged(plain, nudged, sample)
+            division.trial = replace(
+                division.trial, agreement=judged.verdict, agreement_detail=judged.detail, class_=class_
+            )
+            if judged.verdict != "agrees":
+                outcome: RankOutcome = "disagrees" if judged.verdict == "disagrees" else "inconclusive"
+                self._end(division, outcome, judged.detail)
+        division.took_s += time.perf_counter() - begun_s
+        sample.forget()
+
+    def _wanted(self, division: _Division, num_steps: int, step_guess_s: float, *, keeps: bool = False) -> Wanted:
+        return Wanted(
+            num_ranks=division.num_ranks, mode=division.mode, num_steps=num_steps, step_guess_s=step_guess_s,
+            keeps=keeps,
+        )  # fmt: skip
+
+    def _judged(self, plain: Sample, nudged: Sample, sample: Sample) -> tuple[Judgement, str]:
+        """Whether a division trains what one process does, and the class of what it changes."""
+        from flatout.frameworks.pytorch import trained  # PyTorch takes seconds to load
+
+        try:
+            found = trained.differences(
+                plain.state("last"), nudged.state("last"), sample.state("last"), plain.state("first")
+            )
+        except (OSError, RuntimeError) as problem:
+            return Judgement(verdict="inconclusive", detail=f"what was trained was not kept: {problem}"), "rounding"
+        if not all(one.random_states_equal for one in found):
+            if allows(self._accept, "statistical"):
+                return Judgement(
+                    verdict="agrees", detail=f"not compared: {OTHER_MASKS}, which is admitted"
+                ), "statistical"
+            detail = f"{OTHER_MASKS}, which `--accept statistical` admits"
+            return Judgement(verdict="disagrees", detail=detail), "statistical"
+        found += trained.of_losses(plain.losses, nudged.losses, sample.losses)
+        return agreement.judge([Agreement(levers={}, differences=found)], "rounding", CHECKS), "rounding"
+
+    def _end(self, division: _Division, outcome: RankOutcome, reason: str, cause: str = "", hint: str = "") -> None:
+        division.is_open = False
+        division.trial = replace(division.trial, outcome=outcome, reason=reason, cause=cause, hint=hint)
+
+    # -- is it faster? -------------------------------------------------------------------------------------------
+
+    def _num_timed(self, step_s: float, longest: int | None) -> int:
+        """Steps of a timed run."""
+        wanted = SETTLING_STEPS + LEFT_OUT_STEPS + math.ceil(TIMED_S / max(step_s, 1e-5))
+        fitting = max(min(wanted, MOST_TIMED_STEPS), FEWEST_TIMED_STEPS)
+        return fitting if longest is None else min(fitting, longest)
+
+    def _rounds(self, num_steps: int, step_s: float) -> None:
+        extent = Extent(looks=SCREENING, enough="clear", purpose="ranks", deadline_s=math.inf)
+        num_round = 0
+        while any(division.is_open for division in self._divisions):
+            if num_round >= stats.MIN_PAIRS and self._spent_s > self._budget_s:
+                self._stopped = f"the budget of {self._budget_s:.0f} s was over"
+                break
+            if num_round >= 3 * SCREENING.at[-1]:
+                break
+            num_round += 1
+            self._round(num_round, num_steps, step_s)
+            for division in self._divisions:
+                if division.is_open and pairing.is_done(division.pairs, extent):
+                    division.is_open = False
+        for division in self._divisions:
+            if division.pairs.baseline_s:
+                self._judge_time(division)
+                self._show.remark(_line(division.trial))
+
+    def _round(self, number: int, num_steps: int, step_s: float) -> None:
+        """One process and each open division once, in an order drawn by lot."""
+        sides: list[_Division | None] = [None, *(d for d in self._divisions if d.is_open)]
+        self._lots.shuffle(sides)
+        ranked = running.for_ranks(self._chosen).levers
+        alone: Sample | None = None
+        found: list[tuple[_Division, Sample]] = []
+        for side in sides:
+            self._stage(f"round {number}: {'one process' if side is None else side.label}")
+            if side is None:
+                alone = self._take(Wanted(num_steps=num_steps, step_guess_s=step_s, levers=self._chosen.levers))
+                alone.forget()
+                self._require(alone)
+                continue
+            sample = self._take(replace(self._wanted(side, num_steps, step_s), levers=ranked))
+            sample.forget()
+            side.took_s += sample.took_s
+            if sample.problem is not None or len(sample.step_s) < FEWEST_STEPS:
+                self._end(side, *_without_ratio(sample))
+            else:
+                found.append((side, sample))
+        assert alone is not None
+        self._alone.append(alone)
+        for division, sample in found:
+            division.pairs.baseline_s.append(alone.median_step_s)
+            division.pairs.candidate_s.append(sample.median_step_s)
+            division.samples.append(sample)
+
+    def _judge_time(self, division: _Division) -> None:
+        pairs = division.pairs
+        compared = pairs.compare()
+        summary = stats.summarize(pairs.candidate_s)
+        ratio = compared.ratio if math.isfinite(compared.ratio) else _median_ratio(pairs)
+        known = math.isfinite(compared.ratio)
+        own = (division.trial.outcome, division.trial.reason)
+        outcome, reason = own if division.trial.outcome == "failed" else (compared.verdict, compared.reason)
+        ratios = [a / b for a, b in zip(pairs.baseline_s, pairs.candidate_s, strict=True)]
+        shares = [s.exchanges.least_share for s in division.samples if s.exchanges is not None]
+        peaks = [s.peak_memory_bytes for s in division.samples if s.peak_memory_bytes is not None]
+        division.trial = replace(
+            division.trial,
+            outcome=outcome,
+            reason=reason,
+            ratio=ratio,
+            ratio_low=compared.low if known else min(ratios),
+            ratio_high=compared.high if known else max(ratios),
+            num_pairs=len(ratios),
+            step_s=summary.median,
+            spread_fraction=summary.spread_fraction if summary.num > 1 else math.nan,
+            peak_memory_bytes=max(peaks, default=None),
+            exchanges_share=stats.summarize(shares).median if shares else None,
+            baseline_step_s=tuple(pairs.baseline_s),
+            candidate_step_s=tuple(pairs.candidate_s),
+        )
+
+    # -- result --------------------------------------------------------------------------------------------------
+
+    def _result(self, plain: Sample, num_steps: int) -> RankTuning:
+        steps_s = [sample.median_step_s for sample in self._alone] or [plain.median_step_s]
+        summary = stats.summarize(steps_s)
+        header, script = plain.header, self._setting.script
+        assert header is not None
+        peaks = [s.peak_memory_bytes for s in (*self._alone, plain) if s.peak_memory_bytes is not None]
+        trials = tuple(replace(division.trial, took_s=division.took_s) for division in self._divisions)
+        return RankTuning(
+            format=rank_tuning.FORMAT, flatout=__version__,
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            script=script.name, typed=script.typed, machine=self._setting.machine,
+            framework=header.framework, framework_version=header.framework_version,
+            num_ranks=self._num_ranks, verdict=rank_tuning.verdict(trials), levers=self._chosen.levers,
+            step_s=summary.median, spread_fraction=summary.spread_fraction if summary.num > 1 else math.nan,
+            num_steps=num_steps, num_compared_steps=self._num_compared, num_runs=self._num_runs, trials=trials,
+            tuning_s=self._spent_s, peak_memory_bytes=max(peaks, default=None), stopped=self._stopped,
+            run=str(self._setting.run_folder),
+        )  # fmt: skip
+
+
+def _without_ratio(sample: Sample) -> tuple[RankOutcome, str, str, str]:
+    """Why a division has no step time."""
+    problem: FlatoutError = sample.problem or Inconclusive(
+        "too few steps were seen", cause=f"{len(sample.step_s)} settled ones", hint=""
+    )
+    return ("refused" if sample.refused else "failed"), problem.error, problem.cause, problem.hint
+
+
+def _median_ratio(pairs: Pairs) -> float:
+    ratios = [a / b for a, b in zip(pairs.baseline_s, pairs.candidate_s, strict=True)]
+    return stats.summarize(ratios).median
+
+
+def _line(trial: RankTrial) -> str:
+    times = "" if trial.ratio is None else f"{trial.ratio:.2f}x  "
+    return f"{trial.num_ranks} ranks, {trial.mode:<10} {times}{trial.outcome}"

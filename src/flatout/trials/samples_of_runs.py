@@ -1,0 +1,317 @@
+"""How is a script run for some steps, as one process or on ranks, through what `flatout run` uses, leaving nothing?
+
+In: a script, how it is divided, how many steps. Out: a `Sample`: its step times, losses and memory, where its state
+lies, or why it did not get there. Rank 0 is isolated as well, and nobody hears what the script prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from flatout import stats
+from flatout.ceilings import Machine
+from flatout.errors import FlatoutError, ScriptError
+from flatout.plan import Lever
+from flatout.ranks import Terms as RankTerms
+from flatout.run import isolation
+from flatout.run.launch import Child, Launch, environment_for, session_files, session_path, tail
+from flatout.run.orders import SessionSpec
+from flatout.run.rank_start import Start, devices_for
+from flatout.run.rank_watch import Exchanges, RankWatch
+from flatout.run.sample_run import state_file
+from flatout.run.script import Script
+from flatout.run.trackers import QUIET_TRACKERS
+from flatout.trace import End, Failure, Header, Levers, Record, Window
+from flatout.trace_file import Follower
+from flatout.trials.terms import Terms
+
+LOOK_S = 0.05
+
+LEFT_OUT_STEPS = 2
+"""Steps after settling that are not counted: models are found, calls confirmed, levers engaged."""
+
+FEWEST_STEPS = 4
+"""With fewer settled steps a run has no step time."""
+
+SLOW = 20.0
+"""A run that takes so many times as long as it should is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all samples have in common.
+
+    Attributes:
+        script: What is run.
+        registry: All levers by name.
+        run_folder: Where each has a folder of its own.
+        terms: How the script may be run.
+        machine: Where it is run.
+    """
+
+    script: Script
+    registry: Mapping[str, Lever]
+    run_folder: Path
+    terms: Terms
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One sample.
+
+    Attributes:
+        num_ranks: 1 for one process.
+        mode: How ranks divide the work.
+        num_steps: Steps after which it ends.
+        step_guess_s: About what a step takes; None where nobody knows.
+        levers: What is engaged.
+        keeps: Whether what was trained is kept.
+        nudged: Whether parameters are moved in their last place at the first step.
+    """
+
+    num_ranks: int = 1
+    mode: str = "auto"
+    num_steps: int
+    step_guess_s: float | None = None
+    levers: Levers = field(default_factory=dict)
+    keeps: bool = False
+    nudged: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What a short run gave.
+
+    Attributes:
+        folder: Where its files are.
+        num_steps: Steps that it made.
+        step_s: Each settled training step of rank 0, without evaluation and checkpoints.
+        losses: Of its last steps, as far as they were given to `backward`.
+        peak_memory_bytes: Highest memory of a rank.
+        exchanges: What exchanges cost.
+        header: Of rank 0.
+        problem: Why it did not get to its last step, or to a step time; None where it did.
+        ended: Whether the script ended by itself before.
+        refused: Whether ranks refused to divide it.
+        took_s: Wall seconds.
+    """
+
+    folder: Path
+    num_steps: int = 0
+    step_s: tuple[float, ...] = ()
+    losses: tuple[float, ...] = ()
+    peak_memory_bytes: int | None = None
+    exchanges: Exchanges | None = None
+    header: Header | None = None
+    problem: FlatoutError | None = None
+    ended: bool = False
+    refused: bool = False
+    took_s: float = 0.0
+
+    @property
+    def median_step_s(self) -> float:
+        """The median settled step."""
+        return stats.summarize(self.step_s).median
+
+    def state(self, moment: str) -> Path:
+        """The file with what was trained."""
+        return state_file(_trace(self.folder), moment)
+
+    def forget(self) -> None:
+        """Remove its folder."""
+        for scratch in self.folder.glob("scratch*"):
+            with contextlib.suppress(FlatoutError):
+                isolation.discard(scratch)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def take(setting: Setting, wanted: Wanted, number: int, wait: Callable[[], None]) -> Sample:
+    """Run the script for some steps.
+
+    Raises:
+        FlatoutError: It could not be started, for a reason that is not the ranks'.
+    """
+    place = setting.run_folder.resolve() / f"sample-{number}"
+    place.mkdir()
+    begun_s = time.perf_counter()
+    if wanted.num_ranks == 1:
+        found = _one_process(setting, wanted, place, wait)
+    else:
+        found = _on_ranks(setting, wanted, place, wait)
+    return replace(found, took_s=time.perf_counter() - begun_s)
+
+
+def _trace(place: Path) -> Path:
+    return place / "trace-run.jsonl"
+
+
+def _session(setting: Setting, wanted: Wanted, place: Path) -> SessionSpec:
+    files = session_files(place, "run")
+    return SessionSpec(
+        mode="run",
+        trace=files["trace"],
+        claim=files["claim"],
+        levers=wanted.levers,
+        script=setting.script.name,
+        arguments=setting.script.arguments,
+        cache_folder=str(setting.run_folder.resolve() / "compiled"),
+        cores_quota=setting.machine.cores_quota,
+        flatout_started_s=time.perf_counter(),
+        seed_run=0,  # what nobody seeds is the same in each
+        keep_losses=True,
+        stop_after=wanted.num_steps,
+        keep_states=wanted.keeps,
+        nudge=wanted.nudged,
+    )
+
+
+def _variables(setting: Setting, wanted: Wanted) -> dict[str, str]:
+    found = {"PYTHONHASHSEED": "1"}
+    for name, settings in wanted.levers.items():
+        found.update(setting.registry[name].environment(settings))
+    return found
+
+
+def _limit_s(setting: Setting, wanted: Wanted) -> float:
+    steps_s = setting.terms.start_limit_s if wanted.step_guess_s is None else wanted.num_steps * wanted.step_guess_s
+    return setting.terms.start_limit_s * wanted.num_ranks + SLOW * steps_s
+
+
+# -- one process -----------------------------------------------------------------------------------------------------
+
+
+def _one_process(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[], None]) -> Sample:
+    command, scratch = setting.script.command, place / "scratch"
+    if setting.terms.isolate:
+        command = isolation.isolate(
+            command, folder=Path.cwd(), script_folder=setting.script.folder, run_folder=place, scratch=scratch
+        )
+    launch = Launch(
+        command=command, session=_session(setting, wanted, place), run_folder=place, name="run",
+        environment={**QUIET_TRACKERS, **_variables(setting, wanted)},
+    )  # fmt: skip
+    hung = not _watched(launch, lambda: False, _limit_s(setting, wanted), wait)
+    if setting.terms.isolate:
+        try:
+            if (refusal := isolation.refusal(scratch)) is not None:
+                raise refusal
+        finally:
+            isolation.discard(scratch)
+    found = _found(place, wanted, [_trace(place)])
+    if found.problem is None or not hung:
+        return found
+    return replace(found, problem=_hung(setting, wanted))
+
+
+def _watched(launch: Launch, is_over: Callable[[], bool], limit_s: float, wait: Callable[[], None]) -> bool:
+    """Wait until it ends, and end what is left of it; False where it took too long."""
+    until_s = time.perf_counter() + limit_s
+    with Child(launch) as child:
+        while child.alive and not is_over():
+            if time.perf_counter() > until_s:
+                return False
+            wait()
+            time.sleep(LOOK_S)
+    return True
+
+
+def _hung(setting: Setting, wanted: Wanted) -> ScriptError:
+    who = "one process" if wanted.num_ranks == 1 else f"{wanted.num_ranks} ranks"
+    return ScriptError(
+        f"`{setting.script.name}` did not make {wanted.num_steps} steps in {_limit_s(setting, wanted):.0f} s",
+        cause=f"{who} took much longer than was to be expected",
+        hint="`--start-limit` says how long the first steps may take",
+    )
+
+
+# -- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def _on_ranks(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[], None]) -> Sample:
+    terms = RankTerms(
+        num_ranks=wanted.num_ranks, mode=wanted.mode, folder=str(place), hang_timeout_s=setting.terms.start_limit_s
+    )
+    session = replace(_session(setting, wanted, place), per_process=True, ranks=terms)
+    launch = Launch(
+        command=(), session=session, run_folder=place, name="run", environment={}, through_launcher=True
+    )  # fmt: skip
+    environment = environment_for(session_path(launch), dict(_variables(setting, wanted)))
+    start = Start(
+        command=setting.script.command,
+        environment={name: value for name, value in environment.items() if os.environ.get(name) != value},
+        terms=terms,
+        script_folder=setting.script.folder,
+        devices=devices_for(wanted.num_ranks, setting.machine, os.environ.get("CUDA_VISIBLE_DEVICES")),
+        apart=True,
+    )
+    watch = RankWatch(terms)
+
+    def is_over() -> bool:
+        return watch.look() or len(watch.ends()) == wanted.num_ranks
+
+    try:
+        hung = not _watched(replace(launch, command=start.launcher()), is_over, _limit_s(setting, wanted), wait)
+        found = _found(place, wanted, sorted(place.glob("trace-run.*.jsonl")))
+        if found.problem is None:
+            return replace(found, exchanges=watch.exchanges())
+        refusal = start.problem()
+        problem = watch.hang.error if watch.hang is not None else refusal or watch.ended_early()
+        if problem is None and hung:
+            problem = _hung(setting, wanted)
+        if problem is None and (failed := start.failed(watch.ends())) is not None:
+            rank, how, told = failed
+            last = told.strip().splitlines()[-1:] or ["it said nothing"]
+            problem = ScriptError(f"rank {rank} {how}", cause=last[0][:200], hint=found.problem.hint)
+        return replace(found, problem=problem or found.problem, refused=refusal is not None)
+    finally:
+        start.clean()
+
+
+# -- what it wrote ---------------------------------------------------------------------------------------------------
+
+
+def _found(place: Path, wanted: Wanted, traces: list[Path]) -> Sample:
+    """The sample as its traces tell it."""
+    records = [read for path in traces if (read := Follower(path).new())]
+    first = next((r for r in records if isinstance(r[0], Header) and r[0].rank == 0), None)
+    if first is None:
+        return Sample(folder=place, problem=_ended(place, wanted, []))
+    windows = [r for r in first if isinstance(r, Window)]
+    peaks = [w.peak_memory_bytes for r in records for w in r if isinstance(w, Window)]
+    known = [peak for peak in peaks if peak is not None]
+    end = next((r for r in reversed(first) if isinstance(r, End)), None)
+    steps = [step - outside for w in windows for step, outside in zip(w.step_s, w.outside_s, strict=True)]
+    whole = all(len(w.losses) == len(w.step_s) for w in windows)
+    found = Sample(
+        folder=place,
+        num_steps=end.num_steps if end is not None else 0,
+        step_s=tuple(steps[LEFT_OUT_STEPS:]),
+        losses=tuple(loss for w in windows for loss in w.losses) if whole else (),
+        peak_memory_bytes=max(known, default=None),
+        header=first[0] if isinstance(first[0], Header) else None,
+        ended=end is not None and end.num_steps < wanted.num_steps,
+    )
+    problem = None if end is not None and end.num_steps >= wanted.num_steps else _ended(place, wanted, first)
+    return replace(found, problem=problem)
+
+
+def _ended(place: Path, wanted: Wanted, records: list[Record]) -> ScriptError:
+    """Why a run has not made its steps."""
+    raised = next((r for r in reversed(records) if isinstance(r, Failure) and r.stage == "script"), None)
+    end = next((r for r in reversed(records) if isinstance(r, End)), None)
+    if raised is not None:
+        cause = ": ".join([raised.error, *raised.message.splitlines()[:1]])
+    elif end is not None:
+        cause = f"it ended after {end.num_steps} steps"
+    else:
+        cause = (tail(place / "output-run.log").strip().splitlines() or ["it printed nothing"])[-1][:200]
+    return ScriptError(
+        f"the script did not make {wanted.num_steps} steps", cause=cause, hint="`flatout run` shows what it prints"
+    )
