@@ -59,12 +59,24 @@ def measured(
         found = replace(found, options=_options(typed, plan, goal))
         if found.plan is not None and write_plan:
             try:
+                _say_where_ranks_go(script, place, show)
                 plan_file.write(plan_file.seen_from(place, found.plan), place)
             except FlatoutError:
                 _saved(found, run_folder)
                 raise
             found = result.with_plan_path(found, str(place))
         return _saved(found, run_folder)
+
+
+def _say_where_ranks_go(script: Script, place: Path, show: Show) -> None:
+    """A plan that had ranks loses them: they were measured under other levers."""
+    with contextlib.suppress(FlatoutError):
+        former = plan_file.read(place, plan_file.key_of(script.name, place))
+        if former.ranks is not None:
+            show.remark(
+                f"the plan had {former.ranks.num} ranks, measured under other levers: "
+                f"`flatout tune --ranks {former.ranks.num}` measures them anew"
+            )
 
 
 def _without_groups(choice: Choice) -> Choice:

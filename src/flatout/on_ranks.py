@@ -27,7 +27,7 @@ def decided(
         plan: The plan that is engaged.
         named: Its file, where that was typed: then both have to say the same.
         hang_timeout_s: For the plan's ranks.
-        say: Told where a plan that was found by default says another number.
+        say: Told what the plan says of it, where it decides or is overruled.
 
     Raises:
         RecordError: A plan was named that is for another number of ranks.
@@ -36,6 +36,7 @@ def decided(
     if asked is None:
         if planned is None:
             return None
+        say(f"{planned.num} ranks, {planned.mode}, as the plan says: {planned.ratio:.2g}x expected of them")
         return Terms(num_ranks=planned.num, mode=planned.mode, hang_timeout_s=hang_timeout_s)
     if planned is not None and planned.num != asked.num_ranks:
         if named is not None:

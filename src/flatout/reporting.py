@@ -19,6 +19,7 @@ from flatout.run import folder
 if TYPE_CHECKING:
     from flatout.contrast import Contrast
     from flatout.proof import Proof
+    from flatout.rank_tuning import RankTuning
     from flatout.report.export import Stretch
     from flatout.result import Result
 
@@ -65,6 +66,14 @@ def proof(run: str | None = None) -> Proof | None:
 
     place = folder.find(folder.working_folder(), run)
     return replace(proof_file.load(place), run=str(place)) if (place / proof_file.FILE).exists() else None
+
+
+def tuning_of_ranks(run: str | None = None) -> RankTuning | None:
+    """What `tune --ranks` found in a run folder, in the newest without a name; None where that holds something else."""
+    from flatout import rank_tuning
+
+    place = folder.find(folder.working_folder(), run)
+    return replace(rank_tuning.load(place), run=str(place)) if (place / rank_tuning.FILE).exists() else None
 
 
 def contrast(first: str, second: str) -> Contrast:

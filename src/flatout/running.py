@@ -174,16 +174,12 @@ def _fitting(plan: Plan, path: Path, wish: Wish, here: Here) -> Engagement:
 
 
 def _line(plan: Plan, path: Path, here: Here) -> str:
-    num, ranks = len(plan.levers), plan.ranks
-    if not num and ranks is None:
-        return f"the plan in {path} is to change nothing"
-    on_ranks = "" if ranks is None else f"{ranks.num} ranks ({ranks.mode}) from {path}, {ranks.ratio:.2g}x expected"
+    num = len(plan.levers)
     if not num:
-        return on_ranks
+        return f"the plan in {path} " + ("is to change nothing" if plan.ranks is None else "has no levers")
     ratio = f"{plan.ratio:.2g}" if plan.ratio < 100 else f"{plan.ratio:.0f}"
     other = "" if plan.arguments == here.arguments else ", made with other arguments"
-    beside = f"; {on_ranks} beyond that" if on_ranks else ""
-    return f"{num} lever{'s' * (num != 1)} from {path}, {ratio}x expected{other}{beside}"
+    return f"{num} lever{'s' * (num != 1)} from {path}, {ratio}x expected{other}"
 
 
 def _check_levers(plan: Plan, here: Here, path: Path) -> None:

@@ -48,10 +48,19 @@ def show(result: Result, *, html: Path | None = None, as_json: bool, verbose: bo
         print_result(result, page=page, verbose=verbose or result.command == "why")
 
 
-def show_ranks(found: RankTuning, *, as_json: bool, verbose: bool = False) -> None:
-    """Print what `tune --ranks` found."""
+def show_ranks(found: RankTuning, *, html: Path | None = None, as_json: bool, verbose: bool = False) -> None:
+    """Print what `tune --ranks` found.
+
+    Raises:
+        UsageError: A page was asked for, which there is none of.
+    """
     from flatout import rank_tuning
 
+    if html is not None:
+        raise UsageError(
+            "a tuning of ranks has no page", cause="it is a table of a few lines, which the terminal shows whole",
+            hint="`--json` for programs, `--verbose` for every run",
+        )  # fmt: skip
     if as_json:
         print(json.dumps(rank_tuning.summary_of(found)))
     else:

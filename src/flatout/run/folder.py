@@ -24,6 +24,9 @@ KEPT_RUNS = 20
 KEPT_S = 24 * 3600.0
 """No record younger than this is removed."""
 
+_RESULTS = ("result.json", "proof.json", "rank-tuning.json")
+"""What `tune` and `why`, `prove`, and `tune --ranks` write when they are done."""
+
 NEEDED_BYTES = 65536
 """What a run folder must be able to hold for a run to be worth recording."""
 
@@ -172,7 +175,7 @@ def _clear_after_killed(place: Path) -> None:
     """
     from flatout.run import isolation  # a run has no use for it, and waits for each import
 
-    for scratch in place.glob("*/scratch-*"):
+    for scratch in (*place.glob("*/scratch-*"), *place.glob("*/sample-*/scratch*")):
         with suppress(MachineError):
             isolation.discard(scratch)
             if not is_kept(scratch.parent):
@@ -192,7 +195,7 @@ def prune(place: Path, stem: str) -> None:
 
 def is_kept(path: Path) -> bool:
     """Whether a run folder holds what took long to find out, and is kept until its user removes it."""
-    return (path / "result.json").exists() or (path / "runs.jsonl").exists()
+    return any((path / name).exists() for name in ("runs.jsonl", *_RESULTS))
 
 
 def _number(path: Path, stem: str) -> int:
@@ -231,7 +234,5 @@ def find(folder: Path, name: str | None) -> Path:
 
 
 def _finished(path: Path) -> float | None:
-    """When a result or a proof was written there; None where neither was."""
-    return next(
-        ((path / name).stat().st_mtime for name in ("result.json", "proof.json") if (path / name).exists()), None
-    )
+    """When what was found was written there; None where nothing was."""
+    return next(((path / name).stat().st_mtime for name in _RESULTS if (path / name).exists()), None)
