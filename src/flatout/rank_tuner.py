@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,15 +48,12 @@ def tuned(script: Script, num_ranks: int, goal: Goal, plan: Path | None, show: S
     isolation.require()  # of ranks above 0 without `--allow-writes` too: all would write to the same files
     levers = registry()
     chosen, remarks = _engaged(script, place, machine, goal)
-    with folder.claimed(folder.working_folder(), script.stem) as run_folder:
+    with folder.claimed(folder.working_folder(), script.stem) as run_folder, _cleared(run_folder):
         setting = Setting(script=script, registry=levers, run_folder=run_folder, terms=goal.terms, machine=machine)
         conduct = RankConduct(
             setting, chosen, num_ranks, budget_s=goal.budget_s, accept=goal.choice.accept, show=show
         )  # fmt: skip
-        try:
-            found = replace(conduct.run(), remarks=remarks)
-        finally:
-            _forget(run_folder)
+        found = replace(conduct.run(), remarks=remarks)
         found = _with_plan(found, script, chosen.plan, place)
         rank_tuning.save(found, run_folder)
     return found
@@ -98,11 +97,17 @@ def _engaged(script: Script, place: Path, machine: Machine, goal: Goal) -> tuple
     return found, ()
 
 
-def _forget(run_folder: Path) -> None:
-    """What runs that were stopped have left."""
-    for left in run_folder.glob("sample-*"):
-        with contextlib.suppress(OSError):
+@contextlib.contextmanager
+def _cleared(run_folder: Path) -> Iterator[None]:
+    """What runs have left is removed; the folder too, where nothing was found out."""
+    try:
+        yield
+    finally:
+        for left in run_folder.glob("sample-*"):
             Sample(folder=left).forget()
+        shutil.rmtree(run_folder / "compiled", ignore_errors=True)
+        if not folder.is_kept(run_folder):
+            shutil.rmtree(run_folder, ignore_errors=True)
 
 
 def _with_plan(found: RankTuning, script: Script, former: Plan | None, place: Path) -> RankTuning:

@@ -86,7 +86,9 @@ def _said(trial: RankTrial, *, verbose: bool) -> list[str]:
     if trial.outcome in ("refused", "failed"):
         return [": ".join(filter(None, (trial.reason, trial.cause))), *([f"hint: {trial.hint}"] if trial.hint else [])]
     lines = [trial.reason] if trial.reason and trial.reason != trial.agreement_detail else []
-    if trial.agreement:
+    if trial.class_ == "statistical":
+        lines.append(trial.agreement_detail)
+    elif trial.agreement:
         lines.append(f"{trial.agreement}: {trial.agreement_detail}")
     if verbose:
         pairs = zip(trial.baseline_step_s, trial.candidate_step_s, strict=True)

@@ -112,6 +112,9 @@ class RankConduct:
             if not self._alone:
                 raise
             self._stopped = "you stopped it"
+        for division in self._divisions:
+            if division.pairs.baseline_s:
+                self._judge_time(division)
         self._stage("done")
         return self._result(plain, num_steps)
 
@@ -235,10 +238,6 @@ class RankConduct:
             for division in self._divisions:
                 if division.is_open and pairing.is_done(division.pairs, extent):
                     division.is_open = False
-        for division in self._divisions:
-            if division.pairs.baseline_s:
-                self._judge_time(division)
-                self._show.remark(_line(division.trial))
 
     def _round(self, number: int, num_steps: int, step_s: float) -> None:
         """One process and each open division once, in an order drawn by lot."""
@@ -311,7 +310,8 @@ class RankConduct:
             framework=header.framework, framework_version=header.framework_version,
             num_ranks=self._num_ranks, verdict=rank_tuning.verdict(trials), levers=self._chosen.levers,
             step_s=summary.median, spread_fraction=summary.spread_fraction if summary.num > 1 else math.nan,
-            num_steps=num_steps, num_compared_steps=self._num_compared, num_runs=self._num_runs, trials=trials,
+            num_steps=num_steps if self._alone else self._num_compared, num_compared_steps=self._num_compared,
+            num_runs=self._num_runs, trials=trials,
             tuning_s=self._spent_s, peak_memory_bytes=max(peaks, default=None), stopped=self._stopped,
             run=str(self._setting.run_folder),
         )  # fmt: skip
@@ -328,8 +328,3 @@ def _without_ratio(sample: Sample) -> tuple[RankOutcome, str, str, str]:
 def _median_ratio(pairs: Pairs) -> float:
     ratios = [a / b for a, b in zip(pairs.baseline_s, pairs.candidate_s, strict=True)]
     return stats.summarize(ratios).median
-
-
-def _line(trial: RankTrial) -> str:
-    times = "" if trial.ratio is None else f"{trial.ratio:.2f}x  "
-    return f"{trial.num_ranks} ranks, {trial.mode:<10} {times}{trial.outcome}"

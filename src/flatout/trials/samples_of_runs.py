@@ -188,22 +188,24 @@ def _limit_s(setting: Setting, wanted: Wanted) -> float:
 
 
 def _one_process(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[], None]) -> Sample:
-    command, scratch = setting.script.command, place / "scratch"
-    if setting.terms.isolate:
-        command = isolation.isolate(
-            command, folder=Path.cwd(), script_folder=setting.script.folder, run_folder=place, scratch=scratch
-        )
+    scratch = place / "scratch"
+    command = isolation.isolate(
+        setting.script.command,
+        folder=Path.cwd(),
+        script_folder=setting.script.folder,
+        run_folder=place,
+        scratch=scratch,
+    )  # also with `--allow-writes`, for ranks cannot do without
     launch = Launch(
         command=command, session=_session(setting, wanted, place), run_folder=place, name="run",
         environment={**QUIET_TRACKERS, **_variables(setting, wanted)},
     )  # fmt: skip
-    hung = not _watched(launch, lambda: False, _limit_s(setting, wanted), wait)
-    if setting.terms.isolate:
-        try:
-            if (refusal := isolation.refusal(scratch)) is not None:
-                raise refusal
-        finally:
-            isolation.discard(scratch)
+    try:
+        hung = not _watched(launch, lambda: False, _limit_s(setting, wanted), wait)
+        if (refusal := isolation.refusal(scratch)) is not None:
+            raise refusal
+    finally:
+        isolation.discard(scratch)
     found = _found(place, wanted, [_trace(place)])
     if found.problem is None or not hung:
         return found
