@@ -1,0 +1,331 @@
+"""What does a tuning for ranks come to? With runs made by hand: what is tried, compared, timed, chosen and said."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flatout import on_ranks, plan_file, rank_tuner, rank_tuning
+from flatout.difference import Difference
+from flatout.errors import Inconclusive, RecordError, ScriptError, UsageError
+from flatout.frameworks.pytorch import trained
+from flatout.plan_ranks import PlanRanks
+from flatout.rank_tuning import RankTrial, best_of, candidates, summary_of, verdict
+from flatout.ranks import Terms as RankTerms
+from flatout.report import ranks as report
+from flatout.report import screen
+from flatout.run.script import Script
+from flatout.running import Engagement
+from flatout.space import Choice
+from flatout.trials import rank_conduct
+from flatout.trials.conduct import Goal, Show
+from flatout.trials.rank_conduct import RankConduct
+from flatout.trials.samples_of_runs import Sample, Setting
+from flatout.trials.terms import Terms
+from handmade import HEADER, MACHINE, plan
+
+RANKS = PlanRanks(
+    num=4, mode="shard", ratio=1.6, ratio_low=1.5, ratio_high=1.7, num_pairs=4, agreement="rounding: loss error 0",
+    created="2026-11-21T10:46:07+00:00", run=".flatout/train-2",
+)  # fmt: skip
+
+
+def trial(num=2, mode="replicate", ratio=1.5, outcome="faster", **changes):
+    fields = dict(
+        num_ranks=num, mode=mode, outcome=outcome, ratio=ratio, ratio_low=ratio * 0.98, ratio_high=ratio * 1.02,
+        num_pairs=4, step_s=0.01 / ratio, agreement="agrees", agreement_detail="loss error 0",
+    )  # fmt: skip
+    return RankTrial(**{**fields, **changes})
+
+
+class Runs:
+    """Runs of a script whose steps take as long as is said, and scatter a little."""
+
+    def __init__(self, step_s, **problems):
+        self.step_s, self.problems, self.wanted = step_s, problems, []
+
+    def __call__(self, setting, wanted, number, wait):
+        self.wanted.append(wanted)
+        who = (wanted.num_ranks, wanted.mode) if wanted.num_ranks > 1 else 1
+        found = Sample(folder=setting.run_folder / f"sample-{number}", num_steps=wanted.num_steps, header=HEADER,
+                       losses=(1.0,), peak_memory_bytes=10**6 * wanted.num_ranks)  # fmt: skip
+        if who in self.problems.get("refused", ()):
+            return replace(found, problem=ScriptError("cannot be divided", cause="why", hint="one rank"), refused=True)
+        if isinstance(self.step_s.get(who), BaseException):
+            raise self.step_s[who]
+        scatter = 1 + 0.002 * (number * 7 % 5)
+        return replace(found, step_s=(self.step_s[who] * scatter,) * 20)
+
+
+@pytest.fixture
+def tuned(tmp_path, monkeypatch):
+    """A conduct from start to end, on runs made by hand."""
+    monkeypatch.chdir(tmp_path)
+    equal = (Difference(check="parameters", error=0.0),)
+
+    def run(runs, num_ranks=2, differences=equal, accept="precision", levers=None, **changes):
+        monkeypatch.setattr(rank_conduct, "take", runs)
+        monkeypatch.setattr(trained, "differences", lambda *files: differences)
+        monkeypatch.setattr(trained, "of_losses", lambda *losses: (Difference(check="losses", error=0.0),))
+        setting = Setting(
+            script=Script(path="train.py"), registry={}, run_folder=tmp_path, terms=Terms(), machine=MACHINE
+        )
+        chosen = Engagement(levers=levers or {})
+        return RankConduct(
+            setting, chosen, num_ranks, **{"budget_s": None, "accept": accept, "show": Show(), **changes}
+        ).run()
+
+    return run
+
+
+def text(found, **changes):
+    return " ".join(screen.plain(report.ranks(found, **changes), width=100).split())
+
+
+# -- what is tried ---------------------------------------------------------------------------------------------------
+
+
+def test_all_ranks_and_halves_are_tried_in_every_mode_that_is_something_of_its_own():
+    assert {num for num, _ in candidates(8)} == {8, 4, 2}
+    assert {num for num, _ in candidates(6)} == {6, 3}
+    assert (2, "hybrid") not in candidates(4) and (4, "hybrid") in candidates(4)
+    assert all(mode != "auto" for _, mode in candidates(4))
+
+
+# -- what is chosen --------------------------------------------------------------------------------------------------
+
+
+def test_the_fastest_that_agrees_is_chosen_and_more_ranks_have_to_earn_their_number():
+    assert best_of([trial(2), trial(4, ratio=1.505)]).num_ranks == 2
+    assert best_of([trial(2), trial(4, ratio=2.5)]).num_ranks == 4
+    assert best_of([trial(2, ratio=3.0, outcome="disagrees", agreement="disagrees"), trial(4)]).num_ranks == 4
+    assert best_of([trial(outcome="inconclusive")]) is None
+
+
+def test_one_rank_is_faster_only_where_every_division_surely_is_slower():
+    slow = trial(ratio=0.5, outcome="slower")
+    refused = RankTrial(num_ranks=4, mode="shard", outcome="refused")
+    assert verdict([slow, refused]) == "one rank is faster"
+    assert verdict([slow, trial(ratio=0.9, outcome="inconclusive")]) == "inconclusive"
+    assert verdict([slow, trial(ratio=1.0, outcome="no difference")]) == "no difference"
+    assert verdict([refused]) == "not divided"
+    assert verdict([replace(refused, outcome="inconclusive", agreement="inconclusive")]) == "inconclusive"
+
+
+# -- from start to end -----------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_win_are_found_with_their_figures(tuned):
+    runs = Runs({1: 0.010, (2, "replicate"): 0.006, (2, "shard"): 0.008})
+    found = tuned(runs)
+    assert found.verdict == "faster" and (found.winner.num_ranks, found.winner.mode) == (2, "replicate")
+    assert found.winner.ratio == pytest.approx(10 / 6, rel=0.02) and found.winner.num_pairs >= 4
+    said = text(found)
+    assert "1.7x faster on 2 ranks, replicate: 10" in said and "next flatout run train.py" in said
+    assert summary_of(found)["ranks"] == 2 and len(summary_of(found)["trials"]) == 2
+
+
+def test_one_rank_is_faster_is_a_finding(tuned):
+    found = tuned(Runs({1: 0.010, (2, "replicate"): 0.015, (2, "shard"): 0.03}))
+    assert found.verdict == "one rank is faster" and found.winner is None
+    assert "one rank is faster: 10" in text(found) and "2 ranks, replicate, the best of them: 0.6" in text(found)
+    assert summary_of(found)["ranks"] == 1 and summary_of(found)["mode"] is None
+
+
+def test_a_refused_division_is_listed_with_its_reason_and_does_not_end_the_tuning(tuned):
+    runs = Runs({1: 0.010, (2, "replicate"): 0.006}, refused={(2, "shard")})
+    found = tuned(runs)
+    refused = found.trials[1]
+    assert (refused.outcome, refused.reason, refused.cause, refused.hint) == (
+        "refused",
+        "cannot be divided",
+        "why",
+        "one rank",
+    )
+    assert found.verdict == "faster" and "cannot be divided: why hint: one rank" in text(found)
+    assert sum(w.mode == "shard" for w in runs.wanted) == 1, "what is refused is not timed"
+
+
+def test_what_trains_something_else_is_not_timed_and_never_chosen(tuned):
+    runs = Runs({1: 0.010, (2, "replicate"): 0.001, (2, "shard"): 0.001})
+    found = tuned(
+        runs, differences=(Difference(check="parameters", error=0.3, multiple=900.0, multiple_of="a.weight"),)
+    )
+    assert found.verdict == "not divided" and {t.outcome for t in found.trials} == {"disagrees"}
+    assert "`a.weight` differ by 900 times what rounding moves there" in found.trials[0].agreement_detail
+    assert len(runs.wanted) == 4
+
+
+def test_other_random_numbers_need_the_class_statistical(tuned):
+    other = (Difference(check="parameters", error=0.5, random_states_equal=False),)
+    runs = {1: 0.010, (2, "replicate"): 0.005, (2, "shard"): 0.005}
+    strict, admitted = tuned(Runs(runs), differences=other), tuned(Runs(runs), differences=other, accept="statistical")
+    assert strict.verdict == "not divided" and "`--accept statistical` admits" in strict.trials[0].agreement_detail
+    assert admitted.verdict == "faster" and admitted.winner.class_ == "statistical"
+    assert "not compared: random generators end elsewhere" in text(admitted)
+
+
+def test_rounding_that_grows_to_chaos_tells_nothing():
+    from flatout import agreement
+    from flatout.trace import Agreement
+
+    wild = Difference(check="parameters", error=0.1, rounding=0.2, multiple=0.5)
+    judged = agreement.judge([Agreement(levers={}, differences=(wild,))], "rounding", ("parameters",))
+    assert judged.verdict == "inconclusive" and "rounding alone moves parameters by 0.2" in judged.detail
+
+
+def test_a_script_that_fails_as_one_process_is_an_error_and_one_that_is_too_short_inconclusive(tuned):
+    class Failing(Runs):
+        def __call__(self, setting, wanted, number, wait):
+            problem = ScriptError("did not", cause="ValueError: planted", hint="")
+            return Sample(folder=setting.run_folder, problem=problem, ended=self.step_s, num_steps=3)
+
+    with pytest.raises(ScriptError, match="failed as one process") as caught:
+        tuned(Failing(False))
+    assert caught.value.cause == "ValueError: planted"
+    with pytest.raises(Inconclusive, match="too few training steps"):
+        tuned(Failing(True))
+
+
+def test_ctrl_c_keeps_what_was_timed(tuned):
+    class Stopped(Runs):
+        def __call__(self, *args):
+            if len(self.wanted) == 4 + 3 * 2:
+                raise KeyboardInterrupt
+            return super().__call__(*args)
+
+    found = tuned(Stopped({1: 0.010, (2, "replicate"): 0.0099, (2, "shard"): 0.0101}))
+    assert found.stopped == "you stopped it" and found.trials[0].num_pairs == 2
+    assert (
+        found.verdict == "inconclusive" and found.trials[0].reason == "2 of at least 4 pairs of windows that are needed"
+    )
+
+
+def test_timed_runs_have_the_levers_of_the_plan_and_compared_ones_none(tuned):
+    runs = Runs({1: 0.010, (2, "replicate"): 0.005, (2, "shard"): 0.005})
+    tuned(runs, levers={"bf16": {}, "threads": {"num": 2}})
+    compared = [w for w in runs.wanted if w.keeps]
+    timed = [w for w in runs.wanted if not w.keeps]
+    assert len(compared) == 4 and all(not w.levers for w in compared)
+    assert all(set(w.levers) == ({"bf16", "threads"} if w.num_ranks == 1 else {"bf16"}) for w in timed)
+
+
+def test_a_tuning_survives_its_file(tuned, tmp_path):
+    found = tuned(Runs({1: 0.010, (2, "replicate"): 0.006, (2, "shard"): 0.008}))
+    rank_tuning.save(found, tmp_path)
+    assert rank_tuning.load(tmp_path) == found
+    with pytest.raises(RecordError, match="no tuning of ranks"):
+        rank_tuning.load(tmp_path / "elsewhere")
+
+
+# -- the plan --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch, tuned):
+    """`rank_tuner.tuned` on runs made by hand."""
+    Path("train.py").write_text("import torch\n")
+    monkeypatch.setattr(rank_tuner, "read_machine", lambda: MACHINE)
+    monkeypatch.setattr(rank_tuner, "framework_version", lambda *words: "2.13.0")
+    monkeypatch.setattr(rank_tuner.platform, "python_version", lambda: "3.11.7")
+    monkeypatch.setattr(rank_tuner.isolation, "require", lambda: None)
+
+    def run(runs, num_ranks=2, **changes):
+        monkeypatch.setattr(rank_conduct, "take", runs)
+        monkeypatch.setattr(trained, "differences", lambda *files: (Difference(check="parameters", error=0.0),))
+        monkeypatch.setattr(trained, "of_losses", lambda *losses: (Difference(check="losses", error=0.0),))
+        goal = Goal(choice=Choice(**changes))
+        return rank_tuner.tuned(Script(path="train.py"), num_ranks, goal, None, Show())
+
+    return run
+
+
+WINS = {1: 0.010, (2, "replicate"): 0.006, (2, "shard"): 0.008}
+LOSES = {1: 0.010, (2, "replicate"): 0.016, (2, "shard"): 0.018}
+
+
+def test_the_winner_goes_into_the_plan_beside_the_levers_that_are_there(planned):
+    path = Path("flatout.toml")
+    plan_file.write(plan(), path)
+    found = planned(Runs(WINS))
+    kept = plan_file.read(path, "train.py")
+    assert kept.levers == plan().levers and kept.ratio == 1.5 and kept.class_ == "precision"
+    assert (kept.ranks.num, kept.ranks.mode, kept.ranks.ratio) == (
+        2,
+        "replicate",
+        pytest.approx(found.winner.ratio, rel=1e-4),
+    )
+    assert "# 2 ranks, replicate: 1.6" in path.read_text() and "# bf16 threads=1: 1.50x" in path.read_text()
+
+
+def test_without_a_plan_there_is_one_that_has_ranks_alone(planned):
+    planned(Runs(WINS))
+    kept = plan_file.read(Path("flatout.toml"), "train.py")
+    assert kept.levers == {} and kept.ratio == 1.0 and kept.ranks.num == 2 and kept.class_ == "rounding"
+
+
+def test_where_one_rank_is_faster_the_plan_has_no_ranks(planned):
+    path = Path("flatout.toml")
+    found = planned(Runs(LOSES))
+    assert found.plan_path is None and not path.exists()
+    plan_file.write(plan(ranks=RANKS), path)
+    found = planned(Runs(LOSES))
+    assert found.plan_path == "flatout.toml" and plan_file.read(path, "train.py") == plan(ranks=None)
+
+
+def test_what_cannot_be_tuned_for_ranks_is_said_before_anything_runs(planned):
+    for num, changes in ((1, {}), (2, {"only": ("bf16",)}), (2, {"without": ("bf16",)}), (2, {"accept": "exact"})):
+        with pytest.raises(UsageError):
+            planned(Runs({}), num, **changes)
+    assert not list(Path().glob(".flatout/train-*"))
+
+
+def test_a_folder_in_which_nothing_was_found_goes(planned):
+    with pytest.raises(KeyboardInterrupt):
+        planned(Runs({1: KeyboardInterrupt()}))
+    assert not list(Path().glob(".flatout/train-*"))
+
+
+def test_a_plan_with_ranks_survives_its_file_and_a_torn_one_is_an_error(tuned):
+    path = Path("flatout.toml")
+    plan_file.write(plan(ranks=RANKS), path)
+    assert plan_file.read(path, "train.py") == plan(ranks=RANKS)
+    for wrong, what in (
+        ("num = 4", "num = 1"),
+        ('mode = "shard"', 'mode = "other"'),
+        ("ratio = 1.6\n", "ratio = 0.0\n"),
+    ):
+        path.write_text(path.read_text().replace(wrong, what))
+        with pytest.raises(RecordError, match="torn"):
+            plan_file.read(path, "train.py")
+        plan_file.write(plan(ranks=RANKS), Path("new.toml"))
+        path = Path("new.toml").rename(path)
+
+
+# -- the run ---------------------------------------------------------------------------------------------------------
+
+
+def decided(asked, found, named=None):
+    said = []
+    return on_ranks.decided(asked, found, named, 9.0, said.append), said
+
+
+def test_a_run_goes_on_the_ranks_of_its_plan():
+    terms, said = decided(None, plan(ranks=RANKS))
+    assert (terms.num_ranks, terms.mode, terms.hang_timeout_s) == (4, "shard", 9.0)
+    assert said == ["4 ranks, shard, as the plan says: 1.6x expected of them"]
+    assert decided(None, plan())[0] is None and decided(None, None)[0] is None
+
+
+def test_the_mode_is_the_plans_where_none_was_typed():
+    assert decided(RankTerms(num_ranks=4), plan(ranks=RANKS))[0].mode == "shard"
+    assert decided(RankTerms(num_ranks=4, mode="replicate"), plan(ranks=RANKS))[0].mode == "replicate"
+
+
+@pytest.mark.parametrize("num", [1, 2, 8])
+def test_a_named_plan_for_other_ranks_is_an_error_and_one_found_by_default_gives_way(num):
+    with pytest.raises(RecordError, match=r"`plan\.toml` is for 4 ranks, not for") as caught:
+        decided(RankTerms(num_ranks=num), plan(ranks=RANKS), Path("plan.toml"))
+    assert caught.value.cause and caught.value.hint
+    terms, said = decided(RankTerms(num_ranks=num), plan(ranks=RANKS))
+    assert (terms is None) == (num == 1) and "the plan is for 4" in said[0]
