@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from flatout.running import Engagement
 from flatout.samples import Samples
 from flatout.store_folder import KeptStore, Removed
 from flatout.trace import Header
+from reference_ranks import PLAN_RANKS, RANK_TRIAL, TUNE_RANKS, tuning
 from reference_records import fenced, record_table, table
 
 Row = tuple[str, str, str]
@@ -302,7 +304,13 @@ def json_page() -> str:
             parts += ["Each of `reads`, here and of `tune`; how `use` and `at_most` are obtained and what they cannot "
                       "tell: [values read on the host](../explanation/numbers.md#values-read-on-the-host).",
                       _explained(READ, value["reads"][0])]  # fmt: skip
+    ranks = tuning(_MACHINE)
     parts += [
+        "## tune --ranks",
+        _explained(TUNE_RANKS, ranks),
+        "Each of `trials`:",
+        _explained(RANK_TRIAL, ranks["trials"][0]),
+        fenced(json.dumps(ranks, indent=2), "json"),
         "## prove",
         _explained(PROVED, to_json(summary_of(_proof()))),
         "`equivalence`:",
@@ -386,12 +394,23 @@ def _is(value: Any, kind: str) -> bool:
         "null": value is None,
         "object of strings": isinstance(value, dict) and all(isinstance(x, str) for x in value.values()),
         "list of strings": isinstance(value, list) and all(isinstance(v, str) for v in value),
+        "list of numbers": isinstance(value, list) and all(_is(v, "number") for v in value),
         "list of integers": isinstance(value, list) and all(isinstance(v, int) for v in value),
         "table": isinstance(value, dict),
         "object": isinstance(value, dict),
         "list of objects": isinstance(value, list) and all(isinstance(v, dict) for v in value),
         "object of numbers": isinstance(value, dict) and all(_is(v, "number") for v in value.values()),
     }[kind]
+
+
+def _ranks_table() -> str:
+    """The table of ranks, as `plan_file.write` writes it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / PLAN_FILE
+        plan_file.write(replace(_PLAN, ranks=PLAN_RANKS), path)
+        lines = path.read_text(encoding="utf-8").splitlines()
+    begin = next(n for n, line in enumerate(lines) if line.endswith(".ranks]"))
+    return "\n".join(lines[begin : lines.index("", begin)])
 
 
 def plan_page() -> str:
@@ -415,6 +434,10 @@ def plan_page() -> str:
             'the table of a script, `[plan."PATH"]`, where PATH is the way to the script from the folder of the file, '
             "or `-m package.module`:",
             _explained(PLAN, tomllib.loads(text)["plan"][_PLAN.script]),
+            "A plan that `tune --ranks` has found ranks for has a table `ranks` beside these; without it a run "
+            "is one process. `flatout tune` takes it out again, for other levers were measured then:",
+            fenced(_ranks_table(), "toml"),
+            record_table("plan_ranks", "PlanRanks"),
             "`flatout run` compares `machine` with the machine that it is on: the processor and its features, the "
             "usable cores, accelerators, memory and `/dev/shm` (5 % are forgiven) and the C++ compiler. "
             "Where anything differs it says so and runs plainly, until the plan "
