@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout import on_ranks, plan_file, rank_tuner, rank_tuning
+from flatout import agreement, on_ranks, plan_file, rank_tuner, rank_tuning
 from flatout.difference import Difference
 from flatout.errors import Inconclusive, RecordError, ScriptError, UsageError
 from flatout.frameworks.pytorch import trained
@@ -17,6 +17,7 @@ from flatout.report import screen
 from flatout.run.script import Script
 from flatout.running import Engagement
 from flatout.space import Choice
+from flatout.trace import Agreement
 from flatout.trials import rank_conduct
 from flatout.trials.conduct import Goal, Show
 from flatout.trials.rank_conduct import RankConduct
@@ -53,7 +54,7 @@ class Runs:
             return replace(found, problem=ScriptError("cannot be divided", cause="why", hint="one rank"), refused=True)
         if isinstance(self.step_s.get(who), BaseException):
             raise self.step_s[who]
-        scatter = 1 + 0.002 * (number * 7 % 5)
+        scatter = 1 + (0.02 if who in self.problems.get("noisy", ()) else 0.002) * (number * 7 % 5)
         return replace(found, step_s=(self.step_s[who] * scatter,) * 20)
 
 
@@ -125,6 +126,12 @@ def test_ranks_that_win_are_found_with_their_figures(tuned):
     assert summary_of(found)["ranks"] == 2 and len(summary_of(found)["trials"]) == 2
 
 
+def test_what_surely_is_slower_than_what_has_won_is_measured_no_further(tuned):
+    runs = Runs({1: 0.010, (2, "replicate"): 0.005, (2, "shard"): 0.0099}, noisy={(2, "shard")})
+    found = tuned(runs)
+    assert found.trials[1].num_pairs == 4 and found.trials[1].reason == "slower than 2 ranks, replicate: not pursued"
+
+
 def test_one_rank_is_faster_is_a_finding(tuned):
     found = tuned(Runs({1: 0.010, (2, "replicate"): 0.015, (2, "shard"): 0.03}))
     assert found.verdict == "one rank is faster" and found.winner is None
@@ -149,7 +156,10 @@ def test_a_refused_division_is_listed_with_its_reason_and_does_not_end_the_tunin
 def test_what_trains_something_else_is_not_timed_and_never_chosen(tuned):
     runs = Runs({1: 0.010, (2, "replicate"): 0.001, (2, "shard"): 0.001})
     found = tuned(
-        runs, differences=(Difference(check="parameters", error=0.3, multiple=900.0, multiple_of="a.weight"),)
+        runs,
+        differences=(
+            Difference(check="parameters", error=0.3, rounding=0.001, multiple=900.0, multiple_of="a.weight"),
+        ),
     )
     assert found.verdict == "not divided" and {t.outcome for t in found.trials} == {"disagrees"}
     assert "`a.weight` differ by 900 times what rounding moves there" in found.trials[0].agreement_detail
@@ -166,12 +176,24 @@ def test_other_random_numbers_need_the_class_statistical(tuned):
 
 
 def test_rounding_that_grows_to_chaos_tells_nothing():
-    from flatout import agreement
-    from flatout.trace import Agreement
-
-    wild = Difference(check="parameters", error=0.1, rounding=0.2, multiple=0.5)
+    wild = Difference(check="parameters", error=0.1, rounding=0.3, multiple=0.5)
     judged = agreement.judge([Agreement(levers={}, differences=(wild,))], "rounding", ("parameters",))
-    assert judged.verdict == "inconclusive" and "rounding alone moves parameters by 0.2" in judged.detail
+    assert judged.verdict == "inconclusive" and "rounding alone moves parameters by: 0.3" in judged.detail
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"error": 0.05, "rounding": 0.023, "multiple": 19.7}, "agrees"),  # a small ResNet on two ranks
+        ({"error": 0.05, "rounding": 0.001, "multiple": 19.7}, "disagrees"),
+        ({"error": 0.001, "rounding": 0.00001, "multiple": 100.0}, "disagrees"),
+        ({"error": 0.05, "rounding": 0.023, "multiple": 2.0, "slope": 0.95}, "disagrees"),
+        ({"error": 0.01, "multiple": 2.0}, "inconclusive"),
+    ],
+)
+def test_runs_are_believed_to_differ_by_rounding_up_to_what_it_was_seen_to_do(changes, verdict):
+    found = Difference(check="parameters", multiple_of="a", **changes)
+    assert agreement.judge([Agreement(levers={}, differences=(found,))], "rounding", ("parameters",)).verdict == verdict
 
 
 def test_a_script_that_fails_as_one_process_is_an_error_and_one_that_is_too_short_inconclusive(tuned):

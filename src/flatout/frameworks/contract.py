@@ -39,8 +39,8 @@ class Trained(Protocol):
         Without a path it is another rank that writes.
         """
 
-    def nudge(self) -> None:
-        """Move every parameter in its last place, always in the same way."""
+    def nudge(self, step: int) -> None:
+        """Move every parameter by what rounding may move it in a step, in the same way at the same step."""
 
 
 class Framework(Protocol):

@@ -85,7 +85,7 @@ class SessionSpec:
         lives_with: Process id of the parent that the child must not outlive; None: the run is the user's.
         stop_after: The run is only a sample, and ends after so many steps; None: it is the script's to end.
         keep_states: Whether such a run keeps what it has trained, after its first step and after its last.
-        nudge: Whether its parameters are moved in their last place after its first step.
+        nudge: Whether its parameters are moved in their last places after each step.
     """
 
     mode: Literal["trial", "run"]

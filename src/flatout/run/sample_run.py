@@ -40,10 +40,10 @@ class SampleRun:
         self._num_told += 1
         over = self._num_told + self._framework.num_missed_steps() >= spec.stop_after
         try:
-            if self._num_told == 1 and (spec.keep_states or spec.nudge):
+            if self._num_told == 1 and spec.keep_states:
                 self._keep("first")
-                if spec.nudge:
-                    self._framework.trained().nudge()
+            if spec.nudge and not over:
+                self._framework.trained().nudge(self._num_told)
             if over and spec.keep_states:
                 self._keep("last")
         except Exception as problem:  # noqa: BLE001  it is noted, and nothing can be compared

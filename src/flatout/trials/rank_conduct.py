@@ -113,7 +113,7 @@ class RankConduct:
                 raise
             self._stopped = "you stopped it"
         for division in self._divisions:
-            if division.pairs.baseline_s:
+            if division.pairs.baseline_s and division.trial.ratio is None:
                 self._judge_time(division)
         self._stage("done")
         return self._result(plain, num_steps)
@@ -238,6 +238,21 @@ class RankConduct:
             for division in self._divisions:
                 if division.is_open and pairing.is_done(division.pairs, extent):
                     division.is_open = False
+                    self._judge_time(division)
+            self._leave_hopeless()
+
+    def _leave_hopeless(self) -> None:
+        """Where one has won, what surely is slower than that is measured no further."""
+        best = rank_tuning.best_of([d.trial for d in self._divisions if not d.is_open])
+        if best is None or best.ratio_low is None:
+            return
+        for division in self._divisions:
+            if division.is_open and division.pairs.compare().high < best.ratio_low:  # False where it is not known
+                division.is_open = False
+                self._judge_time(division)
+                if division.trial.outcome == "inconclusive":
+                    reason = f"slower than {best.num_ranks} ranks, {best.mode}: not pursued"
+                    division.trial = replace(division.trial, reason=reason)
 
     def _round(self, number: int, num_steps: int, step_s: float) -> None:
         """One process and each open division once, in an order drawn by lot."""

@@ -73,7 +73,7 @@ class Wanted:
         step_guess_s: About what a step takes; None where nobody knows.
         levers: What is engaged.
         keeps: Whether what was trained is kept.
-        nudged: Whether parameters are moved in their last place at the first step.
+        nudged: Whether parameters are moved in their last places after each step.
     """
 
     num_ranks: int = 1

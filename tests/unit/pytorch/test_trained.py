@@ -32,10 +32,10 @@ def run(folder, name, *, lr=0.05, nudged=False, draws=0, adam=False):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+        if nudged:
+            kept.nudge(step + 1)
         if step == 0:
             kept.keep(str(folder / f"{name}.first.pt"))
-            if nudged:
-                kept.nudge()
     torch.rand(draws)
     kept.keep(str(folder / f"{name}.last.pt"))
     return losses

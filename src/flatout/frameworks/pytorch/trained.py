@@ -22,6 +22,14 @@ from flatout.frameworks.pytorch.session import Session
 SUM = 4.0
 """Units in the last place that a sum over a batch may differ by in another order, whatever moving its parts changes."""
 
+NUDGE = 8.0
+"""Units in the last place by which parameters are moved after each step: outputs of a deep model are known to some 1e-6,
+whatever the order of its sums. One unit once is too little: whether a value near zero changes sides of a ReLU is then a
+matter of luck, and that moves more than all else (seen with a small ResNet under AdamW)."""
+
+COARSE = 1e-4
+"""Parameters in types whose unit is larger, as bfloat16, are moved by one unit, once: more would be no rounding."""
+
 State = dict[str, torch.Tensor]
 
 
@@ -43,15 +51,17 @@ class Trained:
         if path is not None:
             torch.save({"tensors": found, "random": random, "names": self._names()}, path)
 
-    def nudge(self) -> None:
+    def nudge(self, step: int) -> None:
         """See `flatout.frameworks.contract.Trained`."""
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(step)
         with torch.no_grad():
             for parameter in self._parameters():
                 if not parameter.is_floating_point():
                     continue
+                unit = torch.finfo(parameter.dtype).eps
+                size = NUDGE * unit if unit < COARSE else unit if step == 1 else 0.0
                 signs = torch.randint(0, 2, parameter.shape, generator=generator).mul_(2).sub_(1).to(parameter.device)
-                parameter.mul_((1 + signs * torch.finfo(parameter.dtype).eps).to(parameter.dtype))
+                parameter.mul_((1 + signs * size).to(parameter.dtype))
 
     def _parameters(self) -> list[torch.Tensor]:
         """In the script's own order: by its optimizers, then what models have beyond."""
@@ -132,19 +142,20 @@ def _difference(
     multiple, multiple_of = 0.0, ""
     for name in names:
         a, b, n, s = (each[name].double() for each in (base, found, moved, start))
-        errors.append(_norm(b - a))
-        roundings.append(_norm(n - a))
-        steps.append(_norm(a - s))
-        products.append(float(((b - s) * (a - s)).sum()))
+        error, rounding = _norm(b - a), _norm(n - a)
+        if not name.startswith("buffer"):  # counters, and statistics of another size: each is judged by itself
+            errors.append(error)
+            roundings.append(rounding)
+            steps.append(_norm(a - s))
+            products.append(float(((b - s) * (a - s)).sum()))
         least = SUM * _last_place(base[name], check) * _norm(a)
-        times = errors[-1] / max(roundings[-1], least) if errors[-1] else 0.0
+        times = error / max(rounding, least) if error else 0.0
         if times > multiple:
             multiple, multiple_of = times, name
-    step = math.hypot(*steps)
-    error = math.hypot(*errors)
+    step, whole = math.hypot(*steps), math.hypot(*errors)
     return Difference(
         check=check,
-        error=error / step if step else (math.inf if error else 0.0),
+        error=whole / step if step else (math.inf if whole else 0.0),
         slope=math.fsum(products) / step**2 if step else 1.0,
         rounding=math.hypot(*roundings) / step if step else 0.0,
         multiple=multiple,
