@@ -229,8 +229,8 @@ def _judge_error(found: Difference, class_: str) -> Judgement:
 def _judge_of_runs(found: Difference) -> Judgement:
     """Losses or parameters after some steps, beside those of a run that was moved by what rounding may move.
 
-    Where activations change sides of zero is luck, so that one tensor may differ by many times what rounding moved there,
-    and all of them by a few times that.
+    Where activations change sides of zero is luck, so that one tensor may differ by many times what rounding moved
+    there, and all of them by a few times that.
     """
     what, rounding = found.check, found.rounding
     if rounding is None or not rounding <= CHAOS[what]:

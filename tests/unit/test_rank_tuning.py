@@ -209,6 +209,17 @@ def test_a_script_that_fails_as_one_process_is_an_error_and_one_that_is_too_shor
         tuned(Failing(True))
 
 
+def test_a_script_with_fewer_steps_than_a_timed_run_is_timed_by_all_it_has(tuned):
+    class Short(Runs):
+        def __call__(self, setting, wanted, number, wait):
+            found = super().__call__(setting, wanted, number, wait)
+            problem = ScriptError("the script did not make 210 steps", cause="it ended after 50 steps", hint="")
+            return found if wanted.keeps else replace(found, num_steps=50, ended=True, problem=problem)
+
+    found = tuned(Short({1: 0.010, (2, "replicate"): 0.006, (2, "shard"): 0.006}))
+    assert found.verdict == "faster" and found.num_steps == 50 and "runs of 50 steps" in text(found)
+
+
 def test_ctrl_c_keeps_what_was_timed(tuned):
     class Stopped(Runs):
         def __call__(self, *args):

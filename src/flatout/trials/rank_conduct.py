@@ -116,7 +116,7 @@ class RankConduct:
             if division.pairs.baseline_s and division.trial.ratio is None:
                 self._judge_time(division)
         self._stage("done")
-        return self._result(plain, num_steps)
+        return self._result(plain)
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -266,12 +266,13 @@ class RankConduct:
             if side is None:
                 alone = self._take(Wanted(num_steps=num_steps, step_guess_s=step_s, levers=self._chosen.levers))
                 alone.forget()
-                self._require(alone)
+                if not alone.is_timed:
+                    self._require(alone)
                 continue
             sample = self._take(replace(self._wanted(side, num_steps, step_s), levers=ranked))
             sample.forget()
             side.took_s += sample.took_s
-            if sample.problem is not None or len(sample.step_s) < FEWEST_STEPS:
+            if not sample.is_timed:
                 self._end(side, *_without_ratio(sample))
             else:
                 found.append((side, sample))
@@ -311,7 +312,7 @@ class RankConduct:
 
     # -- result --------------------------------------------------------------------------------------------------
 
-    def _result(self, plain: Sample, num_steps: int) -> RankTuning:
+    def _result(self, plain: Sample) -> RankTuning:
         steps_s = [sample.median_step_s for sample in self._alone] or [plain.median_step_s]
         summary = stats.summarize(steps_s)
         header, script = plain.header, self._setting.script
@@ -325,8 +326,8 @@ class RankConduct:
             framework=header.framework, framework_version=header.framework_version,
             num_ranks=self._num_ranks, verdict=rank_tuning.verdict(trials), levers=self._chosen.levers,
             step_s=summary.median, spread_fraction=summary.spread_fraction if summary.num > 1 else math.nan,
-            num_steps=num_steps if self._alone else self._num_compared, num_compared_steps=self._num_compared,
-            num_runs=self._num_runs, trials=trials,
+            num_steps=max((s.num_steps for s in self._alone), default=self._num_compared),
+            num_compared_steps=self._num_compared, num_runs=self._num_runs, trials=trials,
             tuning_s=self._spent_s, peak_memory_bytes=max(peaks, default=None), stopped=self._stopped,
             run=str(self._setting.run_folder),
         )  # fmt: skip

@@ -116,6 +116,11 @@ class Sample:
     took_s: float = 0.0
 
     @property
+    def is_timed(self) -> bool:
+        """Whether it has a step time: of a script that has fewer steps than were wanted as well."""
+        return (self.problem is None or self.ended) and len(self.step_s) >= FEWEST_STEPS
+
+    @property
     def median_step_s(self) -> float:
         """The median settled step."""
         return stats.summarize(self.step_s).median
@@ -298,15 +303,20 @@ def _found(place: Path, wanted: Wanted, traces: list[Path]) -> Sample:
         losses=tuple(loss for w in windows for loss in w.losses) if whole else (),
         peak_memory_bytes=max(known, default=None),
         header=first[0] if isinstance(first[0], Header) else None,
-        ended=end is not None and end.num_steps < wanted.num_steps,
+        ended=end is not None and end.num_steps < wanted.num_steps and _raised(first) is None,
     )
     problem = None if end is not None and end.num_steps >= wanted.num_steps else _ended(place, wanted, first)
     return replace(found, problem=problem)
 
 
+def _raised(records: list[Record]) -> Failure | None:
+    """What the script raised."""
+    return next((r for r in reversed(records) if isinstance(r, Failure) and r.stage == "script"), None)
+
+
 def _ended(place: Path, wanted: Wanted, records: list[Record]) -> ScriptError:
     """Why a run has not made its steps."""
-    raised = next((r for r in reversed(records) if isinstance(r, Failure) and r.stage == "script"), None)
+    raised = _raised(records)
     end = next((r for r in reversed(records) if isinstance(r, End)), None)
     if raised is not None:
         cause = ": ".join([raised.error, *raised.message.splitlines()[:1]])

@@ -23,9 +23,9 @@ SUM = 4.0
 """Units in the last place that a sum over a batch may differ by in another order, whatever moving its parts changes."""
 
 NUDGE = 8.0
-"""Units in the last place by which parameters are moved after each step: outputs of a deep model are known to some 1e-6,
-whatever the order of its sums. One unit once is too little: whether a value near zero changes sides of a ReLU is then a
-matter of luck, and that moves more than all else (seen with a small ResNet under AdamW)."""
+"""Units in the last place by which parameters are moved after each step: outputs of a deep model are known to some
+1e-6, whatever the order of its sums. One unit once is too little: whether a value near zero changes sides of a ReLU is
+then a matter of luck, and that moves more than all else (seen with batch normalisation under AdamW)."""
 
 COARSE = 1e-4
 """Parameters in types whose unit is larger, as bfloat16, are moved by one unit, once: more would be no rounding."""
