@@ -266,8 +266,9 @@ def _on_ranks(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[], 
     try:
         hung = not _watched(replace(launch, command=start.launcher()), is_over, _limit_s(setting, wanted), wait)
         found = _found(place, wanted, sorted(place.glob("trace-run.*.jsonl")))
+        found = replace(found, exchanges=watch.exchanges())
         if found.problem is None:
-            return replace(found, exchanges=watch.exchanges())
+            return found
         refusal = start.problem()
         problem = watch.hang.error if watch.hang is not None else refusal or watch.ended_early()
         if problem is None and hung:
