@@ -231,7 +231,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     if chosen.misfits and request.recheck and request.script is not None:
         chosen = _recheck(chosen, request, say, show)
     if request.ranks is not None and request.levers is None:  # what the user names stays
-        chosen = running.for_ranks(chosen)
+        chosen = running.for_ranks(chosen, request.ranks.mode)
     with folder.for_run(request.script.stem if request.script else "exec") as (run_folder, problem):
         if run_folder is None:  # levers reach the script through files
             chosen = Engagement(line="running plainly")

@@ -53,6 +53,8 @@ class Exchanges:
         waited_for: The rank with the least.
         compared_share: Share that comparing ranks took.
         training_s: Seconds from the first divided call to the last exchange.
+        memory_bytes: The most memory that a rank was seen to hold at an exchange: of its device, or resident; 0 where
+            nothing tells.
     """
 
     num: int
@@ -61,6 +63,7 @@ class Exchanges:
     waited_for: int
     compared_share: float
     training_s: float
+    memory_bytes: int = 0
 
 
 class RankWatch:
@@ -134,6 +137,7 @@ class RankWatch:
             waited_for=waited_for,
             compared_share=max(s.checked_s / max(s.since_s - s.first_s, 1e-9) for s in stands.values()),
             training_s=max(stand.since_s - stand.first_s for stand in stands.values()),
+            memory_bytes=max(stand.memory_bytes for stand in stands.values()),
         )
 
     def lost_elsewhere(self) -> ScriptError | None:

@@ -16,8 +16,8 @@ import torch
 
 from flatout.frameworks.pytorch.parallel import assembly, batch_norm
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
-from flatout.frameworks.pytorch.parallel.confirmation import Confirmation
 from flatout.frameworks.pytorch.parallel.called import Called
+from flatout.frameworks.pytorch.parallel.confirmation import Confirmation
 from flatout.frameworks.pytorch.parallel.cuts import Cut, entering, part
 from flatout.frameworks.pytorch.parallel.draws import Fork, Noise
 from flatout.frameworks.pytorch.parallel.gradients import Aliases

@@ -139,9 +139,7 @@ class Aliases:
             of_parameters = [g if g.is_sparse else self._group.sum(g, "gradients, to compare") for g in whole]
         return of_parameters, of_inputs
 
-    def backward(
-        self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool
-    ) -> Found:
+    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
         """Go back through a divided call: the gradients of the parameters, summed over ranks.
 
         The reducer takes the mean over ranks. A hook of ours in its place would run in a thread that may still need

@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 
 from flatout import __version__
 from flatout.frameworks.pytorch.calls import Calls, OuterCall
+from flatout.frameworks.pytorch.memory import held_bytes
 from flatout.frameworks.pytorch.parallel import equality
 from flatout.frameworks.pytorch.parallel.division import Division
 from flatout.frameworks.pytorch.parallel.gradients import have_warned
@@ -31,7 +32,6 @@ from flatout.frameworks.pytorch.parallel.group import Group, Lost
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.running_check import RunningCheck
 from flatout.frameworks.pytorch.parallel.sharded import Sharded
-from flatout.frameworks.pytorch.parallel.sharding import Sharding
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.rank_page import Page, page_file
 from flatout.ranks import (
@@ -46,6 +46,9 @@ from flatout.ranks import (
     stacks_file,
     trains_file,
 )
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.parallel.sharding import Sharding
 
 BEYOND_S = 60.0
 """So much longer than the parent an exchange waits: who looks at all ranks has more to say than one of them."""
@@ -63,13 +66,17 @@ class Ranks:
         place = Path(terms.folder)
         self._stacks = open(stacks_file(place, me.rank), "w")  # noqa: SIM115  written to when the process hangs
         faulthandler.register(STACKS_SIGNAL, self._stacks)
-        self.group = Group(me, Page(page_file(place, me.rank)), limit_s=terms.hang_timeout_s + BEYOND_S)
+        self.group = Group(me, Page(page_file(place, me.rank), held_bytes), limit_s=terms.hang_timeout_s + BEYOND_S)
         self.group.on_lost = self._lost
         self._check = RunningCheck(self.group, self._trained)
         self._patch: Patch | None = None
         self._refusals: list[Patch] = []
         self._trains = self._has_divided = False
-        self._sharding = Sharding(self.group, terms, self._refuse) if terms.mode in SHARDED_MODES else None
+        self._sharding: Sharding | None = None
+        if terms.mode in SHARDED_MODES:
+            from flatout.frameworks.pytorch.parallel.sharding import Sharding
+
+            self._sharding = Sharding(self.group, terms, self._refuse)
         self._pid = os.getpid()
         self._same_code()
         self._same_start()
@@ -146,7 +153,12 @@ class Ranks:
             if outermost and self._sharding is not None and not torch.is_grad_enabled():
                 with self._sharding.of_part(module):
                     return original(module, *args, **kwargs)
-            if outermost and torch.is_grad_enabled() and not torch.compiler.is_compiling() and any(p.requires_grad for p in module.parameters()):
+            if (
+                outermost
+                and torch.is_grad_enabled()
+                and not torch.compiler.is_compiling()
+                and any(p.requires_grad for p in module.parameters())
+            ):
                 calls.meet(module)
             return original(module, *args, **kwargs)
 

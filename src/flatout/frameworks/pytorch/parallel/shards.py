@@ -237,7 +237,7 @@ class Shards:
         return None if grad is None else become(grad._local_tensor, parameter.rows)
 
 
-# -- PyTorch's own --------------------------------------------------------------------------------------------------------
+# -- PyTorch's own ---------------------------------------------------------------------------------------------------
 
 
 def _fully_sharded(module: nn.Module, parts: Sequence[nn.Module], mesh: Mesh, rest: set[nn.Parameter]) -> list[Any]:
@@ -293,6 +293,7 @@ class _Named:
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._group.keep(*(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)))
         with self._group.named(self._name):
             return self._inner(*args, **kwargs)
 
