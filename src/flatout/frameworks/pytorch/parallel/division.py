@@ -46,13 +46,11 @@ class Division:
         group: All ranks.
         refuse: Told what cannot be divided; it ends the run.
         apart: Entered while a call is gone back through: modules that are called then are no calls of the script's.
-        hold: How parameters are held once it is known how calls are divided; None: whole on every rank.
     """
 
     def __init__(
         self, name: str, module: Callable[[], torch.nn.Module], compute: Compute, group: Group,
         refuse: Callable[[NotDivided], NoReturn], apart: Callable[[], AbstractContextManager[None]] = nullcontext,
-        hold: Hold | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.refuse, self.apart = refuse, apart
@@ -60,7 +58,8 @@ class Division:
         """Makes sure that ranks have not diverged."""
         self.module, self.compute, self.group = module, compute, group
         self.held: Held = Aliases(module(), group)
-        self._hold = hold
+        self.hold: Hold | None = None
+        """How parameters are held once it is known how calls are divided; None: as they are."""
         self.confirmation = Confirmation(self)
         self._fork = Fork(group.rank)
         self._patterns: dict[tuple[Any, ...], Pattern] = {}
@@ -117,13 +116,13 @@ class Division:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], known: Pattern | None
     ) -> tuple[Pattern, Check]:
         """How a call is divided. It is found with parameters that are there at once, where guesses may raise."""
-        if known is not None or (self._hold is None and self.holds_whole):
+        if known is not None or (self.hold is None and self.holds_whole):
             return self.confirmation.confirmed(args, kwargs, inputs, known)
         with Called() as called, self.held.at_once():
             pattern, check = self.confirmation.confirmed(args, kwargs, inputs, None)
         del check  # of what is about to be held otherwise
-        if self._hold is not None:
-            self.held, self._hold = self._hold(self.module(), called.modules), None
+        if self.hold is not None:
+            self.held, self.hold = self.hold(self.module(), called.modules), None
         return self.confirmation.confirmed(args, kwargs, inputs, pattern)
 
     @property

@@ -194,13 +194,13 @@ class Ranks:
 
     def _division(self, call: OuterCall) -> Division:
         """What divides the calls of a module that is called for the first time."""
-        hold = None
+        found = Division(call.name, lambda: call.module, _computing(call), self.group, self._refuse, self._apart)
         if self._sharding is not None:
             try:
-                hold = self._sharding.holding(call)
+                found.hold = self._sharding.holding(call)
             except NotDivided as problem:
                 self._refuse(problem)
-        return Division(call.name, lambda: call.module, _computing(call), self.group, self._refuse, self._apart, hold)
+        return found
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
