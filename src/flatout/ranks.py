@@ -147,6 +147,11 @@ def trains_file(folder: Path, rank: int) -> Path:
     return folder / f"trains-{rank}"
 
 
+def leaves_file(folder: Path, rank: int) -> Path:
+    """Made when a rank begins to end: it comes to no exchange any more."""
+    return folder / f"leaves-{rank}"
+
+
 def anew_file(folder: Path, rank: int) -> Path:
     """Written by a rank that is to begin anew: paths to `hide` from it, which rank 0 has made."""
     return folder / f"anew-{rank}.json"

@@ -17,6 +17,13 @@ def rank():
     return int(name.rpartition("-")[2].partition(".")[0]) if "errors-rank" in name else 0
 
 
+class Lingers:
+    """What makes the end of an interpreter long, as a busy machine does."""
+
+    def __del__(self, sleep=time.sleep):
+        sleep(7)
+
+
 def strike():
     if fault == "raise":
         raise ValueError("planted")
@@ -24,7 +31,9 @@ def strike():
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "hang":
         time.sleep(1000)
-    if fault == "end":
+    if fault == "linger":
+        globals()["lingers"] = Lingers()
+    if fault in ("end", "linger"):
         sys.exit(0)
     if fault == "exit":
         time.sleep(0 if rank() else 1)  # rank 0 still saves when others have ended

@@ -17,7 +17,7 @@ from typing import Any
 
 from flatout.errors import ScriptError
 from flatout.rank_page import Stand, page_file, read
-from flatout.ranks import EXIT_LOST, STACKS_SIGNAL, Terms, ends_of, pid_file, stacks_file
+from flatout.ranks import EXIT_LOST, STACKS_SIGNAL, Terms, ends_of, leaves_file, pid_file, stacks_file
 from flatout.run.launch import signal_name
 from flatout.tracebacks import HERE
 
@@ -84,6 +84,8 @@ class RankWatch:
         self._end_what_outlives_rank_0()
         stands = self.stands()
         waiting = [rank for rank, stand in stands.items() if stand.waits]
+        if self._some_end():
+            return False
         if not waiting or any(now_s - stand.since_s < self._terms.hang_timeout_s for stand in stands.values()):
             return False
         self.hang = Hang(error=self._told(stands, now_s), stacks=self._stacks())
@@ -98,6 +100,12 @@ class RankWatch:
             if rank not in ends:
                 with contextlib.suppress(OSError, ValueError):
                     os.kill(int(pid_file(self._folder, rank).read_text()), signal.SIGKILL)
+
+    def _some_end(self) -> bool:
+        """Whether a rank is ending, or has just now: those that wait for it learn of it by themselves."""
+        ends, lately_s = self.ends(), time.time() - self._terms.hang_timeout_s
+        ending = (rank for rank in self._terms.of_this_node if leaves_file(self._folder, rank).exists())
+        return any(rank not in ends for rank in ending) or any(end["unix_s"] > lately_s for end in ends.values())
 
     def stands(self) -> dict[int, Stand]:
         """Where each rank stands that has joined."""

@@ -120,6 +120,10 @@ class Aliases:
                 if parameter.requires_grad:
                     alias.data = parameter.detach()
 
+    def close(self) -> None:
+        """See `Held`."""
+        self._reducer = None
+
     def gradients(
         self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *,
         summed: bool,

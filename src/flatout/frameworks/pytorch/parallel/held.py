@@ -44,6 +44,9 @@ class Held(Protocol):
     def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
         """Go back through what was computed here: the gradients of `parameters`, summed over ranks."""
 
+    def close(self) -> None:
+        """Hold on to no process group any more: its threads end with it."""
+
     def gradients(
         self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *,
         summed: bool,

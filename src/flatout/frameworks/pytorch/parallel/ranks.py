@@ -42,6 +42,7 @@ from flatout.ranks import (
     Terms,
     ends_of,
     leave,
+    leaves_file,
     refuse,
     stacks_file,
     trains_file,
@@ -55,6 +56,9 @@ BEYOND_S = 60.0
 
 WAIT_FOR_CULPRIT_S = 5.0
 """So long a rank whose exchange broke waits to hear that another one has ended, before it says so itself."""
+
+WAIT_FOR_LEAVING_S = 60.0
+"""So long it waits for one that is ending: on a busy machine an interpreter may take long to."""
 
 
 class Ranks:
@@ -237,9 +241,18 @@ class Ranks:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
-        """The process ends: what holds threads goes before the interpreter does."""
+        """The process ends: what holds threads goes before the interpreter does.
+
+        Others, whose exchanges break by that, are told before: it may take the interpreter long to end.
+        """
+        if os.getpid() != self._pid:
+            return
+        with contextlib.suppress(OSError):
+            leaves_file(Path(self._terms.folder), self.group.rank).touch()
         for call in self._calls.found:
-            call.kept.pop("division", None)
+            division = call.kept.pop("division", None)
+            if division is not None:  # the script's last loss may still hold it
+                division.held.close()
         if self._sharding is not None:
             self._sharding.close()
         self.group.close()
@@ -250,12 +263,14 @@ class Ranks:
 
     def _lost(self, problem: Lost) -> None:
         """An exchange broke, most often because another rank has ended: then that one tells why."""
-        place = Path(self._terms.folder)
-        until_s = time.monotonic() + WAIT_FOR_CULPRIT_S
-        while time.monotonic() < until_s:
-            ends = ends_of(place, (rank for rank in range(self.group.world) if rank != self.group.rank))
-            if any(end["code"] != EXIT_LOST for end in ends.values()):
+        place, begun_s = Path(self._terms.folder), time.monotonic()
+        others = [rank for rank in range(self.group.world) if rank != self.group.rank]
+        limit_s = WAIT_FOR_CULPRIT_S
+        while time.monotonic() - begun_s < limit_s:
+            if any(end["code"] != EXIT_LOST for end in ends_of(place, others).values()):
                 leave(EXIT_LOST)
+            if any(leaves_file(place, rank).exists() for rank in others):
+                limit_s = WAIT_FOR_LEAVING_S
             time.sleep(0.05)
         if self._terms.num_nodes > 1:
             leave(EXIT_LOST)

@@ -190,6 +190,9 @@ class Shards:
         unused = self._never_used or ()
         return [None if id(p) in unused else one for p, one in zip(self.parameters, found, strict=True)]
 
+    def close(self) -> None:
+        """See `Held`; the meshes hold the groups."""
+
     def gradients(
         self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *,
         summed: bool,
