@@ -91,8 +91,6 @@ class Division:
                 self.why_whole = self.small(inputs)
                 return self._whole(args, kwargs)
             former = pattern
-            if former is not None:
-                self.compare()
             pattern, check = self._confirmed(args, kwargs, inputs, former)
             if former is not None:
                 if former.decided and pattern.decided and former.rules != pattern.rules:
@@ -116,8 +114,14 @@ class Division:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], known: Pattern | None
     ) -> tuple[Pattern, Check]:
         """How a call is divided. It is found with parameters that are there at once, where guesses may raise."""
-        if known is not None or (self.hold is None and self.holds_whole):
-            return self.confirmation.confirmed(args, kwargs, inputs, known)
+        if known is not None:
+            try:
+                return self.confirmation.confirmed(args, kwargs, inputs, known)
+            except NotDivided:  # on all ranks alike; where they have diverged, that is the reason, or it is mended
+                self.compare()
+                return self.confirmation.confirmed(args, kwargs, inputs, known)
+        if self.hold is None and self.holds_whole:
+            return self.confirmation.confirmed(args, kwargs, inputs, None)
         with Called() as called, self.held.at_once():
             pattern, check = self.confirmation.confirmed(args, kwargs, inputs, None)
         del check  # of what is about to be held otherwise
@@ -269,7 +273,11 @@ class _Call:
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         if self.check is not None:
             check, self.check = self.check, None
-            division.confirmation.check_gradients(check, self.rules, self.share, gradients)
+            try:
+                division.confirmation.check_gradients(check, self.rules, self.share, gradients)
+            except NotDivided:
+                division.compare()  # ranks that have diverged are told as that
+                raise
         outs, grads = [], []
         for tensor, rule, gradient in zip(self._leaving, self.rules, gradients, strict=True):
             if tensor.requires_grad and gradient is not None:
