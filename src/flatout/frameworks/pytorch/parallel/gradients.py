@@ -106,14 +106,14 @@ class Aliases:
                 flat[:] = old_list
 
     @contextmanager
-    def nudged(self) -> Iterator[None]:
-        """Aliases are moved in their last bit, at random; the parameters stay."""
+    def nudged(self, times: int) -> Iterator[None]:
+        """Aliases are moved by `times` their last bit, at random; the parameters stay."""
         generator = torch.Generator()
-        generator.manual_seed(0)
+        generator.manual_seed(times)
         try:
             for alias in self.used:
                 noise = torch.rand(alias.shape, generator=generator).mul_(2).sub_(1).to(alias.device)
-                alias.data = alias.data * (1 + noise * torch.finfo(alias.dtype).eps).to(alias.dtype)
+                alias.data = alias.data * (1 + noise * times * torch.finfo(alias.dtype).eps).to(alias.dtype)
             yield
         finally:
             for parameter, alias in zip(self.parameters, self._aliases, strict=True):

@@ -38,8 +38,8 @@ class Held(Protocol):
     def in_place(self) -> AbstractContextManager[None]:
         """Around a call and around its way back: the module computes with what is held."""
 
-    def nudged(self) -> AbstractContextManager[None]:
-        """Within, parameters are moved in their last bit, at random."""
+    def nudged(self, times: int) -> AbstractContextManager[None]:
+        """Within, parameters are moved by `times` their last bit, at random."""
 
     def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
         """Go back through what was computed here: the gradients of `parameters`, summed over ranks."""

@@ -168,15 +168,15 @@ class Shards:
             return [p._version for p in self.parameters]
 
     @contextmanager
-    def nudged(self) -> Iterator[None]:
-        """Rows are moved in their last bit, at random."""
+    def nudged(self, times: int) -> Iterator[None]:
+        """Rows are moved by `times` their last bit, at random."""
         generator = torch.Generator()
-        generator.manual_seed(0)
+        generator.manual_seed(times)
         kept = [part_of(p).clone() for p in self.used]
         try:
             for rows in map(part_of, self.used):
                 noise = torch.rand(rows.shape, generator=generator).mul_(2).sub_(1).to(rows.device)
-                rows.mul_((1 + noise * torch.finfo(rows.dtype).eps).to(rows.dtype))
+                rows.mul_((1 + noise * times * torch.finfo(rows.dtype).eps).to(rows.dtype))
             yield
         finally:
             for rows, former in zip(map(part_of, self.used), kept, strict=True):
