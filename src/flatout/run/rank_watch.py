@@ -116,6 +116,10 @@ class RankWatch:
         """How ranks have ended."""
         return ends_of(self._folder, self._terms.of_this_node)
 
+    def problem(self) -> ScriptError | None:
+        """What ranks did to each other, where that ended the run; None where it did not."""
+        return self.ended_early() or self.lost_elsewhere() or self.mismatched()
+
     def ended_early(self) -> ScriptError | None:
         """That a rank ended well while another one waited for it; None where none did."""
         ends, stands = self.ends(), self.stands()
@@ -159,6 +163,20 @@ class RankWatch:
             "a rank of another machine has ended",
             cause=f"the ranks of this machine were in an exchange with it: {name}",
             hint="what it had to say stands on its machine",
+        )
+
+    def mismatched(self) -> ScriptError | None:
+        """That ranks met in one exchange with tensors of different sizes, for which gloo aborts a process."""
+        ends, stands = self.ends(), self.stands()
+        aborted = [rank for rank, end in ends.items() if end["code"] == -signal.SIGABRT]
+        if not any(stands[rank].waits for rank in aborted if rank in stands):
+            return None
+        told = "; ".join(f"rank {rank}: {stand.num_begun:,} ({stand.name})" for rank, stand in sorted(stands.items()))
+        return ScriptError(
+            "ranks exchanged what does not fit together",
+            cause=f"the exchanges they were in: {told}",
+            hint="models are called in another order on other ranks, or the shapes of outputs depend on values; run it on "
+            "one rank",
         )
 
     def _told(self, stands: dict[int, Stand], now_s: float) -> ScriptError:
