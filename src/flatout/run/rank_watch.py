@@ -175,8 +175,7 @@ class RankWatch:
         return ScriptError(
             "ranks exchanged what does not fit together",
             cause=f"the exchanges they were in: {told}",
-            hint="models are called in another order on other ranks, or the shapes of outputs depend on values; run it on "
-            "one rank",
+            hint="models are called in another order on other ranks, or shapes of outputs depend on values: one rank",
         )
 
     def _told(self, stands: dict[int, Stand], now_s: float) -> ScriptError:
