@@ -93,7 +93,8 @@ def _steps_of(model: str, mode: str, place: Path, rounds: int) -> dict[str, Any]
         shares.append(json.loads((place / "summary.json").read_text())["exchanges"])
         (place / "summary.json").unlink()
     row = {
-        "model": model, "mode": mode, "step_s": samples, "faster_than_by_hand": ratio(samples["by_hand"], samples["ranks"]),
+        "model": model, "mode": mode, "step_s": samples,
+        "faster_than_by_hand": ratio(samples["by_hand"], samples["ranks"]),
         "faster_than_alone": ratio(samples["alone"], samples["ranks"]), "exchanges": shares,
     }  # fmt: skip
     for name in ("faster_than_by_hand", "faster_than_alone"):
