@@ -11,6 +11,7 @@ Source: `torch.distributed.fsdp.fully_shard`; Zhao et al., arXiv 2304.11277; Raj
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -62,6 +63,7 @@ class Shards:
                 _take_place(parameter, one, Rows(parameter.shape, mesh.sharing, refuse))
         self._never_used: set[int] | None = None
         self._versions: list[int] = []
+        self._wanted: list[bool] = []
         self._depth = 0
         self._put_back()
 
@@ -70,16 +72,20 @@ class Shards:
     def renew(self) -> None:
         """Follow what the script has done to the parameters since the last call."""
         present = list(self._module.parameters())
-        if [id(p) for p in present] != [id(p) for p in self.parameters]:
+        if list(map(id, present)) != list(map(id, self.parameters)):
             raise NotDivided(
                 "a model's parameters were replaced by others in training",
                 cause=f"`{type(self._module).__name__}` had {len(self.parameters)}, which are sharded over ranks",
                 hint=REPLICATE,
             )
-        for parameter in present:
-            held = self._held.get(id(parameter))
-            if held is not None and held.sharded_param.requires_grad != parameter.requires_grad:
-                held.sharded_param.requires_grad_(parameter.requires_grad)
+        with torch._C.DisableTorchFunctionSubclass():
+            wanted = [p.requires_grad for p in present]
+        if wanted != self._wanted:
+            self._wanted = wanted
+            for parameter, wants in zip(present, wanted, strict=True):
+                held = self._held.get(id(parameter))
+                if held is not None:
+                    held.sharded_param.requires_grad_(wants)
 
     @property
     def used(self) -> list[nn.Parameter]:
@@ -109,7 +115,7 @@ class Shards:
         for state in self._states:
             part = state._modules[0]
             hooks.append(part.register_forward_pre_hook(state._pre_forward, prepend=True, with_kwargs=True))
-            hooks.append(part.register_forward_hook(state._post_forward))
+            hooks.append(part.register_forward_hook(_silently(state._post_forward)))
         stale = self._versions != self._present_versions()
         for group in self._groups:
             if group.is_unsharded and stale:
@@ -282,6 +288,18 @@ def _take_hooks_off(state: Any, group: Group) -> None:
                 setattr(each, name, _Named(getattr(each, name), group, told))
     for handle in handles:
         handle.remove()
+
+
+def _silently(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook of PyTorch's, whose warnings are not for a script that knows nothing of it: what a divided call returns is
+    taken as it is, and not written to."""
+
+    def call(*args: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return hook(*args)
+
+    return call
 
 
 class _Named:
