@@ -291,8 +291,7 @@ def _take_hooks_off(state: Any, group: Group) -> None:
 
 
 def _silently(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook of PyTorch's, whose warnings are not for a script that knows nothing of it: what a divided call returns is
-    taken as it is, and not written to."""
+    """A hook of PyTorch's without its warnings: they are about writing into what it returns, which a script cannot."""
 
     def call(*args: Any) -> Any:
         with warnings.catch_warnings():
