@@ -1,8 +1,9 @@
-"""A training of 200 steps: plainly, by hand with DistributedDataParallel under torchrun, or with each batch in N parts.
+"""A training of 200 steps: plainly, by hand on ranks under torchrun, or with each batch in N parts.
 
-    python ranked.py MODEL OPTIMIZER [--steps 200] [--parts N] [--save FILE] [--times]
+    python ranked.py MODEL OPTIMIZER [--steps 200] [--parts N] [--save FILE] [--times] [--memory] [--by-hand MODE]
 
-As a script of one process (for `flatout run --ranks`) it knows nothing of ranks; `--by-hand` is what an expert writes.
+As a script of one process (for `flatout run --ranks`) it knows nothing of ranks; `--by-hand` is what an expert writes:
+DistributedDataParallel (`replicate`), or `fully_shard` for each block and the whole (`shard`).
 """
 
 from __future__ import annotations
@@ -28,19 +29,41 @@ def model_of(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
             nn.Conv2d(64, 64, 3, 2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 64, 10),
         )  # fmt: skip
         return model, torch.randn(20, 64, 3, 32, 32), torch.randint(0, 10, (20, 64))
+    if name == "large":  # 100 M parameters
+        blocks = [nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)) for _ in range(12)]
+        return nn.Sequential(*blocks, nn.Linear(1024, 10)), torch.randn(4, 16, 1024), torch.randint(0, 10, (4, 16))
     layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
     model = nn.Sequential(nn.Linear(32, 128), encoder, nn.Linear(128, 10))
     return model, torch.randn(20, 32, 64, 32), torch.randint(0, 10, (20, 32, 64))
 
 
+def sharded(model: nn.Module) -> None:
+    """What the documentation of `fully_shard` shows: each block, then the model."""
+    from torch.distributed.fsdp import fully_shard
+
+    encoder = next((part for part in model if isinstance(part, nn.TransformerEncoder)), None)
+    blocks = encoder.layers if encoder is not None else model
+    for block in blocks:
+        if any(True for _ in block.parameters()):
+            fully_shard(block)
+    fully_shard(model)
+
+
+def peak_bytes() -> int:
+    """The most that was resident."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("model", choices=("mlp", "convolutions", "transformer"))
+    parser.add_argument("model", choices=("mlp", "convolutions", "transformer", "large"))
     parser.add_argument("optimizer", choices=("sgd", "adamw"))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--parts", type=int, default=1, help="sum the gradients of each batch in so many parts")
-    parser.add_argument("--by-hand", action="store_true")
+    parser.add_argument("--by-hand", choices=("replicate", "shard"))
+    parser.add_argument("--memory", action="store_true", help="print the most memory that was resident, in bytes")
     parser.add_argument("--save")
     parser.add_argument("--times", action="store_true", help="print the seconds of each step")
     arguments = parser.parse_args()
@@ -52,7 +75,10 @@ def main() -> None:
 
         dist.init_process_group("gloo")
         rank, world = dist.get_rank(), dist.get_world_size()
-        model = nn.parallel.DistributedDataParallel(model)
+        if arguments.by_hand == "replicate":
+            model = nn.parallel.DistributedDataParallel(model)
+        else:
+            sharded(model)
     parameters = model.parameters()
     if arguments.optimizer == "sgd":
         optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
@@ -72,6 +98,8 @@ def main() -> None:
         seconds.append(time.perf_counter() - begun_s)
     if rank == 0 and arguments.save:
         torch.save(plain.state_dict(), arguments.save)
+    if rank == 0 and arguments.memory:
+        print("memory", peak_bytes(), flush=True)
     if rank == 0 and arguments.times and not os.environ.get("QUIET"):
         print("times", *(f"{s:.6f}" for s in seconds), flush=True)
 

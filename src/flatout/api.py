@@ -243,7 +243,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     request = dataclasses.replace(request, ranks=terms)
     devices = on_ranks.devices(request.ranks, here.machine, say) if request.ranks is not None else ()
     if request.ranks is not None and request.levers is None:  # what the user names stays
-        chosen = running.for_ranks(chosen)
+        chosen = running.for_ranks(chosen, request.ranks.mode)
     with folder.for_run(request.script.stem if request.script else "exec") as (run_folder, problem):
         if run_folder is None:  # levers reach the script through files
             chosen = Engagement(line="running plainly")

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-_LAYOUT = struct.Struct("<qqdddd96s")
+_LAYOUT = struct.Struct("<qqddddq96s")
 NUM_BYTES = 4096
+
+LOOK_EVERY_S = 0.02
+"""Seconds between looks at a rank's memory: one takes some microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,7 @@ class Stand:
         waited_s: Seconds spent in exchanges in which nothing is computed.
         first_s: When the first exchange of training began; 0 before.
         checked_s: Seconds spent on comparing ranks since then.
+        memory_bytes: The most memory that was seen at an exchange of training: of the device, or resident.
         name: What the last one is called.
     """
 
@@ -36,6 +41,7 @@ class Stand:
     waited_s: float = 0.0
     first_s: float = 0.0
     checked_s: float = 0.0
+    memory_bytes: int = 0
     name: str = ""
 
     @property
@@ -50,15 +56,21 @@ def page_file(folder: Path, rank: int) -> Path:
 
 
 class Page:
-    """The page of this rank."""
+    """The page of this rank.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: Where it lies.
+        memory: Tells how many bytes the rank holds now.
+    """
+
+    def __init__(self, path: Path, memory: Callable[[], int] = lambda: 0) -> None:
         with open(path, "w+b") as file:
             file.truncate(NUM_BYTES)
             self._memory = mmap.mmap(file.fileno(), NUM_BYTES)
         self._begun = self._ended = 0
         self._waited_s = self._first_s = self._started_s = self._checked_s = 0.0
         self._name = b""
+        self._memory_of, self._memory_bytes, self._looked_s = memory, 0, 0.0
 
     def begin(self, name: str) -> None:
         """An exchange begins."""
@@ -73,11 +85,14 @@ class Page:
         now_s = perf_counter()
         if waiting:
             self._waited_s += now_s - self._started_s
+        if now_s - self._looked_s > LOOK_EVERY_S:
+            self._looked_s = now_s
+            self._memory_bytes = max(self._memory_bytes, self._memory_of())
         self._write(now_s)
 
     def trains(self) -> None:
-        """What was waited for until now was the start, not training."""
-        self._waited_s, self._first_s = 0.0, perf_counter()
+        """What came until now was the start, not training."""
+        self._waited_s, self._first_s, self._memory_bytes = 0.0, perf_counter(), 0
 
     def check(self, took_s: float) -> None:
         """Ranks were compared."""
@@ -85,7 +100,8 @@ class Page:
 
     def _write(self, now_s: float) -> None:
         _LAYOUT.pack_into(
-            self._memory, 0, self._begun, self._ended, now_s, self._waited_s, self._first_s, self._checked_s, self._name
+            self._memory, 0, self._begun, self._ended, now_s, self._waited_s, self._first_s, self._checked_s,
+            self._memory_bytes, self._name,
         )  # fmt: skip
 
 
@@ -97,9 +113,8 @@ def read(path: Path) -> Stand | None:
         return None
     if len(raw) < _LAYOUT.size:
         return None
-    begun, ended, since_s, waited_s, first_s, checked_s, name = _LAYOUT.unpack(raw)
+    begun, ended, since_s, waited_s, first_s, checked_s, memory_bytes, name = _LAYOUT.unpack(raw)
     return Stand(
         num_begun=begun, num_ended=ended, since_s=since_s, waited_s=waited_s, first_s=first_s,
-        checked_s=checked_s,
-        name=name.rstrip(b"\0").decode(errors="replace"),
+        checked_s=checked_s, memory_bytes=memory_bytes, name=name.rstrip(b"\0").decode(errors="replace"),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from flatout.ceilings import Machine
 from flatout.errors import RecordError, cannot_write
 from flatout.plan import Plan
-from flatout.ranks import MODES
+from flatout.ranks import MODES, sharing_ranks
 from flatout.records import from_json, to_json
 from flatout.trace import Levers
 
@@ -163,7 +163,7 @@ def candidates(num_ranks: int) -> list[tuple[int, str]]:
 
 def _fits(num_ranks: int, mode: str) -> bool:
     """Whether a mode is something of its own: on one machine copies of shards need a number that has a divisor."""
-    return mode != "hybrid" or any(num_ranks % width == 0 for width in range(2, num_ranks))
+    return mode != "hybrid" or sharing_ranks(num_ranks, num_ranks) > 1
 
 
 def best_of(trials: Sequence[RankTrial]) -> RankTrial | None:

@@ -106,6 +106,17 @@ class RankPlace:
         )
 
 
+def sharing_ranks(world: int, local_world: int) -> int:
+    """How many ranks share a parameter where copies of it are kept: those of a machine; on one machine half of them.
+
+    >>> sharing_ranks(8, 4), sharing_ranks(4, 4), sharing_ranks(2, 2)
+    (4, 2, 1)
+    """
+    if local_world < world:
+        return local_world
+    return next(width for width in range(world // 2, 0, -1) if world % width == 0)
+
+
 def ended_file(folder: Path, rank: int) -> Path:
     """Written when a rank has ended: `code`, `unix_s`."""
     return folder / f"ended-{rank}.json"
@@ -134,6 +145,11 @@ def leave(code: int) -> NoReturn:
 def trains_file(folder: Path, rank: int) -> Path:
     """Made when a rank begins to train: what it sets up is there."""
     return folder / f"trains-{rank}"
+
+
+def leaves_file(folder: Path, rank: int) -> Path:
+    """Made when a rank begins to end: it comes to no exchange any more."""
+    return folder / f"leaves-{rank}"
 
 
 def anew_file(folder: Path, rank: int) -> Path:

@@ -16,6 +16,7 @@ from flatout.ceilings import Machine
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError, did_you_mean
 from flatout.facts import NOT_LOOKED_AT, Facts
 from flatout.plan import CLASSES, PLAN_FILE, Lever, Plan, allows, input_levers, label
+from flatout.ranks import SHARDED_MODES
 from flatout.trace import Levers, Setting
 
 LEAVE_IT_OUT = "leave the lever out; `flatout levers SCRIPT` says what can be engaged here"
@@ -104,13 +105,25 @@ OF_ONE_PROCESS = ("threads", "interop_threads", "cpu_affinity", "numa")
 """Levers that deal out the cores of a machine to one process: each of several ranks would take them all."""
 
 
-def for_ranks(chosen: Engagement) -> Engagement:
-    """The engagement without what a plan found for the cores of one process."""
-    left_out = [name for name in OF_ONE_PROCESS if name in chosen.levers]
-    if not left_out:
-        return chosen
-    levers = {name: settings for name, settings in chosen.levers.items() if name not in left_out}
-    return replace(chosen, levers=levers, line=f"{chosen.line}; without {', '.join(left_out)}: ranks share the cores")
+OF_WHOLE_PARAMETERS = (
+    "accumulation", "channels_last", "checkpointing", "checkpoints", "compile", "float8", "foreach_optimizer",
+    "fused_optimizer", "heap", "huge_pages", "zero_grad",
+)  # fmt: skip
+"""Levers that compute with parameters, gradients or an optimizer's state as one process holds them, or that keep the
+memory that sharding lets go of."""
+
+
+def for_ranks(chosen: Engagement, mode: str = "replicate") -> Engagement:
+    """The engagement without what a plan found for one process, its cores and its parameters."""
+    wanting: dict[str, tuple[str, ...]] = {"ranks share the cores": OF_ONE_PROCESS}
+    if mode in SHARDED_MODES:
+        wanting["ranks share the parameters"] = OF_WHOLE_PARAMETERS
+    for reason, names in wanting.items():
+        left_out = [name for name in names if name in chosen.levers]
+        if left_out:
+            levers = {name: settings for name, settings in chosen.levers.items() if name not in left_out}
+            chosen = replace(chosen, levers=levers, line=f"{chosen.line}; without {', '.join(left_out)}: {reason}")
+    return chosen
 
 
 def _as_named(levers: Levers, wish: Wish, here: Here) -> Engagement:

@@ -39,7 +39,9 @@ def _in_processes(world: int, scenario: Scenario, port: int | None, mode: str = 
     context = multiprocessing.get_context("forkserver")  # a clean process to fork from: PyTorch is loaded once
     context.set_forkserver_preload(["flatout.frameworks.pytorch.parallel.ranks", "torch._dynamo"])
     with tempfile.TemporaryDirectory() as folder:
-        processes = [context.Process(target=_rank, args=(rank, world, port, scenario, folder, mode)) for rank in range(world)]
+        processes = [
+            context.Process(target=_rank, args=(rank, world, port, scenario, folder, mode)) for rank in range(world)
+        ]
         for process in processes:
             process.start()
         for process in processes:
@@ -75,6 +77,7 @@ def _rank(rank: int, world: int, port: int | None, scenario: Scenario, folder: s
     except BaseException as problem:
         if os.environ.get("TB"):
             import traceback
+
             traceback.print_exc()
         found = RuntimeError(f"rank {rank}: {type(problem).__name__}: {problem}")
     torch.save(found, f"{folder}/found-{rank}.pt")

@@ -86,9 +86,31 @@ def test_a_rank_that_hangs_is_named_with_its_line_and_who_waits_for_it(tmp_path,
     assert f"rank {who}, the innermost call first" in done.stderr
 
 
-def test_a_rank_whose_loop_ends_early_is_named(tmp_path):
-    said = parts(faulty(tmp_path, "end", "1").stderr)
+@pytest.mark.parametrize("how", ["end", "linger"])  # an end that takes longer than the time limit is no hang
+def test_a_rank_whose_loop_ends_early_is_named(tmp_path, how):
+    said = parts(faulty(tmp_path, how, "1").stderr)
     assert said["error"] == "rank 1 ended, and rank 0 waits for it"
+
+
+@pytest.mark.parametrize("who", ["0", "1"])
+def test_ranks_that_call_models_in_another_order_are_told(tmp_path, who):
+    done = faulty(tmp_path, "crossed", who)
+    said = parts(done.stderr)
+    assert done.returncode == 3
+    assert said["error"] == "ranks exchanged what does not fit together"
+    assert said["cause"].startswith("the exchanges they were in: rank 0: ") and "; rank 1: " in said["cause"]
+
+
+def test_memory_that_runs_out_on_one_rank_ends_all(tmp_path):
+    done = faulty(tmp_path, "memory", "1")
+    assert done.returncode == 1
+    assert "rank 1 ended with exit code 1" in done.stderr and "can't allocate memory" in done.stderr
+
+
+def test_a_rank_that_keeps_others_waiting_is_named(tmp_path):
+    done = faulty(tmp_path, "late", "1")
+    assert done.returncode == 0
+    assert "of it for rank 1" in done.stderr
 
 
 def test_rank_0_saves_in_peace_when_others_have_ended(tmp_path):

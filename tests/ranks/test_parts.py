@@ -19,7 +19,7 @@ from flatout.errors import UsageError
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share, candidates, gradient_of, put_together, shape_at
 from flatout.frameworks.pytorch.parallel.cuts import Cut, bounds, guesses, part
 from flatout.rank_page import Page, page_file
-from flatout.ranks import EXIT_LOST, Terms, ended_file, stacks_file
+from flatout.ranks import EXIT_LOST, Terms, ended_file, leaves_file, stacks_file
 from flatout.run.rank_start import crowding, devices_for
 from flatout.run.rank_watch import RankWatch
 
@@ -136,6 +136,19 @@ def test_ranks_that_all_compute_for_long_are_no_hang(tmp_path):
     watch = watched(tmp_path)
     time.sleep(0.1)
     assert not watch.look() and watch.hang is None
+    assert len(pages) == 2
+
+
+def test_a_rank_that_is_ending_does_not_hang_and_one_that_has_ended_is_waited_for_in_vain(tmp_path):
+    frames = [("/home/u/train.py", 3, "load")]
+    pages = [stood(tmp_path, 0, 7, "outputs of `Net`", frames=frames), stood(tmp_path, 1, 7, frames=frames)]
+    leaves_file(tmp_path, 1).touch()
+    watch = watched(tmp_path)
+    time.sleep(0.1)
+    assert not watch.look() and watch.hang is None
+    ended_file(tmp_path, 1).write_text(json.dumps({"code": 0, "unix_s": 1.0}))
+    watch = watched(tmp_path)
+    assert watch.look()
     assert len(pages) == 2
 
 

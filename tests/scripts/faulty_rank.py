@@ -1,6 +1,8 @@
 """Trains a little and, at step 30, does on one rank (or on all) what a fault does. What it saves, one process saves."""
 
 import os
+import pathlib
+import resource
 import signal
 import sys
 import time
@@ -17,6 +19,13 @@ def rank():
     return int(name.rpartition("-")[2].partition(".")[0]) if "errors-rank" in name else 0
 
 
+class Lingers:
+    """What makes the end of an interpreter long, as a busy machine does."""
+
+    def __del__(self, sleep=time.sleep):
+        sleep(7)
+
+
 def strike():
     if fault == "raise":
         raise ValueError("planted")
@@ -24,7 +33,15 @@ def strike():
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "hang":
         time.sleep(1000)
-    if fault == "end":
+    if fault == "memory":
+        in_use = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + (64 << 20), resource.RLIM_INFINITY))
+        torch.empty(1 << 28)
+    if fault == "crossed":
+        other(x).sum().backward()  # in the place of the model, which comes after it
+    if fault == "linger":
+        globals()["lingers"] = Lingers()
+    if fault in ("end", "linger"):
         sys.exit(0)
     if fault == "exit":
         time.sleep(0 if rank() else 1)  # rank 0 still saves when others have ended
@@ -33,10 +50,14 @@ def strike():
 
 
 torch.manual_seed(0)
-model = nn.Linear(8, 4)
+model, other = nn.Linear(8, 4), nn.Linear(8, 3)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 x = torch.randn(16, 8)
 for step in range(60):
+    if fault == "crossed" and step in (5, 50):
+        other(x).sum().backward()
+    if fault == "late" and step > 20 and rank() == int(who):
+        time.sleep(0.05)
     optimizer.zero_grad()
     loss = model(x).square().mean()
     loss.backward()

@@ -153,7 +153,10 @@ def _exchanges(outcome: Outcome) -> str:
         return ""
     late = found.most_share - found.least_share
     waited = f"; others waited {late:.0%} of it for rank {found.waited_for}" if late > WORTH_SAYING_SHARE else ""
-    return f", {found.least_share:.0%} of the time in exchanges{waited}"
+    from flatout.report import words  # as above
+
+    held = f", up to {words.memory(found.memory_bytes)} held by a rank" if found.memory_bytes else ""
+    return f", {found.least_share:.0%} of the time in exchanges{waited}{held}"
 
 
 def _at_work(ran: api.Ran) -> str:

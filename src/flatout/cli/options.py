@@ -12,7 +12,7 @@ import click
 
 from flatout import output_file
 from flatout.errors import ScriptError, UsageError
-from flatout.ranks import MODES, Terms
+from flatout.ranks import MODES, Terms, sharing_ranks
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -128,7 +128,11 @@ def ranks(function: F) -> F:
         "--hang-timeout", default="5m", show_default=True, metavar="TIME", help="End when a rank is silent so long."
     )(function)
     function = click.option(
-        "--mode", type=click.Choice(MODES), default="auto", show_default=True, help="How ranks divide the work."
+        "--mode",
+        type=click.Choice(MODES),
+        default="auto",
+        show_default=True,
+        help="How ranks divide the work: the batch, and with it the parameters (all ranks, or those of a machine).",
     )(function)
     help = "Train on N ranks.  [default: as many as the plan says]"
     return click.option("--ranks", "num_ranks", type=int, metavar="N", help=help)(function)
@@ -166,7 +170,15 @@ def rank_terms(num_ranks: int | None, mode: str, hang_timeout: str, places: dict
             f"`--ranks {num_ranks}` is not a number of ranks", cause="one process is one rank", hint="e.g. `--ranks 2`"
         )
     limit_s = seconds(hang_timeout, "--hang-timeout")
-    return None if num_ranks is None else Terms(num_ranks=num_ranks, mode=mode, hang_timeout_s=limit_s, **places)
+    if num_ranks is None:
+        return None
+    if mode == "hybrid" and num_ranks > 1 and sharing_ranks(num_ranks, num_ranks // places.get("num_nodes", 1)) == 1:
+        raise UsageError(
+            f"`--mode hybrid` needs groups of ranks, and `--ranks {num_ranks}` gives none",
+            cause="ranks of a machine share parameters, machines keep copies; on one machine, halves of the ranks",
+            hint="four ranks or more, or `--mode shard`",
+        )
+    return Terms(num_ranks=num_ranks, mode=mode, hang_timeout_s=limit_s, **places)
 
 
 def accept(function: F) -> F:

@@ -119,7 +119,7 @@ def _run_ranks(what: Foreground, terms: Terms) -> Outcome:
         listener = _Listener(dataclasses.replace(what, command=tuple(start.launcher())), launch.session, ranks=watch)
         outcome = listener.watch(None)
         outcome.exchanges = watch.exchanges()
-        outcome.ranks_problem = start.problem() or watch.ended_early() or watch.lost_elsewhere()
+        outcome.ranks_problem = start.problem() or watch.problem()
         if watch.hang is not None:
             outcome.ranks_problem, outcome.stacks = watch.hang.error, watch.hang.stacks
         elif outcome.ranks_problem is None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from flatout.errors import ScriptError
 from flatout.rank_page import Stand, page_file, read
-from flatout.ranks import EXIT_LOST, STACKS_SIGNAL, Terms, ends_of, pid_file, stacks_file
+from flatout.ranks import EXIT_LOST, STACKS_SIGNAL, Terms, ends_of, leaves_file, pid_file, stacks_file
 from flatout.run.launch import signal_name
 from flatout.tracebacks import HERE
 
@@ -53,6 +53,8 @@ class Exchanges:
         waited_for: The rank with the least.
         compared_share: Share that comparing ranks took.
         training_s: Seconds from the first divided call to the last exchange.
+        memory_bytes: The most memory that a rank was seen to hold at an exchange: of its device, or resident; 0 where
+            nothing tells.
     """
 
     num: int
@@ -61,6 +63,7 @@ class Exchanges:
     waited_for: int
     compared_share: float
     training_s: float
+    memory_bytes: int = 0
 
 
 class RankWatch:
@@ -81,6 +84,8 @@ class RankWatch:
         self._end_what_outlives_rank_0()
         stands = self.stands()
         waiting = [rank for rank, stand in stands.items() if stand.waits]
+        if self._some_end():
+            return False
         if not waiting or any(now_s - stand.since_s < self._terms.hang_timeout_s for stand in stands.values()):
             return False
         self.hang = Hang(error=self._told(stands, now_s), stacks=self._stacks())
@@ -96,6 +101,12 @@ class RankWatch:
                 with contextlib.suppress(OSError, ValueError):
                     os.kill(int(pid_file(self._folder, rank).read_text()), signal.SIGKILL)
 
+    def _some_end(self) -> bool:
+        """Whether a rank is ending, or has just now: those that wait for it learn of it by themselves."""
+        ends, lately_s = self.ends(), time.time() - self._terms.hang_timeout_s
+        ending = (rank for rank in self._terms.of_this_node if leaves_file(self._folder, rank).exists())
+        return any(rank not in ends for rank in ending) or any(end["unix_s"] > lately_s for end in ends.values())
+
     def stands(self) -> dict[int, Stand]:
         """Where each rank stands that has joined."""
         found = {rank: read(page_file(self._folder, rank)) for rank in self._terms.of_this_node}
@@ -104,6 +115,10 @@ class RankWatch:
     def ends(self) -> dict[int, dict[str, Any]]:
         """How ranks have ended."""
         return ends_of(self._folder, self._terms.of_this_node)
+
+    def problem(self) -> ScriptError | None:
+        """What ranks did to each other, where that ended the run; None where it did not."""
+        return self.ended_early() or self.lost_elsewhere() or self.mismatched()
 
     def ended_early(self) -> ScriptError | None:
         """That a rank ended well while another one waited for it; None where none did."""
@@ -134,6 +149,7 @@ class RankWatch:
             waited_for=waited_for,
             compared_share=max(s.checked_s / max(s.since_s - s.first_s, 1e-9) for s in stands.values()),
             training_s=max(stand.since_s - stand.first_s for stand in stands.values()),
+            memory_bytes=max(stand.memory_bytes for stand in stands.values()),
         )
 
     def lost_elsewhere(self) -> ScriptError | None:
@@ -147,6 +163,19 @@ class RankWatch:
             "a rank of another machine has ended",
             cause=f"the ranks of this machine were in an exchange with it: {name}",
             hint="what it had to say stands on its machine",
+        )
+
+    def mismatched(self) -> ScriptError | None:
+        """That ranks met in one exchange with tensors of different sizes, for which gloo aborts a process."""
+        ends, stands = self.ends(), self.stands()
+        aborted = [rank for rank, end in ends.items() if end["code"] == -signal.SIGABRT]
+        if not any(stands[rank].waits for rank in aborted if rank in stands):
+            return None
+        told = "; ".join(f"rank {rank}: {stand.num_begun:,} ({stand.name})" for rank, stand in sorted(stands.items()))
+        return ScriptError(
+            "ranks exchanged what does not fit together",
+            cause=f"the exchanges they were in: {told}",
+            hint="models are called in another order on other ranks, or shapes of outputs depend on values: one rank",
         )
 
     def _told(self, stands: dict[int, Stand], now_s: float) -> ScriptError:

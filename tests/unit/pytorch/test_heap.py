@@ -100,7 +100,7 @@ def test_a_share_of_the_free_memory_bounds_what_is_kept(monkeypatch):
         def malloc_trim(self, pad):
             told.append(pad)
 
-    monkeypatch.setattr(heap, "_c_library", Library)
+    monkeypatch.setattr(heap, "c_library", Library)
     for free_bytes, bound in ((4 * 2**30, 2**30), (64 * 2**30, -1)):
         monkeypatch.setattr("flatout.control_groups.free_memory_bytes", lambda free_bytes=free_bytes: free_bytes)
         LEVER.engage(None, {})

@@ -51,6 +51,17 @@ class PeakMemory:
         return None
 
 
+def held_bytes() -> int:
+    """What the process holds: the most that PyTorch's allocator gave out on the GPU, else what is resident now."""
+    if torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except (OSError, ValueError):
+        return 0
+
+
 def memory_of_device() -> DeviceMemory | None:
     """What PyTorch's allocator counted on the present GPU; None where none is used, or another allocator counts."""
     if not torch.cuda.is_initialized():

@@ -90,14 +90,14 @@ class Heap(Lever):
         if reason is not None:
             raise Unavailable(reason)
         share = (free_memory_bytes() or 0) // 4
-        c = _c_library()
+        c = c_library()
         if not (c.mallopt(M_MMAP_MAX, 0) and c.mallopt(M_TRIM_THRESHOLD, -1 if share > MOST_TRIM_BYTES else share)):
             raise Unavailable("glibc refuses the settings")
 
     def release(self, session: Session) -> None:
         """What glibc starts with, and free memory given back; but it no longer adapts its thresholds by itself."""
         if why_not_glibc() is None:
-            c = _c_library()
+            c = c_library()
             c.mallopt(M_MMAP_MAX, DEFAULT_MMAPS)
             c.mallopt(M_TRIM_THRESHOLD, DEFAULT_TRIM_BYTES)
             c.malloc_trim(0)
@@ -189,7 +189,7 @@ def is_mapping_of_its_own(num_bytes: int) -> bool:
 @contextlib.contextmanager
 def block_of(num_bytes: int) -> Iterator[int | None]:
     """The address of a block from the C library, given back afterwards; None where there is no memory for it."""
-    c = _c_library()
+    c = c_library()
     block = c.malloc(num_bytes)
     try:
         yield block
@@ -197,7 +197,8 @@ def block_of(num_bytes: int) -> Iterator[int | None]:
         c.free(block)
 
 
-def _c_library() -> Any:
+def c_library() -> Any:
+    """The C library, with what is used of it."""
     c = ctypes.CDLL("libc.so.6")
     c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
     c.malloc_trim.argtypes = [ctypes.c_size_t]

@@ -62,7 +62,7 @@ SHAPES: dict[Any, Callable[..., Any]] = {
     Of.nbytes.__get__: lambda whole: whole.nbytes,
 }
 
-ELEMENTWISE = frozenset(
+_ELEMENTWISE = (
     "add sub rsub subtract mul multiply div divide true_divide neg negative abs absolute square sqrt rsqrt pow exp log "
     "sign clamp clip clamp_min clamp_max maximum minimum lerp addcmul addcdiv reciprocal sigmoid tanh relu zero fill "
     "copy clone zeros_like ones_like empty_like full_like where isfinite isnan isinf eq ne lt le gt ge logical_and "
@@ -71,14 +71,16 @@ ELEMENTWISE = frozenset(
     "__itruediv__ __div__ __rdiv__ __idiv__ __neg__ __abs__ __pow__ __ipow__ __rpow__ __eq__ __ne__ __lt__ __le__ "
     "__gt__ __ge__ _foreach_add _foreach_sub _foreach_mul _foreach_div _foreach_neg _foreach_abs _foreach_sqrt "
     "_foreach_reciprocal _foreach_pow _foreach_exp _foreach_lerp _foreach_addcmul _foreach_addcdiv _foreach_zero "
-    "_foreach_clamp_min _foreach_clamp_max _foreach_maximum _foreach_minimum _foreach_copy _foreach_sign".split()
+    "_foreach_clamp_min _foreach_clamp_max _foreach_maximum _foreach_minimum _foreach_copy _foreach_sign"
 )
+ELEMENTWISE = frozenset(_ELEMENTWISE.split())
 """What is computed element by element; with an underscore at its end in place."""
 
-VIEWS = frozenset(
+_VIEWS = (
     "__getitem__ view view_as reshape narrow select chunk split t transpose permute squeeze unsqueeze flatten unbind "
-    "diagonal expand swapaxes movedim unflatten unfold as_strided tensor_split __get__ __iter__ hsplit vsplit".split()
+    "diagonal expand swapaxes movedim unflatten unfold as_strided tensor_split __get__ __iter__ hsplit vsplit"
 )
+VIEWS = frozenset(_VIEWS.split())
 """What gives a tensor that shares the memory of another one; `__get__`: `.T` and the like."""
 
 NORMS = ("norm", "vector_norm", "linalg_vector_norm", "_foreach_norm")
@@ -227,6 +229,7 @@ def _norms(name: str, args: Any, kwargs: Any) -> Any:
     tensors = list(args[0]) if many else [args[0]]
     words = dict(zip(("order",), args[1:2], strict=False))
     words |= {("order" if key in ("p", "ord") else key): value for key, value in kwargs.items()}
+    words = {key: value for key, value in words.items() if value is not None and value is not False}
     order, kind = words.pop("order", 2), words.pop("dtype", None)
     order = 2.0 if order in (None, "fro") else order
     differentiable = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
@@ -261,17 +264,8 @@ def _by_wholes(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     """Gather what is sharded, compute as one process does; what was written to is cut again."""
     wholes: dict[int, tuple[Sharded, torch.Tensor]] = {}
 
-    def whole(one: Any) -> Any:
-        if isinstance(one, list | tuple):
-            return type(one)([whole(each) for each in one])
-        if not isinstance(one, Sharded):
-            return one
-        if id(one) not in wholes:
-            wholes[id(one)] = one, Gathered.apply(one, one.rows)
-        return wholes[id(one)][1]
-
     def call() -> Any:
-        return func(*whole(args), **{word: whole(value) for word, value in kwargs.items()})
+        return func(*_whole(args, wholes), **{word: _whole(value, wholes) for word, value in kwargs.items()})
 
     if not writes(func):
         found = call()
@@ -281,12 +275,23 @@ def _by_wholes(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         return found
     with torch.no_grad():
         found = call()
-        written = {id(one) for one in _flat(args[0])}
+        written = {id(one) for one in _flat(args[0] if args else kwargs.get("tensor"))}  # `nn.init` names it
         for one, value in wholes.values():
             if id(one) in written:
                 one.detach().copy_(one.rows.mine(value))
     back = {id(value): one for one, value in wholes.values()}
     return map_tensors(lambda tensor: back.get(id(tensor), tensor), found)
+
+
+def _whole(value: Any, wholes: dict[int, tuple[Sharded, torch.Tensor]]) -> Any:
+    """A value with what is sharded in it gathered, each once."""
+    if isinstance(value, list | tuple):
+        return type(value)([_whole(each, wholes) for each in value])
+    if not isinstance(value, Sharded):
+        return value
+    if id(value) not in wholes:
+        wholes[id(value)] = value, Gathered.apply(value, value.rows)
+    return wholes[id(value)][1]
 
 
 def _copied(tensor: torch.Tensor, rows: Rows) -> torch.Tensor:

@@ -16,8 +16,8 @@ import torch
 
 from flatout.frameworks.pytorch.parallel import assembly, batch_norm
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
-from flatout.frameworks.pytorch.parallel.confirmation import Confirmation
 from flatout.frameworks.pytorch.parallel.called import Called
+from flatout.frameworks.pytorch.parallel.confirmation import Confirmation
 from flatout.frameworks.pytorch.parallel.cuts import Cut, entering, part
 from flatout.frameworks.pytorch.parallel.draws import Fork, Noise
 from flatout.frameworks.pytorch.parallel.gradients import Aliases
@@ -46,13 +46,11 @@ class Division:
         group: All ranks.
         refuse: Told what cannot be divided; it ends the run.
         apart: Entered while a call is gone back through: modules that are called then are no calls of the script's.
-        hold: How parameters are held once it is known how calls are divided; None: whole on every rank.
     """
 
     def __init__(
         self, name: str, module: Callable[[], torch.nn.Module], compute: Compute, group: Group,
         refuse: Callable[[NotDivided], NoReturn], apart: Callable[[], AbstractContextManager[None]] = nullcontext,
-        hold: Hold | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.refuse, self.apart = refuse, apart
@@ -60,7 +58,8 @@ class Division:
         """Makes sure that ranks have not diverged."""
         self.module, self.compute, self.group = module, compute, group
         self.held: Held = Aliases(module(), group)
-        self._hold = hold
+        self.hold: Hold | None = None
+        """How parameters are held once it is known how calls are divided; None: as they are."""
         self.confirmation = Confirmation(self)
         self._fork = Fork(group.rank)
         self._patterns: dict[tuple[Any, ...], Pattern] = {}
@@ -92,8 +91,6 @@ class Division:
                 self.why_whole = self.small(inputs)
                 return self._whole(args, kwargs)
             former = pattern
-            if former is not None:
-                self.compare()
             pattern, check = self._confirmed(args, kwargs, inputs, former)
             if former is not None:
                 if former.decided and pattern.decided and former.rules != pattern.rules:
@@ -117,13 +114,19 @@ class Division:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], known: Pattern | None
     ) -> tuple[Pattern, Check]:
         """How a call is divided. It is found with parameters that are there at once, where guesses may raise."""
-        if known is not None or (self._hold is None and self.holds_whole):
-            return self.confirmation.confirmed(args, kwargs, inputs, known)
+        if known is not None:
+            try:
+                return self.confirmation.confirmed(args, kwargs, inputs, known)
+            except NotDivided:  # on all ranks alike; where they have diverged, that is the reason, or it is mended
+                self.compare()
+                return self.confirmation.confirmed(args, kwargs, inputs, known)
+        if self.hold is None and self.holds_whole:
+            return self.confirmation.confirmed(args, kwargs, inputs, None)
         with Called() as called, self.held.at_once():
             pattern, check = self.confirmation.confirmed(args, kwargs, inputs, None)
         del check  # of what is about to be held otherwise
-        if self._hold is not None:
-            self.held, self._hold = self._hold(self.module(), called.modules), None
+        if self.hold is not None:
+            self.held, self.hold = self.hold(self.module(), called.modules), None
         return self.confirmation.confirmed(args, kwargs, inputs, pattern)
 
     @property
@@ -270,7 +273,11 @@ class _Call:
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         if self.check is not None:
             check, self.check = self.check, None
-            division.confirmation.check_gradients(check, self.rules, self.share, gradients)
+            try:
+                division.confirmation.check_gradients(check, self.rules, self.share, gradients)
+            except NotDivided:
+                division.compare()  # ranks that have diverged are told as that
+                raise
         outs, grads = [], []
         for tensor, rule, gradient in zip(self._leaving, self.rules, gradients, strict=True):
             if tensor.requires_grad and gradient is not None:

@@ -106,19 +106,23 @@ class Aliases:
                 flat[:] = old_list
 
     @contextmanager
-    def nudged(self) -> Iterator[None]:
-        """Aliases are moved in their last bit, at random; the parameters stay."""
+    def nudged(self, times: int) -> Iterator[None]:
+        """Aliases are moved by `times` their last bit, at random; the parameters stay."""
         generator = torch.Generator()
-        generator.manual_seed(0)
+        generator.manual_seed(times)
         try:
             for alias in self.used:
                 noise = torch.rand(alias.shape, generator=generator).mul_(2).sub_(1).to(alias.device)
-                alias.data = alias.data * (1 + noise * torch.finfo(alias.dtype).eps).to(alias.dtype)
+                alias.data = alias.data * (1 + noise * times * torch.finfo(alias.dtype).eps).to(alias.dtype)
             yield
         finally:
             for parameter, alias in zip(self.parameters, self._aliases, strict=True):
                 if parameter.requires_grad:
                     alias.data = parameter.detach()
+
+    def close(self) -> None:
+        """See `Held`."""
+        self._reducer = None
 
     def gradients(
         self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *,
@@ -139,9 +143,7 @@ class Aliases:
             of_parameters = [g if g.is_sparse else self._group.sum(g, "gradients, to compare") for g in whole]
         return of_parameters, of_inputs
 
-    def backward(
-        self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool
-    ) -> Found:
+    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
         """Go back through a divided call: the gradients of the parameters, summed over ranks.
 
         The reducer takes the mean over ranks. A hook of ours in its place would run in a thread that may still need

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import pickle
 import socket
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,10 @@ from flatout.rank_page import Page
 from flatout.ranks import RankPlace
 
 dist: Any = torch.distributed  # whose parts are not all known to be its own
+
+
+LETTING_GO_S = 0.2
+"""So long the end of a process waits for threads that exchange."""
 
 
 class Lost(RuntimeError):
@@ -43,6 +48,7 @@ class Group:
         self._limit = limit
         self._processes: Any = None
         self._has_cuda = False
+        self._last: list[torch.Tensor] = []
         self.on_lost: Callable[[Lost], None] | None = None
         """Told when a collective broke; it may end the process."""
 
@@ -70,8 +76,21 @@ class Group:
         return part
 
     def close(self) -> None:
-        """Nothing is exchanged any more."""
+        """Nothing is exchanged any more.
+
+        A thread of gloo's lets go of the last tensors a moment after they have come. If Python had let go of them
+        before, that thread would have to free a Python object, for which it would be killed where the interpreter has
+        begun to end, and the process aborts with it.
+        """
+        until_s = time.monotonic() + LETTING_GO_S
+        while any(_num_holders(tensor) > 1 for tensor in self._last) and time.monotonic() < until_s:
+            time.sleep(0.001)
+        self._last.clear()
         self._processes = None
+
+    def keep(self, *tensors: torch.Tensor) -> None:
+        """Hold what is exchanged until the next exchange: see `close`."""
+        self._last[:] = tensors
 
     def of_first(self, make: Callable[[], Any], name: str) -> Any:
         """A value of rank 0's, which the others wait for; the ranks need not have met."""
@@ -117,13 +136,16 @@ class Group:
         """The same tensor of every rank, stacked: (..., ) becomes (world, ...)."""
         self.serve(mine.device)
         whole = mine.new_empty((self.world, *mine.shape))
+        into, own = whole.view(-1), mine.detach().contiguous().view(-1)
+        self.keep(into, own)
         with self.named(name):
-            self.processes._allgather_base(whole.view(-1), mine.contiguous().view(-1)).wait()
+            self.processes._allgather_base(into, own).wait()
         return whole
 
     def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """The sum over ranks, in place."""
         self.serve(tensor.device)
+        self.keep(tensor)
         with self.named(name):
             self.processes.allreduce([tensor]).wait()
         return tensor
@@ -131,6 +153,7 @@ class Group:
     def broadcast(self, tensor: torch.Tensor, name: str, *, source: int = 0) -> torch.Tensor:
         """The tensor of rank `source`, in place."""
         self.serve(tensor.device)
+        self.keep(tensor)
         with self.named(name):
             self.processes.broadcast([tensor], _from(source)).wait()
         return tensor
@@ -147,6 +170,11 @@ class Group:
         padded[: text.numel()] = text
         rows = self.gather(padded, name)
         return [pickle.loads(bytes(row[:size].numpy())) for row, size in zip(rows, sizes.tolist(), strict=True)]
+
+
+def _num_holders(tensor: Any) -> int:
+    """How many hold a tensor: Python, and threads that still exchange it."""
+    return int(tensor._use_count())
 
 
 def _process_group(of: Group) -> Any:

@@ -38,11 +38,14 @@ class Held(Protocol):
     def in_place(self) -> AbstractContextManager[None]:
         """Around a call and around its way back: the module computes with what is held."""
 
-    def nudged(self) -> AbstractContextManager[None]:
-        """Within, parameters are moved in their last bit, at random."""
+    def nudged(self, times: int) -> AbstractContextManager[None]:
+        """Within, parameters are moved by `times` their last bit, at random."""
 
     def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
         """Go back through what was computed here: the gradients of `parameters`, summed over ranks."""
+
+    def close(self) -> None:
+        """Hold on to no process group any more: its threads end with it."""
 
     def gradients(
         self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *,

@@ -43,7 +43,9 @@ class Mesh:
             for one in (copies, self.sharing):
                 one.serve(device)
             groups = [copies, self.sharing]
-        self.devices = device_mesh.DeviceMesh(device.type, table, mesh_dim_names=names, _init_backend=False, _rank=group.rank)
+        self.devices = device_mesh.DeviceMesh(
+            device.type, table, mesh_dim_names=names, _init_backend=False, _rank=group.rank
+        )
         self.devices._dim_group_names = [_registered(one) for one in groups]
 
 

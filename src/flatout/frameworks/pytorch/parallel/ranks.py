@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 
 from flatout import __version__
 from flatout.frameworks.pytorch.calls import Calls, OuterCall
+from flatout.frameworks.pytorch.memory import held_bytes
 from flatout.frameworks.pytorch.parallel import equality
 from flatout.frameworks.pytorch.parallel.division import Division
 from flatout.frameworks.pytorch.parallel.gradients import have_warned
@@ -31,7 +32,6 @@ from flatout.frameworks.pytorch.parallel.group import Group, Lost
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.running_check import RunningCheck
 from flatout.frameworks.pytorch.parallel.sharded import Sharded
-from flatout.frameworks.pytorch.parallel.sharding import Sharding
 from flatout.frameworks.pytorch.patches import Patch
 from flatout.rank_page import Page, page_file
 from flatout.ranks import (
@@ -42,16 +42,23 @@ from flatout.ranks import (
     Terms,
     ends_of,
     leave,
+    leaves_file,
     refuse,
     stacks_file,
     trains_file,
 )
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.parallel.sharding import Sharding
 
 BEYOND_S = 60.0
 """So much longer than the parent an exchange waits: who looks at all ranks has more to say than one of them."""
 
 WAIT_FOR_CULPRIT_S = 5.0
 """So long a rank whose exchange broke waits to hear that another one has ended, before it says so itself."""
+
+WAIT_FOR_LEAVING_S = 60.0
+"""So long it waits for one that is ending: on a busy machine an interpreter may take long to."""
 
 
 class Ranks:
@@ -63,13 +70,17 @@ class Ranks:
         place = Path(terms.folder)
         self._stacks = open(stacks_file(place, me.rank), "w")  # noqa: SIM115  written to when the process hangs
         faulthandler.register(STACKS_SIGNAL, self._stacks)
-        self.group = Group(me, Page(page_file(place, me.rank)), limit_s=terms.hang_timeout_s + BEYOND_S)
+        self.group = Group(me, Page(page_file(place, me.rank), held_bytes), limit_s=terms.hang_timeout_s + BEYOND_S)
         self.group.on_lost = self._lost
         self._check = RunningCheck(self.group, self._trained)
         self._patch: Patch | None = None
         self._refusals: list[Patch] = []
         self._trains = self._has_divided = False
-        self._sharding = Sharding(self.group, terms, self._refuse) if terms.mode in SHARDED_MODES else None
+        self._sharding: Sharding | None = None
+        if terms.mode in SHARDED_MODES:
+            from flatout.frameworks.pytorch.parallel.sharding import Sharding
+
+            self._sharding = Sharding(self.group, terms, self._refuse)
         self._pid = os.getpid()
         self._same_code()
         self._same_start()
@@ -146,7 +157,12 @@ class Ranks:
             if outermost and self._sharding is not None and not torch.is_grad_enabled():
                 with self._sharding.of_part(module):
                     return original(module, *args, **kwargs)
-            if outermost and torch.is_grad_enabled() and not torch.compiler.is_compiling() and any(p.requires_grad for p in module.parameters()):
+            if (
+                outermost
+                and torch.is_grad_enabled()
+                and not torch.compiler.is_compiling()
+                and any(p.requires_grad for p in module.parameters())
+            ):
                 calls.meet(module)
             return original(module, *args, **kwargs)
 
@@ -182,13 +198,13 @@ class Ranks:
 
     def _division(self, call: OuterCall) -> Division:
         """What divides the calls of a module that is called for the first time."""
-        hold = None
+        found = Division(call.name, lambda: call.module, _computing(call), self.group, self._refuse, self._apart)
         if self._sharding is not None:
             try:
-                hold = self._sharding.holding(call)
+                found.hold = self._sharding.holding(call)
             except NotDivided as problem:
                 self._refuse(problem)
-        return Division(call.name, lambda: call.module, _computing(call), self.group, self._refuse, self._apart, hold)
+        return found
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
@@ -225,9 +241,18 @@ class Ranks:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
-        """The process ends: what holds threads goes before the interpreter does."""
+        """The process ends: what holds threads goes before the interpreter does.
+
+        Others, whose exchanges break by that, are told before: it may take the interpreter long to end.
+        """
+        if os.getpid() != self._pid:
+            return
+        with contextlib.suppress(OSError):
+            leaves_file(Path(self._terms.folder), self.group.rank).touch()
         for call in self._calls.found:
-            call.kept.pop("division", None)
+            division = call.kept.pop("division", None)
+            if division is not None:  # the script's last loss may still hold it
+                division.held.close()
         if self._sharding is not None:
             self._sharding.close()
         self.group.close()
@@ -238,12 +263,14 @@ class Ranks:
 
     def _lost(self, problem: Lost) -> None:
         """An exchange broke, most often because another rank has ended: then that one tells why."""
-        place = Path(self._terms.folder)
-        until_s = time.monotonic() + WAIT_FOR_CULPRIT_S
-        while time.monotonic() < until_s:
-            ends = ends_of(place, (rank for rank in range(self.group.world) if rank != self.group.rank))
-            if any(end["code"] != EXIT_LOST for end in ends.values()):
+        place, begun_s = Path(self._terms.folder), time.monotonic()
+        others = [rank for rank in range(self.group.world) if rank != self.group.rank]
+        limit_s = WAIT_FOR_CULPRIT_S
+        while time.monotonic() - begun_s < limit_s:
+            if any(end["code"] != EXIT_LOST for end in ends_of(place, others).values()):
                 leave(EXIT_LOST)
+            if any(leaves_file(place, rank).exists() for rank in others):
+                limit_s = WAIT_FOR_LEAVING_S
             time.sleep(0.05)
         if self._terms.num_nodes > 1:
             leave(EXIT_LOST)

@@ -116,15 +116,26 @@ class Copied(torch.Tensor):
                 )
             return func(*args, **(kwargs or {}))
 
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        _become_plain(self)  # whose name it is to be shown with
+        try:
+            return repr(self)
+        finally:
+            self.__class__ = Copied
+
 
 def become(tensor: torch.Tensor, rows: Rows) -> Sharded:
     """Have a tensor, which holds this rank's rows, be the whole one to Python; it stays the same object."""
     is_parameter = isinstance(tensor, nn.Parameter)
     tensor.__class__ = Sharded
     tensor.rows = rows  # type: ignore[attr-defined]
-    if is_parameter:
-        tensor._is_param = True  # type: ignore[attr-defined]  PyTorch's mark of a parameter
+    if is_parameter:  # PyTorch's own mark
+        tensor._is_param = True  # type: ignore[attr-defined]
     return tensor  # type: ignore[return-value]
+
+
+def _become_plain(tensor: Any) -> None:
+    tensor.__class__ = torch.Tensor
 
 
 def part_of(tensor: torch.Tensor) -> torch.Tensor:

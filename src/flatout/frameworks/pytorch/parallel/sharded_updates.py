@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
@@ -39,6 +40,8 @@ class ShardedUpdates:
             if "step" in vars(kind):
                 Patch(kind, "step", self._by_rows)
         register_optimizer_step_pre_hook(self._check)
+        if hasattr(clip_grad, "_get_total_norm"):
+            Patch(clip_grad, "_get_total_norm", _of_all_at_once)
 
     def _check(self, optimizer: Optimizer, *_: Any) -> None:
         if next(_sharded(optimizer), None) is None:
@@ -85,6 +88,20 @@ class ShardedUpdates:
                     become(value, parameter.rows)
                 elif value.shape == parameter.rows.shape:
                     state[name] = become(parameter.rows.mine(value).clone(), parameter.rows)
+
+
+def _of_all_at_once(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    """The norm of all gradients by one exchange, where PyTorch takes each by itself: the norm of norms is the same."""
+    del patch
+
+    @functools.wraps(original)
+    def total_norm(tensors: Any, norm_type: float = 2.0, *rest: Any, **words: Any) -> Any:
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if any(isinstance(one, Sharded) for one in tensors):
+            tensors = torch._foreach_norm(tensors, float(norm_type))
+        return original(tensors, norm_type, *rest, **words)
+
+    return total_norm
 
 
 def _sharded(optimizer: Optimizer) -> Iterator[Sharded]:

@@ -11,6 +11,7 @@ Source: `torch.distributed.fsdp.fully_shard`; Zhao et al., arXiv 2304.11277; Raj
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -62,6 +63,7 @@ class Shards:
                 _take_place(parameter, one, Rows(parameter.shape, mesh.sharing, refuse))
         self._never_used: set[int] | None = None
         self._versions: list[int] = []
+        self._wanted: list[bool] = []
         self._depth = 0
         self._put_back()
 
@@ -70,16 +72,20 @@ class Shards:
     def renew(self) -> None:
         """Follow what the script has done to the parameters since the last call."""
         present = list(self._module.parameters())
-        if [id(p) for p in present] != [id(p) for p in self.parameters]:
+        if list(map(id, present)) != list(map(id, self.parameters)):
             raise NotDivided(
                 "a model's parameters were replaced by others in training",
                 cause=f"`{type(self._module).__name__}` had {len(self.parameters)}, which are sharded over ranks",
                 hint=REPLICATE,
             )
-        for parameter in present:
-            held = self._held.get(id(parameter))
-            if held is not None and held.sharded_param.requires_grad != parameter.requires_grad:
-                held.sharded_param.requires_grad_(parameter.requires_grad)
+        with torch._C.DisableTorchFunctionSubclass():
+            wanted = [p.requires_grad for p in present]
+        if wanted != self._wanted:
+            self._wanted = wanted
+            for parameter, wants in zip(present, wanted, strict=True):
+                held = self._held.get(id(parameter))
+                if held is not None:
+                    held.sharded_param.requires_grad_(wants)
 
     @property
     def used(self) -> list[nn.Parameter]:
@@ -109,7 +115,7 @@ class Shards:
         for state in self._states:
             part = state._modules[0]
             hooks.append(part.register_forward_pre_hook(state._pre_forward, prepend=True, with_kwargs=True))
-            hooks.append(part.register_forward_hook(state._post_forward))
+            hooks.append(part.register_forward_hook(_silently(state._post_forward)))
         stale = self._versions != self._present_versions()
         for group in self._groups:
             if group.is_unsharded and stale:
@@ -168,15 +174,15 @@ class Shards:
             return [p._version for p in self.parameters]
 
     @contextmanager
-    def nudged(self) -> Iterator[None]:
-        """Rows are moved in their last bit, at random."""
+    def nudged(self, times: int) -> Iterator[None]:
+        """Rows are moved by `times` their last bit, at random."""
         generator = torch.Generator()
-        generator.manual_seed(0)
+        generator.manual_seed(times)
         kept = [part_of(p).clone() for p in self.used]
         try:
             for rows in map(part_of, self.used):
                 noise = torch.rand(rows.shape, generator=generator).mul_(2).sub_(1).to(rows.device)
-                rows.mul_((1 + noise * torch.finfo(rows.dtype).eps).to(rows.dtype))
+                rows.mul_((1 + noise * times * torch.finfo(rows.dtype).eps).to(rows.dtype))
             yield
         finally:
             for rows, former in zip(map(part_of, self.used), kept, strict=True):
@@ -189,6 +195,9 @@ class Shards:
         found = self._gone_back(outputs, [g * self._group.world for g in gradients], keep=keep)
         unused = self._never_used or ()
         return [None if id(p) in unused else one for p, one in zip(self.parameters, found, strict=True)]
+
+    def close(self) -> None:
+        """See `Held`; the meshes hold the groups."""
 
     def gradients(
         self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *,
@@ -237,7 +246,7 @@ class Shards:
         return None if grad is None else become(grad._local_tensor, parameter.rows)
 
 
-# -- PyTorch's own --------------------------------------------------------------------------------------------------------
+# -- PyTorch's own ---------------------------------------------------------------------------------------------------
 
 
 def _fully_sharded(module: nn.Module, parts: Sequence[nn.Module], mesh: Mesh, rest: set[nn.Parameter]) -> list[Any]:
@@ -281,6 +290,17 @@ def _take_hooks_off(state: Any, group: Group) -> None:
         handle.remove()
 
 
+def _silently(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook of PyTorch's without its warnings: they are about writing into what it returns, which a script cannot."""
+
+    def call(*args: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return hook(*args)
+
+    return call
+
+
 class _Named:
     """An exchange of PyTorch's, with a name and an end that are ours."""
 
@@ -293,6 +313,7 @@ class _Named:
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._group.keep(*(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)))
         with self._group.named(self._name):
             return self._inner(*args, **kwargs)
 
