@@ -236,6 +236,47 @@ def a_part_that_is_not_used() -> Trained:
     return found
 
 
+class Expert(nn.Module):
+    """A part that is computed for some samples: on some ranks for none, and in some batches for none at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.expert = mlp(), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.base(x)
+        chosen = (x[:, 0] > 1.3).nonzero()[:, 0]
+        return found.index_add(0, chosen, self.expert(x[chosen])) if len(chosen) else found
+
+
+def a_part_that_some_samples_use() -> Trained:
+    torch.manual_seed(3)
+    model = Expert()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    said: list[Any] = []
+    for x, y in batches(4):
+        optimizer.zero_grad()
+        entropy(model, x, y).backward()
+        said.append([p.grad is None for p in model.parameters()])
+        optimizer.step()
+    assert any(map(any, said)) and not all(map(any, said))
+    return left(said, model)
+
+
+def a_part_that_is_frozen_now_and_then() -> Trained:
+    torch.manual_seed(3)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    said: list[Any] = []
+    for number, (x, y) in enumerate(batches()):
+        model[0].requires_grad_(number % 2 == 1)
+        optimizer.zero_grad()
+        entropy(model, x, y).backward()
+        said.append([p.grad is None for p in model.parameters()])
+        optimizer.step()
+    return left(said, model)
+
+
 def hooks_on_parameters() -> Trained:
     model = mlp()
     for parameter in model.parameters():
@@ -395,9 +436,12 @@ SAME = (
     words_updated_by_hand, a_frozen_part, a_part_that_is_not_used, hooks_on_parameters, an_average_of_parameters,
     checkpoints_that_are_resumed, a_mask_of_the_batchs_size, a_model_that_is_called_by_a_method, a_closure_of_lbfgs,
     gradients_of_inputs, a_penalty_that_is_zero_at_first, a_part_that_is_computed_again, a_parameter_that_is_returned,
-    outputs_laid_out_otherwise, a_closure_of_sgd,
+    outputs_laid_out_otherwise, a_closure_of_sgd, a_part_that_is_frozen_now_and_then,
 )  # fmt: skip
 """Each ends on ranks as in one process."""
+
+SAME_WHERE_PARAMETERS_ARE_WHOLE = (a_part_that_some_samples_use,)
+"""Parameters that are shared by ranks get zeros, and not None, from a batch that does not use them."""
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -17,7 +17,9 @@ def distance(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
     return float((off / sum(float(b.double().norm() ** 2) for b in wanted)) ** 0.5)
 
 
-@pytest.mark.parametrize("scenario", scenarios.SAME, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize(
+    "scenario", [*scenarios.SAME, *scenarios.SAME_WHERE_PARAMETERS_ARE_WHOLE], ids=lambda scenario: scenario.__name__
+)
 def test_ranks_end_where_one_process_ends(scenario):
     wanted = alone(scenario)
     for found in on_ranks(3, scenario):  # an uneven share, also of batches that two would divide evenly

@@ -9,7 +9,6 @@ module. Out: its aliases in place for a call, and summed gradients.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,12 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatout.frameworks.pytorch.parallel.group import Group, dist
+from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Found
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-
-FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
-"""Source: `torch.nn.parallel.DistributedDataParallel`, its defaults."""
+from flatout.frameworks.pytorch.parallel.summing import Summing
 
 
 class Aliases:
@@ -37,7 +34,7 @@ class Aliases:
         self._states: tuple[Any, ...] = ()
         self._swaps: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
         self._lists: list[tuple[list[Any], list[Any], list[Any]]] = []
-        self._reducer: Any = None
+        self._summings: dict[tuple[bool, ...], Summing] = {}
 
     def renew(self) -> None:
         """Follow what the script has done to the module's parameters since the last call."""
@@ -50,7 +47,7 @@ class Aliases:
         if moved:
             self.parameters = parameters
             self._aliases = [_alias(p) for p in parameters]
-            self._reducer = None
+            self._summings.clear()
         self._swaps, self._lists = self._plan()
 
     @property
@@ -122,7 +119,7 @@ class Aliases:
 
     def close(self) -> None:
         """See `Held`."""
-        self._reducer = None
+        self._summings.clear()
 
     def gradients(
         self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *,
@@ -156,61 +153,15 @@ class Aliases:
             keep: Whether the graph is gone through again.
         """
         gradients = [gradient * self._group.world for gradient in gradients]
-        if not outputs:  # nothing of this rank's counts: it has zeros to add
-            with torch.enable_grad():
-                outputs = [sum(((a * 0).sum() for a in self.used), torch.zeros(()))]
-            gradients = [torch.zeros(())]
-        reducer = self._reduced()
-        reducer.prepare_for_backward(list(outputs))
-        with self._group.named("sum of gradients", waiting=False):
-            torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
-        found: Found = []
-        for parameter, alias in zip(self.parameters, self._aliases, strict=True):
-            found.append(alias.grad if parameter.requires_grad else None)
-            alias.grad = None
-        return found
+        summed = iter(self._summing().gone_back(outputs, gradients, keep=keep))
+        return [next(summed) if parameter.requires_grad else None for parameter in self.parameters]
 
-    def _reduced(self) -> Any:
-        if self._reducer is None:
-            for alias in self._aliases:
-                self._group.serve(alias.device)
-            backwards = self._aliases[::-1]
-            dense = [False] * len(backwards)
-            buckets, limits = dist._compute_bucket_assignment_by_size(
-                backwards, [FIRST_BUCKET_BYTES, BUCKET_BYTES], dense, list(range(len(backwards)))
-            )
-            processes = self._group.processes
-            self._reducer = dist.Reducer(backwards, buckets, limits, processes, dense, BUCKET_BYTES, True, False)
-        return self._reducer
-
-
-class _Warned(torch.autograd.Function):
-    """Has the reducer say now, where nobody hears it, that looking for unused parameters found none: it says so once.
-
-    Said in the middle of a backward pass, it would be heard when the script's own ends.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, one: torch.Tensor, group: Group) -> torch.Tensor:
-        ctx.group = group
-        return one.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        leaf = nn.Parameter(torch.zeros(1))
-        with torch.enable_grad():
-            out = leaf * 1
-        dist.Reducer(
-            [leaf], [[0]], [BUCKET_BYTES], ctx.group.processes, [False], BUCKET_BYTES, True, False
-        ).prepare_for_backward(out)
-        return grad, None
-
-
-def have_warned(group: Group) -> None:
-    """See `_Warned`."""
-    with warnings.catch_warnings(), torch.enable_grad():
-        warnings.simplefilter("ignore")
-        _Warned.apply(torch.zeros(1, requires_grad=True), group).backward()
+    def _summing(self) -> Summing:
+        """What sums the gradients of those that are trained now: a script may switch some off and on again."""
+        trained = tuple(parameter.requires_grad for parameter in self.parameters)
+        if trained not in self._summings:
+            self._summings[trained] = Summing(self.used, self._group)
+        return self._summings[trained]
 
 
 def _alias(parameter: nn.Parameter) -> nn.Parameter:

@@ -27,7 +27,6 @@ from flatout.frameworks.pytorch.calls import Calls, OuterCall
 from flatout.frameworks.pytorch.memory import held_bytes
 from flatout.frameworks.pytorch.parallel import equality
 from flatout.frameworks.pytorch.parallel.division import Division
-from flatout.frameworks.pytorch.parallel.gradients import have_warned
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.running_check import RunningCheck
@@ -181,7 +180,6 @@ class Ranks:
         if not self._trains:
             self._trains = True
             trains_file(Path(self._terms.folder), self.group.rank).touch()
-            have_warned(self.group)
         if division is None:
             division = self._division(call)
             division.compare = self._check.compare

@@ -1,0 +1,77 @@
+"""How are gradients summed over ranks beside a backward pass, and which leaves has any rank used?
+
+The reducer of PyTorch's DistributedDataParallel sums in buckets, each as soon as its gradients are there. It can find
+out by itself which leaves a graph does not use; that costs a walk through the graph and one more exchange in each step.
+So here every leaf gets a gradient, if only zeros, and who used what is summed along, as the gradient of one more leaf.
+In: leaves and a backward pass. Out: their gradients, None for what no rank has used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from flatout.frameworks.pytorch.parallel.group import Group, dist
+from flatout.frameworks.pytorch.parallel.held import Found
+
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
+"""Source: `torch.nn.parallel.DistributedDataParallel`, its defaults."""
+
+
+class Summing:
+    """Sums the gradients of some leaves.
+
+    Args:
+        leaves: At least one, in the order of their use: gradients come in the reverse one.
+        group: All ranks.
+    """
+
+    def __init__(self, leaves: Sequence[nn.Parameter], group: Group) -> None:
+        self._leaves, self._group = leaves, group
+        self._uses = nn.Parameter(leaves[0].new_zeros(len(leaves), requires_grad=False))
+        self._all_used = torch.ones_like(self._uses)
+        for leaf in leaves:
+            group.serve(leaf.device)
+        backwards = [*leaves[::-1], self._uses]
+        dense = [False] * len(backwards)
+        buckets, limits = dist._compute_bucket_assignment_by_size(
+            backwards, [FIRST_BUCKET_BYTES, BUCKET_BYTES], dense, list(range(len(backwards)))
+        )
+        self._reducer = dist.Reducer(
+            backwards, buckets, limits, group.processes, dense, BUCKET_BYTES,
+            False,  # it does not look for what is unused
+            False,  # gradients are the leaves' own, no views of buckets
+        )  # fmt: skip
+
+    def gone_back(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
+        """Go back from outputs: the mean over ranks of the gradients of the leaves.
+
+        Args:
+            outputs: What was computed from the leaves here.
+            gradients: Theirs.
+            keep: Whether the graph is gone through again.
+        """
+        with self._group.named("sum of gradients", waiting=False):
+            self._reducer._rebuild_buckets()  # once, in the order in which gradients have come
+            self._reducer.prepare_for_backward([])
+            if outputs:
+                torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
+            unused = [leaf for leaf in self._leaves if leaf.grad is None]
+            zeros = [torch.zeros_like(leaf) for leaf in unused]
+            torch.autograd.backward([self._uses, *unused], [self._all_used if not unused else self._flags(), *zeros])
+        nowhere = self._used_nowhere() if unused else frozenset()
+        found = [None if place in nowhere else leaf.grad for place, leaf in enumerate(self._leaves)]
+        for leaf in (*self._leaves, self._uses):
+            leaf.grad = None
+        return found
+
+    def _flags(self) -> torch.Tensor:
+        """1 for each leaf that has a gradient, else 0."""
+        return self._all_used.new_tensor([leaf.grad is not None for leaf in self._leaves])
+
+    def _used_nowhere(self) -> frozenset[int]:
+        """The leaves that have got zeros on all ranks."""
+        assert self._uses.grad is not None
+        return frozenset(place for place, share in enumerate(self._uses.grad.tolist()) if not share)
