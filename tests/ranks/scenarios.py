@@ -414,6 +414,32 @@ def outputs_laid_out_otherwise() -> Trained:
     return trained(model, lambda m, x, y: F.cross_entropy(m(x, y).transpose(0, 1).view(-1, 5), y))
 
 
+def texts_of_many_lengths() -> Trained:
+    """The batch is the second dimension, outputs are flat, and the last text has one word alone."""
+    torch.manual_seed(3)
+    model = Flat()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    said = []
+    for length in (5, 5, 4, 1, 3, 2, 6, 7, 1):
+        x = torch.randint(0, 11, (length, 6))
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), x.flatten())
+        loss.backward()
+        optimizer.step()
+        said.append(round(loss.item(), 4))
+    return left(said, model)
+
+
+class Flat(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.back = nn.Embedding(11, 8), nn.Linear(8, 11)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.back(self.words(x)).view(-1, 11)
+        return found
+
+
 def a_closure_of_sgd() -> Trained:
     model, said = mlp(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -437,6 +463,7 @@ SAME = (
     checkpoints_that_are_resumed, a_mask_of_the_batchs_size, a_model_that_is_called_by_a_method, a_closure_of_lbfgs,
     gradients_of_inputs, a_penalty_that_is_zero_at_first, a_part_that_is_computed_again, a_parameter_that_is_returned,
     outputs_laid_out_otherwise, a_closure_of_sgd, a_part_that_is_frozen_now_and_then,
+    texts_of_many_lengths,
 )  # fmt: skip
 """Each ends on ranks as in one process."""
 

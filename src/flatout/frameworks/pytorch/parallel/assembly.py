@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -149,6 +149,21 @@ def gradient_of(rule: Rule, whole: torch.Tensor, share: Share, rank: int, world:
         return whole
     weight = share.weight(rule, rank)
     return whole * weight if weight else None
+
+
+def fitted(rule: Rule, mine: torch.Tensor, share: Share, rank: int) -> Rule:
+    """The rule for an output of this size: how often samples occur in a dimension may change from call to call."""
+    if rule.kind not in ("joined", "folded"):
+        return rule
+    return replace(rule, blocks=mine.shape[rule.dim] // share.size(rank))
+
+
+def are_alike(rule: Rule, other: Rule) -> bool:
+    """Whether two calls are put together in one way; where samples occur once, joined and folded are the same."""
+    once = rule.blocks == 1 or other.blocks == 1
+    kinds = {rule.kind, other.kind}
+    same = len(kinds) == 1 or (once and kinds == {"joined", "folded"})
+    return same and (rule.dim, rule.weigh, rule.skip) == (other.dim, other.weigh, other.skip)
 
 
 def laid_out_as(whole: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:

@@ -93,11 +93,11 @@ class Division:
             former = pattern
             pattern, check = self._confirmed(args, kwargs, inputs, former)
             if former is not None:
-                if former.decided and pattern.decided and former.rules != pattern.rules:
+                if former.decided and pattern.decided and not former.is_alike(pattern):
                     raise self.refused("how its outputs make up those of the whole batch changes from call to call")
                 pattern.sizes, pattern.num_calls = former.sizes, former.num_calls
-                if not pattern.decided and former.decided:  # this batch tells nothing, an earlier one did
-                    pattern.rules, pattern.decided = former.rules, True
+                if former.decided:  # this batch may tell less than an earlier one did
+                    pattern.rules, pattern.decided = former.rules_with(pattern), True
             pattern.sizes.add(shapes)
             self._patterns[kind] = pattern
             if not self._weighs and any(rule.kind == "mean" for rule in pattern.rules or ()):
@@ -235,9 +235,11 @@ class _Call:
         self.mine = tensors_of(value)
         with torch.enable_grad():  # a parameter that is returned as it is would be ready before its gradient is
             self._leaving = [t.view_as(t) if t.is_leaf and t.requires_grad else t for t in self.mine]
-        rules = self.rules = self.pattern.rules or tuple(Rule("same") for _ in self.mine)
+        rules = self.pattern.rules or tuple(Rule("same") for _ in self.mine)
         if len(rules) != len(self.mine):
             raise self.division.refused(f"it returns {len(self.mine)} tensors, and {len(rules)} before")
+        fitted = (assembly.fitted(*pair, self.share, self._group.rank) for pair in zip(rules, self.mine, strict=True))
+        rules = self.rules = tuple(fitted)
         moved = [place for place, rule in enumerate(rules) if rule.kind != "same"]
         whole = [tensor.detach() for tensor in self.mine]
         if moved:

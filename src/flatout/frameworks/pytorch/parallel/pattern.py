@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flatout.frameworks.pytorch.parallel.assembly import Rule
+from flatout.frameworks.pytorch.parallel.assembly import Rule, are_alike
 from flatout.frameworks.pytorch.parallel.cuts import Cut
 
 
@@ -33,6 +33,17 @@ class Pattern:
     """Calls since the first."""
     sizes: set[tuple[Any, ...]] = field(default_factory=set)
     """Shapes with which it was confirmed."""
+
+    def is_alike(self, other: Pattern) -> bool:
+        """Whether the outputs of two calls are put together in one way."""
+        pairs = zip(self.rules or (), other.rules or (), strict=False)
+        return len(self.rules or ()) == len(other.rules or ()) and all(are_alike(a, b) for a, b in pairs)
+
+    def rules_with(self, other: Pattern) -> tuple[Rule, ...] | None:
+        """These, but for what another call tells more of."""
+        if self.rules is None or other.rules is None or not self.is_alike(other):
+            return self.rules
+        return tuple(b if b.blocks > 1 else a for a, b in zip(self.rules, other.rules, strict=True))
 
 
 @dataclass(slots=True)
