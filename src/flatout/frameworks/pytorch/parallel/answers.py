@@ -16,11 +16,11 @@ import torch
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import (
     REPLICATE,
-    Copied,
     Gathered,
     Rows,
     Sharded,
     become,
+    copied,
     name_of,
     writes,
 )
@@ -40,7 +40,7 @@ OF_THE_OBJECT = (
     )
     | {Of.requires_grad.__set__, Of._backward_hooks.__set__}
     | {
-        Of.requires_grad_, Of.register_hook, Of.retain_grad, Of.detach_, Of.register_post_accumulate_grad_hook, Of.dim,
+        Of.requires_grad_, Of.retain_grad, Of.detach_, Of.register_post_accumulate_grad_hook, Of.dim,
         Of.element_size, Of.is_floating_point, Of.is_complex, torch.is_floating_point, torch.is_complex, Of.is_signed,
         Of.is_contiguous, Of.__hash__, Of.get_device, Of.is_inference, torch.is_inference, Of.untyped_storage,
         Of.data_ptr, Of.backward, Of.storage_offset, Of.is_conj, Of.is_neg, Of.is_pinned, Of.is_shared,
@@ -88,9 +88,13 @@ NORMS = ("norm", "vector_norm", "linalg_vector_norm", "_foreach_norm")
 
 def answer(func: Any, args: Any, kwargs: Any) -> Any:
     """One question; the machinery by which it came here is off."""
-    if func in OF_THE_OBJECT:
+    if func in OF_THE_OBJECT or func is torch.autograd.backward:
         return func(*args, **kwargs)
+    if func is torch.autograd.grad:
+        return _gradients(func, args, kwargs)
     first = args[0] if args else None
+    if func == SET_DATA and not isinstance(first, Sharded):
+        return func(first, whole_args(args[1]).detach())
     if isinstance(first, Sharded):
         if func == GRAD:
             grad = func(first)
@@ -99,6 +103,8 @@ def answer(func: Any, args: Any, kwargs: Any) -> Any:
             return func(first, _rows_for(args[1], first.rows))
         if func == SET_DATA:
             return _set_data(first, args[1])
+        if func == Of.register_hook:
+            return func(first, _of_whole(args[1], first.rows))
         if func in SAME_ROWS:
             return become(func(first), first.rows)
         shape = SHAPES.get(func)
@@ -112,7 +118,7 @@ Sharded.answer = staticmethod(answer)
 
 def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     name = name_of(func)
-    if name in ELEMENTWISE or name.removesuffix("_") in ELEMENTWISE:
+    if (name in ELEMENTWISE or name.removesuffix("_") in ELEMENTWISE) and not (name == "where" and len(args) < 3):
         found = _by_rows(func, args, kwargs)
         if found is not None:
             return found[0]
@@ -132,8 +138,29 @@ def _rows_for(value: Any, rows: Rows) -> Any:
     return become(rows.mine(value).clone(), rows)
 
 
+def _of_whole(hook: Callable[[Any], Any], rows: Rows) -> Callable[[Any], Any]:
+    """A hook of the script's on a gradient, which autograd may hand on as plain rows."""
+
+    def call(gradient: torch.Tensor) -> Any:
+        with torch._C._EnableTorchFunction():
+            found = hook(gradient if isinstance(gradient, Sharded) else become(gradient, rows))
+        return _rows_for(found, rows)
+
+    return call
+
+
+def _gradients(func: Any, args: Any, kwargs: Any) -> Any:
+    """`torch.autograd.grad`: of what is sharded, rows."""
+    inputs = list(flat(args[1] if len(args) > 1 else kwargs["inputs"]))
+    found = func(*args, **kwargs)
+    return tuple(
+        become(one, to.rows) if isinstance(to, Sharded) and one is not None and not isinstance(one, Sharded) else one
+        for one, to in zip(found, inputs, strict=True)
+    )
+
+
 def _set_data(tensor: Sharded, value: torch.Tensor) -> None:
-    """`p.data = value`: the values, in the memory that is there."""
+    """`p.data = value`: values in memory of their own; who holds the memory that was there keeps it as it is."""
     rows = tensor.rows
     shape = value.rows.shape if isinstance(value, Sharded) else value.shape
     if shape != rows.shape or value.dtype != tensor.dtype or value.device.type != tensor.device.type:
@@ -144,18 +171,21 @@ def _set_data(tensor: Sharded, value: torch.Tensor) -> None:
                 hint=REPLICATE,
             )
         )
+    mine = (value if isinstance(value, Sharded) else rows.mine(value)).detach()
+    held = getattr(tensor, "held", None)
+    SET_DATA(tensor, mine.clone() if held is None else held.moved(mine))
     with torch.no_grad():
-        tensor.detach().copy_(value if isinstance(value, Sharded) else rows.mine(value))
+        tensor.detach().mul_(1)  # whoever has gathered the parameter sees by its version that it is another one
 
 
-def _flat(value: Any) -> Iterable[Any]:
+def flat(value: Any) -> Iterable[Any]:
     """What is not a container, within containers."""
     if isinstance(value, list | tuple):
         for one in value:
-            yield from _flat(one)
+            yield from flat(one)
     elif isinstance(value, dict):
         for one in value.values():
-            yield from _flat(one)
+            yield from flat(one)
     else:
         yield value
 
@@ -169,7 +199,7 @@ def _by_rows(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
     Returns:
         What was found, in a tuple; None where it cannot be done so.
     """
-    every = list(_flat((args, kwargs)))
+    every = list(flat((args, kwargs)))
     rows = [one.rows for one in every if isinstance(one, Sharded)]
     plain = [one for one in every if isinstance(one, torch.Tensor) and not isinstance(one, Sharded) and one.dim()]
     if any(isinstance(one, list | tuple) for one in (*args, *kwargs.values())):
@@ -179,7 +209,7 @@ def _by_rows(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
         one.shape != rows[0].shape or (one.requires_grad and torch.is_grad_enabled()) for one in plain
     ):
         return None
-    if writes(func) and not all(isinstance(one, Sharded) for one in _flat(args[0])):
+    if writes(func) and not all(isinstance(one, Sharded) for one in flat(args[0])):
         return None  # a whole tensor is written to
     if name_of(func) in ("to", "type_as") and _changes_place(every):
         return None
@@ -215,7 +245,7 @@ def _as_sharded(found: Any, args: Any, rows: Sequence[Rows]) -> Any:
     if isinstance(found, torch.Tensor):
         return found if type(found) is Sharded or found.shape != rows[0].part_shape else become(found, rows[0])
     if isinstance(found, list | tuple):
-        of = [one.rows for one in _flat(args[0]) if isinstance(one, Sharded)]
+        of = [one.rows for one in flat(args[0]) if isinstance(one, Sharded)]
         return type(found)(become(one, each) for one, each in zip(found, of, strict=True))
     return found
 
@@ -236,8 +266,11 @@ def _norms(name: str, args: Any, kwargs: Any) -> Any:
     if differentiable or words or len(args) > 2 or not isinstance(order, int | float) or order <= 0:
         return None
     group = next(one.rows.group for one in tensors if isinstance(one, Sharded))
-    own = torch.stack([_own_norm(one, float(order), group.rank) for one in tensors])
-    every = group.gather(own, "norms of parts")
+    own = [_own_norm(one, float(order), group.rank) for one in tensors]
+    numbers = [own[0].new_tensor(one.rows.number if isinstance(one, Sharded) else -1) for one in tensors]
+    every = group.gather(torch.stack([*own, *numbers]), "norms of parts")
+    next(one.rows for one in tensors if isinstance(one, Sharded)).compare(every[:, len(own) :])
+    every = every[:, : len(own)]
     whole = every.amax(0) if math.isinf(order) else every.pow(order).sum(0).pow(1 / order)
     found = [whole[place].to(kind or one.dtype) for place, one in enumerate(tensors)]
     return found if many else found[0]
@@ -247,7 +280,8 @@ def _own_norm(tensor: torch.Tensor, order: float, rank: int) -> torch.Tensor:
     """A rank's contribution; that of a tensor that is whole is counted once."""
     if not tensor.numel() or (rank and not isinstance(tensor, Sharded)):
         return torch.zeros((), dtype=torch.float64, device=tensor.device)
-    return torch.linalg.vector_norm(tensor.detach(), order, dtype=torch.float64)
+    values = tensor.detach().abs() if tensor.is_complex() else tensor.detach()
+    return torch.linalg.vector_norm(values, order, dtype=torch.float64)
 
 
 def _unscaled(func: Any, args: Any, kwargs: Any) -> Any:
@@ -267,20 +301,29 @@ def _by_wholes(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     def call() -> Any:
         return func(*_whole(args, wholes), **{word: _whole(value, wholes) for word, value in kwargs.items()})
 
-    if not writes(func):
+    target = (
+        kwargs.get("out") if "out" in kwargs else (args[0] if args else kwargs.get("tensor"))
+    )  # as `nn.init` has it
+    if not (writes(func) or "out" in kwargs) or not any(isinstance(one, Sharded) for one in flat(target)):
         found = call()
-        if name in VIEWS and wholes:
-            rows = next(iter(wholes.values()))[0].rows
-            return map_tensors(lambda tensor: _copied(tensor, rows), found)
+        if name in ("numpy", "__array__"):
+            found.flags.writeable = False  # what is written there would be lost
+        elif name in VIEWS and args and isinstance(args[0], Sharded):
+            copied(found, args[0], ((func, args[1:], kwargs, 0),))
         return found
     with torch.no_grad():
         found = call()
-        written = {id(one) for one in _flat(args[0] if args else kwargs.get("tensor"))}  # `nn.init` names it
+        written = {id(one) for one in flat(target)}
         for one, value in wholes.values():
             if id(one) in written:
                 one.detach().copy_(one.rows.mine(value))
     back = {id(value): one for one, value in wholes.values()}
     return map_tensors(lambda tensor: back.get(id(tensor), tensor), found)
+
+
+def whole_args(value: Any) -> Any:
+    """A value with what is sharded in it gathered."""
+    return _whole(value, {})
 
 
 def _whole(value: Any, wholes: dict[int, tuple[Sharded, torch.Tensor]]) -> Any:
@@ -292,11 +335,3 @@ def _whole(value: Any, wholes: dict[int, tuple[Sharded, torch.Tensor]]) -> Any:
     if id(value) not in wholes:
         wholes[id(value)] = value, Gathered.apply(value, value.rows)
     return wholes[id(value)][1]
-
-
-def _copied(tensor: torch.Tensor, rows: Rows) -> torch.Tensor:
-    if tensor.dim() == 0:  # a number
-        return tensor
-    tensor.__class__ = Copied
-    tensor.rows = rows  # type: ignore[attr-defined]
-    return tensor

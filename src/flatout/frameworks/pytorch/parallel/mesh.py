@@ -7,6 +7,7 @@ them, machines hold copies).
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ class Mesh:
     """
 
     def __init__(self, group: Group, device: torch.device, width: int) -> None:
+        self.numbers = itertools.count()
+        """Of the parameters that are cut over it, the same on all ranks."""
         group.serve(device)
         device_mesh.get_rank = lambda *_: group.rank  # its own name for it, which scripts do not use
         ranks = torch.arange(group.world)

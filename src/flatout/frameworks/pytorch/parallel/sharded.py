@@ -7,6 +7,7 @@ optimizer's groups) stays true. In: a tensor and how it is cut. Out: the same ob
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from torch import nn
 
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.trees import tensors_of
 
 REPLICATE = "`--mode replicate` keeps whole parameters on every rank"
 
@@ -28,11 +30,13 @@ class Rows:
         shape: Of the whole.
         group: The ranks that share its rows.
         refuse: Told of what cannot be done with a part; it ends the run.
+        number: Of the parameter, the same on all ranks: what they ask for in one exchange is compared.
     """
 
     shape: torch.Size
     group: Group
     refuse: Callable[[NotDivided], Any]
+    number: int = 0
 
     @property
     def num(self) -> int:
@@ -57,11 +61,33 @@ class Rows:
         return whole.narrow(0, low, high - low)
 
     def gathered(self, part: torch.Tensor) -> torch.Tensor:
-        """The whole from the parts of all ranks; every rank must ask for it."""
+        """The whole from the parts of all ranks; every rank must ask for it, at the same time."""
+        if threading.current_thread() is not threading.main_thread():
+            self.refuse(
+                NotDivided(
+                    "a thread of the script's asks for a sharded parameter",
+                    cause="all ranks gather it together, and threads do not come in the same order everywhere",
+                    hint="copy what a thread is to save to whole tensors before (`copy.deepcopy`); or " + REPLICATE,
+                )
+            )
         padded = part.new_zeros((self.num, *self.shape[1:]))
         padded[: part.shape[0]] = part
-        every = self.group.gather(padded, "gathering of a parameter")
-        return every.flatten(0, 1)[: self.shape[0]].clone()
+        tag = torch.tensor([self.number, self.shape.numel()], device=part.device).view(torch.uint8)
+        every = self.group.gather(torch.cat([tag, padded.view(-1).view(torch.uint8)]), "gathering of a parameter")
+        self.compare(every[:, : tag.numel()])
+        rows = every[:, tag.numel() :].contiguous().view(-1).view(part.dtype)
+        return rows.view(-1, *self.shape[1:])[: self.shape[0]].clone()
+
+    def compare(self, tags: torch.Tensor) -> None:
+        """Make sure that all ranks have asked for the same."""
+        if not bool((tags == tags[0]).all()):
+            self.refuse(
+                NotDivided(
+                    "ranks ask for different parameters at the same time",
+                    cause="the script goes through them in an order that depends on the process (a set, the time)",
+                    hint=REPLICATE,
+                )
+            )
 
 
 class Sharded(torch.Tensor):
@@ -96,25 +122,32 @@ class Sharded(torch.Tensor):
         return format(whole_of(self), spec)
 
 
-class Copied(torch.Tensor):
-    """What should be a view of a sharded tensor and is a copy: writing into it would be lost, and is refused."""
+@dataclass(frozen=True, slots=True)
+class Path:
+    """By which views a copy came from a sharded tensor.
 
-    rows: Rows
+    Attributes:
+        base: The tensor.
+        steps: Functions with the rest of their arguments, and which of the results was taken.
+    """
+
+    base: Sharded
+    steps: tuple[tuple[Any, tuple[Any, ...], dict[str, Any], int], ...]
+
+
+class Copied(torch.Tensor):
+    """What should be a view of a sharded tensor and is a copy: what is written into it goes where it came from."""
+
+    path: Path
+    answer: ClassVar[Callable[[Any, Any, Any], Any]]
+    """Answers a function's call: `views.py`."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """As of any tensor, unless it is written to."""
+        """As of any tensor, unless it is written to, or looked at in part again."""
         del types
         with torch._C.DisableTorchFunctionSubclass():
-            if writes(func) and args and isinstance(args[0], cls):
-                args[0].rows.refuse(
-                    NotDivided(
-                        "the script writes into a part of a parameter",
-                        cause=f"`{name_of(func)}` on a view of it, and its rows lie on other ranks",
-                        hint=REPLICATE,
-                    )
-                )
-            return func(*args, **(kwargs or {}))
+            return cls.answer(func, args, kwargs or {})
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         _become_plain(self)  # whose name it is to be shown with
@@ -124,11 +157,19 @@ class Copied(torch.Tensor):
             self.__class__ = Copied
 
 
-def become(tensor: torch.Tensor, rows: Rows) -> Sharded:
-    """Have a tensor, which holds this rank's rows, be the whole one to Python; it stays the same object."""
+def become(tensor: torch.Tensor, rows: Rows, held: Any = None) -> Sharded:
+    """Have a tensor, which holds this rank's rows, be the whole one to Python; it stays the same object.
+
+    Args:
+        tensor: The rows.
+        rows: Which they are.
+        held: What holds the memory of a parameter: told where it is to lie from now on (`moved`).
+    """
     is_parameter = isinstance(tensor, nn.Parameter)
     tensor.__class__ = Sharded
     tensor.rows = rows  # type: ignore[attr-defined]
+    if held is not None:
+        tensor.held = held  # type: ignore[attr-defined]
     if is_parameter:  # PyTorch's own mark
         tensor._is_param = True  # type: ignore[attr-defined]
     return tensor  # type: ignore[return-value]
@@ -136,6 +177,14 @@ def become(tensor: torch.Tensor, rows: Rows) -> Sharded:
 
 def _become_plain(tensor: Any) -> None:
     tensor.__class__ = torch.Tensor
+
+
+def copied(found: Any, base: Sharded, steps: tuple[Any, ...]) -> None:
+    """Mark the tensors that a view gave; the last of the steps is the one that gave them."""
+    *before, (func, args, kwargs, _) = steps
+    for place, tensor in enumerate(tensors_of(found)):
+        tensor.__class__ = Copied
+        tensor.path = Path(base, (*before, (func, args, kwargs, place)))  # type: ignore[attr-defined]
 
 
 def part_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,6 @@ others, which may reach for memory, are refused. In: optimizers. Out: their step
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,7 +34,6 @@ class ShardedUpdates:
 
     def __init__(self, refuse: Callable[[NotDivided], Any]) -> None:
         self._refuse = refuse
-        self._seen: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
         for kind in (getattr(torch.optim, name) for name in ELEMENTWISE):
             if "step" in vars(kind):
                 Patch(kind, "step", self._by_rows)
@@ -75,10 +73,6 @@ class ShardedUpdates:
 
     def _share_state(self, optimizer: Optimizer, parameters: list[Sharded]) -> None:
         """State is sharded as parameters are: what is whole is cut, what was made for rows stands for the whole."""
-        seen = id(optimizer.state), len(optimizer.state)
-        if self._seen.get(optimizer) == seen:
-            return
-        self._seen[optimizer] = seen
         for parameter in parameters:
             state = optimizer.state.get(parameter, {})
             for name, value in state.items():

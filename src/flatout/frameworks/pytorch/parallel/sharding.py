@@ -14,7 +14,7 @@ from torch import nn
 
 from flatout.frameworks.pytorch.calls import OuterCall
 from flatout.frameworks.pytorch.levers.heap import c_library, environment_decides, why_not_glibc
-from flatout.frameworks.pytorch.parallel import answers  # noqa: F401  what sharded parameters answer
+from flatout.frameworks.pytorch.parallel import views  # noqa: F401  what sharded parameters and their views answer
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Held
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
@@ -58,6 +58,8 @@ class Sharding:
             raise NotDivided(
                 f"`{call.name}` cannot be sharded", cause="the script compiles it (`torch.compile`)", hint=REPLICATE
             )
+        if any(getattr(part, "sparse", None) is True for part in call.module.modules()):
+            raise NotDivided(f"`{call.name}` cannot be sharded", cause="it has sparse gradients", hint=REPLICATE)
         kinds = {(p.dtype, p.device.type) for p in parameters if p.dim() and p.is_floating_point()}
         if len(kinds) > 1:
             told = ", ".join(sorted(f"{kind} on {device}" for kind, device in kinds))

@@ -10,6 +10,7 @@ Source: `torch.distributed.fsdp.fully_shard`; Zhao et al., arXiv 2304.11277; Raj
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -52,7 +53,7 @@ class Shards:
             (id(part), name): p
             for part in module.modules() for name, p in part._parameters.items() if p is not None
         }  # fmt: skip
-        rest = {p for p in owners.values() if p.dim() == 0 or not p.is_contiguous() or not p.is_floating_point()}
+        rest = {p for p in owners.values() if not _can_be_cut(p)}
         self._states = _fully_sharded(module, units(module, called), mesh, rest)
         self._groups = [group for state in self._states for group in _groups_of(state)]
         self._held = {id(owners[_place(one)]): one for each in self._groups for one in each.fsdp_params}
@@ -60,8 +61,10 @@ class Shards:
         for parameter in self.parameters:
             one = self._held.get(id(parameter))
             if one is not None:
-                _take_place(parameter, one, Rows(parameter.shape, mesh.sharing, refuse))
-        self._never_used: set[int] | None = None
+                _take_place(parameter, one, Rows(parameter.shape, mesh.sharing, refuse, next(mesh.numbers)))
+        self._used: set[int] = set()
+        """Identities of the parameters that autograd has come to on the last way back."""
+        self._noted: set[int] = set()
         self._versions: list[int] = []
         self._wanted: list[bool] = []
         self._depth = 0
@@ -193,8 +196,18 @@ class Shards:
     def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
         """See `Held`. Each rank takes the mean, and gradients go in `world` times as large, as in `gradients.py`."""
         found = self._gone_back(outputs, [g * self._group.world for g in gradients], keep=keep)
-        unused = self._never_used or ()
-        return [None if id(p) in unused else one for p, one in zip(self.parameters, found, strict=True)]
+        mine = torch.tensor([id(p) in self._used for p in self.parameters], dtype=torch.uint8)
+        used = self._group.gather(mine, "which parameters were used").amax(0).tolist()
+        return [one if was else None for one, was in zip(found, used, strict=True)]
+
+    def _note_uses(self) -> None:
+        """A parameter that no rank has used gets no gradient, as in one process: note what autograd comes to."""
+        self._used.clear()
+        for key, held in self._held.items():
+            gathered = getattr(held, "_unsharded_param", None)
+            if gathered is not None and gathered.requires_grad and key not in self._noted:
+                self._noted.add(key)
+                gathered.register_post_accumulate_grad_hook(functools.partial(_add, self._used, key))
 
     def close(self) -> None:
         """See `Held`; the meshes hold the groups."""
@@ -211,9 +224,6 @@ class Shards:
         of_inputs = [None if t.grad is None else t.grad / factor for t in inputs]
         for tensor in inputs:
             tensor.grad = None
-        if not summed:
-            unused = {id(p) for p, one in zip(self.parameters, found, strict=True) if one is None}
-            self._never_used = unused if self._never_used is None else self._never_used & unused
         return [one for p, one in zip(self.parameters, found, strict=True) if p.requires_grad], of_inputs
 
     def _gone_back(
@@ -227,7 +237,9 @@ class Shards:
             p.grad = None
         for held in self._held.values():
             held.sharded_param.grad = None
+        self._note_uses()
         torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
+        self._used.update(id(p) for p in rest if p.grad is not None)
         found: Found = [self._taken(p) for p in self.parameters]
         for p, grad in zip(rest, former, strict=True):
             p.grad = grad
@@ -322,10 +334,35 @@ def _place(held: Any) -> tuple[int, str]:
     return id(held._module_info.module), held._module_info.param_name
 
 
+def _add(used: set[int], key: int, _: torch.Tensor) -> None:
+    used.add(key)
+
+
+def _can_be_cut(parameter: torch.Tensor) -> bool:
+    """Whether PyTorch can shard it; others are whole on every rank."""
+    return bool(parameter.dim() and parameter.numel()) and parameter.is_contiguous() and parameter.is_floating_point()
+
+
+class _Memory:
+    """Where a parameter's rows lie: in PyTorch's own shard, whose memory is a little longer where rows do not go up."""
+
+    def __init__(self, held: Any) -> None:
+        self._held = held
+
+    def moved(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows in memory of their own, from where they are gathered from now on."""
+        held = self._held
+        padded = rows.new_zeros(held.padded_sharded_param_size)
+        mine = padded.narrow(0, 0, rows.shape[0]).copy_(rows)
+        held._sharded_param_data = padded.view(-1)
+        held.sharded_param._local_tensor = mine
+        return mine
+
+
 def _take_place(parameter: nn.Parameter, held: Any, rows: Rows) -> None:
     """The script's parameter moves into the memory of the shard."""
     grad, parameter.grad = parameter.grad, None
     parameter.data = held.sharded_param._local_tensor
-    become(parameter, rows)
+    become(parameter, rows, _Memory(held))
     if grad is not None:
         parameter.grad = grad
