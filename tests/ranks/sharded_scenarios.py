@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.nn.utils.prune
 from torch import Tensor, nn
 
-from .scenarios import Trained, batches, left, mlp, trained
+from .scenarios import THIS_RANK, Trained, batches, left, mlp, trained
 
 
 class Words(nn.Module):
@@ -173,6 +175,93 @@ def parameters_that_are_set() -> Trained:
     return left(said, model)
 
 
+def an_average_put_in_and_taken_out() -> Trained:
+    """As is most often done: by binding `.data` anew, and back."""
+    model = mlp()
+    said = []
+    for parts in range(2):
+        said += trained(model).said
+        kept = [p.data for p in model.parameters()]
+        for p, scale in zip(model.parameters(), (0.5, 0.6, 0.7, 0.8), strict=True):
+            p.data = p.data * scale
+        with torch.no_grad():
+            said.append(round(model(torch.ones(3, 8)).sum().item(), 4))
+        for p, former in zip(model.parameters(), kept, strict=True):
+            p.data = former
+        said.append(parts)
+    return left(said, model)
+
+
+class Heads(nn.Module):
+    """Of its heads one alone is used in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.heads = nn.Linear(8, 16), nn.ModuleList(nn.Linear(16, 5) for _ in range(3))
+
+    def forward(self, x: Tensor, which: int) -> Tensor:
+        found: Tensor = self.heads[which](torch.tanh(self.stem(x)))
+        return found
+
+
+def heads_that_take_turns() -> Trained:
+    torch.manual_seed(3)
+    model = Heads()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+    said = []
+    for turn in range(4):
+        for x, y in batches():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x, turn % 3), y)
+            loss.backward()
+            optimizer.step()
+            said.append((round(loss.item(), 4), [p.grad is None for p in model.parameters()]))
+    return left(said, model)
+
+
+def views_that_are_written_to() -> Trained:
+    model = mlp()
+    found = trained(model)
+    weight, other = model[0].weight, model[2].weight
+    weight.data[2:4].zero_()
+    weight.data.t()[1].mul_(3.0)
+    rows = other.data.view(5, -1)
+    for row in range(5):
+        rows[row].div_(rows[row].norm())
+    other.grad.view(-1)[::3].zero_()
+    with torch.no_grad():
+        weight[5, 6] = 0.25
+        nn.init.orthogonal_(other)
+    found.said += [round(one.sum().item(), 4) for one in (weight, other, other.grad, rows)]
+    array = weight.detach().numpy()
+    nn.utils.prune.l1_unstructured(model[0], "weight", 0.3)
+    found.said += [round(float(array.sum()), 4), round(torch.cat([weight.flatten(), model[0].bias]).norm().item(), 4)]
+    found.said.append(round((other @ model[0].weight_orig).sum().item(), 4))
+    return left(found.said, model)
+
+
+def hooks_and_gradients_of_wholes() -> Trained:
+    """A hook on a parameter with two gradients in a step, a penalty summed in place, gradients asked for."""
+    model = mlp()
+    norms: list[float] = []
+    for p in model.parameters():
+        p.register_hook(lambda g: norms.append(round(g.norm().item(), 4)) or g / (g.norm() + 1e-6))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    said: list[Any] = []
+    for x, y in batches():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y) + F.cross_entropy(model(x + 0.1), y)
+        total = torch.zeros(5)
+        total += model[2].bias
+        (loss + (total.square().sum() if said else 0.0)).backward()
+        optimizer.step()
+        found = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+        said.append([round(loss.item(), 4), *(round(g.norm().item(), 4) for g in found)])
+    for value in optimizer.state.values():
+        value["momentum_buffer"] = None
+    return left([*said, sorted(norms)], model)
+
+
 def other_updates_of_pytorchs() -> Trained:
     """Those that see more than one element at a time, and those in one call for many tensors."""
     said: list[Any] = []
@@ -189,7 +278,8 @@ def other_updates_of_pytorchs() -> Trained:
 
 SAME = (
     a_language_model, a_scaler_of_gradients, checkpoints_of_everything, questions_about_a_parameter,
-    parameters_that_are_set, other_updates_of_pytorchs,
+    parameters_that_are_set, other_updates_of_pytorchs, an_average_put_in_and_taken_out, heads_that_take_turns,
+    views_that_are_written_to, hooks_and_gradients_of_wholes,
 )  # fmt: skip
 """Each ends on ranks as in one process."""
 
@@ -213,13 +303,6 @@ def an_optimizer_of_the_scripts_own() -> Trained:
     return trained(model, optimizer=Own(model.parameters()))
 
 
-def a_view_that_is_written_to() -> Trained:
-    model = mlp()
-    found = trained(model)
-    model[0].weight.data[2:4].zero_()
-    return found
-
-
 def two_types_of_parameters() -> Trained:
     model = mlp()
     model[2].double()
@@ -235,6 +318,41 @@ def a_part_that_is_trained_by_itself() -> Trained:
     return trained(model, loss_of)
 
 
+def parameters_in_the_order_of_a_set() -> Trained:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5))
+    found = trained(model)
+    weights = [model[0].weight, model[1].weight]
+    for p in weights if THIS_RANK[0] == 0 else weights[::-1]:
+        p.sum()
+    return found
+
+
+def a_checkpoint_saved_by_a_thread() -> Trained:
+    model = mlp()
+    found = trained(model)
+    thread = threading.Thread(target=torch.save, args=(model.state_dict(), io.BytesIO()))
+    thread.start()
+    thread.join()
+    return found
+
+
+def a_penalty_before_the_first_call() -> Trained:
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        penalty = sum(p.square().sum() for p in model.parameters())
+        return F.cross_entropy(model(x), y) + penalty
+
+    return trained(mlp(), loss_of)
+
+
+def memory_that_is_shared() -> Trained:
+    """Kept before training, and written to in it."""
+    model = mlp()
+    handles = [p.data for p in model.parameters()]
+    found = trained(model)
+    handles[0].zero_()
+    return found
+
+
 def parameters_of_another_type_later() -> Trained:
     model = mlp()
     found = trained(model)
@@ -244,7 +362,10 @@ def parameters_of_another_type_later() -> Trained:
 
 REFUSED = {
     an_optimizer_of_the_scripts_own: "its step is not PyTorch's",
-    a_view_that_is_written_to: "`zero_` on a view of it",
+    parameters_in_the_order_of_a_set: "a set, the time",
+    a_checkpoint_saved_by_a_thread: "threads do not come in the same order",
+    a_penalty_before_the_first_call: "before the first call",
+    memory_that_is_shared: "is shared with another tensor",
     a_part_that_is_trained_by_itself: "by itself and within another module",
     parameters_of_another_type_later: "torch.float32 to (16, 8), torch.float64",
 }

@@ -104,7 +104,7 @@ def answer(func: Any, args: Any, kwargs: Any) -> Any:
         if func == SET_DATA:
             return _set_data(first, args[1])
         if func == Of.register_hook:
-            return func(first, _of_whole(args[1], first.rows))
+            return func(first, hook_of_wholes(args[1], first.rows))
         if func in SAME_ROWS:
             return become(func(first), first.rows)
         shape = SHAPES.get(func)
@@ -138,7 +138,7 @@ def _rows_for(value: Any, rows: Rows) -> Any:
     return become(rows.mine(value).clone(), rows)
 
 
-def _of_whole(hook: Callable[[Any], Any], rows: Rows) -> Callable[[Any], Any]:
+def hook_of_wholes(hook: Callable[[Any], Any], rows: Rows) -> Callable[[Any], Any]:
     """A hook of the script's on a gradient, which autograd may hand on as plain rows."""
 
     def call(gradient: torch.Tensor) -> Any:

@@ -139,6 +139,8 @@ class Copied(torch.Tensor):
     """What should be a view of a sharded tensor and is a copy: what is written into it goes where it came from."""
 
     path: Path
+    seen: int
+    """Version of the tensor of which it is a copy."""
     answer: ClassVar[Callable[[Any, Any, Any], Any]]
     """Answers a function's call: `views.py`."""
 
@@ -184,6 +186,7 @@ def copied(found: Any, base: Sharded, steps: tuple[Any, ...]) -> None:
     *before, (func, args, kwargs, _) = steps
     for place, tensor in enumerate(tensors_of(found)):
         tensor.__class__ = Copied
+        tensor.seen = base._version  # type: ignore[attr-defined]
         tensor.path = Path(base, (*before, (func, args, kwargs, place)))  # type: ignore[attr-defined]
 
 

@@ -23,6 +23,7 @@ from torch.distributed import fsdp
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp._fully_shard import _fsdp_state
 
+from flatout.frameworks.pytorch.parallel.answers import hook_of_wholes
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Found
 from flatout.frameworks.pytorch.parallel.mesh import Mesh
@@ -359,10 +360,47 @@ class _Memory:
         return mine
 
 
+def _num_holders(tensor: torch.Tensor) -> int:
+    """How many tensors lie in its memory, and those that count."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _num_holders_of_one() -> int:
+    """The same of a parameter that nobody shares but its stand-in (`gradients.py`)."""
+    alone = nn.Parameter(torch.zeros(1))
+    stand_in = nn.Parameter(alone.detach())
+    num = _num_holders(alone)
+    del stand_in
+    return num
+
+
 def _take_place(parameter: nn.Parameter, held: Any, rows: Rows) -> None:
-    """The script's parameter moves into the memory of the shard."""
+    """The script's parameter moves into the memory of the shard.
+
+    Raises:
+        NotDivided: Somebody holds on to where it was.
+    """
+    if _num_holders(parameter) > _num_holders_of_one():
+        raise NotDivided(
+            "a parameter cannot be sharded: its memory is shared with another tensor",
+            cause=f"one of shape {tuple(parameter.shape)} is shared with another tensor that the script keeps "
+            "(`p.data`, a state dict, a view), which would not follow it",
+            hint=f"copy what is kept before training (`copy.deepcopy`); or {REPLICATE}",
+        )
     grad, parameter.grad = parameter.grad, None
     parameter.data = held.sharded_param._local_tensor
+    accumulates = parameter.view_as(parameter).grad_fn
+    before = accumulates is not None and accumulates.next_functions[0][0]
+    if before and tuple(before._input_metadata[0].shape) != tuple(parameter.shape):  # type: ignore[union-attr]
+        raise NotDivided(
+            "a parameter cannot be sharded: a graph hangs from it already",
+            cause=f"something was computed from one of shape {tuple(rows.shape)} before the first call of the model",
+            hint=f"compute penalties after the model's call; or {REPLICATE}",
+        )
+    hooks = parameter._backward_hooks
+    for key, hook in (hooks or {}).items():
+        hooks[key] = hook_of_wholes(hook, rows)  # type: ignore[index]
     become(parameter, rows, _Memory(held))
     if grad is not None:
         parameter.grad = grad

@@ -21,8 +21,11 @@ SAME = (DATA, torch.Tensor.detach, torch.detach)
 def answer_of_copies(func: Any, args: Any, kwargs: Any) -> Any:
     """One question; the machinery by which it came here is off."""
     first = args[0] if args else None
+    for one in flat((args, kwargs)):
+        if isinstance(one, Copied) and one.seen != one.path.base._version:
+            _write(one, None, (), {})
     if isinstance(first, Copied) and writes(func):
-        return _written(first, func, whole_args(args[1:]), {key: whole_args(value) for key, value in kwargs.items()})
+        return _write(first, func, whole_args(args[1:]), {key: whole_args(value) for key, value in kwargs.items()})
     if any(isinstance(one, Sharded) for one in flat((args, kwargs))):
         return answer(func, args, kwargs)
     found = func(*args, **kwargs)
@@ -34,15 +37,16 @@ def answer_of_copies(func: Any, args: Any, kwargs: Any) -> Any:
 Copied.answer = staticmethod(answer_of_copies)
 
 
-def _written(copy: Copied, func: Any, args: Any, kwargs: Any) -> Copied:
-    """Write where the copy came from, and into the copy."""
+def _write(copy: Copied, func: Any, args: Any, kwargs: Any) -> Copied:
+    """Write where the copy came from, and into the copy; without a function look there once more."""
     base, rows = copy.path.base, copy.path.base.rows
     with torch.no_grad():
-        whole = whole_of(base).detach()
-        view = whole
+        view = whole = whole_of(base).detach()
         for step, rest, words, place in copy.path.steps:
             view = tensors_of(step(view, *rest, **words))[place]
-        func(view, *args, **kwargs)
-        base.detach().copy_(rows.mine(whole))
-        copy.detach().copy_(view)
+        if func is not None:
+            func(view, *args, **kwargs)
+            base.detach().copy_(rows.mine(whole))
+        copy.data.copy_(view)
+    copy.seen = base._version
     return copy
