@@ -528,6 +528,11 @@ def a_buffer_of_the_whole_batch() -> Trained:
     return trained(Remembers())
 
 
+def words_that_are_normalised() -> Trained:
+    model = nn.Sequential(nn.Embedding(9, 8, max_norm=1.0), nn.Linear(8, 5))
+    return trained(model, lambda m, x, y: F.cross_entropy(m(y), y))
+
+
 def more_ranks_than_samples() -> Trained:
     return trained(mlp(), size=1)
 
@@ -579,6 +584,7 @@ REFUSED = {
     a_trained_tensor_that_is_no_parameter: "is trained and is no parameter of it",
     gradients_of_gradients: "gradients of its gradients are taken",
     a_buffer_of_the_whole_batch: "its buffers",
+    words_that_are_normalised: "`max_norm`",
     more_ranks_than_samples: "too few samples for",
 }
 """Each ends before its first update, with this as the cause."""

@@ -196,6 +196,13 @@ class Ranks:
 
     def _division(self, call: OuterCall) -> Division:
         """What divides the calls of a module that is called for the first time."""
+        if any(getattr(part, "max_norm", None) is not None for part in call.module.modules()):
+            self._refuse(
+                NotDivided(
+                    f"the calls of `{call.name}` cannot be divided over ranks",
+                    cause="an embedding normalises the words of a batch (`max_norm`), and a rank sees those of its part",
+                )
+            )
         found = Division(call.name, lambda: call.module, _computing(call), self.group, self._refuse, self._apart)
         if self._sharding is not None:
             try:
