@@ -200,7 +200,7 @@ class Ranks:
             self._refuse(
                 NotDivided(
                     f"the calls of `{call.name}` cannot be divided over ranks",
-                    cause="an embedding normalises the words of a batch (`max_norm`), and a rank sees those of its part",
+                    cause="an embedding normalises the words of a batch (`max_norm`): a rank sees those of its part",
                 )
             )
         found = Division(call.name, lambda: call.module, _computing(call), self.group, self._refuse, self._apart)
