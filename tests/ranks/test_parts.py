@@ -181,7 +181,7 @@ def test_machines_that_cannot_be_are_refused(typed, error):
 def test_ranks_are_dealt_out_to_machines():
     places = options.nodes(8, 2, 1, "host:29400")
     assert options.rank_terms(8, "auto", "30s", places).of_this_node == range(4, 8)
-    assert options.rank_terms(1, "auto", "30s", options.nodes(1, 1, 0, None)) is None
+    assert options.rank_terms(None, "auto", "30s", options.nodes(1, 1, 0, None)) is None
 
 
 MACHINE = Machine(
