@@ -11,28 +11,21 @@ Source: `torch.distributed.fsdp.fully_shard`; Zhao et al., arXiv 2304.11277; Raj
 from __future__ import annotations
 
 import functools
-import inspect
-import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed import fsdp
-from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
-from torch.distributed.fsdp._fully_shard import _fsdp_state
 
-from flatout.frameworks.pytorch.parallel.answers import hook_of_wholes
+from flatout.frameworks.pytorch.parallel.fully_sharded import fully_sharded, groups_of, silently
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Found
 from flatout.frameworks.pytorch.parallel.mesh import Mesh
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.shard_units import units
 from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Rows, Sharded, become, part_of
-
-MARKS = (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params")
-"""What `fully_shard` leaves in a module's `__dict__`, where pickles and copies of the script's would find it."""
+from flatout.frameworks.pytorch.parallel.taking_place import take_place
 
 Refuse = Callable[[NotDivided], Any]
 
@@ -55,14 +48,14 @@ class Shards:
             for part in module.modules() for name, p in part._parameters.items() if p is not None
         }  # fmt: skip
         rest = {p for p in owners.values() if not _can_be_cut(p)}
-        self._states = _fully_sharded(module, units(module, called), mesh, rest)
-        self._groups = [group for state in self._states for group in _groups_of(state)]
+        self._states = fully_sharded(module, units(module, called), mesh, rest)
+        self._groups = [group for state in self._states for group in groups_of(state)]
         self._held = {id(owners[_place(one)]): one for each in self._groups for one in each.fsdp_params}
         self.parameters = list({id(p): p for p in owners.values()}.values())
         for parameter in self.parameters:
             one = self._held.get(id(parameter))
             if one is not None:
-                _take_place(parameter, one, Rows(parameter.shape, mesh.sharing, refuse, next(mesh.numbers)))
+                take_place(parameter, one, Rows(parameter.shape, mesh.sharing, refuse, next(mesh.numbers)))
         self._used: set[int] = set()
         """Identities of the parameters that autograd has come to on the last way back."""
         self._noted: set[int] = set()
@@ -119,7 +112,7 @@ class Shards:
         for state in self._states:
             part = state._modules[0]
             hooks.append(part.register_forward_pre_hook(state._pre_forward, prepend=True, with_kwargs=True))
-            hooks.append(part.register_forward_hook(_silently(state._post_forward)))
+            hooks.append(part.register_forward_hook(silently(state._post_forward)))
         stale = self._versions != self._present_versions()
         for group in self._groups:
             if group.is_unsharded and stale:
@@ -259,78 +252,6 @@ class Shards:
         return None if grad is None else become(grad._local_tensor, parameter.rows)
 
 
-# -- PyTorch's own ---------------------------------------------------------------------------------------------------
-
-
-def _fully_sharded(module: nn.Module, parts: Sequence[nn.Module], mesh: Mesh, rest: set[nn.Parameter]) -> list[Any]:
-    """Shard the parts and the module; the states of PyTorch's, the module's last, without a trace on any module."""
-    every = [*parts, module]
-    kinds = [type(one) for one in every]
-    words: dict[str, Any] = {"mesh": mesh.devices}
-    if rest and "ignored_params" in inspect.signature(fsdp.fully_shard).parameters:
-        words["ignored_params"] = rest
-    for one in every:
-        fsdp.fully_shard(one, **words)
-    states = [_fsdp_state._get_module_fsdp_state(one) for one in every]
-    states[-1]._lazy_init()  # type: ignore[union-attr]
-    for one, kind in zip(every, kinds, strict=True):
-        one.__class__ = kind
-    for part in module.modules():
-        for mark in MARKS:
-            vars(part).pop(mark, None)
-    for state in states:
-        _take_hooks_off(state, mesh.sharing)
-    return states
-
-
-def _groups_of(state: Any) -> list[Any]:
-    groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:
-        groups = [state._fsdp_param_group]
-    return [group for group in groups if group is not None]
-
-
-def _take_hooks_off(state: Any, group: Group) -> None:
-    handles = [state._pre_forward_hook_handle, state._post_forward_hook_handle]
-    for each in _groups_of(state):
-        handles += [*each._module_to_pre_save_state_dict_hook_handle.values()]
-        handles += [*each._module_to_pre_load_state_dict_hook_handle.values()]
-        handles += [one._post_load_hook_handle for one in each.fsdp_params]
-        for name, told in (("_all_gather_comm", "parameters"), ("_reduce_scatter_comm", "sum of gradients")):
-            if hasattr(each, name):
-                setattr(each, name, _Named(getattr(each, name), group, told))
-    for handle in handles:
-        handle.remove()
-
-
-def _silently(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook of PyTorch's without its warnings: they are about writing into what it returns, which a script cannot."""
-
-    def call(*args: Any) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return hook(*args)
-
-    return call
-
-
-class _Named:
-    """An exchange of PyTorch's, with a name and an end that are ours."""
-
-    def __init__(self, inner: Any, group: Group, name: str) -> None:
-        self._inner, self._group, self._name = inner, group, name
-
-    def allocate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Memory for it."""
-        found: torch.Tensor = self._inner.allocate(*args, **kwargs)
-        return found
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._group.keep(*(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)))
-        with self._group.named(self._name):
-            return self._inner(*args, **kwargs)
-
-
 def _place(held: Any) -> tuple[int, str]:
     return id(held._module_info.module), held._module_info.param_name
 
@@ -342,65 +263,3 @@ def _add(used: set[int], key: int, _: torch.Tensor) -> None:
 def _can_be_cut(parameter: torch.Tensor) -> bool:
     """Whether PyTorch can shard it; others are whole on every rank."""
     return bool(parameter.dim() and parameter.numel()) and parameter.is_contiguous() and parameter.is_floating_point()
-
-
-class _Memory:
-    """Where a parameter's rows lie: in PyTorch's own shard, whose memory is a little longer where rows do not go up."""
-
-    def __init__(self, held: Any) -> None:
-        self._held = held
-
-    def moved(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows in memory of their own, from where they are gathered from now on."""
-        held = self._held
-        padded = rows.new_zeros(held.padded_sharded_param_size)
-        mine = padded.narrow(0, 0, rows.shape[0]).copy_(rows)
-        held._sharded_param_data = padded.view(-1)
-        held.sharded_param._local_tensor = mine
-        return mine
-
-
-def _num_holders(tensor: torch.Tensor) -> int:
-    """How many tensors lie in its memory, and those that count."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))  # type: ignore[attr-defined]
-
-
-@functools.cache
-def _num_holders_of_one() -> int:
-    """The same of a parameter that nobody shares but its stand-in (`gradients.py`)."""
-    alone = nn.Parameter(torch.zeros(1))
-    stand_in = nn.Parameter(alone.detach())
-    num = _num_holders(alone)
-    del stand_in
-    return num
-
-
-def _take_place(parameter: nn.Parameter, held: Any, rows: Rows) -> None:
-    """The script's parameter moves into the memory of the shard.
-
-    Raises:
-        NotDivided: Somebody holds on to where it was.
-    """
-    if _num_holders(parameter) > _num_holders_of_one():
-        raise NotDivided(
-            "a parameter cannot be sharded: its memory is shared with another tensor",
-            cause=f"one of shape {tuple(parameter.shape)} is shared with another tensor that the script keeps "
-            "(`p.data`, a state dict, a view), which would not follow it",
-            hint=f"copy what is kept before training (`copy.deepcopy`); or {REPLICATE}",
-        )
-    grad, parameter.grad = parameter.grad, None
-    parameter.data = held.sharded_param._local_tensor
-    accumulates = parameter.view_as(parameter).grad_fn
-    before = accumulates is not None and accumulates.next_functions[0][0]
-    if before and tuple(before._input_metadata[0].shape) != tuple(parameter.shape):  # type: ignore[union-attr]
-        raise NotDivided(
-            "a parameter cannot be sharded: a graph hangs from it already",
-            cause=f"something was computed from one of shape {tuple(rows.shape)} before the first call of the model",
-            hint=f"compute penalties after the model's call; or {REPLICATE}",
-        )
-    hooks = parameter._backward_hooks
-    for key, hook in (hooks or {}).items():
-        hooks[key] = hook_of_wholes(hook, rows)  # type: ignore[index]
-    become(parameter, rows, _Memory(held))
-    if grad is not None:
-        parameter.grad = grad
