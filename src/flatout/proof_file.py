@@ -10,6 +10,7 @@ from dataclasses import replace
 from os import SEEK_END
 from pathlib import Path
 
+from flatout import record_file
 from flatout.errors import RecordError, cannot_write
 from flatout.proof import Proof, WholeRun
 from flatout.records import from_json, to_json
@@ -24,10 +25,7 @@ def save(proof: Proof, folder: Path) -> None:
     Raises:
         MachineError: The disk is full, or the folder gone.
     """
-    try:
-        (folder / FILE).write_text(json.dumps(to_json(proof), allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as problem:
-        raise cannot_write(folder / FILE, problem) from None
+    record_file.write(proof, folder / FILE)
 
 
 def load(folder: Path) -> Proof:
@@ -36,14 +34,9 @@ def load(folder: Path) -> Proof:
     Raises:
         RecordError: There is none, or it cannot be read.
     """
-    path = folder / FILE
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise RecordError(
-            f"no proof in `{folder}`", cause=f"`{FILE}` cannot be read: {problem}", hint="`flatout prove SCRIPT`"
-        ) from None
-    found = from_json(Proof, value, where=str(path))
+    found = record_file.read(
+        Proof, folder / FILE, missing=f"no proof in `{folder}`", hint="`flatout prove SCRIPT`"
+    )  # fmt: skip
     return replace(found, runs=tuple(_with_nan(run) for run in found.runs))
 
 

@@ -6,18 +6,17 @@ its file. What is measured is in `flatout.trials.rank_conduct`.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from flatout import record_file
 from flatout.ceilings import Machine
-from flatout.errors import RecordError, cannot_write
 from flatout.plan import Plan
 from flatout.ranks import MODES, sharing_ranks
-from flatout.records import from_json, to_json
+from flatout.records import to_json
 from flatout.trace import Levers
 
 FORMAT = 1  # 1: first version
@@ -235,10 +234,7 @@ def save(found: RankTuning, folder: Path) -> None:
     Raises:
         MachineError: The folder cannot be written.
     """
-    try:
-        (folder / FILE).write_text(json.dumps(to_json(found), allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as problem:
-        raise cannot_write(folder / FILE, problem) from None
+    record_file.write(found, folder / FILE)
 
 
 def load(folder: Path) -> RankTuning:
@@ -247,12 +243,7 @@ def load(folder: Path) -> RankTuning:
     Raises:
         RecordError: There is none, or it cannot be read.
     """
-    path = folder / FILE
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise RecordError(
-            f"no tuning of ranks in `{folder}`", cause=f"`{FILE}` cannot be read: {problem}",
-            hint="`flatout tune --ranks N SCRIPT` makes one",
-        ) from None  # fmt: skip
-    return from_json(RankTuning, value, where=str(path))
+    return record_file.read(
+        RankTuning, folder / FILE, missing=f"no tuning of ranks in `{folder}`",
+        hint="`flatout tune --ranks N SCRIPT` makes one",
+    )  # fmt: skip

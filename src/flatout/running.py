@@ -113,7 +113,7 @@ OF_WHOLE_PARAMETERS = (
 memory that sharding lets go of."""
 
 
-def for_ranks(chosen: Engagement, mode: str = "replicate") -> Engagement:
+def for_ranks(chosen: Engagement, mode: str) -> Engagement:
     """The engagement without what a plan found for one process, its cores and its parameters."""
     wanting: dict[str, tuple[str, ...]] = {"ranks share the cores": OF_ONE_PROCESS}
     if mode in SHARDED_MODES:

@@ -420,7 +420,7 @@ def test_input_stands_for_what_this_machine_can_have_and_the_machine_is_asked_fo
 
 def test_what_a_plan_found_for_the_cores_of_one_process_is_left_out_on_ranks():
     plan = running.Engagement(levers={"threads": {"num": 2}, "bf16": {}}, line="2 levers from flatout.toml")
-    found = running.for_ranks(plan)
+    found = running.for_ranks(plan, "replicate")
     assert found.levers == {"bf16": {}}
     assert found.line.endswith("; without threads: ranks share the cores")
-    assert running.for_ranks(found) is found
+    assert running.for_ranks(found, "replicate") is found

@@ -258,7 +258,6 @@ class RankConduct:
         """One process and each open division once, in an order drawn by lot."""
         sides: list[_Division | None] = [None, *(d for d in self._divisions if d.is_open)]
         self._lots.shuffle(sides)
-        ranked = running.for_ranks(self._chosen).levers
         alone: Sample | None = None
         found: list[tuple[_Division, Sample]] = []
         for side in sides:
@@ -269,7 +268,8 @@ class RankConduct:
                 if not alone.is_timed:
                     self._require(alone)
                 continue
-            sample = self._take(replace(self._wanted(side, num_steps, step_s), levers=ranked))
+            levers = running.for_ranks(self._chosen, side.mode).levers
+            sample = self._take(replace(self._wanted(side, num_steps, step_s), levers=levers))
             sample.forget()
             side.took_s += sample.took_s
             if not sample.is_timed:

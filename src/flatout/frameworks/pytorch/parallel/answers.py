@@ -301,9 +301,7 @@ def _by_wholes(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     def call() -> Any:
         return func(*_whole(args, wholes), **{word: _whole(value, wholes) for word, value in kwargs.items()})
 
-    target = (
-        kwargs.get("out") if "out" in kwargs else (args[0] if args else kwargs.get("tensor"))
-    )  # as `nn.init` has it
+    target = kwargs["out"] if "out" in kwargs else args[0] if args else kwargs.get("tensor")  # `nn.init` names it
     if not (writes(func) or "out" in kwargs) or not any(isinstance(one, Sharded) for one in flat(target)):
         found = call()
         if name in ("numpy", "__array__"):

@@ -10,9 +10,9 @@ module. Out: its aliases in place for a call, and summed gradients.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -21,6 +21,8 @@ from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Found
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.summing import Summing
+
+T = TypeVar("T", bound=torch.Tensor)
 
 
 class Aliases:
@@ -105,12 +107,9 @@ class Aliases:
     @contextmanager
     def nudged(self, times: int) -> Iterator[None]:
         """Aliases are moved by `times` their last bit, at random; the parameters stay."""
-        generator = torch.Generator()
-        generator.manual_seed(times)
         try:
-            for alias in self.used:
-                noise = torch.rand(alias.shape, generator=generator).mul_(2).sub_(1).to(alias.device)
-                alias.data = alias.data * (1 + noise * times * torch.finfo(alias.dtype).eps).to(alias.dtype)
+            for alias, factor in with_factors(self.used, times):
+                alias.data = alias.data * factor
             yield
         finally:
             for parameter, alias in zip(self.parameters, self._aliases, strict=True):
@@ -166,3 +165,12 @@ class Aliases:
 
 def _alias(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(parameter.detach(), requires_grad=parameter.is_floating_point() or parameter.is_complex())
+
+
+def with_factors(tensors: Iterable[T], times: int) -> Iterator[tuple[T, torch.Tensor]]:
+    """Each tensor with factors that move it by up to `times` its last bit; the same ones for the same `times`."""
+    generator = torch.Generator()
+    generator.manual_seed(times)
+    for tensor in tensors:
+        noise = torch.rand(tensor.shape, generator=generator).mul_(2).sub_(1).to(tensor.device)
+        yield tensor, (1 + noise * times * torch.finfo(tensor.dtype).eps).to(tensor.dtype)

@@ -90,19 +90,24 @@ class Rows:
             )
 
 
-class Sharded(torch.Tensor):
-    """A rank's rows of a tensor, whole to Python."""
+class Answering(torch.Tensor):
+    """A tensor that stands for another one: what is asked of it is answered elsewhere."""
 
-    rows: Rows
     answer: ClassVar[Callable[[Any, Any, Any], Any]]
-    """Answers a function's call for the whole: `answers.py`."""
+    """Answers a function's call, with its arguments and those that are named."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What is asked of the whole tensor."""
+        """The answer; the machinery by which the question came is off meanwhile."""
         del types
         with torch._C.DisableTorchFunctionSubclass():
             return cls.answer(func, args, kwargs or {})
+
+
+class Sharded(Answering):
+    """A rank's rows of a tensor, whole to Python: see `answers.py`."""
+
+    rows: Rows
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A pickle holds the whole: it can be read without ranks."""
@@ -135,21 +140,15 @@ class Path:
     steps: tuple[tuple[Any, tuple[Any, ...], dict[str, Any], int], ...]
 
 
-class Copied(torch.Tensor):
-    """What should be a view of a sharded tensor and is a copy: what is written into it goes where it came from."""
+class Copied(Answering):
+    """What should be a view of a sharded tensor and is a copy: what is written into it goes where it came from.
+
+    See `views.py`.
+    """
 
     path: Path
     seen: int
     """Version of the tensor of which it is a copy."""
-    answer: ClassVar[Callable[[Any, Any, Any], Any]]
-    """Answers a function's call: `views.py`."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """As of any tensor, unless it is written to, or looked at in part again."""
-        del types
-        with torch._C.DisableTorchFunctionSubclass():
-            return cls.answer(func, args, kwargs or {})
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         _become_plain(self)  # whose name it is to be shown with

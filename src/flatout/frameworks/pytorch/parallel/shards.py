@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.fully_sharded import fully_sharded, groups_of, silently
+from flatout.frameworks.pytorch.parallel.gradients import with_factors
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Found
 from flatout.frameworks.pytorch.parallel.mesh import Mesh
@@ -52,10 +53,10 @@ class Shards:
         self._groups = [group for state in self._states for group in groups_of(state)]
         self._held = {id(owners[_place(one)]): one for each in self._groups for one in each.fsdp_params}
         self.parameters = list({id(p): p for p in owners.values()}.values())
-        for parameter in self.parameters:
-            one = self._held.get(id(parameter))
-            if one is not None:
-                take_place(parameter, one, Rows(parameter.shape, mesh.sharing, refuse, next(mesh.numbers)))
+        self._cut = [(p, self._held[id(p)]) for p in self.parameters if id(p) in self._held]
+        self._rest = [p for p in self.parameters if id(p) not in self._held]
+        for parameter, held in self._cut:
+            take_place(parameter, held, Rows(parameter.shape, mesh.sharing, refuse, next(mesh.numbers)))
         self._used: set[int] = set()
         """Identities of the parameters that autograd has come to on the last way back."""
         self._noted: set[int] = set()
@@ -79,10 +80,8 @@ class Shards:
             wanted = [p.requires_grad for p in present]
         if wanted != self._wanted:
             self._wanted = wanted
-            for parameter, wants in zip(present, wanted, strict=True):
-                held = self._held.get(id(parameter))
-                if held is not None:
-                    held.sharded_param.requires_grad_(wants)
+            for parameter, held in self._cut:
+                held.sharded_param.requires_grad_(parameter.requires_grad)
 
     @property
     def used(self) -> list[nn.Parameter]:
@@ -93,13 +92,24 @@ class Shards:
     def leaves(self) -> list[torch.Tensor]:
         """What the graph of a call begins with: gathered parameters, and those that are not sharded."""
         gathered = [getattr(one, "_unsharded_param", None) for one in self._held.values()]
-        return [*(one for one in gathered if one is not None), *(p for p in self.parameters if id(p) not in self._held)]
+        return [*(one for one in gathered if one is not None), *self._rest]
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
         """All parameters are gathered, and stay so."""
-        with self._gathered():
+        if self._depth:
             yield
+            return
+        self._depth = 1
+        for group in self._groups:
+            group.unshard()
+            group.wait_for_unshard()
+        try:
+            yield
+        finally:
+            self._depth = 0
+            self._reshard()
+            self._put_back()
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -113,11 +123,10 @@ class Shards:
             part = state._modules[0]
             hooks.append(part.register_forward_pre_hook(state._pre_forward, prepend=True, with_kwargs=True))
             hooks.append(part.register_forward_hook(silently(state._post_forward)))
-        stale = self._versions != self._present_versions()
+        if self._versions != self._present_versions():  # updated since they were gathered
+            self._reshard()
         for group in self._groups:
-            if group.is_unsharded and stale:
-                group._to_sharded()
-            elif group.is_unsharded:
+            if group.is_unsharded:
                 for one in group.fsdp_params:
                     one._setattr_on_modules(one._unsharded_param)
         try:
@@ -137,22 +146,6 @@ class Shards:
             finally:
                 self._reshard()
 
-    @contextmanager
-    def _gathered(self) -> Iterator[None]:
-        if self._depth:
-            yield
-            return
-        self._depth = 1
-        for group in self._groups:
-            group.unshard()
-            group.wait_for_unshard()
-        try:
-            yield
-        finally:
-            self._depth = 0
-            self._reshard()
-            self._put_back()
-
     def _reshard(self) -> None:
         for group in self._groups:
             if group.is_unsharded:
@@ -160,10 +153,8 @@ class Shards:
 
     def _put_back(self) -> None:
         """Modules hold the script's own parameters again."""
-        for parameter in self.parameters:
-            held = self._held.get(id(parameter))
-            if held is not None:
-                held._setattr_on_modules(parameter)
+        for parameter, held in self._cut:
+            held._setattr_on_modules(parameter)
         self._versions = self._present_versions()
 
     def _present_versions(self) -> list[int]:
@@ -173,13 +164,10 @@ class Shards:
     @contextmanager
     def nudged(self, times: int) -> Iterator[None]:
         """Rows are moved by `times` their last bit, at random."""
-        generator = torch.Generator()
-        generator.manual_seed(times)
         kept = [part_of(p).clone() for p in self.used]
         try:
-            for rows in map(part_of, self.used):
-                noise = torch.rand(rows.shape, generator=generator).mul_(2).sub_(1).to(rows.device)
-                rows.mul_((1 + noise * times * torch.finfo(rows.dtype).eps).to(rows.dtype))
+            for rows, factor in with_factors(map(part_of, self.used), times):
+                rows.mul_(factor)
             yield
         finally:
             for rows, former in zip(map(part_of, self.used), kept, strict=True):
@@ -225,17 +213,16 @@ class Shards:
     ) -> Found:
         for group in self._groups:
             group.reduce_scatter_unused_params = all_used
-        rest = [p for p in self.parameters if id(p) not in self._held]
-        former = [p.grad for p in rest]
-        for p in rest:
+        former = [p.grad for p in self._rest]
+        for p in self._rest:
             p.grad = None
         for held in self._held.values():
             held.sharded_param.grad = None
         self._note_uses()
         torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
-        self._used.update(id(p) for p in rest if p.grad is not None)
+        self._used.update(id(p) for p in self._rest if p.grad is not None)
         found: Found = [self._taken(p) for p in self.parameters]
-        for p, grad in zip(rest, former, strict=True):
+        for p, grad in zip(self._rest, former, strict=True):
             p.grad = grad
         return found
 

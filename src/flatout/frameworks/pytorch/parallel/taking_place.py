@@ -33,17 +33,17 @@ class _Memory:
         return mine
 
 
-def _num_holders(tensor: torch.Tensor) -> int:
+def _num_sharing(tensor: torch.Tensor) -> int:
     """How many tensors lie in its memory, and those that count."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))  # type: ignore[attr-defined]
 
 
 @functools.cache
-def _num_holders_of_one() -> int:
+def _num_sharing_of_one() -> int:
     """The same of a parameter that nobody shares but its stand-in (`gradients.py`)."""
     alone = nn.Parameter(torch.zeros(1))
     stand_in = nn.Parameter(alone.detach())
-    num = _num_holders(alone)
+    num = _num_sharing(alone)
     del stand_in
     return num
 
@@ -54,7 +54,7 @@ def take_place(parameter: nn.Parameter, held: Any, rows: Rows) -> None:
     Raises:
         NotDivided: Somebody holds on to where it was.
     """
-    if _num_holders(parameter) > _num_holders_of_one():
+    if _num_sharing(parameter) > _num_sharing_of_one():
         raise NotDivided(
             "a parameter cannot be sharded: its memory is shared with another tensor",
             cause=f"one of shape {tuple(parameter.shape)} is shared with another tensor that the script keeps "

@@ -11,11 +11,9 @@ from typing import Any
 
 import torch
 
-from flatout.frameworks.pytorch.parallel.answers import DATA, VIEWS, answer, flat, whole_args
+from flatout.frameworks.pytorch.parallel.answers import SAME_ROWS, VIEWS, answer, flat, whole_args
 from flatout.frameworks.pytorch.parallel.sharded import Copied, Sharded, copied, name_of, whole_of, writes
 from flatout.frameworks.pytorch.trees import tensors_of
-
-SAME = (DATA, torch.Tensor.detach, torch.detach)
 
 
 def answer_of_copies(func: Any, args: Any, kwargs: Any) -> Any:
@@ -29,7 +27,7 @@ def answer_of_copies(func: Any, args: Any, kwargs: Any) -> Any:
     if any(isinstance(one, Sharded) for one in flat((args, kwargs))):
         return answer(func, args, kwargs)
     found = func(*args, **kwargs)
-    if isinstance(first, Copied) and (name_of(func) in VIEWS or func in SAME):
+    if isinstance(first, Copied) and (name_of(func) in VIEWS or func in SAME_ROWS):
         copied(found, first.path.base, (*first.path.steps, (func, args[1:], kwargs, 0)))
     return found
 
