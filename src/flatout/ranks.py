@@ -33,8 +33,11 @@ ELASTIC_LOGS = "elastic"
 MEETING = "meeting-failed"
 """Written by the launcher where machines did not find each other: why."""
 
-SHARDED_MODES = ("shard", "hybrid")
-"""Modes in which a rank holds some rows of each parameter: all ranks share them, or those of a machine."""
+MODEL_MODES = ("tensor",)
+"""Modes in which ranks compute one batch together, each its share of the model."""
+
+SHARDED_MODES = ("shard", "hybrid", *MODEL_MODES)
+"""Modes in which a rank holds parts of parameters. In the first two those are rows, shared by all or by a machine."""
 
 MODES = ("auto", "replicate", *SHARDED_MODES)
 """How a model and its batch are divided."""

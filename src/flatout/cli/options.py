@@ -132,7 +132,7 @@ def ranks(function: F) -> F:
         type=click.Choice(MODES),
         default="auto",
         show_default=True,
-        help="How ranks divide the work: the batch, and with it the parameters (all ranks, or those of a machine).",
+        help="Ranks divide the batch; with it parameters (all ranks, or those of a machine); or layers, by features.",
     )(function)
     help = "Train on N ranks.  [default: as many as the plan says]"
     return click.option("--ranks", "num_ranks", type=int, metavar="N", help=help)(function)

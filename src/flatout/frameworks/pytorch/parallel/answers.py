@@ -1,6 +1,6 @@
 """What does Python ask of a sharded tensor, and how is it answered for the whole?
 
-Shapes are told. Arithmetic by elements is done on the rows that are here; norms are put together from those of rows;
+Shapes are told. Arithmetic by elements is done on the parts that are here; norms are put together from those of parts;
 anything else gathers the whole on every rank, for all ranks run the same script. In: a function of PyTorch's and its
 arguments, some of them sharded. Out: what one process gets.
 """
@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
+from flatout.frameworks.pytorch.parallel.portions import REPLICATE, Portions
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import (
-    REPLICATE,
     Gathered,
-    Rows,
     Sharded,
     become,
     copied,
@@ -49,7 +48,7 @@ OF_THE_OBJECT = (
 """Asked of the object, and answered as of any other."""
 
 GRAD, SET_GRAD, DATA, SET_DATA = Of.grad.__get__, Of.grad.__set__, Of.data.__get__, Of.data.__set__
-SAME_ROWS = {DATA, Of.detach, torch.detach}
+SAME_PART = {DATA, Of.detach, torch.detach}
 
 SHAPES: dict[Any, Callable[..., Any]] = {
     Of.shape.__get__: lambda whole: whole.shape,
@@ -98,18 +97,18 @@ def answer(func: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(first, Sharded):
         if func == GRAD:
             grad = func(first)
-            return grad if grad is None or type(grad) is Sharded else become(grad, first.rows)
+            return grad if grad is None or type(grad) is Sharded else become(grad, first.portions)
         if func == SET_GRAD:
-            return func(first, _rows_for(args[1], first.rows))
+            return func(first, _part_for(args[1], first.portions))
         if func == SET_DATA:
             return _set_data(first, args[1])
         if func == Of.register_hook:
-            return func(first, hook_of_wholes(args[1], first.rows))
-        if func in SAME_ROWS:
-            return become(func(first), first.rows)
+            return func(first, hook_of_wholes(args[1], first.portions))
+        if func in SAME_PART:
+            return become(func(first), first.portions)
         shape = SHAPES.get(func)
         if shape is not None:
-            return shape(torch.empty(first.rows.shape, dtype=first.dtype, device="meta"), *args[1:], **kwargs)
+            return shape(torch.empty(first.portions.shape, dtype=first.dtype, device="meta"), *args[1:], **kwargs)
     return _computed(func, args, kwargs)
 
 
@@ -119,7 +118,7 @@ Sharded.answer = staticmethod(answer)
 def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     name = name_of(func)
     if (name in ELEMENTWISE or name.removesuffix("_") in ELEMENTWISE) and not (name == "where" and len(args) < 3):
-        found = _by_rows(func, args, kwargs)
+        found = _by_parts(func, args, kwargs)
         if found is not None:
             return found[0]
     if name in NORMS:
@@ -131,47 +130,49 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     return _by_wholes(func, name, args, kwargs)
 
 
-def _rows_for(value: Any, rows: Rows) -> Any:
-    """A gradient that the script sets, as this rank's rows."""
+def _part_for(value: Any, cut: Portions) -> Any:
+    """A gradient that the script sets, as this rank's part."""
     if value is None or isinstance(value, Sharded):
         return value
-    return become(rows.mine(value).clone(), rows)
+    return become(cut.mine(value).clone(), cut)
 
 
-def hook_of_wholes(hook: Callable[[Any], Any], rows: Rows) -> Callable[[Any], Any]:
-    """A hook of the script's on a gradient, which autograd may hand on as plain rows."""
+def hook_of_wholes(hook: Callable[[Any], Any], cut: Portions) -> Callable[[Any], Any]:
+    """A hook of the script's on a gradient, which autograd may hand on as a plain part."""
 
     def call(gradient: torch.Tensor) -> Any:
         with torch._C._EnableTorchFunction():
-            found = hook(gradient if isinstance(gradient, Sharded) else become(gradient, rows))
-        return _rows_for(found, rows)
+            found = hook(gradient if isinstance(gradient, Sharded) else become(gradient, cut))
+        return _part_for(found, cut)
 
     return call
 
 
 def _gradients(func: Any, args: Any, kwargs: Any) -> Any:
-    """`torch.autograd.grad`: of what is sharded, rows."""
+    """`torch.autograd.grad`: of what is sharded, parts."""
     inputs = list(flat(args[1] if len(args) > 1 else kwargs["inputs"]))
     found = func(*args, **kwargs)
     return tuple(
-        become(one, to.rows) if isinstance(to, Sharded) and one is not None and not isinstance(one, Sharded) else one
+        become(one, to.portions)
+        if isinstance(to, Sharded) and one is not None and not isinstance(one, Sharded)
+        else one
         for one, to in zip(found, inputs, strict=True)
     )
 
 
 def _set_data(tensor: Sharded, value: torch.Tensor) -> None:
     """`p.data = value`: values in memory of their own; who holds the memory that was there keeps it as it is."""
-    rows = tensor.rows
-    shape = value.rows.shape if isinstance(value, Sharded) else value.shape
-    if shape != rows.shape or value.dtype != tensor.dtype or value.device.type != tensor.device.type:
-        rows.refuse(
+    cut = tensor.portions
+    shape = value.portions.shape if isinstance(value, Sharded) else value.shape
+    if shape != cut.shape or value.dtype != tensor.dtype or value.device.type != tensor.device.type:
+        cut.refuse(
             NotDivided(
                 "a parameter's shape, type or device changes in training",
-                cause=f"from {tuple(rows.shape)}, {tensor.dtype} to {tuple(shape)}, {value.dtype}, and it is sharded",
+                cause=f"from {tuple(cut.shape)}, {tensor.dtype} to {tuple(shape)}, {value.dtype}, and it is sharded",
                 hint=REPLICATE,
             )
         )
-    mine = (value if isinstance(value, Sharded) else rows.mine(value)).detach()
+    mine = (value if isinstance(value, Sharded) else cut.mine(value)).detach()
     held = getattr(tensor, "held", None)
     SET_DATA(tensor, mine.clone() if held is None else held.moved(mine))
     with torch.no_grad():
@@ -190,23 +191,23 @@ def flat(value: Any) -> Iterable[Any]:
         yield value
 
 
-# -- by rows -----------------------------------------------------------------------------------------------------------
+# -- by parts ----------------------------------------------------------------------------------------------------------
 
 
-def _by_rows(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
-    """Compute on rows, where all tensors are sharded alike, or whole and can be cut so, or single numbers.
+def _by_parts(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
+    """Compute on parts, where all tensors are sharded alike, or whole and can be cut so, or single numbers.
 
     Returns:
         What was found, in a tuple; None where it cannot be done so.
     """
     every = list(flat((args, kwargs)))
-    rows = [one.rows for one in every if isinstance(one, Sharded)]
+    cuts = [one.portions for one in every if isinstance(one, Sharded)]
     plain = [one for one in every if isinstance(one, torch.Tensor) and not isinstance(one, Sharded) and one.dim()]
     if any(isinstance(one, list | tuple) for one in (*args, *kwargs.values())):
         if plain or not _go_together(args, kwargs):
             return None
-    elif len({one.shape for one in rows}) != 1 or any(
-        one.shape != rows[0].shape or (one.requires_grad and torch.is_grad_enabled()) for one in plain
+    elif not all(one.is_alike(cuts[0]) for one in cuts) or any(
+        one.shape != cuts[0].shape or (one.requires_grad and torch.is_grad_enabled()) for one in plain
     ):
         return None
     if writes(func) and not all(isinstance(one, Sharded) for one in flat(args[0])):
@@ -216,20 +217,20 @@ def _by_rows(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
 
     def cut(one: Any) -> Any:
         is_whole = isinstance(one, torch.Tensor) and not isinstance(one, Sharded) and one.dim()
-        return rows[0].mine(one) if is_whole else one
+        return cuts[0].mine(one) if is_whole else one
 
     found = func(*(cut(one) for one in args), **{name: cut(one) for name, one in kwargs.items()})
-    return (_as_sharded(found, args, rows),)
+    return (_as_sharded(found, args, cuts),)
 
 
 def _go_together(args: Any, kwargs: Any) -> bool:
-    """Whether lists of tensors have the same shapes, one after the other."""
+    """Whether lists of tensors are cut alike, one after the other."""
     lists = [
-        [one.rows.shape for one in value if isinstance(one, Sharded)]
+        [one.portions for one in value if isinstance(one, Sharded)]
         for value in (*args, *kwargs.values())
         if isinstance(value, list | tuple) and any(isinstance(one, Sharded) for one in value)
     ]
-    return all(one == lists[0] for one in lists)
+    return all(len(one) == len(lists[0]) and all(map(Portions.is_alike, one, lists[0])) for one in lists)
 
 
 def _changes_place(every: Sequence[Any]) -> bool:
@@ -240,12 +241,12 @@ def _changes_place(every: Sequence[Any]) -> bool:
     return any(isinstance(device, torch.device) and device.type != here for device in devices)
 
 
-def _as_sharded(found: Any, args: Any, rows: Sequence[Rows]) -> Any:
-    """What was computed on rows, as the whole it stands for; what was written to is the same object."""
+def _as_sharded(found: Any, args: Any, cuts: Sequence[Portions]) -> Any:
+    """What was computed on parts, as the whole it stands for; what was written to is the same object."""
     if isinstance(found, torch.Tensor):
-        return found if type(found) is Sharded or found.shape != rows[0].part_shape else become(found, rows[0])
+        return found if type(found) is Sharded or found.shape != cuts[0].part_shape else become(found, cuts[0])
     if isinstance(found, list | tuple):
-        of = [one.rows for one in flat(args[0]) if isinstance(one, Sharded)]
+        of = [one.portions for one in flat(args[0]) if isinstance(one, Sharded)]
         return type(found)(become(one, each) for one, each in zip(found, of, strict=True))
     return found
 
@@ -254,7 +255,7 @@ def _as_sharded(found: Any, args: Any, rows: Sequence[Rows]) -> Any:
 
 
 def _norms(name: str, args: Any, kwargs: Any) -> Any:
-    """Norms over all elements, put together from those of rows by one exchange; None where it is no such norm."""
+    """Norms over all elements, put together from those of parts by one exchange; None where it is no such norm."""
     many = isinstance(args[0], list | tuple)
     tensors = list(args[0]) if many else [args[0]]
     words = dict(zip(("order",), args[1:2], strict=False))
@@ -265,11 +266,11 @@ def _norms(name: str, args: Any, kwargs: Any) -> Any:
     differentiable = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
     if differentiable or words or len(args) > 2 or not isinstance(order, int | float) or order <= 0:
         return None
-    group = next(one.rows.group for one in tensors if isinstance(one, Sharded))
+    group = next(one.portions.group for one in tensors if isinstance(one, Sharded))
     own = [_own_norm(one, float(order), group.rank) for one in tensors]
-    numbers = [own[0].new_tensor(one.rows.number if isinstance(one, Sharded) else -1) for one in tensors]
+    numbers = [own[0].new_tensor(one.portions.number if isinstance(one, Sharded) else -1) for one in tensors]
     every = group.gather(torch.stack([*own, *numbers]), "norms of parts")
-    next(one.rows for one in tensors if isinstance(one, Sharded)).compare(every[:, len(own) :])
+    next(one.portions for one in tensors if isinstance(one, Sharded)).compare(every[:, len(own) :])
     every = every[:, : len(own)]
     whole = every.amax(0) if math.isinf(order) else every.pow(order).sum(0).pow(1 / order)
     found = [whole[place].to(kind or one.dtype) for place, one in enumerate(tensors)]
@@ -287,7 +288,7 @@ def _own_norm(tensor: torch.Tensor, order: float, rank: int) -> torch.Tensor:
 def _unscaled(func: Any, args: Any, kwargs: Any) -> Any:
     """A gradient scaler's check: what is not finite on one rank is so on all."""
     func(*args, **kwargs)
-    group = next(one.rows.group for one in args[0] if isinstance(one, Sharded))
+    group = next(one.portions.group for one in args[0] if isinstance(one, Sharded))
     args[1].copy_(group.gather(args[1], "check of gradients").amax(0))
 
 
@@ -314,7 +315,7 @@ def _by_wholes(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         written = {id(one) for one in flat(target)}
         for one, value in wholes.values():
             if id(one) in written:
-                one.detach().copy_(one.rows.mine(value))
+                one.detach().copy_(one.portions.mine(value))
     back = {id(value): one for one, value in wholes.values()}
     return map_tensors(lambda tensor: back.get(id(tensor), tensor), found)
 
@@ -331,5 +332,5 @@ def _whole(value: Any, wholes: dict[int, tuple[Sharded, torch.Tensor]]) -> Any:
     if not isinstance(value, Sharded):
         return value
     if id(value) not in wholes:
-        wholes[id(value)] = value, Gathered.apply(value, value.rows)
+        wholes[id(value)] = value, Gathered.apply(value, value.portions)
     return wholes[id(value)][1]

@@ -11,6 +11,7 @@ import contextlib
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,10 +22,11 @@ from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
 from flatout.frameworks.pytorch.parallel.cuts import Cut, entering, guesses
 from flatout.frameworks.pytorch.parallel.draws import Noise, Silence
 from flatout.frameworks.pytorch.parallel.group import Lost
-from flatout.frameworks.pytorch.parallel.held import Found
+from flatout.frameworks.pytorch.parallel.held import Found, Passed
 from flatout.frameworks.pytorch.parallel.pattern import Check, Computed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.skeleton import has_numbers_of_floats, skeleton
+from flatout.frameworks.pytorch.parallel.stand_ins import held_of
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
 
@@ -56,11 +58,11 @@ class Confirmation:
         """Compute the call whole and in parts, from the same state; how it is divided, where both agree."""
         group, module = self._group, self._division.module()
         first = known is None and self._division.holds_whole
-        self._begin_equal(module, inputs, first=first)
+        self.begin(inputs, first=first)
         kept = ModuleState(module), RandomStates()
         silence = Silence()
-        value, entered = self._whole(args, kwargs, inputs, silence, first=first)
-        whole, after = tensors_of(value), _remembered(module)
+        value, computed = self._whole(args, kwargs, inputs, silence, first=first)
+        whole, after = computed.outputs, _remembered(module)
         reasons: list[str] = []
         for cut in [known.cut] if known is not None else guesses(inputs, group.world):
             _restore(kept)
@@ -70,14 +72,54 @@ class Confirmation:
                 found = None
             if group.everywhere(found is not None, "agreement on a division") and found is not None:
                 _restore(kept)
-                return found, Check(Computed(whole, entered), mine, (args, kwargs))
+                return found, Check(computed, mine, (args, kwargs))
             reasons.append(why)
         _restore(kept)
         cause = self._division.small(inputs) or next(filter(None, reasons), "")
         raise self._division.refused(cause or "none of its inputs has a dimension that counts samples")
 
-    def _begin_equal(self, module: torch.nn.Module, inputs: Sequence[torch.Tensor], *, first: bool) -> None:
-        """All ranks call with the same inputs, and, at the first call, from the same state."""
+    def together(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inputs: Sequence[torch.Tensor],
+        pattern: Pattern,
+        *,
+        first: bool,
+    ) -> tuple[Pattern, Check]:
+        """Compute the call as one process does and by all ranks together, from the same state.
+
+        Raises:
+            NotDivided: They do not agree.
+        """
+        held: Any = self._division.held
+        module = self._division.module()
+        self.begin(inputs, first=False)
+        kept = ModuleState(module), RandomStates()
+        silence = Silence()
+        value, whole = self._whole(args, kwargs, inputs, silence, first=first)
+        after = _remembered(module)
+        _restore(kept)
+        try:
+            with self.apart(), silence.on(module):
+                passed: Passed = held.passed(self._division.compute, args, kwargs, pattern, silent=True)
+        except Lost:
+            raise
+        except Exception as problem:  # one process has not raised
+            raise self._division.refused(
+                f"it takes another way through its layers than in its first call ({type(problem).__name__}: {problem})"
+            ) from problem
+        found, wanted = passed.outputs, whole.outputs
+        same = len(found) == len(wanted) and skeleton(passed.value) == skeleton(value)
+        same = same and all(assembly.is_close(*pair) for pair in zip(found, wanted, strict=True))
+        same = same and _is_remembered(after, module)
+        _restore(kept)
+        if not self._group.everywhere(same, "agreement on a division"):
+            raise self._division.refused("what ranks compute together is not what one process computes")
+        return replace(pattern, masks=silence.broken), Check(whole, passed, (args, kwargs))
+
+    def begin(self, inputs: Sequence[torch.Tensor], *, first: bool) -> None:
+        """Make sure that all ranks call with the same inputs, and, at the first call, from the same state."""
         if not equality.same_batch(inputs, self._group):
             raise NotDivided(
                 f"ranks call `{self._division.name}` with different batches",
@@ -85,6 +127,7 @@ class Confirmation:
                 "random numbers",
                 hint="seed what draws (`random`, `numpy.random.default_rng(seed)`), or run it on one rank",
             )
+        module = self._division.module()
         different = equality.make_equal(module, self._group) if first else []  # later the running check tells
         if different:
             self._remark(f"{' and '.join(different)} of rank 0 were given to all ranks")
@@ -96,12 +139,12 @@ class Confirmation:
 
     def _whole(
         self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], silence: Silence, *, first: bool
-    ) -> tuple[Any, list[torch.Tensor]]:
-        """What the whole batch gives, and the inputs that gradients are wanted of."""
+    ) -> tuple[Any, Computed]:
+        """What the whole batch gives, as the module returns it, and the tensors of that."""
         module = self._division.module()
         versions, kept_before = [t._version for t in inputs], _kept_graphs(module)
         new_args, new_kwargs, entered = entering(args, kwargs, [lambda whole: whole] * len(inputs))
-        with self._apart(), silence.on(module), self._division.held.in_place():
+        with self.apart(), silence.on(module), self._division.held.in_whole() as leaves:
             value = self._division.compute(*new_args, **new_kwargs)
         stray = _kept_graphs(module) - kept_before
         if stray and first:
@@ -110,7 +153,7 @@ class Confirmation:
             raise self._division.refused("it returns a number that is no tensor, which may be that of a part")
         if versions != [t._version for t in inputs]:
             raise self._division.refused("it writes into its inputs")
-        return value, entered
+        return value, Computed(tensors_of(value), entered, leaves)
 
     def _attempt(
         self, cut: Cut, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor],
@@ -146,7 +189,7 @@ class Confirmation:
     ) -> tuple[list[torch.Tensor], list[torch.Tensor], Any, str]:
         """This rank's outputs, what they were computed from, what others are told of them, or what was raised."""
         try:
-            with self._apart(), silence.on(self._division.module()), noise.on():
+            with self.apart(), silence.on(self._division.module()), noise.on():
                 value, entered = self._division.computed(Pattern(cut, ()), share, args, kwargs)
         except Lost:
             raise
@@ -175,7 +218,7 @@ class Confirmation:
         return every[0] if all(one == every[0] for one in every) else None
 
     @contextmanager
-    def _apart(self) -> Iterator[None]:
+    def apart(self) -> Iterator[None]:
         """A computation that is not the script's: what it prints is not shown."""
         with torch.enable_grad(), contextlib.redirect_stdout(io.StringIO()):
             yield
@@ -187,16 +230,31 @@ class Confirmation:
             NotDivided: They differ by more than rounding.
         """
         group = self._group
-        whole, mine = check.whole, check.mine
-        held = self._division.held
-        wanted, _ = self._gradients(whole, gradients, summed=False)
         own = [None if g is None else assembly.gradient_of(r, g, share, group.rank, group.world)
                for r, g in zip(rules, gradients, strict=True)]  # fmt: skip
-        summed, _ = self._gradients(mine, own, summed=True)
+        summed, _ = self._gradients(check.mine, own, summed=True)
+        self._compare(check, gradients, summed)
+
+    def check_together(self, check: Check, gradients: Sequence[Any]) -> None:
+        """The same for a call that all ranks have computed together.
+
+        Raises:
+            NotDivided: They differ by more than rounding.
+        """
+        held, passed = self._division.held, check.mine
+        with held.in_place():
+            found, _ = passed.backward(gradients, keep=False)
+        pairs = zip(held.parameters, found, strict=True)
+        mine: Found = [None if grad is None else held_of(grad) for p, grad in pairs if p.requires_grad]
+        self._compare(check, gradients, mine)
+
+    def _compare(self, check: Check, gradients: Sequence[Any], summed: Found) -> None:
+        held = self._division.held
+        wanted, _ = self._gradients(check.whole, gradients, summed=False)
         if any(one is not None and one.is_sparse for one in (*wanted, *summed)):
             raise self._division.refused("it has sparse gradients")
-        wrong = _far(summed, wanted, self._tolerance(whole.outputs, held.used))
-        if not group.everywhere(not wrong, "agreement on gradients"):
+        wrong = _far(summed, wanted, self._tolerance(check.whole.outputs, held.used))
+        if not self._group.everywhere(not wrong, "agreement on gradients"):
             self._judge_rounding(check, gradients, wanted, wrong)
 
     def _judge_rounding(
@@ -224,7 +282,7 @@ class Confirmation:
         """Of the parameters and of inputs, from those of the outputs; None where there is none."""
         pairs = [(o, g) for o, g in zip(computed.outputs, gradients, strict=True) if g is not None and o.requires_grad]
         outs, grads = [out for out, _ in pairs], [grad for _, grad in pairs]
-        return self._division.held.gradients(outs, grads, computed.entered, summed=summed)
+        return self._division.held.gradients(outs, grads, computed.entered, summed=summed, leaves=computed.leaves)
 
     def _tolerance(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> float:
         return 10 * max((assembly.tolerance(t.dtype) for t in (*outputs, *gradients)), default=1e-3)
@@ -238,9 +296,9 @@ class Confirmation:
         args, kwargs = map_tensors(torch.Tensor.detach, check.inputs)
         held = self._division.held
         try:
-            with self._apart(), Silence().on(self._division.module()), held.in_place(), held.nudged(times):
+            with self.apart(), Silence().on(self._division.module()), held.nudged(times), held.in_whole() as leaves:
                 outputs = tensors_of(self._division.compute(*args, **kwargs))
-                found, _ = self._gradients(Computed(outputs, []), gradients, summed=False)
+                found, _ = self._gradients(Computed(outputs, [], leaves), gradients, summed=False)
         finally:
             _restore(kept)
         return _distances(found, wanted)

@@ -216,3 +216,15 @@ class Fork:
             torch.empty((), dtype=torch.int64).random_()
             if torch.cuda.is_initialized():
                 torch.empty((), dtype=torch.int64, device="cuda").random_()
+
+
+@contextmanager
+def drawn_apart(rank: int) -> Iterator[None]:
+    """Draws within are this rank's own, and follow from where all ranks stand: one draw further afterwards."""
+    seed = int(torch.empty((), dtype=torch.int64).random_())
+    outside = TorchStates()
+    torch.manual_seed((seed + 1_000_003 * (rank + 1)) % 2**63)
+    try:
+        yield
+    finally:
+        outside.restore()

@@ -10,6 +10,7 @@ import torch
 
 from flatout.frameworks.pytorch.parallel.assembly import Rule, are_alike
 from flatout.frameworks.pytorch.parallel.cuts import Cut
+from flatout.frameworks.pytorch.parallel.held import Leaves
 
 
 @dataclass(slots=True)
@@ -48,10 +49,11 @@ class Pattern:
 
 @dataclass(slots=True)
 class Computed:
-    """Outputs, and the inputs that gradients are wanted of."""
+    """Outputs, the inputs that gradients are wanted of, and the whole parameters that it was computed with."""
 
     outputs: list[torch.Tensor]
     entered: Sequence[torch.Tensor]
+    leaves: Leaves = ()
 
 
 @dataclass(slots=True)
@@ -60,10 +62,10 @@ class Check:
 
     Attributes:
         whole: Computed on the whole batch.
-        mine: Computed on this rank's part.
+        mine: `Computed` on this rank's part, or `Passed` by all ranks together.
         inputs: Of the call.
     """
 
     whole: Computed
-    mine: Computed
+    mine: Any
     inputs: Any

@@ -28,6 +28,7 @@ from flatout.frameworks.pytorch.memory import held_bytes
 from flatout.frameworks.pytorch.parallel import equality
 from flatout.frameworks.pytorch.parallel.division import Division
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
+from flatout.frameworks.pytorch.parallel.model_division import ModelDivision
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.running_check import RunningCheck
 from flatout.frameworks.pytorch.parallel.sharded import Sharded
@@ -35,6 +36,7 @@ from flatout.frameworks.pytorch.patches import Patch
 from flatout.rank_page import Page, page_file
 from flatout.ranks import (
     EXIT_LOST,
+    MODEL_MODES,
     SHARDED_MODES,
     STACKS_SIGNAL,
     RankPlace,
@@ -203,10 +205,14 @@ class Ranks:
                     cause="an embedding normalises the words of a batch (`max_norm`): a rank sees those of its part",
                 )
             )
-        found = Division(call.name, lambda: call.module, _computing(call), self.group, self._refuse, self._apart)
+        kind = ModelDivision if self._terms.mode in MODEL_MODES else Division
+        found = kind(call.name, lambda: call.module, _computing(call), self.group, self._refuse, self._apart)
         if self._sharding is not None:
             try:
-                found.hold = self._sharding.holding(call)
+                if isinstance(found, ModelDivision):
+                    found.planner = self._sharding.planning(call)
+                else:
+                    found.hold = self._sharding.holding(call)
             except NotDivided as problem:
                 self._refuse(problem)
         return found

@@ -1,13 +1,12 @@
 """How can a parameter be a rank's part in memory, and whole to the script?
 
-A `Sharded` tensor holds some rows of a whole one; what Python asks of it is answered for the whole (`answers.py`). The
+A `Sharded` tensor holds a part of a whole one; what Python asks of it is answered for the whole (`answers.py`). The
 script's own objects become such tensors, so that whatever it keeps of them (lists, an average of parameters, an
-optimizer's groups) stays true. In: a tensor and how it is cut. Out: the same object in the memory of its rows.
+optimizer's groups) stays true. In: a tensor and how it is cut. Out: the same object in the memory of its part.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,79 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.portions import Portions
 from flatout.frameworks.pytorch.trees import tensors_of
-
-REPLICATE = "`--mode replicate` keeps whole parameters on every rank"
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Rows:
-    """How a tensor is cut into rows, as `torch.chunk` does: each rank has `num` of them but for the last ones.
-
-    Attributes:
-        shape: Of the whole.
-        group: The ranks that share its rows.
-        refuse: Told of what cannot be done with a part; it ends the run.
-        number: Of the parameter, the same on all ranks: what they ask for in one exchange is compared.
-    """
-
-    shape: torch.Size
-    group: Group
-    refuse: Callable[[NotDivided], Any]
-    number: int = 0
-
-    @property
-    def num(self) -> int:
-        """Rows of a rank's part, but for those at the end."""
-        return -(-self.shape[0] // self.group.world)
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """Where this rank's rows begin and end."""
-        low = min(self.group.rank * self.num, self.shape[0])
-        return low, min(low + self.num, self.shape[0])
-
-    @property
-    def part_shape(self) -> torch.Size:
-        """Of this rank's part."""
-        low, high = self.bounds
-        return torch.Size((high - low, *self.shape[1:]))
-
-    def mine(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's rows of a whole tensor, a view."""
-        low, high = self.bounds
-        return whole.narrow(0, low, high - low)
-
-    def gathered(self, part: torch.Tensor) -> torch.Tensor:
-        """The whole from the parts of all ranks; every rank must ask for it, at the same time."""
-        if threading.current_thread() is not threading.main_thread():
-            self.refuse(
-                NotDivided(
-                    "a thread of the script's asks for a sharded parameter",
-                    cause="all ranks gather it together, and threads do not come in the same order everywhere",
-                    hint="copy what a thread is to save to whole tensors before (`copy.deepcopy`); or " + REPLICATE,
-                )
-            )
-        padded = part.new_zeros((self.num, *self.shape[1:]))
-        padded[: part.shape[0]] = part
-        tag = torch.tensor([self.number, self.shape.numel()], device=part.device).view(torch.uint8)
-        every = self.group.gather(torch.cat([tag, padded.view(-1).view(torch.uint8)]), "gathering of a parameter")
-        self.compare(every[:, : tag.numel()])
-        rows = every[:, tag.numel() :].contiguous().view(-1).view(part.dtype)
-        return rows.view(-1, *self.shape[1:])[: self.shape[0]].clone()
-
-    def compare(self, tags: torch.Tensor) -> None:
-        """Make sure that all ranks have asked for the same."""
-        if not bool((tags == tags[0]).all()):
-            self.refuse(
-                NotDivided(
-                    "ranks ask for different parameters at the same time",
-                    cause="the script goes through them in an order that depends on the process (a set, the time)",
-                    hint=REPLICATE,
-                )
-            )
 
 
 class Answering(torch.Tensor):
@@ -105,9 +33,9 @@ class Answering(torch.Tensor):
 
 
 class Sharded(Answering):
-    """A rank's rows of a tensor, whole to Python: see `answers.py`."""
+    """A rank's part of a tensor, whole to Python: see `answers.py`."""
 
-    rows: Rows
+    portions: Portions
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A pickle holds the whole: it can be read without ranks."""
@@ -158,17 +86,17 @@ class Copied(Answering):
             self.__class__ = Copied
 
 
-def become(tensor: torch.Tensor, rows: Rows, held: Any = None) -> Sharded:
-    """Have a tensor, which holds this rank's rows, be the whole one to Python; it stays the same object.
+def become(tensor: torch.Tensor, portions: Portions, held: Any = None) -> Sharded:
+    """Have a tensor, which holds this rank's part, be the whole one to Python; it stays the same object.
 
     Args:
-        tensor: The rows.
-        rows: Which they are.
+        tensor: The part.
+        portions: Which it is.
         held: What holds the memory of a parameter: told where it is to lie from now on (`moved`).
     """
     is_parameter = isinstance(tensor, nn.Parameter)
     tensor.__class__ = Sharded
-    tensor.rows = rows  # type: ignore[attr-defined]
+    tensor.portions = portions  # type: ignore[attr-defined]
     if held is not None:
         tensor.held = held  # type: ignore[attr-defined]
     if is_parameter:  # PyTorch's own mark
@@ -190,7 +118,7 @@ def copied(found: Any, base: Sharded, steps: tuple[Any, ...]) -> None:
 
 
 def part_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The rows that are here, in the same memory, as a plain tensor."""
+    """The part that is here, in the same memory, as a plain tensor."""
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.detach()
 
@@ -198,23 +126,23 @@ def part_of(tensor: torch.Tensor) -> torch.Tensor:
 def whole_of(tensor: Sharded) -> torch.Tensor:
     """The whole of a sharded tensor, gathered: a parameter where it is one. Every rank must ask for it."""
     with torch._C.DisableTorchFunctionSubclass():
-        found = tensor.rows.gathered(tensor.detach())
+        found = tensor.portions.gathered(tensor.detach())
         return nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
 
 
 class Gathered(torch.autograd.Function):
-    """The whole of a sharded tensor; all ranks compute with it alike, so that each takes its rows of the gradient."""
+    """The whole of a sharded tensor; all ranks compute with it alike, so that each takes its part of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, rows: Rows) -> torch.Tensor:
+    def forward(ctx: Any, part: torch.Tensor, portions: Portions) -> torch.Tensor:
         """The whole."""
-        ctx.rows = rows
-        return rows.gathered(part)
+        ctx.portions = portions
+        return portions.gathered(part)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        """This rank's rows."""
-        return ctx.rows.mine(grad).contiguous(), None
+        """This rank's part."""
+        return ctx.portions.mine(grad).contiguous(), None
 
 
 def name_of(func: Any) -> str:

@@ -17,8 +17,9 @@ from torch import nn
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from flatout.frameworks.pytorch.parallel.portions import REPLICATE
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Sharded, become
+from flatout.frameworks.pytorch.parallel.sharded import Sharded, become
 from flatout.frameworks.pytorch.patches import Patch
 
 ELEMENTWISE = (
@@ -78,10 +79,10 @@ class ShardedUpdates:
             for name, value in state.items():
                 if not isinstance(value, torch.Tensor) or isinstance(value, Sharded) or not value.dim():
                     continue
-                if value.shape == parameter.rows.part_shape:
-                    become(value, parameter.rows)
-                elif value.shape == parameter.rows.shape:
-                    state[name] = become(parameter.rows.mine(value).clone(), parameter.rows)
+                if value.shape == parameter.portions.part_shape:
+                    become(value, parameter.portions)
+                elif value.shape == parameter.portions.shape:
+                    state[name] = become(parameter.portions.mine(value).clone(), parameter.portions)
 
 
 def _of_all_at_once(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:

@@ -16,9 +16,11 @@ from flatout.frameworks.pytorch.calls import OuterCall
 from flatout.frameworks.pytorch.levers.heap import c_library, environment_decides, why_not_glibc
 from flatout.frameworks.pytorch.parallel import views  # noqa: F401  what sharded parameters and their views answer
 from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.held import Held
+from flatout.frameworks.pytorch.parallel.held import Held, HeldByModel
+from flatout.frameworks.pytorch.parallel.model_division import ModelDivision, Planner
+from flatout.frameworks.pytorch.parallel.portions import REPLICATE
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Sharded
+from flatout.frameworks.pytorch.parallel.sharded import Sharded
 from flatout.frameworks.pytorch.parallel.sharded_updates import ShardedUpdates
 from flatout.ranks import Terms, sharing_ranks
 
@@ -66,6 +68,23 @@ class Sharding:
             raise NotDivided(f"`{call.name}` cannot be sharded", cause=f"its parameters are {told}", hint=REPLICATE)
         return self._held
 
+    def planning(self, call: OuterCall) -> Planner:
+        """How a model is to be divided itself, at its first call.
+
+        Raises:
+            NotDivided: It cannot be.
+        """
+        self.holding(call)  # what it refuses is refused here
+
+        def plan(division: ModelDivision, args: Any, kwargs: Any) -> HeldByModel:
+            from flatout.frameworks.pytorch.parallel.tensor_planning import planned
+
+            parts = planned(division, args, kwargs, self._refuse)
+            self._shards.append((division.module(), parts))
+            return parts
+
+        return plan
+
     def _return_memory(self) -> None:
         """Have what is let go of return to the system: gathered parameters come and go in every call.
 
@@ -92,8 +111,7 @@ class Sharding:
         shards = next((shards for module, shards in self._shards if module is call.module), None)
         if shards is None:
             return call.plain(*args, **kwargs)
-        with shards.evaluating():
-            return call.plain(*args, **kwargs)
+        return shards.evaluated(call.plain, args, kwargs)
 
     @contextmanager
     def of_part(self, module: nn.Module) -> Iterator[None]:

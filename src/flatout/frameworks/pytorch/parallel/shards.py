@@ -19,14 +19,15 @@ import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.fully_sharded import fully_sharded, groups_of, silently
-from flatout.frameworks.pytorch.parallel.gradients import with_factors
 from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.held import Found
+from flatout.frameworks.pytorch.parallel.held import Found, Leaves
 from flatout.frameworks.pytorch.parallel.mesh import Mesh
+from flatout.frameworks.pytorch.parallel.portions import REPLICATE, in_rows
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.shard_units import units
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Rows, Sharded, become, part_of
-from flatout.frameworks.pytorch.parallel.taking_place import take_place
+from flatout.frameworks.pytorch.parallel.sharded import Sharded, become, part_of
+from flatout.frameworks.pytorch.parallel.stand_ins import with_factors
+from flatout.frameworks.pytorch.parallel.taking_place import ShardMemory, take_place
 
 Refuse = Callable[[NotDivided], Any]
 
@@ -42,6 +43,8 @@ class Shards:
         refuse: Told of what cannot be done; it ends the run.
     """
 
+    divides_model = False
+
     def __init__(self, module: nn.Module, mesh: Mesh, group: Group, called: Collection[int], refuse: Refuse) -> None:
         self._module, self._group = module, group
         owners = {
@@ -56,7 +59,8 @@ class Shards:
         self._cut = [(p, self._held[id(p)]) for p in self.parameters if id(p) in self._held]
         self._rest = [p for p in self.parameters if id(p) not in self._held]
         for parameter, held in self._cut:
-            take_place(parameter, held, Rows(parameter.shape, mesh.sharing, refuse, next(mesh.numbers)))
+            rows = in_rows(parameter.shape, mesh.sharing, refuse, next(mesh.numbers))
+            take_place(parameter, held.sharded_param._local_tensor, rows, ShardMemory(held))
         self._used: set[int] = set()
         """Identities of the parameters that autograd has come to on the last way back."""
         self._noted: set[int] = set()
@@ -138,11 +142,16 @@ class Shards:
             self._put_back()
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Around a call of which no gradients are taken: nothing stays gathered."""
+    def in_whole(self) -> Iterator[Leaves]:
+        """See `Held`: they are gathered as in any call."""
+        with self.in_place():
+            yield ()
+
+    def evaluated(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """See `Held`: nothing stays gathered."""
         with self.in_place():
             try:
-                yield
+                return compute(*args, **kwargs)
             finally:
                 self._reshard()
 
@@ -196,9 +205,10 @@ class Shards:
 
     def gradients(
         self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *,
-        summed: bool,
+        summed: bool, leaves: Leaves = (),
     ) -> tuple[Found, Found]:  # fmt: skip
         """See `Held`. What is not summed is the same on all ranks, so that no rank has a gradient that others lack."""
+        del leaves  # its own
         for tensor in inputs:
             tensor.grad = None
         factor = self._group.world if summed else 1
@@ -236,7 +246,7 @@ class Shards:
             return self._group.sum(own, "gradient of a single number").div_(self._group.world)
         grad, held.sharded_param.grad = held.sharded_param.grad, None
         assert isinstance(parameter, Sharded)
-        return None if grad is None else become(grad._local_tensor, parameter.rows)
+        return None if grad is None else become(grad._local_tensor, parameter.portions)
 
 
 def _place(held: Any) -> tuple[int, str]:

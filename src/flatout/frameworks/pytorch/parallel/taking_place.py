@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.answers import hook_of_wholes
+from flatout.frameworks.pytorch.parallel.portions import REPLICATE, Portions
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Rows, become
+from flatout.frameworks.pytorch.parallel.sharded import become
 
 
-class _Memory:
+class ShardMemory:
     """Where a parameter's rows lie: in PyTorch's own shard, whose memory is a little longer where rows do not go up."""
 
     def __init__(self, held: Any) -> None:
@@ -48,8 +49,14 @@ def _num_sharing_of_one() -> int:
     return num
 
 
-def take_place(parameter: nn.Parameter, held: Any, rows: Rows) -> None:
-    """The script's parameter moves into the memory of the shard.
+def take_place(parameter: nn.Parameter, part: torch.Tensor, portions: Portions, memory: Any) -> None:
+    """The script's parameter moves into the memory of its part.
+
+    Args:
+        parameter: Whole until now.
+        part: This rank's.
+        portions: Which that is.
+        memory: Told where the part is to lie from now on (`moved`).
 
     Raises:
         NotDivided: Somebody holds on to where it was.
@@ -62,18 +69,18 @@ def take_place(parameter: nn.Parameter, held: Any, rows: Rows) -> None:
             hint=f"copy what is kept before training (`copy.deepcopy`); or {REPLICATE}",
         )
     grad, parameter.grad = parameter.grad, None
-    parameter.data = held.sharded_param._local_tensor
+    parameter.data = part
     accumulates = parameter.view_as(parameter).grad_fn
     before = accumulates is not None and accumulates.next_functions[0][0]
     if before and tuple(before._input_metadata[0].shape) != tuple(parameter.shape):  # type: ignore[union-attr]
         raise NotDivided(
             "a parameter cannot be sharded: a graph hangs from it already",
-            cause=f"something was computed from one of shape {tuple(rows.shape)} before the first call of the model",
+            cause=f"something was computed from one of shape {tuple(portions.shape)} before the model's first call",
             hint=f"compute penalties after the model's call; or {REPLICATE}",
         )
     hooks = parameter._backward_hooks
     for key, hook in (hooks or {}).items():
-        hooks[key] = hook_of_wholes(hook, rows)  # type: ignore[index]
-    become(parameter, rows, _Memory(held))
+        hooks[key] = hook_of_wholes(hook, portions)  # type: ignore[index]
+    become(parameter, portions, memory)
     if grad is not None:
         parameter.grad = grad

@@ -1,0 +1,185 @@
+"""How does a rank hold parts of parameters with which it computes its share of the model?
+
+The script's own parameters become `Sharded` in the memory of this rank's parts; what is not cut is whole on every rank.
+Within a call modules compute with stand-ins for what is here. In: a module and how each parameter is cut. Out: its
+parameters held in parts, whole ones where they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from flatout.frameworks.pytorch.parallel.group import Group
+from flatout.frameworks.pytorch.parallel.held import Found, Leaves
+from flatout.frameworks.pytorch.parallel.portions import REPLICATE, Portions
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.sharded import Sharded, become, part_of, whole_of
+from flatout.frameworks.pytorch.parallel.stand_ins import StandIns, Swaps, stand_in, with_factors
+from flatout.frameworks.pytorch.parallel.taking_place import take_place
+
+
+class Parts:
+    """The parameters of one module, parts of some of them.
+
+    Args:
+        module: Its parameters are cut now.
+        group: All ranks.
+        portions: How parameters are cut, by their identity; the others are whole on every rank.
+        sums: Whether ranks use what is whole for different things, so that its gradients are summed; else all ranks
+            compute the same with it.
+    """
+
+    divides_model = True
+
+    def __init__(self, module: nn.Module, group: Group, portions: Mapping[int, Portions], *, sums: bool) -> None:
+        self._group, self._sums = group, sums
+        for parameter in module.parameters():
+            cut = portions.get(id(parameter))
+            if cut is not None:
+                with torch.no_grad():
+                    part = cut.mine(parameter.detach()).clone(memory_format=torch.contiguous_format)
+                take_place(parameter, part, cut, None)
+        self._stand_ins = StandIns(module, frozen=True)
+        self._stand_ins.renew()
+        self._ids = list(map(id, self.parameters))
+        self._within = False
+
+    # -- the script's parameters -------------------------------------------------------------------------------------
+
+    @property
+    def module(self) -> nn.Module:
+        """Whose parameters they are."""
+        return self._stand_ins.module
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """See `Held`."""
+        return self._stand_ins.parameters
+
+    @property
+    def used(self) -> list[nn.Parameter]:
+        """See `Held`."""
+        return [p for p in self.parameters if p.requires_grad]
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        """See `Held`."""
+        return list(self._stand_ins.used)
+
+    def renew(self) -> None:
+        """See `Held`."""
+        if list(map(id, self.module.parameters())) != self._ids:
+            raise NotDivided(
+                "a model's parameters were replaced by others in training",
+                cause=f"`{type(self.module).__name__}` had {len(self._ids)}, which are divided over ranks",
+                hint=REPLICATE,
+            )
+        self._stand_ins.renew()
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """See `Held`."""
+        if self._within:
+            yield
+            return
+        self._within = True
+        try:
+            with self._stand_ins.in_place(), self.computing():
+                yield
+        finally:
+            self._within = False
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Within, modules compute with parts; to be said by who knows how."""
+        return nullcontext()
+
+    @contextmanager
+    def in_whole(self) -> Iterator[Leaves]:
+        """See `Held`."""
+        if self._within:
+            yield ()
+            return
+        self._stand_ins.renew()
+        pairs = zip(self.parameters, self._stand_ins.every, strict=True)
+        every = {id(p): stand_in(whole_of(p)) if isinstance(p, Sharded) else other for p, other in pairs}
+        wholes = {id(p): every[id(p)] if p.requires_grad else every[id(p)].detach() for p in self.parameters}
+        self._within = True
+        try:
+            with Swaps.of(self.module, wholes).made():
+                yield [wholes[id(p)] for p in self.used]
+        finally:
+            self._within = False
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """See `Held`."""
+        with self.in_whole():
+            yield
+
+    @contextmanager
+    def nudged(self, times: int) -> Iterator[None]:
+        """See `Held`."""
+        kept = [part_of(p).clone() for p in self.used]
+        try:
+            for part, factor in with_factors(map(part_of, self.used), times):
+                part.mul_(factor)
+            yield
+        finally:
+            for part, former in zip(map(part_of, self.used), kept, strict=True):
+                part.copy_(former)
+
+    def close(self) -> None:
+        """See `Held`: what exchanges is the group itself."""
+
+    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
+        """See `Held`."""
+        with self.collecting() as found:
+            torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
+        return found
+
+    # -- gradients ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def collecting(self) -> Iterator[Found]:
+        """Around the way back: afterwards the gradients of `parameters` are in what this gives."""
+        leaves, found = self._stand_ins.every, Found()
+        for leaf in leaves:
+            leaf.grad = None
+        yield found
+        mine = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        flags = torch.tensor([grad is not None for grad in mine], dtype=torch.uint8)
+        used = self._group.gather(flags, "which parameters were used").amax(0).tolist()
+        for parameter, leaf, grad, was in zip(self.parameters, leaves, mine, used, strict=True):
+            found.append(self._gradient(parameter, leaf, grad) if was and parameter.requires_grad else None)
+
+    def _gradient(self, parameter: nn.Parameter, leaf: torch.Tensor, grad: torch.Tensor | None) -> torch.Tensor:
+        """This rank's part of a gradient that some rank has."""
+        grad = torch.zeros_like(leaf) if grad is None else grad
+        if isinstance(parameter, Sharded):
+            return become(grad, parameter.portions)
+        return self._group.sum(grad, "gradient of what is whole") if self._sums else grad
+
+    def gradients(
+        self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *,
+        summed: bool, leaves: Leaves = (),
+    ) -> tuple[Found, Found]:  # fmt: skip
+        """See `Held`: those of whole parameters, of which this rank's parts are told."""
+        del summed
+        found: list[Any] = [None] * (len(leaves) + len(inputs))
+        if outputs and found:
+            entered = [*leaves, *inputs]
+            found = list(torch.autograd.grad(list(outputs), entered, list(gradients), allow_unused=True))
+        cut = (p.portions.mine if isinstance(p, Sharded) else _same for p in self.used)
+        mine = [None if grad is None else take(grad) for take, grad in zip(cut, found, strict=False)]
+        return mine, found[len(leaves) :]
+
+
+def _same(grad: torch.Tensor) -> torch.Tensor:
+    return grad

@@ -1,0 +1,153 @@
+"""With what does a module compute in the place of its parameters?
+
+Leaves that share the memory of what this rank has of them; they are in the module for the time of a call, so that its
+graph ends there and not at the script's own objects. In: a module. Out: its stand-ins, in place within a context.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+
+T = TypeVar("T", bound=torch.Tensor)
+
+
+class StandIns:
+    """Stand-ins for the parameters of one module.
+
+    Args:
+        module: It.
+        frozen: Whether those that are not trained have one, too: where the parameters themselves are not what the
+            module is to compute with.
+    """
+
+    def __init__(self, module: nn.Module, *, frozen: bool = False) -> None:
+        self._frozen = frozen
+        self._module = weakref.ref(module)
+        self.parameters: list[nn.Parameter] = []
+        self.every: list[nn.Parameter] = []
+        """The stand-in of each."""
+        self._states: tuple[Any, ...] = ()
+        self._swaps = Swaps()
+
+    @property
+    def module(self) -> nn.Module:
+        """Whose parameters they stand for."""
+        module = self._module()
+        if module is None:
+            raise ReferenceError("the model is gone")
+        return module
+
+    def renew(self) -> bool:
+        """Follow what the script has done to the parameters since the last call; whether there are new stand-ins."""
+        parameters = list(self.module.parameters())
+        states = tuple((id(p), p.data_ptr(), p.requires_grad, p.stride()) for p in parameters)
+        if states == self._states:
+            return False
+        moved = tuple(s[:2] for s in states) != tuple(s[:2] for s in self._states)
+        self._states = states
+        if moved:
+            self.parameters = parameters
+            self.every = [stand_in(p) for p in parameters]
+        by_id: dict[int, torch.Tensor] = {
+            id(p): one if p.requires_grad else one.detach()
+            for p, one in zip(self.parameters, self.every, strict=True) if p.requires_grad or self._frozen
+        }  # fmt: skip
+        self._swaps = Swaps.of(self.module, by_id)
+        return moved
+
+    @property
+    def used(self) -> list[nn.Parameter]:
+        """Those of the parameters that are trained."""
+        return [one for p, one in zip(self.parameters, self.every, strict=True) if p.requires_grad]
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The module computes with them."""
+        with self._swaps.made():
+            yield
+
+    @contextmanager
+    def nudged(self, times: int) -> Iterator[None]:
+        """They are moved by `times` their last bit, at random; the parameters stay."""
+        try:
+            for one, factor in with_factors(self.used, times):
+                one.data = one.data * factor
+            yield
+        finally:
+            for parameter, one in zip(self.parameters, self.every, strict=True):
+                if parameter.requires_grad:
+                    one.data = held_of(parameter)
+
+
+class Swaps:
+    """What is put into modules in the place of parameters."""
+
+    def __init__(self) -> None:
+        self._swaps: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+        self._lists: list[tuple[list[Any], list[Any], list[Any]]] = []
+
+    @classmethod
+    def of(cls, module: nn.Module, by_id: Mapping[int, torch.Tensor]) -> Swaps:
+        """Put others into a module.
+
+        Args:
+            module: With all that is in it.
+            by_id: What comes in the place of a parameter, by the parameter's identity.
+        """
+        made = cls()
+        for part in module.modules():
+            own = part._parameters
+            if not isinstance(own, dict):
+                raise NotDivided(
+                    f"`{type(part).__name__}` cannot be divided over ranks", cause="its parameters are not Python's",
+                )  # fmt: skip
+            new = {name: by_id[id(p)] for name, p in own.items() if p is not None and id(p) in by_id}
+            if new:
+                made._swaps.append((own, new, {name: own[name] for name in new}))
+            flat = part.__dict__.get("_flat_weights")
+            if isinstance(flat, list):  # recurrent modules compute with a list of their own
+                made._lists.append((flat, [by_id.get(id(p), p) for p in flat], list(flat)))
+        return made
+
+    @contextmanager
+    def made(self) -> Iterator[None]:
+        """They are there within."""
+        for own, new, _ in self._swaps:
+            own.update(new)
+        for flat, new_list, _ in self._lists:
+            flat[:] = new_list
+        try:
+            yield
+        finally:
+            for own, _, old in self._swaps:
+                own.update(old)
+            for flat, _, old_list in self._lists:
+                flat[:] = old_list
+
+
+def held_of(parameter: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a parameter, in the same memory, as a plain tensor."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return parameter.detach()
+
+
+def stand_in(parameter: torch.Tensor) -> nn.Parameter:
+    """A leaf in the memory of what this rank has of a parameter."""
+    return nn.Parameter(held_of(parameter), parameter.is_floating_point() or parameter.is_complex())
+
+
+def with_factors(tensors: Iterable[T], times: int) -> Iterator[tuple[T, torch.Tensor]]:
+    """Each tensor with factors that move it by up to `times` its last bit; the same ones for the same `times`."""
+    generator = torch.Generator()
+    generator.manual_seed(times)
+    for tensor in tensors:
+        noise = torch.rand(tensor.shape, generator=generator).mul_(2).sub_(1).to(tensor.device)
+        yield tensor, (1 + noise * times * torch.finfo(tensor.dtype).eps).to(tensor.dtype)

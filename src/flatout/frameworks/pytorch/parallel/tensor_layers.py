@@ -1,0 +1,213 @@
+"""How does a rank compute its features of a layer?
+
+A layer by itself computes a part of its outputs, which are joined (`joined`), or looks up its part of a vocabulary
+(`vocabulary`). In a pair the first layers compute some features (`columns`), with which the last one goes on (`row`);
+attention computes some heads. In: a module whose parameters are this rank's parts. Out: what its `forward` is then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from flatout.frameworks.pytorch.parallel.cuts import bounds
+from flatout.frameworks.pytorch.parallel.group import Group
+from flatout.frameworks.pytorch.parallel.tensor_exchanges import Entering, Joined, Summed
+
+Kind = Literal["joined", "vocabulary", "columns", "row", "heads"]
+
+
+@dataclass(slots=True)
+class Layer:
+    """One module that is divided.
+
+    Attributes:
+        module: It.
+        kind: How.
+        blocks: So many equal blocks make up its outputs (queries, keys and values).
+        attributes: What other modules are told meanwhile: a module, the name of an attribute, its value on a rank.
+    """
+
+    module: Any
+    kind: Kind
+    blocks: int = 1
+    attributes: list[tuple[nn.Module, str, int]] = field(default_factory=list)
+
+    @property
+    def cuts(self) -> list[tuple[nn.Parameter, int, int]]:
+        """Its parameters that are cut: along which dimension, and of how many blocks that is made."""
+        own = self.module._parameters
+        if self.kind == "heads":
+            found = [(own["in_proj_weight"], 0, 3), (own.get("in_proj_bias"), 0, 3)]
+            found.append((self.module.out_proj._parameters["weight"], 1, 1))
+        elif self.kind == "row":
+            found = [(own["weight"], 1, 1)]
+        else:
+            found = [(own["weight"], 0, self.blocks), (own.get("bias"), 0, self.blocks)]
+        return [one for one in found if one[0] is not None]
+
+
+class Computing:
+    """Computes layers on one of the ranks."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.draws: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Entered where masks are drawn for some features."""
+        self._drawing: AbstractContextManager[None] | None = None
+        self._entered: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def forward_of(self, layer: Layer) -> Callable[..., Any]:
+        """What computes this rank's part of a layer."""
+        make = {
+            "joined": self._joined, "vocabulary": self._vocabulary, "columns": self._columns, "row": self._row,
+            "heads": self._heads,
+        }  # fmt: skip
+        return make[layer.kind](layer.module)
+
+    def end(self) -> None:
+        """A call is over."""
+        self._leave()
+        self._entered = None
+
+    def _enter(self, x: torch.Tensor) -> torch.Tensor:
+        """Layers that get the same input, one after the other, sum its gradients once."""
+        if self._entered is None or self._entered[0] is not x:
+            self._entered = x, Entering.apply(x, self._group)
+        return self._entered[1]
+
+    def _leave(self) -> None:
+        drawing, self._drawing = self._drawing, None
+        if drawing is not None:
+            drawing.__exit__(None, None, None)
+
+    def _joined(self, module: Any) -> Callable[..., Any]:
+        group, is_linear = self._group, isinstance(module, nn.Linear)
+        edges = bounds(module.out_features if is_linear else module.out_channels, group.world)
+
+        def joined(x: torch.Tensor) -> torch.Tensor:
+            entered = self._enter(x)
+            if is_linear:
+                part, dim = F.linear(entered, module.weight, module.bias), x.dim() - 1
+            else:
+                part = module._conv_forward(entered, module.weight, module.bias)
+                dim = x.dim() - len(module.kernel_size) - 1
+            found: torch.Tensor = Joined.apply(part, group, edges, dim)
+            return found
+
+        return joined
+
+    def _vocabulary(self, module: Any) -> Callable[..., Any]:
+        group = self._group
+        edges = bounds(module.num_embeddings, group.world)
+        low, high = edges[group.rank], edges[group.rank + 1]
+        padding = module.padding_idx
+        own_padding = padding - low if padding is not None and low <= padding < high else None
+
+        def vocabulary(x: torch.Tensor) -> torch.Tensor:
+            is_mine = (x >= low) & (x < high)
+            part = F.embedding(torch.where(is_mine, x - low, 0), module.weight, own_padding)
+            found: torch.Tensor = Summed.apply(part * is_mine.unsqueeze(-1), group)
+            return found
+
+        return vocabulary
+
+    def _columns(self, module: Any) -> Callable[..., Any]:
+        def columns(x: torch.Tensor) -> torch.Tensor:
+            part = F.linear(self._enter(x), module.weight, module.bias)
+            if self._drawing is None:
+                self._drawing = self.draws()
+                self._drawing.__enter__()
+            return part
+
+        return columns
+
+    def _row(self, module: Any) -> Callable[..., Any]:
+        def row(x: torch.Tensor) -> torch.Tensor:
+            self._leave()
+            found: torch.Tensor = Summed.apply(F.linear(x, module.weight), self._group)
+            return found if module.bias is None else found + module.bias
+
+        return row
+
+    def _heads(self, module: Any) -> Callable[..., Any]:
+        def heads(  # noqa: PLR0913  as PyTorch's
+            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, key_padding_mask: Any = None,
+            need_weights: bool = True, attn_mask: Any = None, average_attn_weights: bool = True,
+            is_causal: bool = False,
+        ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+            given: tuple[torch.Tensor, ...] = (query, key, value)
+            is_batched = query.dim() == 3
+            if not is_batched:
+                given = tuple(one.unsqueeze(0) for one in given)
+            elif not module.batch_first:
+                given = tuple(one.transpose(0, 1) for one in given) if not key is query is value else (
+                    (query.transpose(0, 1),) * 3)  # fmt: skip
+            num = module.num_heads // self._group.world
+            q, k, v = self._projected(module, given, num)
+            mask = _mask(key_padding_mask, attn_mask, q, k, self._group.rank)
+            rate = module.dropout if module.training else 0.0
+            with self.draws():
+                if need_weights:
+                    weights = (q * (1.0 / math.sqrt(q.shape[-1]))) @ k.transpose(-2, -1)
+                    weights = F.dropout((weights if mask is None else weights + mask).softmax(-1), rate)
+                    mixed = weights @ v
+                else:
+                    causal = is_causal and mask is None
+                    mixed = F.scaled_dot_product_attention(q, k, v, mask, rate, causal)
+            out = module.out_proj
+            part = F.linear(mixed.transpose(1, 2).flatten(2), out.weight)
+            found = Summed.apply(part, self._group)
+            found = found if out.bias is None else found + out.bias
+            found = found.squeeze(0) if not is_batched else found if module.batch_first else found.transpose(0, 1)
+            return found, self._told(weights, is_batched, average_attn_weights) if need_weights else None
+
+        return heads
+
+    def _projected(self, module: Any, given: tuple[torch.Tensor, ...], num: int) -> list[torch.Tensor]:
+        """Queries, keys and values of this rank's heads: (batch, heads, length, width)."""
+        query, key, value = given
+        weight, bias = module.in_proj_weight, module.in_proj_bias
+        if query is key is value:
+            found = F.linear(self._enter(query), weight, bias).chunk(3, -1)
+        else:
+            biases = (None,) * 3 if bias is None else bias.chunk(3)
+            found = tuple(map(F.linear, map(self._enter, given), weight.chunk(3), biases))
+        return [one.unflatten(-1, (num, -1)).transpose(1, 2) for one in found]
+
+    def _told(self, weights: torch.Tensor, is_batched: bool, average: bool) -> torch.Tensor:
+        """The weights of attention of all heads, or their mean."""
+        world = self._group.world
+        if average:
+            found: torch.Tensor = Summed.apply(weights.mean(1) / world, self._group)
+        else:
+            found = Joined.apply(weights, self._group, bounds(weights.shape[1] * world, world), 1)
+        return found if is_batched else found.squeeze(0)
+
+
+def _mask(padding: Any, attention: Any, q: torch.Tensor, k: torch.Tensor, rank: int) -> torch.Tensor | None:
+    """What is added before the softmax, for this rank's heads: (batch, heads, queries, keys)."""
+    found = None
+    if attention is not None:
+        found = _added(attention, q.dtype)
+        if found.dim() == 3:  # one for each head of each sample
+            num = q.shape[1]
+            found = found.unflatten(0, (q.shape[0], -1)).narrow(1, rank * num, num)
+    if padding is not None:
+        keys = _added(padding, q.dtype).view(-1, 1, 1, k.shape[2])
+        found = keys if found is None else found + keys
+    return found
+
+
+def _added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask as what is added to scores."""
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf)
+    return mask.to(dtype)

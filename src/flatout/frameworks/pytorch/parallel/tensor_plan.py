@@ -1,0 +1,242 @@
+"""Which layers of a model can be divided by features, and which of them need no exchange in between?
+
+A call of the model is watched: which layers are called in which order, and which parameters are read past their layers.
+Layers of known kinds can be divided by themselves. Whether some of them go together is tried: the first ones give some
+features only, and what the last one makes of them must add up to what it gave before. In: a module and a call. Out: the
+layers, and how their parameters are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from flatout.frameworks.pytorch.parallel import assembly
+from flatout.frameworks.pytorch.parallel.cuts import bounds
+from flatout.frameworks.pytorch.parallel.group import Group
+from flatout.frameworks.pytorch.parallel.portions import Portions
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, held_of, stand_in
+from flatout.frameworks.pytorch.parallel.tensor_layers import Layer
+from flatout.frameworks.pytorch.parallel.watching import Watched
+from flatout.frameworks.pytorch.trees import tensors_of
+
+LEAST_SHARE = 0.01
+"""A layer with less of the model's parameters is not worth an exchange by itself."""
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class TensorPlan:
+    """Finds how a module is divided.
+
+    Args:
+        watched: A call of it.
+        group: All ranks.
+        refuse: For portions.
+    """
+
+    def __init__(self, watched: Watched, group: Group, refuse: Callable[[NotDivided], Any]) -> None:
+        self._watched, self._group, self._refuse = watched, group, refuse
+        self._module = watched.module
+        self.together: list[Layer] = []
+        """Layers that need no exchange in between."""
+        self.alone: list[Layer] = []
+        """Others."""
+        self._verdicts: dict[Any, Any] = {}
+
+    def find(self) -> None:
+        """Try what goes together; the rest is divided alone."""
+        usable = [one for one in self._watched.order if self._is_usable(one)]
+        self.together = [Layer(one, "heads") for one in usable if self._has_heads(one)]
+        taken = {id(inner) for layer in self.together for inner in layer.module.modules()}
+        free = [one for one in usable if _is_linear(one) and id(one) not in taken]
+        for scope in list(self._module.modules())[::-1]:  # inner ones first
+            inside = {id(one) for one in scope.modules()}
+            self._pair(scope, [one for one in free if id(one) in inside and id(one) not in taken], taken)
+        self.alone = [layer for one in usable if id(one) not in taken for layer in self._alone(one)]
+
+    def alone_only(self) -> list[Layer]:
+        """Every layer divided by itself."""
+        usable = [one for one in self._watched.order if self._is_usable(one)]
+        return [layer for one in usable for layer in self._alone(one)]
+
+    def portions(self, layers: Sequence[Layer]) -> dict[int, Portions]:
+        """How the parameters of layers are cut."""
+        found: dict[int, Portions] = {}
+        for layer in layers:
+            for parameter, dim, blocks in layer.cuts:
+                edges = tuple(bounds(parameter.shape[dim] // blocks, self._group.world))
+                number = self._watched.numbers[id(parameter)]
+                found[id(parameter)] = Portions(
+                    torch.Size(parameter.shape), self._group, self._refuse, edges, number, dim, blocks
+                )
+        return found
+
+    # -- single layers -----------------------------------------------------------------------------------------------
+
+    def _is_usable(self, module: nn.Module) -> bool:
+        """Whether all that a layer's parameters are for is its own call, as PyTorch has it."""
+        own = list(module.parameters())
+        hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+        plain = "forward" not in vars(module) and not hooks and "weight" in (*module._parameters, "weight")
+        whole = all(p.is_floating_point() and p.is_contiguous() and p.numel() for p in own)
+        return bool(own) and plain and whole and not any(id(p) in self._watched.read_outside for p in own)
+
+    def _has_heads(self, module: nn.Module) -> bool:
+        if type(module).forward is not nn.MultiheadAttention.forward:
+            return False
+        assert isinstance(module, nn.MultiheadAttention)
+        is_plain = module._qkv_same_embed_dim and module.bias_k is None and not module.add_zero_attn
+        return is_plain and module.num_heads % self._group.world == 0 and "weight" in module.out_proj._parameters
+
+    def _alone(self, module: Any) -> Iterator[Layer]:
+        """A layer by itself, where that is worth an exchange."""
+        world, weight = self._group.world, module._parameters.get("weight")
+        if weight is None or weight.numel() < LEAST_SHARE * self._watched.num_elements:
+            return
+        if _is_linear(module) and module.out_features >= world:
+            yield Layer(module, "joined")
+        elif isinstance(module, CONVOLUTIONS) and module.groups == 1 and module.out_channels >= world:
+            if type(module).forward in [kind.forward for kind in CONVOLUTIONS]:
+                yield Layer(module, "joined")
+        elif type(module).forward is nn.Embedding.forward and module.num_embeddings >= world and _is_plain(module):
+            yield Layer(module, "vocabulary")
+
+    # -- together ----------------------------------------------------------------------------------------------------
+
+    def _pair(self, scope: nn.Module, free: list[Any], taken: set[int]) -> None:
+        """Try neighbours among the layers that a module calls."""
+        first = 0
+        while first < len(free) - 1:
+            num = next((n for n in (4, 3, 2) if self._try(scope, free[first : first + n], n)), 1)
+            taken.update(id(one) for one in free[first : first + num] if num > 1)
+            first += num
+
+    def _try(self, scope: nn.Module, layers: list[Any], num: int) -> bool:
+        if len(layers) < num or any(len(self._watched.outputs.get(id(one), ())) != 1 for one in layers):
+            return False
+        *columns, row = layers
+        outs = [one.out_features for one in columns]
+        blocks = 3 if num == 2 and outs[0] == 3 * row.in_features else 1
+        world = self._group.world
+        if (
+            not _fit(outs, row.in_features, blocks)
+            or min(outs) // blocks < world
+            or id(scope) not in self._watched.calls
+        ):
+            return False
+        key = (type(scope), *((str(tuple(p.shape)), name) for name, p in scope.named_parameters()),
+               tuple(_name(scope, one) for one in layers))  # fmt: skip
+        if key not in self._verdicts:
+            self._verdicts[key] = self._tried(scope, columns, row, blocks, with_heads=num == 4 or blocks > 1)
+        found = self._verdicts[key]
+        if found is None:
+            return False
+        attributes = [(inner, name, value) for _, path, name, value in found for inner in [scope.get_submodule(path)]]
+        made = [Layer(one, "columns", blocks) for one in columns] + [Layer(row, "row")]
+        made[0].attributes = attributes
+        self.together += made
+        return True
+
+    def _tried(self, scope: nn.Module, columns: list[Any], row: Any, blocks: int, *, with_heads: bool) -> Any:
+        """What modules have to be told where layers go together; None where they do not."""
+        if not with_heads:
+            return [] if self._holds(scope, columns, row, blocks, []) else None
+        for names in (("head",), ("head", "dim", "embd", "size")):
+            told = self._told(scope, columns, blocks, names)
+            if told and self._holds(scope, columns, row, blocks, told):
+                return told
+        return None
+
+    def _told(self, scope: nn.Module, columns: list[Any], blocks: int, names: Sequence[str]) -> list[Any]:
+        """Numbers of heads, and widths, that modules keep as attributes: what they are on one rank."""
+        found, world = [], self._group.world
+        widths = {one.out_features // blocks for one in columns}
+        for path, inner in scope.named_modules():
+            for name, value in vars(inner).items():
+                if not isinstance(value, int) or isinstance(value, bool) or value % world or value < world:
+                    continue
+                is_heads = "head" in name and not any(word in name for word in ("dim", "size"))
+                is_width = len(names) > 1 and value in widths and any(word in name for word in names[1:])
+                if (is_heads or is_width) and not isinstance(inner, nn.Linear):
+                    found.append((None, path, name, value // world))
+        return found
+
+    def _holds(self, scope: nn.Module, columns: list[Any], row: Any, blocks: int, told: list[Any]) -> bool:
+        """Whether parts of the first layers' features are all that the last one needs, on all ranks."""
+        args, kwargs, value = self._watched.calls[id(scope)]
+        wanted = self._watched.outputs[id(row)][0]
+        layers = [Layer(one, "columns", blocks) for one in columns]
+        swaps = {id(p): stand_in(self._cut(p, 0, blocks)) for one in layers for p, _, _ in one.cuts}
+        mine = self._cut(row.weight, 1, 1)
+        partial: list[torch.Tensor] = []
+
+        def reached(x: torch.Tensor) -> torch.Tensor:
+            partial.append(F.linear(x, mine))
+            return wanted
+
+        holds = False
+        try:
+            with torch.no_grad(), Swaps.of(scope, swaps).made(), _attributes(scope, told), _forward(row, reached):
+                again = scope(*args, **kwargs)
+            pairs = list(zip(tensors_of(again), tensors_of(value), strict=True))
+            holds = len(partial) == 1 and all(assembly.is_close(*pair) for pair in pairs)
+        except Exception:  # noqa: BLE001  a wrong guess may raise anything
+            holds = False
+        if not self._group.everywhere(holds and partial[0].shape == wanted.shape, "layers that go together"):
+            return False
+        found = self._group.sum(partial[0].contiguous(), "layers that go together")
+        bias = 0 if row.bias is None else held_of(row.bias)
+        return self._group.everywhere(assembly.is_close(found + bias, wanted), "layers that go together")
+
+    def _cut(self, parameter: torch.Tensor, dim: int, blocks: int) -> torch.Tensor:
+        whole = held_of(parameter)
+        edges = tuple(bounds(whole.shape[dim] // blocks, self._group.world))
+        portions = Portions(whole.shape, self._group, self._refuse, edges, 0, dim, blocks)
+        return portions.mine(whole).contiguous()
+
+
+def _is_linear(module: Any) -> bool:
+    return type(module).forward is nn.Linear.forward and "weight" in module._parameters
+
+
+def _fit(outs: Sequence[int], entering: int, blocks: int) -> bool:
+    """Whether features of the first layers may be all that the last one gets: three as in attention, two if gated."""
+    if len(outs) == 3:
+        return outs[0] == entering and outs[1] == outs[2]
+    return {width // blocks for width in outs} == {entering}
+
+
+def _is_plain(module: nn.Embedding) -> bool:
+    """Whether looking up words does nothing but that."""
+    return module.max_norm is None and not module.sparse and not module.scale_grad_by_freq
+
+
+def _name(scope: nn.Module, module: nn.Module) -> str:
+    return next((name for name, one in scope.named_modules() if one is module), "")
+
+
+@contextmanager
+def _forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]
+
+
+@contextmanager
+def _attributes(scope: nn.Module, told: Sequence[Any]) -> Iterator[None]:
+    """Modules are told their share within."""
+    with ExitStack() as stack:
+        for _, path, name, value in told:
+            inner = scope.get_submodule(path)
+            stack.callback(setattr, inner, name, getattr(inner, name))
+            setattr(inner, name, value)
+        yield

@@ -1,0 +1,78 @@
+"""How does a model come to be divided by features?
+
+Its first call is watched, a plan is made and tried, parameters move. In: a division and its first call. Out: the
+parameters in parts; or a refusal, before anything has moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flatout.frameworks.pytorch.module_state import ModuleState
+from flatout.frameworks.pytorch.parallel import assembly
+from flatout.frameworks.pytorch.parallel.draws import Silence
+from flatout.frameworks.pytorch.parallel.group import Group
+from flatout.frameworks.pytorch.parallel.model_division import ModelDivision
+from flatout.frameworks.pytorch.parallel.portions import REPLICATE
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, held_of, stand_in
+from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer
+from flatout.frameworks.pytorch.parallel.tensor_parts import TensorParts, computed_in_parts
+from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan
+from flatout.frameworks.pytorch.parallel.watching import Watched
+from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.frameworks.pytorch.trees import tensors_of
+
+
+def planned(division: ModelDivision, args: Any, kwargs: Any, refuse: Callable[[NotDivided], Any]) -> TensorParts:
+    """Find how a model is divided, and take its parameters.
+
+    Raises:
+        NotDivided: No way of dividing it gives what one process gives.
+    """
+    module, group = division.module(), division.group
+    kept = ModuleState(module), RandomStates()
+    watched = Watched(module)
+    with division.confirmation.apart(), Silence().on(module):
+        wanted = [t.detach() for t in tensors_of(watched.watch(division.compute, args, kwargs))]
+    plan = TensorPlan(watched, group, refuse)
+    with division.confirmation.apart(), Silence().on(module):
+        plan.find()
+    try:
+        for layers in ([*plan.together, *plan.alone], plan.alone_only()):
+            for state in kept:
+                state.restore()
+            with division.confirmation.apart(), Silence().on(module):
+                if layers and _agrees(division, plan, layers, (args, kwargs), wanted, group):
+                    portions = plan.portions(layers)
+                    return TensorParts(module, group, layers, portions)
+    finally:
+        for state in kept:
+            state.restore()
+    raise NotDivided(
+        f"the layers of `{division.name}` cannot be divided over ranks",
+        cause="none of its layers is of a kind that can be divided by features, or dividing them changes its outputs",
+        hint=f"`--mode shard` divides the memory of any model; or {REPLICATE}",
+    )
+
+
+def _agrees(
+    division: ModelDivision, plan: TensorPlan, layers: Sequence[Layer], call: Any, wanted: Sequence[torch.Tensor],
+    group: Group,
+) -> bool:  # fmt: skip
+    """Whether layers divided so give what the call gave; no parameter moves."""
+    by_id = {id(p): p for layer in layers for p, _, _ in layer.cuts}
+    cut = {key: one.mine(held_of(by_id[key])).contiguous() for key, one in plan.portions(layers).items()}
+    swaps = Swaps.of(division.module(), {key: stand_in(one) for key, one in cut.items()})
+    args, kwargs = call
+    agrees = False
+    try:
+        with torch.no_grad(), swaps.made(), computed_in_parts(layers, Computing(group)):
+            found = tensors_of(division.compute(*args, **kwargs))
+        agrees = len(found) == len(wanted) and all(map(assembly.is_close, found, wanted))
+    except Exception:  # noqa: BLE001  what goes together may have been guessed wrongly
+        agrees = False
+    return group.everywhere(agrees, "agreement on a division")
