@@ -27,6 +27,7 @@ from measuring import FLATOUT, HERE, PYTHON, quiet, ratio, timed, write
 
 SCRIPT = str(HERE / "scripts" / "ranked.py")
 MODES = ("replicate", "shard")
+"""Those that a script by hand is written for."""
 MODELS = ("mlp", "convolutions", "transformer")
 WARM = 20
 """First steps, which are not counted."""
@@ -142,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=["agreement", "step", "memory", "start"])
-    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=(*MODES, "tensor"))
     arguments = parser.parse_args()
     rounds, modes = arguments.rounds, arguments.modes
     with tempfile.TemporaryDirectory(prefix="flatout-ranks-") as folder:

@@ -75,7 +75,8 @@ def take_place(parameter: nn.Parameter, part: torch.Tensor, portions: Portions, 
     if before and tuple(before._input_metadata[0].shape) != tuple(parameter.shape):  # type: ignore[union-attr]
         raise NotDivided(
             "a parameter cannot be sharded: a graph hangs from it already",
-            cause=f"something was computed from one of shape {tuple(portions.shape)} before the model's first call",
+            cause=f"something was computed from one of shape {tuple(portions.shape)} before the first call of "
+            "the model",
             hint=f"compute penalties after the model's call; or {REPLICATE}",
         )
     hooks = parameter._backward_hooks
