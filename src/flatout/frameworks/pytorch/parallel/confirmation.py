@@ -25,8 +25,8 @@ from flatout.frameworks.pytorch.parallel.group import Lost
 from flatout.frameworks.pytorch.parallel.held import Found, Passed
 from flatout.frameworks.pytorch.parallel.pattern import Check, Computed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.sharded import part_of
 from flatout.frameworks.pytorch.parallel.skeleton import has_numbers_of_floats, skeleton
-from flatout.frameworks.pytorch.parallel.stand_ins import held_of
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
 
@@ -245,7 +245,7 @@ class Confirmation:
         with held.in_place():
             found, _ = passed.backward(gradients, keep=False)
         pairs = zip(held.parameters, found, strict=True)
-        mine: Found = [None if grad is None else held_of(grad) for p, grad in pairs if p.requires_grad]
+        mine: Found = [None if grad is None else part_of(grad) for p, grad in pairs if p.requires_grad]
         self._compare(check, gradients, mine)
 
     def _compare(self, check: Check, gradients: Sequence[Any], summed: Found) -> None:

@@ -7,7 +7,7 @@ a rank's part of each tensor. Arithmetic only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,7 @@ def part(tensor: torch.Tensor, dim: int, low: int, high: int) -> torch.Tensor:
 
 
 def entering(
-    args: Any, kwargs: Any, changes: Sequence[Callable[[torch.Tensor], torch.Tensor]]
+    args: Any, kwargs: Any, changes: Iterable[Callable[[torch.Tensor], torch.Tensor]]
 ) -> tuple[Any, Any, list[torch.Tensor]]:
     """Inputs of a call without what the script computed them from, and those that gradients are wanted of.
 

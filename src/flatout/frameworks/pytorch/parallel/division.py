@@ -23,10 +23,11 @@ from flatout.frameworks.pytorch.parallel.draws import Fork, Noise
 from flatout.frameworks.pytorch.parallel.gradients import Aliases
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Held
+from flatout.frameworks.pytorch.parallel.node import NodeCall
 from flatout.frameworks.pytorch.parallel.pattern import Check, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.skeleton import flags_of, skeleton
-from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
+from flatout.frameworks.pytorch.trees import tensors_of
 
 Compute = Callable[..., Any]
 Hold = Callable[[torch.nn.Module, Collection[int]], Held]
@@ -185,8 +186,7 @@ class Division:
         share = Share.of(inputs, pattern.cut.dims, num, self.group.world)
         call = _Call(self, pattern, share, args, kwargs, check)
         differentiable = [t for t in inputs if t.requires_grad]
-        outputs = _Whole.apply(call, *differentiable, *self.held.parameters)
-        return call.rebuilt(outputs)
+        return call.made(*differentiable, *self.held.parameters)
 
     def part_of(
         self, share: Share, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -213,16 +213,15 @@ class Division:
             return self.compute(*new_args, **new_kwargs), entered
 
 
-class _Call:
+class _Call(NodeCall):
     """One divided call, between its way forward and its way back."""
 
     def __init__(
         self, division: Division, pattern: Pattern, share: Share, args: Any, kwargs: Any, check: Check | None
     ) -> None:
-        self.division, self.pattern, self.share, self.check = division, pattern, share, check
+        super().__init__(division)
+        self.pattern, self.share, self.check = pattern, share, check
         self._args, self._kwargs = args, kwargs
-        self.value: Any = None
-        self.mine: list[torch.Tensor] = []
         self.rules: tuple[Rule, ...] = ()
         self.entered: list[torch.Tensor] = []
         self._group = division.group
@@ -254,25 +253,16 @@ class _Call:
                 whole[place] = assembly.laid_out_as(put, self.mine[place])
         return whole
 
-    def rebuilt(self, outputs: tuple[torch.Tensor, ...]) -> Any:
-        """What the module returned, with the outputs of the whole batch in it."""
-        by_id = {id(mine): whole for mine, whole in zip(self.mine, outputs, strict=True)}
-        value, self.value = self.value, None
-        return map_tensors(lambda tensor: by_id[id(tensor)], value)
-
-    def backward(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients of what entered the call whole, and of the parameters, summed over ranks."""
+    def gone_back(self, gradients: Sequence[Any], *, keep: bool) -> list[Any]:
+        """See `NodeCall`: gradients are summed over ranks."""
         division, group = self.division, self._group
-        if torch.is_grad_enabled():
-            raise division.refused("gradients of its gradients are taken (`create_graph=True`)")
-        with division.apart(), division.held.in_place(), batch_norm.synchronised(group), ExitStack() as stack:
+        with division.held.in_place(), batch_norm.synchronised(group), ExitStack() as stack:
             if self.pattern.noise:  # what is checkpointed is computed once more
                 stack.enter_context(Noise(self.share, group.rank).on())
-            return self._gone_back(gradients)
+            return self._gone_back(gradients, keep=keep)
 
-    def _gone_back(self, gradients: Sequence[Any]) -> list[Any]:
+    def _gone_back(self, gradients: Sequence[Any], *, keep: bool) -> list[Any]:
         division, group = self.division, self._group
-        keep = torch._C._autograd._get_current_graph_task_keep_graph()
         if self.check is not None:
             check, self.check = self.check, None
             try:
@@ -308,25 +298,3 @@ class _Call:
             found.append(assembly.put_together(rule, [row[0] for row in rows], share))
             tensor.grad = None
         return found
-
-
-class _Whole(torch.autograd.Function):
-    """A divided call as one node of the script's graph."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The outputs of the whole batch."""
-        outputs = call.forward()
-        ctx.call = call
-        fixed = [whole for whole, mine in zip(outputs, call.mine, strict=True) if not mine.requires_grad]
-        ctx.mark_non_differentiable(*fixed)
-        ctx.set_materialize_grads(False)
-        return tuple(outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:  # type: ignore[override]
-        """Gradients of the inputs and of the parameters."""
-        try:
-            return (None, *ctx.call.backward(gradients))
-        except NotDivided as problem:
-            ctx.call.division.refuse(problem)

@@ -24,8 +24,6 @@ from flatout.frameworks.pytorch.parallel.summing import Summing
 class Aliases:
     """The parameters of one module, whole on every rank, and their stand-ins."""
 
-    divides_model = False
-
     def __init__(self, module: nn.Module, group: Group) -> None:
         self._stand_ins = StandIns(module)
         self._group = group

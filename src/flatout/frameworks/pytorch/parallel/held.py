@@ -22,9 +22,6 @@ Leaves = Sequence[torch.Tensor]
 class Held(Protocol):
     """The parameters of one module on this rank."""
 
-    divides_model: bool
-    """Whether all ranks compute one batch together, each its share of the model; else each its share of the batch."""
-
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The script's own objects, from which a divided call's node hangs."""

@@ -19,7 +19,7 @@ from flatout.frameworks.pytorch.parallel.held import Found, Leaves
 from flatout.frameworks.pytorch.parallel.portions import REPLICATE, Portions
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import Sharded, become, part_of, whole_of
-from flatout.frameworks.pytorch.parallel.stand_ins import StandIns, Swaps, stand_in, with_factors
+from flatout.frameworks.pytorch.parallel.stand_ins import StandIns, Swaps, nudged, stand_in
 from flatout.frameworks.pytorch.parallel.taking_place import take_place
 
 
@@ -29,15 +29,12 @@ class Parts:
     Args:
         module: Its parameters are cut now.
         group: All ranks.
-        portions: How parameters are cut, by their identity; the others are whole on every rank.
-        sums: Whether ranks use what is whole for different things, so that its gradients are summed; else all ranks
-            compute the same with it.
+        portions: How parameters are cut, by their identity; the others are whole on every rank, and all ranks compute
+            the same with them.
     """
 
-    divides_model = True
-
-    def __init__(self, module: nn.Module, group: Group, portions: Mapping[int, Portions], *, sums: bool) -> None:
-        self._group, self._sums = group, sums
+    def __init__(self, module: nn.Module, group: Group, portions: Mapping[int, Portions]) -> None:
+        self._group = group
         for parameter in module.parameters():
             cut = portions.get(id(parameter))
             if cut is not None:
@@ -121,50 +118,34 @@ class Parts:
         with self.in_whole():
             yield
 
-    @contextmanager
-    def nudged(self, times: int) -> Iterator[None]:
+    def nudged(self, times: int) -> AbstractContextManager[None]:
         """See `Held`."""
-        kept = [part_of(p).clone() for p in self.used]
-        try:
-            for part, factor in with_factors(map(part_of, self.used), times):
-                part.mul_(factor)
-            yield
-        finally:
-            for part, former in zip(map(part_of, self.used), kept, strict=True):
-                part.copy_(former)
+        return nudged(list(map(part_of, self.used)), times)
 
     def close(self) -> None:
         """See `Held`: what exchanges is the group itself."""
 
-    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
-        """See `Held`."""
-        with self.collecting() as found:
-            torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
-        return found
-
     # -- gradients ---------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def collecting(self) -> Iterator[Found]:
-        """Around the way back: afterwards the gradients of `parameters` are in what this gives."""
-        leaves, found = self._stand_ins.every, Found()
+    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
+        """See `Held`: a parameter that some rank has used has a gradient on all."""
+        leaves = self._stand_ins.every
         for leaf in leaves:
             leaf.grad = None
-        yield found
+        torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
         mine = [leaf.grad for leaf in leaves]
         for leaf in leaves:
             leaf.grad = None
         flags = torch.tensor([grad is not None for grad in mine], dtype=torch.uint8)
         used = self._group.gather(flags, "which parameters were used").amax(0).tolist()
+        found: Found = []
         for parameter, leaf, grad, was in zip(self.parameters, leaves, mine, used, strict=True):
-            found.append(self._gradient(parameter, leaf, grad) if was and parameter.requires_grad else None)
-
-    def _gradient(self, parameter: nn.Parameter, leaf: torch.Tensor, grad: torch.Tensor | None) -> torch.Tensor:
-        """This rank's part of a gradient that some rank has."""
-        grad = torch.zeros_like(leaf) if grad is None else grad
-        if isinstance(parameter, Sharded):
-            return become(grad, parameter.portions)
-        return self._group.sum(grad, "gradient of what is whole") if self._sums else grad
+            if not (was and parameter.requires_grad):
+                found.append(None)
+                continue
+            part = torch.zeros_like(leaf) if grad is None else grad
+            found.append(become(part, parameter.portions) if isinstance(parameter, Sharded) else part)
+        return found
 
     def gradients(
         self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *,
@@ -176,10 +157,8 @@ class Parts:
         if outputs and found:
             entered = [*leaves, *inputs]
             found = list(torch.autograd.grad(list(outputs), entered, list(gradients), allow_unused=True))
-        cut = (p.portions.mine if isinstance(p, Sharded) else _same for p in self.used)
-        mine = [None if grad is None else take(grad) for take, grad in zip(cut, found, strict=False)]
+        mine = [
+            grad if grad is None or not isinstance(p, Sharded) else p.portions.mine(grad)
+            for p, grad in zip(self.used, found, strict=False)
+        ]
         return mine, found[len(leaves) :]
-
-
-def _same(grad: torch.Tensor) -> torch.Tensor:
-    return grad

@@ -7,7 +7,6 @@ tensor, and the whole from the parts of all.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,15 +28,6 @@ def chunked(size: int, world: int) -> tuple[int, ...]:
     """
     each = -(-size // world)
     return tuple(min(each * rank, size) for rank in range(world + 1))
-
-
-def owned(size: int, owner: int, world: int) -> tuple[int, ...]:
-    """One rank has all of it.
-
-    >>> owned(5, 1, 3)
-    (0, 0, 5, 5)
-    """
-    return tuple(size if rank > owner else 0 for rank in range(world + 1))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -129,8 +119,7 @@ class Portions:
 
     def _owner(self) -> int | None:
         """The rank that has all of it; None where it is shared."""
-        sizes = list(itertools.starmap(lambda low, high: high - low, itertools.pairwise(self.edges)))
-        has = [rank for rank, size in enumerate(sizes) if size]
+        has = [rank for rank in range(self.group.world) if self._size(rank)]
         return has[0] if len(has) == 1 and self.group.world > 1 else None
 
     def _shape_of(self, size: int) -> torch.Size:

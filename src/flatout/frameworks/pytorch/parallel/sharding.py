@@ -111,7 +111,10 @@ class Sharding:
         shards = next((shards for module, shards in self._shards if module is call.module), None)
         if shards is None:
             return call.plain(*args, **kwargs)
-        return shards.evaluated(call.plain, args, kwargs)
+        try:
+            return shards.evaluated(call.plain, args, kwargs)
+        except NotDivided as problem:
+            return self._refuse(problem)
 
     @contextmanager
     def of_part(self, module: nn.Module) -> Iterator[None]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from flatout.frameworks.pytorch.parallel.portions import REPLICATE, in_rows
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.shard_units import units
 from flatout.frameworks.pytorch.parallel.sharded import Sharded, become, part_of
-from flatout.frameworks.pytorch.parallel.stand_ins import with_factors
+from flatout.frameworks.pytorch.parallel.stand_ins import nudged
 from flatout.frameworks.pytorch.parallel.taking_place import ShardMemory, take_place
 
 Refuse = Callable[[NotDivided], Any]
@@ -42,8 +42,6 @@ class Shards:
         called: Identities of the modules that a call of it calls.
         refuse: Told of what cannot be done; it ends the run.
     """
-
-    divides_model = False
 
     def __init__(self, module: nn.Module, mesh: Mesh, group: Group, called: Collection[int], refuse: Refuse) -> None:
         self._module, self._group = module, group
@@ -170,17 +168,9 @@ class Shards:
         with torch._C.DisableTorchFunctionSubclass():
             return [p._version for p in self.parameters]
 
-    @contextmanager
-    def nudged(self, times: int) -> Iterator[None]:
-        """Rows are moved by `times` their last bit, at random."""
-        kept = [part_of(p).clone() for p in self.used]
-        try:
-            for rows, factor in with_factors(map(part_of, self.used), times):
-                rows.mul_(factor)
-            yield
-        finally:
-            for rows, former in zip(map(part_of, self.used), kept, strict=True):
-                rows.copy_(former)
+    def nudged(self, times: int) -> AbstractContextManager[None]:
+        """See `Held`."""
+        return nudged(list(map(part_of, self.used)), times)
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ graph ends there and not at the script's own objects. In: a module. Out: its sta
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.sharded import part_of
 
 T = TypeVar("T", bound=torch.Tensor)
 
@@ -84,7 +85,7 @@ class StandIns:
         finally:
             for parameter, one in zip(self.parameters, self.every, strict=True):
                 if parameter.requires_grad:
-                    one.data = held_of(parameter)
+                    one.data = part_of(parameter)
 
 
 class Swaps:
@@ -133,15 +134,22 @@ class Swaps:
                 flat[:] = old_list
 
 
-def held_of(parameter: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a parameter, in the same memory, as a plain tensor."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return parameter.detach()
-
-
 def stand_in(parameter: torch.Tensor) -> nn.Parameter:
     """A leaf in the memory of what this rank has of a parameter."""
-    return nn.Parameter(held_of(parameter), parameter.is_floating_point() or parameter.is_complex())
+    return nn.Parameter(part_of(parameter), parameter.is_floating_point() or parameter.is_complex())
+
+
+@contextmanager
+def nudged(tensors: Sequence[torch.Tensor], times: int) -> Iterator[None]:
+    """Within, tensors are moved in their own memory by `times` their last bit, at random."""
+    kept = [one.clone() for one in tensors]
+    try:
+        for one, factor in with_factors(tensors, times):
+            one.mul_(factor)
+        yield
+    finally:
+        for one, former in zip(tensors, kept, strict=True):
+            one.copy_(former)
 
 
 def with_factors(tensors: Iterable[T], times: int) -> Iterator[tuple[T, torch.Tensor]]:

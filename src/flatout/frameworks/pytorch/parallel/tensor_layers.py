@@ -8,8 +8,8 @@ attention computes some heads. In: a module whose parameters are this rank's par
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -54,23 +54,57 @@ class Layer:
         return [one for one in found if one[0] is not None]
 
 
+@contextmanager
+def forwards(given: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """Within, modules compute otherwise."""
+    modules = []
+    try:
+        for module, forward in given:
+            vars(module)["forward"] = forward
+            modules.append(module)
+        yield
+    finally:
+        for module in modules:
+            del vars(module)["forward"]
+
+
+@contextmanager
+def attributes(given: Iterable[tuple[nn.Module, str, int]]) -> Iterator[None]:
+    """Within, attributes of modules have other values."""
+    with ExitStack() as stack:
+        for module, name, value in given:
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, value)
+        yield
+
+
 class Computing:
     """Computes layers on one of the ranks."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, layers: Sequence[Layer]) -> None:
         self._group = group
         self.draws: Callable[[], AbstractContextManager[None]] = nullcontext
         """Entered where masks are drawn for some features."""
         self._drawing: AbstractContextManager[None] | None = None
         self._entered: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def forward_of(self, layer: Layer) -> Callable[..., Any]:
-        """What computes this rank's part of a layer."""
         make = {
             "joined": self._joined, "vocabulary": self._vocabulary, "columns": self._columns, "row": self._row,
             "heads": self._heads,
         }  # fmt: skip
-        return make[layer.kind](layer.module)
+        self._forwards = [(layer.module, make[layer.kind](layer.module)) for layer in layers]
+        self._told = [one for layer in layers for one in layer.attributes]
+
+    @contextmanager
+    def in_parts(self) -> Iterator[None]:
+        """Within, layers compute this rank's features."""
+        is_fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # it reads whole parameters of many modules
+        try:
+            with forwards(self._forwards), attributes(self._told):
+                yield
+        finally:
+            self.end()
+            torch.backends.mha.set_fastpath_enabled(is_fast)
 
     def end(self) -> None:
         """A call is over."""
@@ -167,7 +201,7 @@ class Computing:
             found = Summed.apply(part, self._group)
             found = found if out.bias is None else found + out.bias
             found = found.squeeze(0) if not is_batched else found if module.batch_first else found.transpose(0, 1)
-            return found, self._told(weights, is_batched, average_attn_weights) if need_weights else None
+            return found, self._weights(weights, is_batched, average_attn_weights) if need_weights else None
 
         return heads
 
@@ -182,7 +216,7 @@ class Computing:
             found = tuple(map(F.linear, map(self._enter, given), weight.chunk(3), biases))
         return [one.unflatten(-1, (num, -1)).transpose(1, 2) for one in found]
 
-    def _told(self, weights: torch.Tensor, is_batched: bool, average: bool) -> torch.Tensor:
+    def _weights(self, weights: torch.Tensor, is_batched: bool, average: bool) -> torch.Tensor:
         """The weights of attention of all heads, or their mean."""
         world = self._group.world
         if average:

@@ -9,7 +9,6 @@ layers, and how their parameters are cut.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -21,13 +20,17 @@ from flatout.frameworks.pytorch.parallel.cuts import bounds
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.portions import Portions
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, held_of, stand_in
-from flatout.frameworks.pytorch.parallel.tensor_layers import Layer
+from flatout.frameworks.pytorch.parallel.sharded import part_of
+from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
+from flatout.frameworks.pytorch.parallel.tensor_layers import Layer, attributes, forwards
 from flatout.frameworks.pytorch.parallel.watching import Watched
 from flatout.frameworks.pytorch.trees import tensors_of
 
 LEAST_SHARE = 0.01
 """A layer with less of the model's parameters is not worth an exchange by itself."""
+
+Told = tuple[str, str, int]
+"""The path of a module, the name of an attribute, its value on one rank."""
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -44,39 +47,35 @@ class TensorPlan:
     def __init__(self, watched: Watched, group: Group, refuse: Callable[[NotDivided], Any]) -> None:
         self._watched, self._group, self._refuse = watched, group, refuse
         self._module = watched.module
+        self._usable = [one for one in watched.order if self._is_usable(one)]
         self.together: list[Layer] = []
         """Layers that need no exchange in between."""
         self.alone: list[Layer] = []
         """Others."""
-        self._verdicts: dict[Any, Any] = {}
+        self._verdicts: dict[Any, list[Told] | None] = {}
 
     def find(self) -> None:
         """Try what goes together; the rest is divided alone."""
-        usable = [one for one in self._watched.order if self._is_usable(one)]
-        self.together = [Layer(one, "heads") for one in usable if self._has_heads(one)]
+        self.together = [Layer(one, "heads") for one in self._usable if self._has_heads(one)]
         taken = {id(inner) for layer in self.together for inner in layer.module.modules()}
-        free = [one for one in usable if _is_linear(one) and id(one) not in taken]
+        free = [one for one in self._usable if _is_linear(one) and id(one) not in taken]
         for scope in list(self._module.modules())[::-1]:  # inner ones first
             inside = {id(one) for one in scope.modules()}
             self._pair(scope, [one for one in free if id(one) in inside and id(one) not in taken], taken)
-        self.alone = [layer for one in usable if id(one) not in taken for layer in self._alone(one)]
+        self.alone = [layer for one in self._usable if id(one) not in taken for layer in self._alone(one)]
 
     def alone_only(self) -> list[Layer]:
         """Every layer divided by itself."""
-        usable = [one for one in self._watched.order if self._is_usable(one)]
-        return [layer for one in usable for layer in self._alone(one)]
+        return [layer for one in self._usable for layer in self._alone(one)]
 
     def portions(self, layers: Sequence[Layer]) -> dict[int, Portions]:
         """How the parameters of layers are cut."""
-        found: dict[int, Portions] = {}
-        for layer in layers:
-            for parameter, dim, blocks in layer.cuts:
-                edges = tuple(bounds(parameter.shape[dim] // blocks, self._group.world))
-                number = self._watched.numbers[id(parameter)]
-                found[id(parameter)] = Portions(
-                    torch.Size(parameter.shape), self._group, self._refuse, edges, number, dim, blocks
-                )
-        return found
+        return {id(cut[0]): self._portions_of(*cut) for layer in layers for cut in layer.cuts}
+
+    def _portions_of(self, parameter: torch.Tensor, dim: int, blocks: int) -> Portions:
+        edges = tuple(bounds(parameter.shape[dim] // blocks, self._group.world))
+        number = self._watched.numbers[id(parameter)]
+        return Portions(parameter.shape, self._group, self._refuse, edges, number, dim, blocks)
 
     # -- single layers -----------------------------------------------------------------------------------------------
 
@@ -84,7 +83,7 @@ class TensorPlan:
         """Whether all that a layer's parameters are for is its own call, as PyTorch has it."""
         own = list(module.parameters())
         hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-        plain = "forward" not in vars(module) and not hooks and "weight" in (*module._parameters, "weight")
+        plain = "forward" not in vars(module) and not hooks
         whole = all(p.is_floating_point() and p.is_contiguous() and p.numel() for p in own)
         return bool(own) and plain and whole and not any(id(p) in self._watched.read_outside for p in own)
 
@@ -100,11 +99,10 @@ class TensorPlan:
         world, weight = self._group.world, module._parameters.get("weight")
         if weight is None or weight.numel() < LEAST_SHARE * self._watched.num_elements:
             return
-        if _is_linear(module) and module.out_features >= world:
+        if (_is_linear(module) and module.out_features >= world) or (
+            _is_convolution(module) and module.groups == 1 and module.out_channels >= world
+        ):
             yield Layer(module, "joined")
-        elif isinstance(module, CONVOLUTIONS) and module.groups == 1 and module.out_channels >= world:
-            if type(module).forward in [kind.forward for kind in CONVOLUTIONS]:
-                yield Layer(module, "joined")
         elif type(module).forward is nn.Embedding.forward and module.num_embeddings >= world and _is_plain(module):
             yield Layer(module, "vocabulary")
 
@@ -138,13 +136,14 @@ class TensorPlan:
         found = self._verdicts[key]
         if found is None:
             return False
-        attributes = [(inner, name, value) for _, path, name, value in found for inner in [scope.get_submodule(path)]]
         made = [Layer(one, "columns", blocks) for one in columns] + [Layer(row, "row")]
-        made[0].attributes = attributes
+        made[0].attributes = _in(scope, found)
         self.together += made
         return True
 
-    def _tried(self, scope: nn.Module, columns: list[Any], row: Any, blocks: int, *, with_heads: bool) -> Any:
+    def _tried(
+        self, scope: nn.Module, columns: list[Any], row: Any, blocks: int, *, with_heads: bool
+    ) -> list[Told] | None:
         """What modules have to be told where layers go together; None where they do not."""
         if not with_heads:
             return [] if self._holds(scope, columns, row, blocks, []) else None
@@ -154,7 +153,7 @@ class TensorPlan:
                 return told
         return None
 
-    def _told(self, scope: nn.Module, columns: list[Any], blocks: int, names: Sequence[str]) -> list[Any]:
+    def _told(self, scope: nn.Module, columns: list[Any], blocks: int, names: Sequence[str]) -> list[Told]:
         """Numbers of heads, and widths, that modules keep as attributes: what they are on one rank."""
         found, world = [], self._group.world
         widths = {one.out_features // blocks for one in columns}
@@ -165,16 +164,16 @@ class TensorPlan:
                 is_heads = "head" in name and not any(word in name for word in ("dim", "size"))
                 is_width = len(names) > 1 and value in widths and any(word in name for word in names[1:])
                 if (is_heads or is_width) and not isinstance(inner, nn.Linear):
-                    found.append((None, path, name, value // world))
+                    found.append((path, name, value // world))
         return found
 
-    def _holds(self, scope: nn.Module, columns: list[Any], row: Any, blocks: int, told: list[Any]) -> bool:
+    def _holds(self, scope: nn.Module, columns: list[Any], row: Any, blocks: int, told: list[Told]) -> bool:
         """Whether parts of the first layers' features are all that the last one needs, on all ranks."""
         args, kwargs, value = self._watched.calls[id(scope)]
         wanted = self._watched.outputs[id(row)][0]
         layers = [Layer(one, "columns", blocks) for one in columns]
-        swaps = {id(p): stand_in(self._cut(p, 0, blocks)) for one in layers for p, _, _ in one.cuts}
-        mine = self._cut(row.weight, 1, 1)
+        swaps = {id(cut[0]): stand_in(self._portions_of(*cut).mine(cut[0])) for one in layers for cut in one.cuts}
+        mine = self._portions_of(row.weight, 1, 1).mine(part_of(row.weight)).contiguous()
         partial: list[torch.Tensor] = []
 
         def reached(x: torch.Tensor) -> torch.Tensor:
@@ -183,7 +182,12 @@ class TensorPlan:
 
         holds = False
         try:
-            with torch.no_grad(), Swaps.of(scope, swaps).made(), _attributes(scope, told), _forward(row, reached):
+            with (
+                torch.no_grad(),
+                Swaps.of(scope, swaps).made(),
+                forwards([(row, reached)]),
+                attributes(_in(scope, told)),
+            ):
                 again = scope(*args, **kwargs)
             pairs = list(zip(tensors_of(again), tensors_of(value), strict=True))
             holds = len(partial) == 1 and all(assembly.is_close(*pair) for pair in pairs)
@@ -192,14 +196,8 @@ class TensorPlan:
         if not self._group.everywhere(holds and partial[0].shape == wanted.shape, "layers that go together"):
             return False
         found = self._group.sum(partial[0].contiguous(), "layers that go together")
-        bias = 0 if row.bias is None else held_of(row.bias)
+        bias = 0 if row.bias is None else part_of(row.bias)
         return self._group.everywhere(assembly.is_close(found + bias, wanted), "layers that go together")
-
-    def _cut(self, parameter: torch.Tensor, dim: int, blocks: int) -> torch.Tensor:
-        whole = held_of(parameter)
-        edges = tuple(bounds(whole.shape[dim] // blocks, self._group.world))
-        portions = Portions(whole.shape, self._group, self._refuse, edges, 0, dim, blocks)
-        return portions.mine(whole).contiguous()
 
 
 def _is_linear(module: Any) -> bool:
@@ -213,6 +211,10 @@ def _fit(outs: Sequence[int], entering: int, blocks: int) -> bool:
     return {width // blocks for width in outs} == {entering}
 
 
+def _is_convolution(module: Any) -> bool:
+    return isinstance(module, CONVOLUTIONS) and type(module).forward in [kind.forward for kind in CONVOLUTIONS]
+
+
 def _is_plain(module: nn.Embedding) -> bool:
     """Whether looking up words does nothing but that."""
     return module.max_norm is None and not module.sparse and not module.scale_grad_by_freq
@@ -222,21 +224,6 @@ def _name(scope: nn.Module, module: nn.Module) -> str:
     return next((name for name, one in scope.named_modules() if one is module), "")
 
 
-@contextmanager
-def _forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    vars(module)["forward"] = forward
-    try:
-        yield
-    finally:
-        del vars(module)["forward"]
-
-
-@contextmanager
-def _attributes(scope: nn.Module, told: Sequence[Any]) -> Iterator[None]:
-    """Modules are told their share within."""
-    with ExitStack() as stack:
-        for _, path, name, value in told:
-            inner = scope.get_submodule(path)
-            stack.callback(setattr, inner, name, getattr(inner, name))
-            setattr(inner, name, value)
-        yield
+def _in(scope: nn.Module, told: Sequence[Told]) -> list[tuple[nn.Module, str, int]]:
+    """What modules are told, by themselves in the place of their paths."""
+    return [(scope.get_submodule(path), name, value) for path, name, value in told]

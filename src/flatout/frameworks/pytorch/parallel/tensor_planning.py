@@ -14,13 +14,13 @@ import torch
 from flatout.frameworks.pytorch.module_state import ModuleState
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.draws import Silence
-from flatout.frameworks.pytorch.parallel.group import Group
+from flatout.frameworks.pytorch.parallel.group import Group, Lost
 from flatout.frameworks.pytorch.parallel.model_division import ModelDivision
 from flatout.frameworks.pytorch.parallel.portions import REPLICATE
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, held_of, stand_in
+from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer
-from flatout.frameworks.pytorch.parallel.tensor_parts import TensorParts, computed_in_parts
+from flatout.frameworks.pytorch.parallel.tensor_parts import TensorParts
 from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan
 from flatout.frameworks.pytorch.parallel.watching import Watched
 from flatout.frameworks.pytorch.random_states import RandomStates
@@ -47,8 +47,7 @@ def planned(division: ModelDivision, args: Any, kwargs: Any, refuse: Callable[[N
                 state.restore()
             with division.confirmation.apart(), Silence().on(module):
                 if layers and _agrees(division, plan, layers, (args, kwargs), wanted, group):
-                    portions = plan.portions(layers)
-                    return TensorParts(module, group, layers, portions)
+                    return TensorParts(module, group, layers, plan.portions(layers))
     finally:
         for state in kept:
             state.restore()
@@ -64,15 +63,17 @@ def _agrees(
     group: Group,
 ) -> bool:  # fmt: skip
     """Whether layers divided so give what the call gave; no parameter moves."""
-    by_id = {id(p): p for layer in layers for p, _, _ in layer.cuts}
-    cut = {key: one.mine(held_of(by_id[key])).contiguous() for key, one in plan.portions(layers).items()}
-    swaps = Swaps.of(division.module(), {key: stand_in(one) for key, one in cut.items()})
+    cuts = plan.portions(layers)
+    parts = {id(p): stand_in(cuts[id(p)].mine(p)) for p in division.module().parameters() if id(p) in cuts}
+    swaps = Swaps.of(division.module(), parts)
     args, kwargs = call
     agrees = False
     try:
-        with torch.no_grad(), swaps.made(), computed_in_parts(layers, Computing(group)):
+        with torch.no_grad(), swaps.made(), Computing(group, layers).in_parts():
             found = tensors_of(division.compute(*args, **kwargs))
         agrees = len(found) == len(wanted) and all(map(assembly.is_close, found, wanted))
+    except Lost:
+        raise
     except Exception:  # noqa: BLE001  what goes together may have been guessed wrongly
         agrees = False
     return group.everywhere(agrees, "agreement on a division")
