@@ -59,7 +59,13 @@ class Runs:
 
 
 @pytest.fixture
-def tuned(tmp_path, monkeypatch):
+def two_modes(monkeypatch):
+    """Runs made by hand are those of two modes; which there are to be tried has a test of its own."""
+    monkeypatch.setattr(rank_tuning, "candidates", lambda num: [(num, "replicate"), (num, "shard")])
+
+
+@pytest.fixture
+def tuned(tmp_path, monkeypatch, two_modes):
     """A conduct from start to end, on runs made by hand."""
     monkeypatch.chdir(tmp_path)
     equal = (Difference(check="parameters", error=0.0),)
@@ -91,6 +97,7 @@ def test_all_ranks_and_halves_are_tried_in_every_mode_that_is_something_of_its_o
     assert {num for num, _ in candidates(6)} == {6, 3}
     assert (2, "hybrid") not in candidates(4) and (4, "hybrid") in candidates(4)
     assert all(mode != "auto" for _, mode in candidates(4))
+    assert (4, "tensor") in candidates(4) and (2, "tensor") in candidates(4)
 
 
 # -- what is chosen --------------------------------------------------------------------------------------------------
