@@ -3,7 +3,8 @@
     python ranked.py MODEL OPTIMIZER [--steps 200] [--parts N] [--save FILE] [--times] [--memory] [--by-hand MODE]
 
 As a script of one process (for `flatout run --ranks`) it knows nothing of ranks; `--by-hand` is what an expert writes:
-DistributedDataParallel (`replicate`), or `fully_shard` for each block and the whole (`shard`).
+DistributedDataParallel (`replicate`), `fully_shard` for each block and the whole (`shard`), or `parallelize_module`
+for pairs of linear layers (`tensor`; it has no style for PyTorch's attention).
 """
 
 from __future__ import annotations
@@ -50,6 +51,22 @@ def sharded(model: nn.Module) -> None:
     fully_shard(model)
 
 
+def divided(model: nn.Module, world: int) -> None:
+    """What the tutorial of `parallelize_module` shows: the first layer of a pair by columns, the last one by rows."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (world,))
+    encoder = next((part for part in model if isinstance(part, nn.TransformerEncoder)), None)
+    if encoder is not None:
+        for layer in encoder.layers:
+            parallelize_module(layer, mesh, {"linear1": ColwiseParallel(), "linear2": RowwiseParallel()})
+        return
+    blocks = [part for part in model if isinstance(part, nn.Sequential)] or [model]
+    for block in blocks:
+        parallelize_module(block, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
 def peak_bytes() -> int:
     """The most that was resident."""
     with open("/proc/self/status") as status:
@@ -62,7 +79,7 @@ def main() -> None:
     parser.add_argument("optimizer", choices=("sgd", "adamw"))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--parts", type=int, default=1, help="sum the gradients of each batch in so many parts")
-    parser.add_argument("--by-hand", choices=("replicate", "shard"))
+    parser.add_argument("--by-hand", choices=("replicate", "shard", "tensor"))
     parser.add_argument("--memory", action="store_true", help="print the most memory that was resident, in bytes")
     parser.add_argument("--save")
     parser.add_argument("--times", action="store_true", help="print the seconds of each step")
@@ -77,8 +94,11 @@ def main() -> None:
         rank, world = dist.get_rank(), dist.get_world_size()
         if arguments.by_hand == "replicate":
             model = nn.parallel.DistributedDataParallel(model)
-        else:
+        elif arguments.by_hand == "shard":
             sharded(model)
+        else:
+            divided(model, world)
+            rank, world = 0, 1  # every rank has the whole batch
     parameters = model.parameters()
     if arguments.optimizer == "sgd":
         optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
@@ -96,11 +116,12 @@ def main() -> None:
             loss.backward()
         optimizer.step()
         seconds.append(time.perf_counter() - begun_s)
-    if rank == 0 and arguments.save:
+    is_first = int(os.environ.get("RANK", "0")) == 0
+    if is_first and arguments.save:
         torch.save(plain.state_dict(), arguments.save)
-    if rank == 0 and arguments.memory:
+    if is_first and arguments.memory:
         print("memory", peak_bytes(), flush=True)
-    if rank == 0 and arguments.times and not os.environ.get("QUIET"):
+    if is_first and arguments.times and not os.environ.get("QUIET"):
         print("times", *(f"{s:.6f}" for s in seconds), flush=True)
 
 

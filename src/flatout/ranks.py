@@ -33,7 +33,7 @@ ELASTIC_LOGS = "elastic"
 MEETING = "meeting-failed"
 """Written by the launcher where machines did not find each other: why."""
 
-MODEL_MODES = ("tensor",)
+MODEL_MODES = ("tensor", "pipeline")
 """Modes in which ranks compute one batch together, each its share of the model."""
 
 SHARDED_MODES = ("shard", "hybrid", *MODEL_MODES)

@@ -132,7 +132,8 @@ def ranks(function: F) -> F:
         type=click.Choice(MODES),
         default="auto",
         show_default=True,
-        help="Ranks divide the batch; with it parameters (all ranks, or those of a machine); or layers, by features.",
+        help="Ranks divide the batch; with it parameters (all ranks, or those of a machine); or the model, by features "
+        "or in stages.",
     )(function)
     help = "Train on N ranks.  [default: as many as the plan says]"
     return click.option("--ranks", "num_ranks", type=int, metavar="N", help=help)(function)

@@ -201,6 +201,57 @@ def tolerance(dtype: torch.dtype) -> float:
     return TOLERANCES.get(dtype, 1e-4)
 
 
+def of_all_ranks(
+    mine: Sequence[torch.Tensor], rules: Sequence[Rule], share: Share, group: Group, name: str
+) -> list[torch.Tensor]:
+    """This rank's outputs put together with those of the others.
+
+    Args:
+        mine: This rank's.
+        rules: For each how, fitted to this call.
+        share: What each rank has of the batch.
+        group: The ranks.
+        name: What the exchange is called.
+    """
+    moved = [place for place, rule in enumerate(rules) if rule.kind != "same"]
+    whole = [tensor.detach() for tensor in mine]
+    if moved:
+        sent = [mine[place] for place in moved]
+        shapes = [
+            [shape_at(rules[place], mine[place], share, rank) for place in moved] for rank in range(group.world)
+        ]  # fmt: skip
+        rows = exchanged(sent, shapes, group, name)
+        for number, place in enumerate(moved):
+            put = put_together(rules[place], [row[number] for row in rows], share)
+            whole[place] = laid_out_as(put, mine[place])
+    return whole
+
+
+def gradients_of_inputs(
+    mine: Sequence[torch.Tensor | None], entered: Sequence[torch.Tensor], share: Share, group: Group
+) -> list[torch.Tensor | None]:
+    """Gradients of the inputs for the whole batch: each rank has those of its own samples.
+
+    Args:
+        mine: This rank's, for each input that one is wanted of.
+        entered: Those inputs, as this rank has computed with them.
+        share: What each rank has of the batch.
+        group: The ranks.
+    """
+    found: list[torch.Tensor | None] = []
+    dims = [dim for tensor, dim in zip(share.inputs, share.dims, strict=True) if tensor.requires_grad]
+    for grad, tensor, dim in zip(mine, entered, dims, strict=True):
+        own = torch.zeros_like(tensor) if grad is None else grad
+        if dim is None:
+            found.append(group.sum(own.clone(), "gradient of an input"))
+            continue
+        rule = Rule("joined", dim)
+        shapes = [[shape_at(rule, own, share, rank)] for rank in range(group.world)]
+        rows = exchanged([own], shapes, group, "gradient of an input")
+        found.append(put_together(rule, [row[0] for row in rows], share))
+    return found
+
+
 def exchanged(
     mine: Sequence[torch.Tensor], shapes: Sequence[Sequence[tuple[int, ...]]], group: Group, name: str
 ) -> list[list[torch.Tensor]]:

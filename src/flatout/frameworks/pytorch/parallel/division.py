@@ -18,7 +18,7 @@ from flatout.frameworks.pytorch.parallel import assembly, batch_norm
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
 from flatout.frameworks.pytorch.parallel.called import Called
 from flatout.frameworks.pytorch.parallel.confirmation import Confirmation
-from flatout.frameworks.pytorch.parallel.cuts import Cut, entering, part
+from flatout.frameworks.pytorch.parallel.cuts import Cut, part_entering
 from flatout.frameworks.pytorch.parallel.draws import Fork, Noise
 from flatout.frameworks.pytorch.parallel.gradients import Aliases
 from flatout.frameworks.pytorch.parallel.group import Group
@@ -188,20 +188,10 @@ class Division:
         differentiable = [t for t in inputs if t.requires_grad]
         return call.made(*differentiable, *self.held.parameters)
 
-    def part_of(
-        self, share: Share, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], list[torch.Tensor]]:
-        """This rank's part of the inputs, and those of its tensors that gradients are wanted of."""
-        low, high = share.edges[self.group.rank], share.edges[self.group.rank + 1]
-
-        def cut(dim: int | None) -> Callable[[torch.Tensor], torch.Tensor]:
-            return lambda whole: whole if dim is None else part(whole, dim, low, high)
-
-        return entering(args, kwargs, [cut(dim) for dim in share.dims])
-
     def computed(self, pattern: Pattern, share: Share, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The outputs of this rank's part, and what it entered with."""
-        new_args, new_kwargs, entered = self.part_of(share, args, kwargs)
+        low, high = share.edges[self.group.rank], share.edges[self.group.rank + 1]
+        new_args, new_kwargs, entered = part_entering(args, kwargs, share.dims, low, high)
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             stack.enter_context(self.held.in_place())
@@ -239,19 +229,8 @@ class _Call(NodeCall):
             raise self.division.refused(f"it returns {len(self.mine)} tensors, and {len(rules)} before")
         fitted = (assembly.fitted(*pair, self.share, self._group.rank) for pair in zip(rules, self.mine, strict=True))
         rules = self.rules = tuple(fitted)
-        moved = [place for place, rule in enumerate(rules) if rule.kind != "same"]
-        whole = [tensor.detach() for tensor in self.mine]
-        if moved:
-            sent = [self.mine[place] for place in moved]
-            shapes = [
-                [assembly.shape_at(rules[place], self.mine[place], self.share, rank) for place in moved]
-                for rank in range(self._group.world)
-            ]
-            rows = assembly.exchanged(sent, shapes, self._group, f"outputs of `{self.division.name}`")
-            for number, place in enumerate(moved):
-                put = assembly.put_together(rules[place], [row[number] for row in rows], self.share)
-                whole[place] = assembly.laid_out_as(put, self.mine[place])
-        return whole
+        name = f"outputs of `{self.division.name}`"
+        return assembly.of_all_ranks(self.mine, rules, self.share, self._group, name)
 
     def gone_back(self, gradients: Sequence[Any], *, keep: bool) -> list[Any]:
         """See `NodeCall`: gradients are summed over ranks."""
@@ -280,21 +259,7 @@ class _Call(NodeCall):
         for tensor in self.entered:
             tensor.grad = None
         of_parameters = division.held.backward(outs, grads, keep=keep)
-        return [*self._of_inputs(), *of_parameters]
-
-    def _of_inputs(self) -> list[Any]:
-        """Gradients of the inputs for the whole batch: each rank has those of its own samples."""
-        group, share = self._group, self.share
-        found = []
-        dims = [dim for tensor, dim in zip(share.inputs, share.dims, strict=True) if tensor.requires_grad]
-        for tensor, dim in zip(self.entered, dims, strict=True):
-            mine = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad / group.world
-            if dim is None:
-                found.append(group.sum(mine.clone(), "gradient of an input"))
-                continue
-            rule = Rule("joined", dim)
-            shapes = [[assembly.shape_at(rule, mine, share, rank)] for rank in range(group.world)]
-            rows = assembly.exchanged([mine], shapes, group, "gradient of an input")
-            found.append(assembly.put_together(rule, [row[0] for row in rows], share))
+        found = [None if tensor.grad is None else tensor.grad / group.world for tensor in self.entered]
+        for tensor in self.entered:
             tensor.grad = None
-        return found
+        return [*assembly.gradients_of_inputs(found, self.entered, self.share, group), *of_parameters]

@@ -20,8 +20,8 @@ from flatout.frameworks.pytorch.parallel.pattern import Check, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.trees import tensors_of
 
-Planner = Callable[["ModelDivision", tuple[Any, ...], dict[str, Any]], HeldByModel]
-"""Finds how a model is divided, by a call of it, and takes its parameters."""
+Planner = Callable[["ModelDivision", tuple[Any, ...], dict[str, Any], Pattern], HeldByModel]
+"""Finds how a model is divided, by a call of it and where the batch is in that, and takes its parameters."""
 
 
 class ModelDivision(Division):
@@ -29,28 +29,48 @@ class ModelDivision(Division):
 
     planner: Planner | None = None
     """Until the first call."""
+    in_micro_batches = False
+    """Whether the batch is cut, beside the model."""
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs = tensors_of((args, kwargs), unique=False)
         self.held.renew()
-        if self.planner is not None:
-            self.confirmation.begin(inputs, first=True)
-            self.held, self.planner = self.planner(self, args, kwargs), None
         kind = self._kind(args, kwargs, inputs)
         shapes = tuple(t.shape for t in inputs)
         pattern, check = self._patterns.get(kind), None
         if pattern is None or self._is_due(pattern, shapes):
             former = pattern
-            known = former if former is not None else Pattern(Cut((None,) * len(inputs)), None)  # the batch stays whole
+            known = self._cut(args, kwargs, inputs, former)
+            if self.planner is not None:
+                self.confirmation.begin(inputs, first=True)
+                self.held, self.planner = self.planner(self, args, kwargs, known), None
             pattern, check = self.confirmation.together(args, kwargs, inputs, known, first=former is None)
             if former is not None:
                 pattern.sizes, pattern.num_calls = former.sizes, former.num_calls
             pattern.sizes.add(shapes)
             self._patterns[kind] = pattern
+            if not self._weighs and any(rule.kind == "mean" for rule in pattern.rules or ()):
+                self._weighs = True
+                self._patterns = {self._kind(args, kwargs, inputs): pattern}
         self.num_divided += 1
         call = _TogetherCall(self, pattern, args, kwargs, check)
         differentiable = [t for t in inputs if t.requires_grad]
         return call.made(*differentiable, *self.held.parameters)
+
+
+    def _cut(self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], former: Pattern | None) -> Pattern:
+        """Where the batch is in a call; nowhere, where it stays whole."""
+        whole = Pattern(Cut((None,) * len(inputs)), None)
+        if former is not None and (former.rules is None or former.decided):
+            return former
+        if not self.in_micro_batches:
+            return whole
+        try:
+            with self.held.at_once():
+                return self.confirmation.confirmed(args, kwargs, inputs, None)[0]
+        except NotDivided as problem:
+            self.remarks.append(f"`{self.name}`: batches are not cut into micro-batches: {problem.cause}")
+            return whole
 
 
 class _TogetherCall(NodeCall):

@@ -128,14 +128,25 @@ class Parts:
     # -- gradients ---------------------------------------------------------------------------------------------------
 
     def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
-        """See `Held`: a parameter that some rank has used has a gradient on all."""
-        leaves = self._stand_ins.every
-        for leaf in leaves:
-            leaf.grad = None
+        """See `Held`."""
+        self.forget_gradients()
         torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
-        mine = [leaf.grad for leaf in leaves]
-        for leaf in leaves:
+        return self.collected()
+
+    def forget_gradients(self) -> None:
+        """Stand-ins have none."""
+        for leaf in self._stand_ins.every:
             leaf.grad = None
+
+    def collected(self, *, summed: bool = False) -> Found:
+        """The gradients that stand-ins have now: a parameter that some rank has used has one on all.
+
+        Args:
+            summed: Whether those of whole parameters are summed over ranks, or all ranks have the same.
+        """
+        leaves = self._stand_ins.every
+        mine = [leaf.grad for leaf in leaves]
+        self.forget_gradients()
         flags = torch.tensor([grad is not None for grad in mine], dtype=torch.uint8)
         used = self._group.gather(flags, "which parameters were used").amax(0).tolist()
         found: Found = []
@@ -144,7 +155,11 @@ class Parts:
                 found.append(None)
                 continue
             part = torch.zeros_like(leaf) if grad is None else grad
-            found.append(become(part, parameter.portions) if isinstance(parameter, Sharded) else part)
+            if isinstance(parameter, Sharded):
+                part = become(part, parameter.portions)
+            elif summed:
+                part = self._group.sum(part.contiguous(), "gradient of a parameter that several ranks compute with")
+            found.append(part)
         return found
 
     def gradients(

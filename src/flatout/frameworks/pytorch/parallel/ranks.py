@@ -211,6 +211,7 @@ class Ranks:
             try:
                 if isinstance(found, ModelDivision):
                     found.planner = self._sharding.planning(call)
+                    found.in_micro_batches = self._terms.mode == "pipeline"
                 else:
                     found.hold = self._sharding.holding(call)
             except NotDivided as problem:

@@ -18,6 +18,7 @@ from flatout.frameworks.pytorch.parallel import views  # noqa: F401  what sharde
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Held, HeldByModel
 from flatout.frameworks.pytorch.parallel.model_division import ModelDivision, Planner
+from flatout.frameworks.pytorch.parallel.pattern import Pattern
 from flatout.frameworks.pytorch.parallel.portions import REPLICATE
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import Sharded
@@ -35,7 +36,7 @@ class Sharding:
     """The models of a process whose parameters are sharded."""
 
     def __init__(self, group: Group, terms: Terms, refuse: Callable[[NotDivided], Any]) -> None:
-        self._group, self._refuse = group, refuse
+        self._group, self._refuse, self._mode = group, refuse, terms.mode
         self._width = group.world
         if terms.mode == "hybrid":
             self._width = sharing_ranks(group.world, group.me.local_world)
@@ -76,10 +77,16 @@ class Sharding:
         """
         self.holding(call)  # what it refuses is refused here
 
-        def plan(division: ModelDivision, args: Any, kwargs: Any) -> HeldByModel:
-            from flatout.frameworks.pytorch.parallel.tensor_planning import planned
+        def plan(division: ModelDivision, args: Any, kwargs: Any, pattern: Pattern) -> HeldByModel:
+            parts: HeldByModel
+            if self._mode == "pipeline":
+                from flatout.frameworks.pytorch.parallel import pipeline_planning
 
-            parts = planned(division, args, kwargs, self._refuse)
+                parts = pipeline_planning.planned(division, args, kwargs, pattern, self._refuse)
+            else:
+                from flatout.frameworks.pytorch.parallel import tensor_planning
+
+                parts = tensor_planning.planned(division, args, kwargs, self._refuse)
             self._shards.append((division.module(), parts))
             return parts
 

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
 
-from flatout.frameworks.pytorch.parallel.answers import OF_THE_OBJECT, SHAPES, flat
+from flatout.frameworks.pytorch.parallel.parameter_reads import ParameterReads
 from flatout.frameworks.pytorch.trees import map_tensors
 
 
@@ -44,22 +43,23 @@ class Watched:
 
     def watch(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Make the call."""
-        owners: dict[int, tuple[nn.Module, int]] = {}
+        owners: dict[int, list[nn.Module]] = {}
         for part in self.module.modules():
             for p in part._parameters.values():
                 if p is not None:
-                    owners[id(p)] = part, id(p)
+                    owners.setdefault(id(p), []).append(part)
         with ExitStack() as stack:
             stack.callback(register_module_forward_pre_hook(self._begin).remove)
             stack.callback(register_module_forward_hook(self._end, always_call=True).remove)
             for part in self.module.modules():
                 stack.callback(part.register_forward_hook(self._ended, with_kwargs=True).remove)
-            with _Readers(self, owners):
+            with ParameterReads(owners, lambda one: self._read(owners[one], one)):
                 return compute(*args, **kwargs)
 
-    def read(self, owner: nn.Module, parameter: int) -> None:
+    def _read(self, owners: list[nn.Module], parameter: int) -> None:
         """A function of PyTorch's was given a parameter."""
-        if not self._within or all(self._within[-1] is not one for one in _kin(owner, self._within)):
+        readers = [one for owner in owners for one in _kin(owner, self._within)]
+        if len(owners) > 1 or not self._within or all(self._within[-1] is not one for one in readers):
             self.read_outside.add(parameter)
 
     def _begin(self, module: nn.Module, _: Any) -> None:
@@ -85,20 +85,3 @@ def _kin(owner: nn.Module, within: list[nn.Module]) -> list[nn.Module]:
     """Who may read a module's parameters: itself; attention reads those of its last layer."""
     parents = [one for one in within if isinstance(one, nn.MultiheadAttention) and one.out_proj is owner]
     return [owner, *parents]
-
-
-class _Readers(TorchFunctionMode):
-    """Sees which functions are given parameters."""
-
-    def __init__(self, watched: Watched, owners: dict[int, tuple[nn.Module, int]]) -> None:
-        super().__init__()
-        self._watched, self._owners = watched, owners
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note parameters, and compute."""
-        if func not in OF_THE_OBJECT and func not in SHAPES:
-            for one in flat((args, kwargs or {})):
-                owner = self._owners.get(id(one)) if isinstance(one, nn.Parameter) else None
-                if owner is not None:
-                    self._watched.read(*owner)
-        return func(*args, **(kwargs or {}))

@@ -1,0 +1,235 @@
+"""What do the stages of a pipeline send each other?
+
+Tensors, as one message with a head that tells their shapes, so that nobody need know them before; and whether what they
+were computed from came at all. In: tensors. Out: the same ones on another rank, or on all.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flatout.frameworks.pytorch.parallel.group import Group
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+
+HEAD = 2048
+"""Numbers of a head: room for some two hundred tensors."""
+
+DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool, torch.complex64, torch.complex128,
+)  # fmt: skip
+
+ALIGNED = 16
+"""Bytes: what comes next is aligned for every type."""
+
+
+@dataclass(slots=True)
+class Parcel:
+    """What is sent at once.
+
+    Attributes:
+        tensors: Any number; None for a gradient that there is none of.
+        wanted: Which of them gradients are wanted of.
+        is_whole: Whether it is what was to be sent; false where something before it has failed.
+    """
+
+    tensors: Sequence[torch.Tensor | None]
+    wanted: Sequence[bool]
+    is_whole: bool = True
+
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor | None]) -> Parcel:
+        """Of tensors, with what they want."""
+        return cls(tensors, [t is not None and t.requires_grad for t in tensors])
+
+    def head(self) -> torch.Tensor:
+        """What the other side must know first."""
+        numbers = [int(self.is_whole), len(self.tensors)]
+        for tensor, is_wanted in zip(self.tensors, self.wanted, strict=True):
+            if tensor is None:
+                numbers.append(-1)
+                continue
+            numbers += [tensor.dim(), *tensor.shape, DTYPES.index(tensor.dtype), is_wanted, tensor.device.type != "cpu"]
+        if len(numbers) > HEAD:
+            raise NotDivided(
+                "a model cannot be divided into stages", cause=f"{len(self.tensors)} tensors are passed at once"
+            )
+        return torch.tensor(numbers + [0] * (HEAD - len(numbers)))
+
+    def body(self, device: torch.device) -> torch.Tensor:
+        """All numbers, as bytes."""
+        there = [t for t in self.tensors if t is not None]
+        packed = torch.empty(sum(_padded(t.numel() * t.element_size()) for t in there), dtype=torch.uint8, device=device)
+        start = 0
+        for tensor in there:
+            flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+            packed[start : start + flat.numel()] = flat
+            start += _padded(flat.numel())
+        return packed
+
+
+class Arriving:
+    """A parcel whose head is here."""
+
+    def __init__(self, head: torch.Tensor) -> None:
+        numbers = iter(head.tolist())
+        self.is_whole = bool(next(numbers))
+        self.kinds: list[tuple[torch.Size, torch.dtype, bool, bool] | None] = []
+        for _ in range(next(numbers)):
+            dims = next(numbers)
+            if dims < 0:
+                self.kinds.append(None)
+                continue
+            shape = torch.Size(next(numbers) for _ in range(dims))
+            self.kinds.append((shape, DTYPES[next(numbers)], bool(next(numbers)), bool(next(numbers))))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its body."""
+        return sum(_padded(math.prod(kind[0]) * kind[1].itemsize) for kind in self.kinds if kind is not None)
+
+    def parcel(self, body: torch.Tensor) -> Parcel:
+        """With its tensors, in memory of their own."""
+        tensors: list[torch.Tensor | None] = []
+        start = 0
+        for kind in self.kinds:
+            if kind is None:
+                tensors.append(None)
+                continue
+            shape, dtype, _, on_device = kind
+            num = math.prod(shape) * dtype.itemsize
+            one = body[start : start + num].view(dtype).view(shape)
+            tensors.append(one.clone() if on_device or body.device.type == "cpu" else one.cpu())
+            start += _padded(num)
+        return Parcel(tensors, [kind is not None and kind[2] for kind in self.kinds], self.is_whole)
+
+
+class Line:
+    """All ranks, one after the other.
+
+    Args:
+        group: They.
+        device: Where what is sent lies.
+    """
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self._sent: list[tuple[Any, torch.Tensor]] = []
+
+    def send(self, parcel: Parcel, to: int) -> None:
+        """Send, and go on; see `settle`."""
+        body = parcel.body(self._device)
+        self._group.serve(self._device)
+        for one in (parcel.head(), body) if body.numel() else (parcel.head(),):
+            self._sent.append((self._group.processes.send([one], to, 0), one))
+
+    def receive(self, source: int, name: str) -> Parcel:
+        """Wait for what a rank sends."""
+        group = self._group
+        group.serve(self._device)
+        head = torch.empty(HEAD, dtype=torch.int64)
+        with group.named(name):
+            group.processes.recv([head], source, 0).wait()
+            arriving = Arriving(head)
+            body = torch.empty(arriving.num_bytes, dtype=torch.uint8, device=self._device)
+            if body.numel():
+                group.processes.recv([body], source, 0).wait()
+        group.keep(head, body)
+        return arriving.parcel(body)
+
+    def settle(self, name: str) -> None:
+        """All that was sent has gone."""
+        sent, self._sent = self._sent, []
+        with self._group.named(name):
+            for work, _ in sent:
+                work.wait()
+        if sent:
+            self._group.keep(*(one for _, one in sent[-2:]))
+
+    def told(self, parcel: Parcel | None, source: int, name: str) -> Parcel:
+        """A parcel of one rank, on all."""
+        group = self._group
+        head = group.broadcast(torch.empty(HEAD, dtype=torch.int64) if parcel is None else parcel.head(), name, source=source)
+        arriving = Arriving(head)
+        if parcel is None:
+            body = torch.empty(arriving.num_bytes, dtype=torch.uint8, device=self._device)
+        else:
+            body = parcel.body(self._device)
+        if body.numel():
+            group.broadcast(body, name, source=source)
+        return arriving.parcel(body) if parcel is None else parcel
+
+
+class Forms:
+    """What values look like beside their tensors: each form is sent once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._forms: list[bytes] = []
+
+    def packed(self, value: Any) -> list[torch.Tensor]:
+        """The number of a value's form, the form where it is new, and the tensors of the value."""
+        stream = io.BytesIO()
+        tensors: list[torch.Tensor] = []
+        _Pickler(stream, tensors).dump(value)
+        form = stream.getvalue()
+        number = self._numbers.get(form, -1)
+        if number < 0:
+            number = self._add(form)
+            sent = torch.frombuffer(bytearray(form), dtype=torch.uint8)
+        else:
+            sent = torch.empty(0, dtype=torch.uint8)
+        return [torch.tensor([number]), sent, *tensors]
+
+    def unpacked(self, sent: Sequence[Any]) -> Any:
+        """The value."""
+        number, form, *tensors = sent
+        if form.numel():
+            self._add(bytes(form.numpy()))
+        return _Unpickler(io.BytesIO(self._forms[int(number)]), tensors).load()
+
+    def _add(self, form: bytes) -> int:
+        self._numbers[form] = len(self._forms)
+        self._forms.append(form)
+        return self._numbers[form]
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves tensors out, and numbers them."""
+
+    def __init__(self, stream: io.BytesIO, tensors: list[torch.Tensor]) -> None:
+        super().__init__(stream)
+        self._tensors = tensors
+        self._places: dict[int, int] = {}
+
+    def persistent_id(self, value: Any) -> int | None:
+        """The number of a tensor."""
+        if not isinstance(value, torch.Tensor):
+            return None
+        if id(value) not in self._places:
+            self._places[id(value)] = len(self._tensors)
+            self._tensors.append(value)
+        return self._places[id(value)]
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts tensors in."""
+
+    def __init__(self, stream: io.BytesIO, tensors: Sequence[Any]) -> None:
+        super().__init__(stream)
+        self._tensors = tensors
+
+    def persistent_load(self, number: Any) -> Any:
+        """The tensor of a number."""
+        return self._tensors[number]
+
+
+def _padded(num_bytes: int) -> int:
+    return (num_bytes + ALIGNED - 1) // ALIGNED * ALIGNED

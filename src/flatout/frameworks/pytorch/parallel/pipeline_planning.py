@@ -1,0 +1,126 @@
+"""How does a model come to be divided into stages?
+
+Its first call is watched, a plan is made and tried, parameters move. In: a division and its first call. Out: each
+rank's stage with its parameters; or a refusal, before anything has moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from flatout.frameworks.pytorch.module_state import ModuleState
+from flatout.frameworks.pytorch.parallel import assembly
+from flatout.frameworks.pytorch.parallel.draws import Silence
+from flatout.frameworks.pytorch.parallel.group import Lost
+from flatout.frameworks.pytorch.parallel.model_division import ModelDivision
+from flatout.frameworks.pytorch.parallel.pattern import Pattern
+from flatout.frameworks.pytorch.parallel.pipeline_parts import PipelineParts, bubble, most_micro_batches
+from flatout.frameworks.pytorch.parallel.pipeline_placeholders import Placeholders, shapes_of
+from flatout.frameworks.pytorch.parallel.pipeline_plan import PipelinePlan, StagePlan
+from flatout.frameworks.pytorch.parallel.pipeline_stage import Computation, Stage
+from flatout.frameworks.pytorch.parallel.pipeline_timeline import Timeline
+from flatout.frameworks.pytorch.parallel.portions import REPLICATE
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.frameworks.pytorch.trees import tensors_of
+
+
+def planned(
+    division: ModelDivision, args: Any, kwargs: Any, pattern: Pattern, refuse: Callable[[NotDivided], Any]
+) -> PipelineParts:
+    """Find the stages of a model, and take its parameters.
+
+    Raises:
+        NotDivided: No way of dividing it gives what one process gives.
+    """
+    module, group = division.module(), division.group
+    _refuse_what_stages_change(division)
+    kept = ModuleState(module), RandomStates()
+    timeline, placeholders = Timeline(module), Placeholders(shapes_of(module))
+    try:
+        with division.confirmation.apart(), Silence().on(module):
+            wanted = [t.detach() for t in tensors_of(timeline.watch(division.compute, args, kwargs))]
+        if not kept[1].equals(RandomStates()):
+            raise _refused(division, "it draws random numbers beside dropout: each of its stages would draw others")
+
+        def holds(begin: int) -> bool:
+            for state in kept:
+                state.restore()
+            stage = Stage(StagePlan.of(timeline, begin, None), placeholders)
+            given = [one.detach() for one in timeline.tensors_at(begin)]
+            with division.confirmation.apart(), Silence().on(module):
+                return group.everywhere(_agrees(division, stage, given, (args, kwargs), wanted), "stages of a pipeline")
+
+        plan = PipelinePlan(timeline, group, holds)
+        if not plan.find():
+            raise _refused(division, _why_none(timeline, group.world))
+    finally:
+        for state in kept:
+            state.restore()
+    stages, portions = plan.stages(), plan.portions(refuse)
+    division.remarks.append(f"`{division.name}`: {_told(plan, module, pattern, (args, kwargs))}")
+    del timeline, plan, wanted, holds  # they hold on to the graph of the call
+    return PipelineParts(module, group, Stage(stages[group.rank], placeholders), portions)
+
+
+def _refuse_what_stages_change(division: ModelDivision) -> None:
+    module = division.module()
+    if any(isinstance(part, _BatchNorm) and part.training for part in module.modules()):
+        raise _refused(division, "its batch normalisation would see micro-batches, whose statistics are others")
+    if any(part._forward_hooks or part._backward_hooks for part in module.modules() if part is not module):
+        raise _refused(division, "the script has hooks on its inner modules, which are called on one rank each")
+
+
+def _refused(division: ModelDivision, cause: str) -> NotDivided:
+    return NotDivided(
+        f"`{division.name}` cannot be divided into stages",
+        cause=cause,
+        hint=f"`--mode shard` divides the memory of any model; or {REPLICATE}",
+    )
+
+
+def _why_none(timeline: Timeline, world: int) -> str:
+    if len(timeline.calls) < world:
+        return f"it calls {len(timeline.calls)} modules, which do not make {world} stages"
+    return "what is computed early in it is needed everywhere: no call of a module is given all that comes before it"
+
+
+def _agrees(
+    division: ModelDivision, stage: Stage, given: Sequence[torch.Tensor], call: Any, wanted: Sequence[torch.Tensor]
+) -> bool:
+    """Whether what a call is given is all that the rest of the model needs."""
+    args, kwargs = call
+    computation = Computation(lambda placeholders: given if _fit(placeholders, given) else ())
+    try:
+        with torch.no_grad(), stage.in_place():
+            stage.compute(computation, division.compute, args, kwargs)
+        found = tensors_of(computation.value)
+        return len(found) == len(wanted) and all(map(assembly.is_close, found, wanted))
+    except Lost:
+        raise
+    except Exception:  # noqa: BLE001  zeros in the place of numbers may lead anywhere
+        return False
+
+
+def _fit(placeholders: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:
+    """Whether shapes were foreseen; what lies between two calls may depend on them."""
+    return [one.shape for one in placeholders] == [one.shape for one in given]
+
+
+def _told(plan: PipelinePlan, module: nn.Module, pattern: Pattern, call: Any) -> str:
+    """Where stages begin, and what of the time they wait."""
+    names = {id(part): name for name, part in module.named_modules()}
+    begins = [f"`{names.get(id(plan.module_at(one)), '?')}`" for one in plan.begins]
+    num = pattern.cut.num_samples(tensors_of(call, unique=False)) if pattern.rules is not None else None
+    world = len(begins) + 1
+    num_micro = max(min(most_micro_batches(world), num or 1), 1)
+    shares = " ".join(f"{share:.0%}" for share in plan.shares())
+    return (
+        f"{world} stages ({shares} of the work), the next ones beginning at {', '.join(begins)}; {num_micro} "
+        f"micro-batches, so that stages wait {bubble(world, num_micro):.0%} of the time (the bubble)"
+    )

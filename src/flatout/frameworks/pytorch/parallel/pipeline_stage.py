@@ -1,0 +1,157 @@
+"""How does a rank compute its stage of a call, and nothing else of it?
+
+It runs the model's own `forward`. Calls of modules that came before return placeholders; the stage's first call gets
+what was received; the `forward` is left where the next stage's first call is about to be made. In: what is done at each
+call. Out: what was returned, or what the next stage is to be given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from flatout.frameworks.pytorch.parallel.intercepted import intercepted, plainly
+from flatout.frameworks.pytorch.parallel.pipeline_placeholders import Placeholders
+from flatout.frameworks.pytorch.parallel.pipeline_plan import StagePlan
+from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
+
+Receive = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+"""Gives what comes in the place of placeholders."""
+
+
+class _Leaving(BaseException):
+    """The next stage's first call is about to be made. A script's `except Exception` does not stop it."""
+
+    def __init__(self, given: tuple[Any, Any]) -> None:
+        super().__init__()
+        self.given = given
+
+
+class AnotherWay(RuntimeError):
+    """A call takes another way through its modules than the one that was divided."""
+
+
+@dataclass(slots=True)
+class Computation:
+    """One computation of a stage, on one micro-batch.
+
+    Attributes:
+        receive: Asked once, at the stage's first call.
+        value: What the model returned; None where the next stage goes on.
+        given: What the next stage is to be given.
+    """
+
+    receive: Receive
+    value: Any = None
+    given: list[torch.Tensor] | None = None
+    _places: dict[int, int] = field(default_factory=dict)
+    _received: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def next_place(self, module: nn.Module) -> int:
+        """How often the module has been called in it."""
+        place = self._places.get(id(module), 0)
+        self._places[id(module)] = place + 1
+        return place
+
+    def enter(self, given: tuple[Any, Any]) -> Any:
+        """The first call's arguments with what was received."""
+        placeholders = tensors_of(given, unique=False)
+        received = self.receive(placeholders)
+        if len(received) != len(placeholders):
+            raise AnotherWay(f"{len(received)} tensors came for a call with {len(placeholders)}")
+        pairs = zip(placeholders, received, strict=True)
+        self._received.update({id(placeholder): (placeholder, one) for placeholder, one in pairs})
+        return self.with_received(given)
+
+    def with_received(self, given: tuple[Any, Any]) -> Any:
+        """Arguments with what was received in the place of placeholders."""
+        return map_tensors(lambda t: self._received[id(t)][1] if id(t) in self._received else t, given, unique=False)
+
+    @property
+    def has_entered(self) -> bool:
+        """Whether its first call was made."""
+        return bool(self._received)
+
+
+class Stage:
+    """What one rank computes of a module's calls.
+
+    Args:
+        plan: What is done at each call.
+        placeholders: What modules return that are not computed here.
+    """
+
+    def __init__(self, plan: StagePlan, placeholders: Placeholders) -> None:
+        self.plan, self._placeholders = plan, placeholders
+        self._current: Computation | None = None
+        self._again: Computation | None = None
+
+    def compute(self, computation: Computation, compute: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """Compute the stage of one call.
+
+        Raises:
+            AnotherWay: The call does not come to where it is to be left, or to what it was to begin with.
+        """
+        self._current = computation
+        try:
+            computation.value = compute(*args, **kwargs)
+        except _Leaving as leaving:
+            computation.given = tensors_of(leaving.given, unique=False)
+        else:
+            if self.plan.end is not None:
+                raise AnotherWay("it returns before it comes to the next stage")
+        finally:
+            self._current = None
+        if self.plan.begin is not None and not computation.has_entered:
+            raise AnotherWay("it does not come to where its stage begins")
+
+    @contextmanager
+    def again(self, computation: Computation) -> Iterator[None]:
+        """Within, modules that are called compute anew what they have computed (checkpoints)."""
+        self._again = computation
+        try:
+            yield
+        finally:
+            self._again = None
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within, modules are called as `compute` and `again` say."""
+        is_fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # it reads parameters of many modules
+        try:
+            with intercepted((one, self._through(one)) for one in self.plan.modules.values()):
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(is_fast)
+
+    def _through(self, module: nn.Module) -> Callable[..., Any]:
+        actions = self.plan.actions[id(module)]
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            given = args, kwargs
+            now = self._current
+            if now is None:
+                again = self._again
+                args, kwargs = given if again is None else again.with_received(given)
+                return plainly(module, args, kwargs)
+            place = now.next_place(module)
+            if place >= len(actions):
+                raise AnotherWay(f"`{type(module).__name__}` is called {place + 1} times, and {len(actions)} before")
+            action = actions[place]
+            if action == "leave":
+                raise _Leaving(given)
+            if action == "skip":
+                return self._placeholders.of(module, args, kwargs)
+            if action == "enter":
+                args, kwargs = now.enter(given)
+            elif action == "give":
+                args, kwargs = now.with_received(given)
+            return plainly(module, args, kwargs)
+
+        return called

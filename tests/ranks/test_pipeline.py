@@ -1,0 +1,129 @@
+"""What one process trains, ranks train that each compute some of the model's calls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Arriving, Forms, Parcel
+from flatout.frameworks.pytorch.parallel.pipeline_parts import bubble
+from flatout.frameworks.pytorch.parallel.pipeline_placeholders import Placeholders, shapes_of
+from flatout.frameworks.pytorch.parallel.pipeline_plan import PipelinePlan, StagePlan
+from flatout.frameworks.pytorch.parallel.pipeline_timeline import Timeline
+
+from . import pipeline_scenarios, scenarios, sharded_scenarios, tensor_scenarios
+from .on_ranks import alone, on_ranks
+from .test_shard import agrees
+
+OTHERS = (*scenarios.SAME, *sharded_scenarios.SAME, *tensor_scenarios.SAME)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("scenario", pipeline_scenarios.SAME, ids=lambda scenario: scenario.__name__)
+def test_stages_end_where_one_process_ends(scenario, world):
+    agrees(scenario, world, "pipeline")
+
+
+@pytest.mark.parametrize("scenario", pipeline_scenarios.REFUSED, ids=lambda scenario: scenario.__name__)
+def test_what_makes_no_stages_is_refused_with_its_reason(scenario):
+    alone(scenario)
+    for found in on_ranks(2, scenario, "pipeline"):
+        assert pipeline_scenarios.REFUSED[scenario] in found["cause"]
+        assert found["error"] and "--mode replicate" in found["hint"]
+
+
+def test_masks_of_dropout_are_other_ones_on_each_rank_and_ranks_stay_together():
+    first, second = on_ranks(2, scenarios.masks_of_dropout, "pipeline")
+    assert first.said == second.said
+    assert first.drawn == second.drawn
+    assert all(torch.equal(a, b) for a, b in zip(first.state, second.state, strict=True))
+
+
+class Alone:
+    """A group of one process that takes itself for several ranks."""
+
+    def __init__(self, world: int) -> None:
+        self.rank, self.world, self.ranks = 0, world, list(range(world))
+
+
+def _timeline(module: nn.Module, *inputs: torch.Tensor) -> Timeline:
+    timeline = Timeline(module)
+    timeline.watch(module, inputs, {})
+    return timeline
+
+
+def test_stages_share_the_work_and_a_parameter_is_where_it_is_computed_with():
+    module = nn.Sequential(*(nn.Linear(32, 32) for _ in range(6)))
+    plan = PipelinePlan(_timeline(module, torch.randn(4, 32)), Alone(3), lambda call: True)
+    assert plan.find()
+    assert [plan.module_at(call) for call in plan.begins] == [module[2], module[4]]
+    assert plan.shares() == pytest.approx([1 / 3] * 3, abs=0.01)
+    portions = plan.portions(lambda problem: None)
+    owners = [portions[id(layer.weight)].edges for layer in module]
+    assert owners == [(0, 32, 32, 32)] * 2 + [(0, 0, 32, 32)] * 2 + [(0, 0, 0, 32)] * 2
+
+
+def test_what_several_stages_compute_with_stays_whole():
+    gpt = pipeline_scenarios.Gpt()
+    timeline = _timeline(gpt, torch.randint(0, 37, (2, 8)))
+    plan = PipelinePlan(timeline, Alone(2), lambda call: timeline.calls[call].module in list(gpt.blocks))
+    assert plan.find()
+    whole = {name for name, p in gpt.named_parameters() if id(p) not in plan.portions(lambda problem: None)}
+    assert whole == {"words.weight", "places", "mask.scale"}  # tied; read by the model itself; without a dimension
+
+
+def test_a_stage_skips_what_came_before_and_is_given_what_is_passed_along():
+    gpt = pipeline_scenarios.Gpt()
+    timeline = _timeline(gpt, torch.randint(0, 37, (2, 8)))
+    begins = [call.begin for call in timeline.calls if call.module in list(gpt.blocks)]
+    stage = StagePlan.of(timeline, begins[1], begins[3])
+    done = [stage.actions[id(one)] for one in (gpt.words, gpt.mask, *gpt.blocks)]
+    assert done == [["skip"], ["skip"], ["skip"], ["enter"], ["give"], ["leave"]]
+    assert id(gpt.blocks[0].attention) not in stage.actions and id(gpt.head) not in stage.actions
+
+
+def test_placeholders_have_the_shapes_of_what_is_not_computed():
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.last = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor, *, twice: bool) -> dict[str, torch.Tensor]:
+            found, (state, _) = self.rnn(x)
+            return {"out": self.last(found), "state": state.bool(), "again": found if twice else x}
+
+    module = Two()
+    shapes = shapes_of(module)
+    for p in module.parameters():
+        p.data = p.data[:0]  # this rank has nothing of it
+    placeholders = Placeholders(shapes)
+    for num in (2, 5):
+        found = placeholders.of(module, (torch.ones(num, 7, 4),), {"twice": True})
+        assert {name: (tuple(t.shape), t.dtype) for name, t in found.items()} == {
+            "out": ((num, 7, 3), torch.float32), "state": ((1, num, 6), torch.bool), "again": ((num, 7, 6), torch.float32)
+        }  # fmt: skip
+        assert not any(t.any() for t in found.values())
+
+
+def test_what_is_sent_arrives():
+    sent = [torch.randn(3, 2, requires_grad=True), None, torch.arange(5), torch.ones(2, 2, dtype=torch.bool).T]
+    parcel = Parcel.of([*sent, torch.zeros(0, 4)])
+    found = Arriving(parcel.head()).parcel(parcel.body(torch.device("cpu")))
+    assert found.is_whole and found.wanted == [True, False, False, False, False]
+    assert found.tensors[1] is None and found.tensors[4].shape == (0, 4)
+    assert all(torch.equal(a, b) for a, b in zip(found.tensors, sent, strict=False) if b is not None)
+
+
+def test_a_form_is_sent_once():
+    here, there, tensor = Forms(), Forms(), torch.ones(2)
+    for number in range(3):
+        value = pipeline_scenarios.Output(tensor + number, None), [tensor, tensor, "word"]
+        packed = here.packed(value)
+        assert bool(packed[1].numel()) == (number == 0)
+        found = there.unpacked(packed)
+        assert torch.equal(found[0].logits, tensor + number) and found[1][0] is found[1][1]
+
+
+def test_the_bubble_is_what_stages_wait():
+    assert bubble(4, 16) == pytest.approx(3 / 19)
