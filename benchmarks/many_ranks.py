@@ -1,6 +1,6 @@
 """What do ranks cost, and how near is what they train to one process? On ranks of this machine.
 
-    python benchmarks/many_ranks.py [--rounds 5] [--only agreement step memory start] [--modes replicate shard tensor pipeline]
+    python benchmarks/many_ranks.py [--rounds 5] [--only agreement step memory start] [--modes replicate shard tensor]
 
 `agreement`: parameters after 200 steps against one process, beside a control of one process that sums each batch in as
 many parts as there are ranks. `step`: the step's time under `flatout run --ranks 2` against the same training written
@@ -28,7 +28,12 @@ from measuring import FLATOUT, HERE, PYTHON, quiet, ratio, timed, write
 
 SCRIPT = str(HERE / "scripts" / "ranked.py")
 MODES = ("replicate", "shard", "tensor", "pipeline")
-NOT_BY_HAND = (("tensor", "convolutions"), ("pipeline", "mlp"), ("pipeline", "convolutions"), ("pipeline", "transformer"))
+NOT_BY_HAND = (
+    ("tensor", "convolutions"),
+    ("pipeline", "mlp"),
+    ("pipeline", "convolutions"),
+    ("pipeline", "transformer"),
+)
 """What no script by hand is written for: `parallelize_module` has no style for convolutions; a pipeline's schedule owns
 the loss, and is another script."""
 MODELS = ("mlp", "convolutions", "transformer")

@@ -258,7 +258,7 @@ def a_call_that_leaves_layers_out() -> Trained:
 
 SAME = (
     a_chain_of_layers, blocks_of_a_language_model, a_language_model_that_returns_its_loss,
-    blocks_that_are_computed_again, an_encoder_and_a_decoder, something_added_late, a_state_that_is_carried_on,
+    blocks_that_are_computed_again, an_encoder_and_a_decoder, something_added_late,
     layers_in_another_order_for_evaluation, a_call_that_leaves_layers_out,
 )  # fmt: skip
 """Each ends in stages as in one process."""

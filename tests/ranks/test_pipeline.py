@@ -16,7 +16,15 @@ from . import pipeline_scenarios, scenarios, sharded_scenarios, tensor_scenarios
 from .on_ranks import alone, on_ranks
 from .test_shard import agrees
 
-OTHERS = (*scenarios.SAME, *sharded_scenarios.SAME, *tensor_scenarios.SAME)
+REFUSED = {
+    scenarios.batch_normalisation: "batch normalisation", scenarios.convolutions: "batch normalisation",
+    scenarios.two_models_against_each_other: "batch normalisation",
+    scenarios.noise_that_the_model_draws: "random numbers", scenarios.a_model_that_is_called_by_a_method: "modules",
+    **pipeline_scenarios.REFUSED,
+}  # fmt: skip
+OTHERS = [
+    one for one in (*scenarios.SAME, *sharded_scenarios.SAME, *tensor_scenarios.SAME) if one not in REFUSED
+] + [pipeline_scenarios.a_state_that_is_carried_on]  # fmt: skip
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
@@ -25,11 +33,16 @@ def test_stages_end_where_one_process_ends(scenario, world):
     agrees(scenario, world, "pipeline")
 
 
-@pytest.mark.parametrize("scenario", pipeline_scenarios.REFUSED, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize("scenario", OTHERS, ids=lambda scenario: scenario.__name__)
+def test_two_stages_end_where_one_process_ends(scenario):
+    agrees(scenario, 2, "pipeline")
+
+
+@pytest.mark.parametrize("scenario", REFUSED, ids=lambda scenario: scenario.__name__)
 def test_what_makes_no_stages_is_refused_with_its_reason(scenario):
     alone(scenario)
     for found in on_ranks(2, scenario, "pipeline"):
-        assert pipeline_scenarios.REFUSED[scenario] in found["cause"]
+        assert REFUSED[scenario] in found["cause"]
         assert found["error"] and "--mode replicate" in found["hint"]
 
 
@@ -101,7 +114,8 @@ def test_placeholders_have_the_shapes_of_what_is_not_computed():
     for num in (2, 5):
         found = placeholders.of(module, (torch.ones(num, 7, 4),), {"twice": True})
         assert {name: (tuple(t.shape), t.dtype) for name, t in found.items()} == {
-            "out": ((num, 7, 3), torch.float32), "state": ((1, num, 6), torch.bool), "again": ((num, 7, 6), torch.float32)
+            "out": ((num, 7, 3), torch.float32), "state": ((1, num, 6), torch.bool),
+            "again": ((num, 7, 6), torch.float32),
         }  # fmt: skip
         assert not any(t.any() for t in found.values())
 

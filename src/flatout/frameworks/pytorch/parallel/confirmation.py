@@ -130,11 +130,12 @@ class Confirmation:
         module = self._division.module()
         different = equality.make_equal(module, self._group) if first else []  # later the running check tells
         if different:
-            self._remark(f"{' and '.join(different)} of rank 0 were given to all ranks")
+            self.remark(f"{' and '.join(different)} of rank 0 were given to all ranks")
         if first and _hooked(module):
-            self._remark("hooks on its inner modules see a rank's part of the batch")
+            self.remark("hooks on its inner modules see a rank's part of the batch")
 
-    def _remark(self, text: str) -> None:
+    def remark(self, text: str) -> None:
+        """Have something told in the end."""
         self._division.remarks.append(f"`{self._division.name}`: {text}")
 
     def _whole(
@@ -242,8 +243,13 @@ class Confirmation:
             NotDivided: They differ by more than rounding.
         """
         held, passed = self._division.held, check.mine
-        with held.in_place():
-            found, _ = passed.backward(gradients, keep=False)
+        try:
+            with held.in_place():
+                found, _ = passed.backward(gradients, keep=False)
+        except Lost:
+            raise
+        except Exception as problem:  # one process has not raised
+            raise self._division.refused(f"its way back raises {type(problem).__name__}: {problem}") from problem
         pairs = zip(held.parameters, found, strict=True)
         mine: Found = [None if grad is None else part_of(grad) for p, grad in pairs if p.requires_grad]
         self._compare(check, gradients, mine)

@@ -57,7 +57,6 @@ class ModelDivision(Division):
         differentiable = [t for t in inputs if t.requires_grad]
         return call.made(*differentiable, *self.held.parameters)
 
-
     def _cut(self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], former: Pattern | None) -> Pattern:
         """Where the batch is in a call; nowhere, where it stays whole."""
         whole = Pattern(Cut((None,) * len(inputs)), None)
@@ -69,7 +68,7 @@ class ModelDivision(Division):
             with self.held.at_once():
                 return self.confirmation.confirmed(args, kwargs, inputs, None)[0]
         except NotDivided as problem:
-            self.remarks.append(f"`{self.name}`: batches are not cut into micro-batches: {problem.cause}")
+            self.confirmation.remark(f"batches are not cut into micro-batches: {problem.cause}")
             return whole
 
 

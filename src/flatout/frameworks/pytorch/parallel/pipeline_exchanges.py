@@ -66,7 +66,9 @@ class Parcel:
     def body(self, device: torch.device) -> torch.Tensor:
         """All numbers, as bytes."""
         there = [t for t in self.tensors if t is not None]
-        packed = torch.empty(sum(_padded(t.numel() * t.element_size()) for t in there), dtype=torch.uint8, device=device)
+        packed = torch.empty(
+            sum(_padded(t.numel() * t.element_size()) for t in there), dtype=torch.uint8, device=device
+        )
         start = 0
         for tensor in there:
             flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
@@ -156,7 +158,9 @@ class Line:
     def told(self, parcel: Parcel | None, source: int, name: str) -> Parcel:
         """A parcel of one rank, on all."""
         group = self._group
-        head = group.broadcast(torch.empty(HEAD, dtype=torch.int64) if parcel is None else parcel.head(), name, source=source)
+        head = group.broadcast(
+            torch.empty(HEAD, dtype=torch.int64) if parcel is None else parcel.head(), name, source=source
+        )
         arriving = Arriving(head)
         if parcel is None:
             body = torch.empty(arriving.num_bytes, dtype=torch.uint8, device=self._device)

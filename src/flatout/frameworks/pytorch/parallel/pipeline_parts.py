@@ -59,14 +59,19 @@ class PipelineParts(Parts):
         group: All ranks.
         stage: Of this rank.
         portions: Which parameters are a single rank's, by identity.
+        remark: Told what the user should know of.
     """
 
-    def __init__(self, module: nn.Module, group: Group, stage: Stage, portions: dict[int, Portions]) -> None:
+    def __init__(
+        self, module: nn.Module, group: Group, stage: Stage, portions: dict[int, Portions],
+        remark: Callable[[str], None],
+    ) -> None:  # fmt: skip
         device = next(module.parameters()).device
         super().__init__(module, group, portions)
         self.group, self.stage = group, stage
         self.line, self.forms = Line(group, device), Forms()
-        self._draws_masks = False
+        self._draws_masks = self._has_passed = self._has_told = False
+        self._remark = remark
         self._apart = functools.partial(drawn_apart, group.rank)
 
     def computing(self) -> AbstractContextManager[None]:
@@ -81,10 +86,19 @@ class PipelineParts(Parts):
         with torch.enable_grad(), draws(), self.in_place():
             is_whole = made.forward(compute, args, kwargs)
         if is_whole:
+            self._has_passed = True
             return made
-        if silent:
+        if not self._has_passed:
             raise AnotherWay(made.problem or "another rank does not come to its stage")
+        self._tell_of_whole()
         return _WholePass(self, compute, args, kwargs)
+
+    def _tell_of_whole(self) -> None:
+        if not self._has_told:
+            self._remark(
+                "calls that take another way through the model are computed whole by every rank, which is slow"
+            )
+        self._has_told = True
 
     def evaluated(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See `HeldInParts`: in one piece, for what can be cut in training need not be so elsewhere."""
@@ -96,6 +110,7 @@ class PipelineParts(Parts):
             is_whole = made.forward(compute, args, kwargs)
         if is_whole:
             return made.value
+        self._tell_of_whole()
         with self.in_whole():
             return compute(*args, **kwargs)
 
@@ -326,7 +341,7 @@ class _WholePass:
         pairs = [(o, g) for o, g in zip(self._graph, gradients, strict=True) if g is not None and o.requires_grad]
         outs, grads = [o for o, _ in pairs], [g for _, g in pairs]
         wanted = [*self._leaves, *self._entered]
-        found = list(torch.autograd.grad(outs, wanted, grads, retain_graph=keep, allow_unused=True))
+        found: Found = list(torch.autograd.grad(outs, wanted, grads, retain_graph=keep, allow_unused=True))
         mine = iter(found[: len(self._leaves)])
         of_parameters: Found = []
         for parameter in held.parameters:

@@ -8,6 +8,7 @@ begin, what each rank does at each call, and how parameters are dealt out.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -101,7 +102,11 @@ class PipelinePlan:
         for number in range(1, world):
             reached = before[self.begins[-1]] if self.begins else 0.0
             target = reached + (whole - reached) / (world - number + 1)
-            later = [one for one in possible if before[one] > reached and before[one] < whole]
+            later = [one for one in possible if reached < before[one] < whole]
+            after = sorted({before[one] for one in later})[
+                : -(world - 1 - number) or None
+            ]  # some are left for the rest
+            later = [one for one in later if before[one] in after]
             # of calls that begin together the outermost comes first, for nothing was computed in between
             best = sorted(later, key=lambda one: (abs(before[one] - target), one))
             found = next((one for one in best[:MOST_TRIES] if self._may_begin(one)), None)
@@ -128,7 +133,7 @@ class PipelinePlan:
         """What of the whole cost each stage has."""
         whole = sum(self._timeline.costs) or 1.0
         edges = [0.0, *(self._timeline.before(one) for one in self.begins), whole]
-        return [(high - low) / whole for low, high in zip(edges, edges[1:], strict=False)]
+        return [(high - low) / whole for low, high in itertools.pairwise(edges)]
 
     def portions(self, refuse: Callable[[NotDivided], Any]) -> dict[int, Portions]:
         """Parameters that one rank alone computes with are that rank's; the others stay whole."""

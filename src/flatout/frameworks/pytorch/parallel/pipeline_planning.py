@@ -6,6 +6,7 @@ rank's stage with its parameters; or a refusal, before anything has moved.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from flatout.frameworks.pytorch.parallel.pipeline_placeholders import Placeholde
 from flatout.frameworks.pytorch.parallel.pipeline_plan import PipelinePlan, StagePlan
 from flatout.frameworks.pytorch.parallel.pipeline_stage import Computation, Stage
 from flatout.frameworks.pytorch.parallel.pipeline_timeline import Timeline
-from flatout.frameworks.pytorch.parallel.portions import REPLICATE
+from flatout.frameworks.pytorch.parallel.portions import REPLICATE, Portions
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.trees import tensors_of
@@ -38,34 +39,66 @@ def planned(
     Raises:
         NotDivided: No way of dividing it gives what one process gives.
     """
-    module, group = division.module(), division.group
+    module = division.module()
     _refuse_what_stages_change(division)
-    kept = ModuleState(module), RandomStates()
-    timeline, placeholders = Timeline(module), Placeholders(shapes_of(module))
-    try:
+    stage, portions, told = _Planning(division, args, kwargs).found(pattern, refuse)
+    division.confirmation.remark(told)  # the graph of the watched call is gone by now
+    return PipelineParts(module, division.group, stage, portions, division.confirmation.remark)
+
+
+class _Planning:
+    """Watches a call, and tries where it may be parted."""
+
+    def __init__(self, division: ModelDivision, args: Any, kwargs: Any) -> None:
+        self._division, self._call = division, (args, kwargs)
+        module = division.module()
+        self._kept = ModuleState(module), RandomStates()
+        self._timeline, self._placeholders = Timeline(module), Placeholders(shapes_of(module))
+        self._wanted: list[torch.Tensor] = []
+
+    def found(
+        self, pattern: Pattern, refuse: Callable[[NotDivided], Any]
+    ) -> tuple[Stage, dict[int, Portions], str]:  # fmt: skip
+        """This rank's stage, whose parameters are whose, and what is told of it."""
+        try:
+            self._watch()
+            plan, by_functions = self._plan()
+        finally:
+            self._restore()
+        stages, group = plan.stages(), self._division.group
+        stage = Stage(stages[group.rank], self._placeholders, by_functions=by_functions)
+        return stage, plan.portions(refuse), _told(plan, self._division.module(), pattern, self._call)
+
+    def _watch(self) -> None:
+        division, module = self._division, self._division.module()
+        args, kwargs = self._call
         with division.confirmation.apart(), Silence().on(module):
-            wanted = [t.detach() for t in tensors_of(timeline.watch(division.compute, args, kwargs))]
-        if not kept[1].equals(RandomStates()):
+            value = self._timeline.watch(division.compute, args, kwargs)
+        self._wanted = [tensor.detach() for tensor in tensors_of(value)]
+        if not self._kept[1].equals(RandomStates()):
             raise _refused(division, "it draws random numbers beside dropout: each of its stages would draw others")
 
-        def holds(begin: int) -> bool:
-            for state in kept:
-                state.restore()
-            stage = Stage(StagePlan.of(timeline, begin, None), placeholders)
-            given = [one.detach() for one in timeline.tensors_at(begin)]
-            with division.confirmation.apart(), Silence().on(module):
-                return group.everywhere(_agrees(division, stage, given, (args, kwargs), wanted), "stages of a pipeline")
+    def _plan(self) -> tuple[PipelinePlan, bool]:
+        group = self._division.group
+        for by_functions in (False, True):
+            plan = PipelinePlan(self._timeline, group, functools.partial(self._holds, by_functions=by_functions))
+            if plan.find():
+                return plan, by_functions
+        raise _refused(self._division, _why_none(self._timeline, group.world))
 
-        plan = PipelinePlan(timeline, group, holds)
-        if not plan.find():
-            raise _refused(division, _why_none(timeline, group.world))
-    finally:
-        for state in kept:
+    def _holds(self, begin: int, *, by_functions: bool) -> bool:
+        """Whether a call is given all that the rest of the model needs, on every rank."""
+        self._restore()
+        stage = Stage(StagePlan.of(self._timeline, begin, None), self._placeholders, by_functions=by_functions)
+        given = [one.detach() for one in self._timeline.tensors_at(begin)]
+        division = self._division
+        with division.confirmation.apart(), Silence().on(division.module()):
+            agrees = _agrees(division, stage, given, self._call, self._wanted)
+        return division.group.everywhere(agrees, "stages of a pipeline")
+
+    def _restore(self) -> None:
+        for state in self._kept:
             state.restore()
-    stages, portions = plan.stages(), plan.portions(refuse)
-    division.remarks.append(f"`{division.name}`: {_told(plan, module, pattern, (args, kwargs))}")
-    del timeline, plan, wanted, holds  # they hold on to the graph of the call
-    return PipelineParts(module, group, Stage(stages[group.rank], placeholders), portions)
 
 
 def _refuse_what_stages_change(division: ModelDivision) -> None:

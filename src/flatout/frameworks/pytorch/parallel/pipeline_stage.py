@@ -8,12 +8,13 @@ call. Out: what was returned, or what the next stage is to be given.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from flatout.frameworks.pytorch.parallel.intercepted import intercepted, plainly
 from flatout.frameworks.pytorch.parallel.pipeline_placeholders import Placeholders
@@ -51,6 +52,7 @@ class Computation:
     given: list[torch.Tensor] | None = None
     _places: dict[int, int] = field(default_factory=dict)
     _received: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    _first: Sequence[torch.Tensor] = ()
 
     def next_place(self, module: nn.Module) -> int:
         """How often the module has been called in it."""
@@ -64,12 +66,18 @@ class Computation:
         received = self.receive(placeholders)
         if len(received) != len(placeholders):
             raise AnotherWay(f"{len(received)} tensors came for a call with {len(placeholders)}")
+        self._first = received
         pairs = zip(placeholders, received, strict=True)
         self._received.update({id(placeholder): (placeholder, one) for placeholder, one in pairs})
         return self.with_received(given)
 
-    def with_received(self, given: tuple[Any, Any]) -> Any:
-        """Arguments with what was received in the place of placeholders."""
+    def enter_again(self, given: tuple[Any, Any]) -> Any:
+        """The same, where it is computed once more."""
+        first = iter(self._first)
+        return map_tensors(lambda _: next(first), given, unique=False)
+
+    def with_received(self, given: Any) -> Any:
+        """Arguments, or what is returned, with what was received in the place of placeholders."""
         return map_tensors(lambda t: self._received[id(t)][1] if id(t) in self._received else t, given, unique=False)
 
     @property
@@ -78,16 +86,34 @@ class Computation:
         return bool(self._received)
 
 
+class _Giving(TorchFunctionMode):
+    """Functions, too, get what was received in the place of placeholders."""
+
+    def __init__(self, computation: Computation) -> None:
+        super().__init__()
+        self._computation = computation
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute with what was received."""
+        kwargs = kwargs or {}
+        if self._computation.has_entered:
+            args, kwargs = self._computation.with_received((args, kwargs))
+        return func(*args, **kwargs)
+
+
 class Stage:
     """What one rank computes of a module's calls.
 
     Args:
         plan: What is done at each call.
         placeholders: What modules return that are not computed here.
+        by_functions: Whether functions that the model calls by itself are given what was received (the sum of what
+            entered a layer and what came of it); it costs some microseconds for each.
     """
 
-    def __init__(self, plan: StagePlan, placeholders: Placeholders) -> None:
+    def __init__(self, plan: StagePlan, placeholders: Placeholders, *, by_functions: bool) -> None:
         self.plan, self._placeholders = plan, placeholders
+        self._by_functions = by_functions
         self._current: Computation | None = None
         self._again: Computation | None = None
 
@@ -99,7 +125,8 @@ class Stage:
         """
         self._current = computation
         try:
-            computation.value = compute(*args, **kwargs)
+            with self._giving(computation):
+                computation.value = computation.with_received(compute(*args, **kwargs))
         except _Leaving as leaving:
             computation.given = tensors_of(leaving.given, unique=False)
         else:
@@ -115,9 +142,13 @@ class Stage:
         """Within, modules that are called compute anew what they have computed (checkpoints)."""
         self._again = computation
         try:
-            yield
+            with self._giving(computation):
+                yield
         finally:
             self._again = None
+
+    def _giving(self, computation: Computation) -> AbstractContextManager[Any]:
+        return _Giving(computation) if self._by_functions else nullcontext()
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -135,17 +166,15 @@ class Stage:
 
         def called(*args: Any, **kwargs: Any) -> Any:
             given = args, kwargs
-            now = self._current
+            now, again = self._current, self._again
             if now is None:
-                again = self._again
-                args, kwargs = given if again is None else again.with_received(given)
-                return plainly(module, args, kwargs)
+                return plainly(module, *given) if again is None else self._called_again(again, module, given)
             place = now.next_place(module)
             if place >= len(actions):
                 raise AnotherWay(f"`{type(module).__name__}` is called {place + 1} times, and {len(actions)} before")
             action = actions[place]
             if action == "leave":
-                raise _Leaving(given)
+                raise _Leaving(now.with_received(given))  # what is passed along may come from stages before
             if action == "skip":
                 return self._placeholders.of(module, args, kwargs)
             if action == "enter":
@@ -155,3 +184,11 @@ class Stage:
             return plainly(module, args, kwargs)
 
         return called
+
+    def _called_again(self, again: Computation, module: nn.Module, given: tuple[Any, Any]) -> Any:
+        """A call within a checkpoint, which may have begun before the stage does."""
+        actions = set(self.plan.actions[id(module)])
+        if actions == {"skip"}:
+            return self._placeholders.of(module, *given)
+        args, kwargs = again.enter_again(given) if actions == {"enter"} else again.with_received(given)
+        return plainly(module, args, kwargs)
