@@ -15,7 +15,7 @@ from typing import Any, Literal
 from flatout import record_file
 from flatout.ceilings import Machine
 from flatout.plan import Plan
-from flatout.ranks import MODES, sharing_ranks
+from flatout.ranks import GROUPED_MODES, MODES, sharing_ranks
 from flatout.records import to_json
 from flatout.trace import Levers
 
@@ -161,8 +161,8 @@ def candidates(num_ranks: int) -> list[tuple[int, str]]:
 
 
 def _fits(num_ranks: int, mode: str) -> bool:
-    """Whether a mode is something of its own: on one machine copies of shards need a number that has a divisor."""
-    return mode != "hybrid" or sharing_ranks(num_ranks, num_ranks) > 1
+    """Whether a mode is something of its own: on one machine groups need a number that has a divisor."""
+    return mode not in GROUPED_MODES or sharing_ranks(num_ranks, num_ranks) > 1
 
 
 def best_of(trials: Sequence[RankTrial]) -> RankTrial | None:

@@ -33,8 +33,14 @@ ELASTIC_LOGS = "elastic"
 MEETING = "meeting-failed"
 """Written by the launcher where machines did not find each other: why."""
 
-MODEL_MODES = ("tensor", "pipeline")
+REPLICATED_MODEL_MODES = ("replicate+tensor", "replicate+pipeline")
+"""Combinations: groups of ranks, each of which computes a part of the batch as the second half of the name says."""
+
+MODEL_MODES = ("tensor", "pipeline", *REPLICATED_MODEL_MODES)
 """Modes in which ranks compute one batch together, each its share of the model."""
+
+GROUPED_MODES = ("hybrid", *REPLICATED_MODEL_MODES)
+"""Modes in which ranks are in groups (`sharing_ranks`), which hold copies of each other."""
 
 SHARDED_MODES = ("shard", "hybrid", *MODEL_MODES)
 """Modes in which a rank holds parts of parameters. In the first two those are rows, shared by all or by a machine."""
@@ -110,7 +116,7 @@ class RankPlace:
 
 
 def sharing_ranks(world: int, local_world: int) -> int:
-    """How many ranks share a parameter where copies of it are kept: those of a machine; on one machine half of them.
+    """How many ranks make up a group, where groups hold copies of each other: those of a machine; on one, half of them.
 
     >>> sharing_ranks(8, 4), sharing_ranks(4, 4), sharing_ranks(2, 2)
     (4, 2, 1)

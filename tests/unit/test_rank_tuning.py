@@ -98,6 +98,7 @@ def test_all_ranks_and_halves_are_tried_in_every_mode_that_is_something_of_its_o
     assert (2, "hybrid") not in candidates(4) and (4, "hybrid") in candidates(4)
     assert all(mode != "auto" for _, mode in candidates(4))
     assert (4, "tensor") in candidates(4) and (2, "tensor") in candidates(4)
+    assert (4, "replicate+pipeline") in candidates(4) and (2, "replicate+pipeline") not in candidates(4)
 
 
 # -- what is chosen --------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import click
 
 from flatout import output_file
 from flatout.errors import ScriptError, UsageError
-from flatout.ranks import MODES, Terms, sharing_ranks
+from flatout.ranks import GROUPED_MODES, MODES, Terms, sharing_ranks
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -173,11 +173,15 @@ def rank_terms(num_ranks: int | None, mode: str, hang_timeout: str, places: dict
     limit_s = seconds(hang_timeout, "--hang-timeout")
     if num_ranks is None:
         return None
-    if mode == "hybrid" and num_ranks > 1 and sharing_ranks(num_ranks, num_ranks // places.get("num_nodes", 1)) == 1:
+    if (
+        mode in GROUPED_MODES
+        and num_ranks > 1
+        and sharing_ranks(num_ranks, num_ranks // places.get("num_nodes", 1)) == 1
+    ):
         raise UsageError(
-            f"`--mode hybrid` needs groups of ranks, and `--ranks {num_ranks}` gives none",
-            cause="ranks of a machine share parameters, machines keep copies; on one machine, halves of the ranks",
-            hint="four ranks or more, or `--mode shard`",
+            f"`--mode {mode}` needs groups of ranks, and `--ranks {num_ranks}` gives none",
+            cause="ranks of a machine share a model, machines hold copies of it; on one machine, halves of the ranks",
+            hint=f"four ranks or more, or `--mode {'shard' if mode == 'hybrid' else mode.rpartition('+')[2]}`",
         )
     return Terms(num_ranks=num_ranks, mode=mode, hang_timeout_s=limit_s, **places)
 

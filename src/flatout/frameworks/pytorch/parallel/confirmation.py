@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flatout.frameworks.pytorch.module_state import ModuleState
-from flatout.frameworks.pytorch.parallel import assembly, equality
+from flatout.frameworks.pytorch.parallel import assembly, equality, replicas
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
 from flatout.frameworks.pytorch.parallel.cuts import Cut, entering, guesses
 from flatout.frameworks.pytorch.parallel.draws import Noise, Silence
@@ -92,8 +92,8 @@ class Confirmation:
         Raises:
             NotDivided: They do not agree.
         """
-        held: Any = self._division.held
-        module = self._division.module()
+        division: Any = self._division
+        module = division.module()
         self.begin(inputs, first=False)
         kept = ModuleState(module), RandomStates()
         silence = Silence()
@@ -102,7 +102,7 @@ class Confirmation:
         _restore(kept)
         try:
             with self.apart(), silence.on(module):
-                passed: Passed = held.passed(self._division.compute, args, kwargs, pattern, silent=True)
+                passed: Passed = replicas.passed(division, args, kwargs, pattern, silent=True)
         except Lost:
             raise
         except Exception as problem:  # one process has not raised

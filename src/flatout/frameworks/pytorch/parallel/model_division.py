@@ -8,12 +8,14 @@ gives.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
+from flatout.frameworks.pytorch.parallel import replicas
 from flatout.frameworks.pytorch.parallel.cuts import Cut
 from flatout.frameworks.pytorch.parallel.division import Division
+from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Found, HeldByModel
 from flatout.frameworks.pytorch.parallel.node import NodeCall
 from flatout.frameworks.pytorch.parallel.pattern import Check, Pattern
@@ -29,8 +31,12 @@ class ModelDivision(Division):
 
     planner: Planner | None = None
     """Until the first call."""
-    in_micro_batches = False
+    cuts_batches = False
     """Whether the batch is cut, beside the model."""
+    sharing: Group
+    """The ranks that share the model."""
+    replicas: Group | None = None
+    """Those that hold what this one holds; None where there are none."""
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs = tensors_of((args, kwargs), unique=False)
@@ -62,13 +68,13 @@ class ModelDivision(Division):
         whole = Pattern(Cut((None,) * len(inputs)), None)
         if former is not None and (former.rules is None or former.decided):
             return former
-        if not self.in_micro_batches:
+        if not self.cuts_batches:
             return whole
         try:
             with self.held.at_once():
                 return self.confirmation.confirmed(args, kwargs, inputs, None)[0]
         except NotDivided as problem:
-            self.confirmation.remark(f"batches are not cut into micro-batches: {problem.cause}")
+            self.confirmation.remark(f"batches are not cut: {problem.cause}")
             return whole
 
 
@@ -77,15 +83,15 @@ class _TogetherCall(NodeCall):
 
     def __init__(self, division: ModelDivision, pattern: Pattern, args: Any, kwargs: Any, check: Check | None) -> None:
         super().__init__(division)
+        self._division = division
         self._pattern, self._check = pattern, check
         self._args, self._kwargs = args, kwargs
         self._passed: Any = None
 
     def forward(self) -> list[torch.Tensor]:
         """See `NodeCall`."""
-        division, held = self.division, cast("HeldByModel", self.division.held)
         with torch.enable_grad():
-            passed = held.passed(division.compute, self._args, self._kwargs, self._pattern, silent=False)
+            passed = replicas.passed(self._division, self._args, self._kwargs, self._pattern, silent=False)
         self._args = self._kwargs = None
         self.value, passed.value = passed.value, None
         self.mine, self._passed = passed.outputs, passed

@@ -130,7 +130,8 @@ class Parts:
     def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
         """See `Held`."""
         self.forget_gradients()
-        torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
+        if outputs:
+            torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
         return self.collected()
 
     def forget_gradients(self) -> None:

@@ -43,7 +43,7 @@ def planned(
     _refuse_what_stages_change(division)
     stage, portions, told = _Planning(division, args, kwargs).found(pattern, refuse)
     division.confirmation.remark(told)  # the graph of the watched call is gone by now
-    return PipelineParts(module, division.group, stage, portions, division.confirmation.remark)
+    return PipelineParts(module, division.sharing, stage, portions, division.confirmation.remark)
 
 
 class _Planning:
@@ -65,9 +65,12 @@ class _Planning:
             plan, by_functions = self._plan()
         finally:
             self._restore()
-        stages, group = plan.stages(), self._division.group
+        stages, group = plan.stages(), self._division.sharing
         stage = Stage(stages[group.rank], self._placeholders, by_functions=by_functions)
-        return stage, plan.portions(refuse), _told(plan, self._division.module(), pattern, self._call)
+        replicas = self._division.replicas
+        num_replicas = 1 if replicas is None else replicas.world
+        told = _told(plan, self._division.module(), pattern, self._call, num_replicas)
+        return stage, plan.portions(refuse), told
 
     def _watch(self) -> None:
         division, module = self._division, self._division.module()
@@ -79,7 +82,7 @@ class _Planning:
             raise _refused(division, "it draws random numbers beside dropout: each of its stages would draw others")
 
     def _plan(self) -> tuple[PipelinePlan, bool]:
-        group = self._division.group
+        group = self._division.sharing
         for by_functions in (False, True):
             plan = PipelinePlan(self._timeline, group, functools.partial(self._holds, by_functions=by_functions))
             if plan.find():
@@ -145,13 +148,14 @@ def _fit(placeholders: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) ->
     return [one.shape for one in placeholders] == [one.shape for one in given]
 
 
-def _told(plan: PipelinePlan, module: nn.Module, pattern: Pattern, call: Any) -> str:
+def _told(plan: PipelinePlan, module: nn.Module, pattern: Pattern, call: Any, num_replicas: int) -> str:
     """Where stages begin, and what of the time they wait."""
     names = {id(part): name for name, part in module.named_modules()}
     begins = [f"`{names.get(id(plan.module_at(one)), '?')}`" for one in plan.begins]
     num = pattern.cut.num_samples(tensors_of(call, unique=False)) if pattern.rules is not None else None
+    num = (num or 1) // num_replicas
     world = len(begins) + 1
-    num_micro = max(min(most_micro_batches(world), num or 1), 1)
+    num_micro = max(min(most_micro_batches(world), num), 1)
     shares = " ".join(f"{share:.0%}" for share in plan.shares())
     return (
         f"{world} stages ({shares} of the work), the next ones beginning at {', '.join(begins)}; {num_micro} "

@@ -210,8 +210,7 @@ class Ranks:
         if self._sharding is not None:
             try:
                 if isinstance(found, ModelDivision):
-                    found.planner = self._sharding.planning(call)
-                    found.in_micro_batches = self._terms.mode == "pipeline"
+                    self._sharding.plan(found, call)
                 else:
                     found.hold = self._sharding.holding(call)
             except NotDivided as problem:

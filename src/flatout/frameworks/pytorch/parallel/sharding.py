@@ -17,13 +17,13 @@ from flatout.frameworks.pytorch.levers.heap import c_library, environment_decide
 from flatout.frameworks.pytorch.parallel import views  # noqa: F401  what sharded parameters and their views answer
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Held, HeldByModel
-from flatout.frameworks.pytorch.parallel.model_division import ModelDivision, Planner
+from flatout.frameworks.pytorch.parallel.model_division import ModelDivision
 from flatout.frameworks.pytorch.parallel.pattern import Pattern
 from flatout.frameworks.pytorch.parallel.portions import REPLICATE
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import Sharded
 from flatout.frameworks.pytorch.parallel.sharded_updates import ShardedUpdates
-from flatout.ranks import Terms, sharing_ranks
+from flatout.ranks import GROUPED_MODES, Terms, sharing_ranks
 
 M_MMAP_THRESHOLD = -3
 """Source: `mallopt(3)`, Linux manual pages."""
@@ -38,8 +38,9 @@ class Sharding:
     def __init__(self, group: Group, terms: Terms, refuse: Callable[[NotDivided], Any]) -> None:
         self._group, self._refuse, self._mode = group, refuse, terms.mode
         self._width = group.world
-        if terms.mode == "hybrid":
+        if terms.mode in GROUPED_MODES:
             self._width = sharing_ranks(group.world, group.me.local_world)
+        self._groups: tuple[Group, Group | None] | None = None
         self._meshes: dict[str, Any] = {}
         self._shards: list[tuple[nn.Module, Any]] = []
         self._updates = ShardedUpdates(refuse)
@@ -69,17 +70,21 @@ class Sharding:
             raise NotDivided(f"`{call.name}` cannot be sharded", cause=f"its parameters are {told}", hint=REPLICATE)
         return self._held
 
-    def planning(self, call: OuterCall) -> Planner:
-        """How a model is to be divided itself, at its first call.
+    def plan(self, division: ModelDivision, call: OuterCall) -> None:
+        """Have a model be divided itself, at its first call.
 
         Raises:
             NotDivided: It cannot be.
         """
         self.holding(call)  # what it refuses is refused here
+        if self._groups is None:
+            self._groups = _groups(self._group, self._width)
+        division.sharing, division.replicas = self._groups
+        division.cuts_batches = "pipeline" in self._mode or division.replicas is not None
 
-        def plan(division: ModelDivision, args: Any, kwargs: Any, pattern: Pattern) -> HeldByModel:
+        def planned(division: ModelDivision, args: Any, kwargs: Any, pattern: Pattern) -> HeldByModel:
             parts: HeldByModel
-            if self._mode == "pipeline":
+            if "pipeline" in self._mode:
                 from flatout.frameworks.pytorch.parallel import pipeline_planning
 
                 parts = pipeline_planning.planned(division, args, kwargs, pattern, self._refuse)
@@ -90,7 +95,7 @@ class Sharding:
             self._shards.append((division.module(), parts))
             return parts
 
-        return plan
+        division.planner = planned
 
     def _return_memory(self) -> None:
         """Have what is let go of return to the system: gathered parameters come and go in every call.
@@ -144,3 +149,12 @@ class Sharding:
 
             mesh.forget()
         self._meshes.clear()
+
+
+def _groups(group: Group, width: int) -> tuple[Group, Group | None]:
+    """The ranks that share a model with this one, and those that hold what it holds: one in each such group."""
+    if width == group.world:
+        return group, None
+    row, column = divmod(group.rank, width)
+    sharing = group.of_ranks(f"model{row}", list(range(row * width, (row + 1) * width)))
+    return sharing, group.of_ranks(f"replicas{column}", list(range(column, group.world, width)))

@@ -33,7 +33,7 @@ def planned(division: ModelDivision, args: Any, kwargs: Any, refuse: Callable[[N
     Raises:
         NotDivided: No way of dividing it gives what one process gives.
     """
-    module, group = division.module(), division.group
+    module, group = division.module(), division.sharing
     kept = ModuleState(module), RandomStates()
     watched = Watched(module)
     with division.confirmation.apart(), Silence().on(module):
