@@ -139,5 +139,6 @@ def test_a_form_is_sent_once():
         assert torch.equal(found[0].logits, tensor + number) and found[1][0] is found[1][1]
 
 
-def test_the_bubble_is_what_stages_wait():
-    assert bubble(4, 16) == pytest.approx(3 / 19)
+def test_the_bubble_is_what_ranks_wait():
+    assert bubble([0.25] * 4, 16) == pytest.approx(3 / 19)
+    assert bubble([0.02, 0.98], 1000) == pytest.approx(0.49, abs=0.001)  # one rank has next to nothing to do

@@ -42,13 +42,18 @@ def most_micro_batches(world: int) -> int:
     return MICRO_BATCHES_PER_RANK * world
 
 
-def bubble(num_stages: int, num_micro_batches: int) -> float:
-    """The part of a stage's time in which it waits for others, where all stages cost the same.
+def bubble(shares: Sequence[float], num_micro_batches: int) -> float:
+    """The part of the time in which ranks wait for other stages, the mean over ranks.
 
-    >>> bubble(2, 1), bubble(4, 12)
-    (0.5, 0.2)
+    Args:
+        shares: What each stage has of the work; together 1.
+        num_micro_batches: Into how many the batch is cut: the costliest stage computes them without a pause.
+
+    >>> bubble([0.5, 0.5], 1), round(bubble([0.25] * 4, 12), 3), round(bubble([0.1, 0.9], 8), 3)
+    (0.5, 0.2, 0.452)
     """
-    return (num_stages - 1) / (num_micro_batches + num_stages - 1)
+    lasts = (sum(shares) + (num_micro_batches - 1) * max(shares)) / num_micro_batches
+    return 1 - sum(shares) / len(shares) / lasts
 
 
 class PipelineParts(Parts):

@@ -156,8 +156,9 @@ def _told(plan: PipelinePlan, module: nn.Module, pattern: Pattern, call: Any, nu
     num = (num or 1) // num_replicas
     world = len(begins) + 1
     num_micro = max(min(most_micro_batches(world), num), 1)
-    shares = " ".join(f"{share:.0%}" for share in plan.shares())
+    shares = plan.shares()
+    told = " ".join(f"{share:.0%}" for share in shares)
     return (
-        f"{world} stages ({shares} of the work), the next ones beginning at {', '.join(begins)}; {num_micro} "
-        f"micro-batches, so that stages wait {bubble(world, num_micro):.0%} of the time (the bubble)"
+        f"{world} stages ({told} of the work), the next ones beginning at {', '.join(begins)}; {num_micro} "
+        f"micro-batches, so that stages wait {bubble(shares, num_micro):.0%} of the time (the bubble)"
     )
