@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import shutil
+import socket
 import subprocess
 import threading
 import time
@@ -99,6 +100,26 @@ def test_ranks_that_call_models_in_another_order_are_told(tmp_path, who):
     assert done.returncode == 3
     assert said["error"] == "ranks exchanged what does not fit together"
     assert said["cause"].startswith("the exchanges they were in: rank 0: ") and "; rank 1: " in said["cause"]
+
+
+def test_a_lock_that_one_holds_while_it_waits_for_another_is_found(tmp_path):
+    done = faulty(tmp_path, "locks", "all")
+    said = parts(done.stderr)
+    assert done.returncode == 3
+    assert "did not come" in said["error"] and "waits" in said["error"]
+    assert "in take" in said["cause"]
+
+
+def test_a_port_that_is_taken_is_named(tmp_path):
+    shutil.copy(SCRIPTS / "faulty_rank.py", tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        there = f"127.0.0.1:{taken.getsockname()[1]}"
+        words = ["--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", there, "faulty_rank.py", "none", "0"]
+        done = on_two_ranks(tmp_path, *words)
+    said = parts(done.stderr)
+    assert done.returncode == 5 and not (tmp_path / "trained.pt").exists()
+    assert said["error"] == f"the machines did not meet at `{there}`"
+    assert "in use" in said["cause"] and "the port free there" in said["hint"]
 
 
 def test_memory_that_runs_out_on_one_rank_ends_all(tmp_path):

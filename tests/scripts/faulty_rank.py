@@ -4,6 +4,7 @@ import os
 import pathlib
 import resource
 import signal
+import socket
 import sys
 import time
 
@@ -26,6 +27,15 @@ class Lingers:
         sleep(7)
 
 
+def take(lock):
+    """A lock of the machine, which is free again when its holder has closed it."""
+    while True:
+        try:
+            return lock.bind(f"\0{__file__}")
+        except OSError:
+            time.sleep(0.05)
+
+
 def strike():
     if fault == "raise":
         raise ValueError("planted")
@@ -37,6 +47,10 @@ def strike():
         in_use = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (in_use + (64 << 20), resource.RLIM_INFINITY))
         torch.empty(1 << 28)
+    if fault == "locks":  # whoever comes first keeps the others out, and waits for them in the model's call
+        with socket.socket(socket.AF_UNIX) as lock:
+            take(lock)
+            model(x).sum().backward()
     if fault == "crossed":
         other(x).sum().backward()  # in the place of the model, which comes after it
     if fault == "linger":
