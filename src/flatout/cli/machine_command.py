@@ -17,8 +17,9 @@ from flatout.errors import UsageError
     is_flag=True,
     help="Remove what earlier tunings found, by which later ones order what they try; nothing is measured.",
 )
+@click.option("--ranks", "num_ranks", type=int, metavar="N", help="Measure as well what N ranks exchange at most.")
 @options.as_json
-def command(refresh: bool, forget_priors: bool, as_json: bool) -> None:
+def command(refresh: bool, forget_priors: bool, num_ranks: int | None, as_json: bool) -> None:
     """This machine, and what it can do at most: matrix products, convolutions, memory, starting an operation; energy.
 
     \b
@@ -29,6 +30,7 @@ def command(refresh: bool, forget_priors: bool, as_json: bool) -> None:
     from flatout.records import to_json
     from flatout.report import print_forgotten, print_machine
     from flatout.run.energy_counters import energy_counters
+    from flatout.run.exchange_ceilings import exchange_ceilings
 
     if forget_priors and refresh:
         raise UsageError(
@@ -45,10 +47,14 @@ def command(refresh: bool, forget_priors: bool, as_json: bool) -> None:
         return
     kept = api.kept_priors()
     ceilings = api.machine(refresh=refresh)
+    exchanges = exchange_ceilings(num_ranks) if num_ranks is not None else ()
     energy = energy_counters()
     if as_json:
         counters = {"counters": energy.counters, "missing": energy.missing}
         priors = {"num_tunings": kept.num_files, "folder": kept.folder and str(kept.folder)}
-        print(json.dumps({**to_json(ceilings), "energy": to_json(counters), "priors": priors}))
+        told = {**to_json(ceilings), "energy": to_json(counters), "priors": priors}
+        if num_ranks is not None:
+            told["exchanges"] = {"num_ranks": num_ranks, "values": [to_json(one) for one in exchanges]}
+        print(json.dumps(told))
     else:
-        print_machine(ceilings, energy=energy, priors=(kept.num_files, str(kept.folder)))
+        print_machine(ceilings, exchanges=exchanges, energy=energy, priors=(kept.num_files, str(kept.folder)))

@@ -5,7 +5,9 @@ In: `Ceilings`. Out: a `Report`.
 
 from __future__ import annotations
 
-from flatout.ceilings import Ceilings
+from collections.abc import Sequence
+
+from flatout.ceilings import Ceiling, Ceilings
 from flatout.energy import Log
 from flatout.report import words
 from flatout.report.energy import counters
@@ -15,6 +17,7 @@ from flatout.report.screen import Report, Screen
 def machine(
     ceilings: Ceilings,
     *,
+    exchanges: Sequence[Ceiling] = (),
     now_unix_s: float | None = None,
     energy: Log | None = None,
     priors: tuple[int, str] | None = None,
@@ -23,6 +26,7 @@ def machine(
 
     Args:
         ceilings: What was measured.
+        exchanges: What ranks exchange at most.
         now_unix_s: The present, for the age of the measurement; without it no age is shown.
         energy: The energy counters that can be read, and what is missing for others; not shown without it.
         priors: How many earlier tunings are kept, and where; not shown without it, or where there is none.
@@ -52,6 +56,9 @@ def machine(
             )
         screen.blank()
         _ceilings_table(screen, ceilings, now_unix_s)
+        if exchanges:
+            screen.row(("exchanges", "bold"), ("   bus bandwidth of each rank, measured now", "dim"))
+            _limits(screen, exchanges)
         screen.command("next", "flatout why SCRIPT")
 
     return Report(compose)
@@ -79,12 +86,16 @@ def _ceilings_table(screen: Screen, ceilings: Ceilings, now_unix_s: float | None
         ("ceilings", "bold"),
         (f"   {framework} on {ceilings.device}, {threads}, measured {age + ' ' if age else ''}in {took}", "dim"),
     )
-    name = max((len(words.ceiling(c.name)) for c in ceilings.values), default=0)
-    for c in ceilings.values:
-        spread = f"± {words.percent(c.spread_fraction)}"
-        head = screen.clean(f"  {words.ceiling(c.name):<{name}}  {words.limit(c.value, c.unit):>12} {spread:<8}  ")
-        screen.say(head, (c.source, "dim"), indent=len(head), style="")
+    _limits(screen, ceilings.values)
     for remark in ceilings.remarks:
         screen.say("remark", (remark, "yellow"))
     if ceilings.foreign_cpu_fraction is not None:
         screen.say("others", f"used {words.percent(ceilings.foreign_cpu_fraction)} of the CPU meanwhile")
+
+
+def _limits(screen: Screen, limits: Sequence[Ceiling]) -> None:
+    name = max((len(words.ceiling(c.name)) for c in limits), default=0)
+    for c in limits:
+        spread = f"± {words.percent(c.spread_fraction)}"
+        head = screen.clean(f"  {words.ceiling(c.name):<{name}}  {words.limit(c.value, c.unit):>12} {spread:<8}  ")
+        screen.say(head, (c.source, "dim"), indent=len(head), style="")
