@@ -6,18 +6,29 @@ gone. Standard library only. Writing costs less than a microsecond.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import mmap
+import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
 _LAYOUT = struct.Struct("<qqddddq96s")
 NUM_BYTES = 4096
+_NUMBER = re.compile(r",? \d+( of \d+)?")
+"""What differs between exchanges of one kind."""
 
 LOOK_EVERY_S = 0.02
 """Seconds between looks at a rank's memory: one takes some microseconds."""
+
+KINDS_AT = 512
+"""From here on the page tells of each kind of exchange how long it took, as JSON."""
+
+TELL_EVERY_S = 0.25
+"""Seconds between writing that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +44,7 @@ class Stand:
         checked_s: Seconds spent on comparing ranks since then.
         memory_bytes: The most memory that was seen at an exchange of training: of the device, or resident.
         name: What the last one is called.
+        kinds: Of each kind of exchange the seconds in which nothing else was computed, as of a moment ago.
     """
 
     num_begun: int = 0
@@ -43,6 +55,7 @@ class Stand:
     checked_s: float = 0.0
     memory_bytes: int = 0
     name: str = ""
+    kinds: dict[str, float] = field(default_factory=dict)
 
     @property
     def waits(self) -> bool:
@@ -71,6 +84,8 @@ class Page:
         self._waited_s = self._first_s = self._started_s = self._checked_s = 0.0
         self._name = b""
         self._memory_of, self._memory_bytes, self._looked_s = memory, 0, 0.0
+        self._names: dict[bytes, float] = {}
+        self._told_s = 0.0
 
     def begin(self, name: str) -> None:
         """An exchange begins."""
@@ -84,7 +99,12 @@ class Page:
         self._ended = self._begun
         now_s = perf_counter()
         if waiting:
-            self._waited_s += now_s - self._started_s
+            took_s = now_s - self._started_s
+            self._waited_s += took_s
+            self._names[self._name] = self._names.get(self._name, 0.0) + took_s
+            if now_s - self._told_s > TELL_EVERY_S:
+                self._told_s = now_s
+                self.tell()
         if now_s - self._looked_s > LOOK_EVERY_S:
             self._looked_s = now_s
             self._memory_bytes = max(self._memory_bytes, self._memory_of())
@@ -93,6 +113,18 @@ class Page:
     def trains(self) -> None:
         """What came until now was the start, not training."""
         self._waited_s, self._first_s, self._memory_bytes = 0.0, perf_counter(), 0
+        self._names.clear()
+
+    def tell(self) -> None:
+        """Write how long each kind of exchange took; what has only numbers different is one kind."""
+        kinds: dict[str, float] = {}
+        for name, took_s in self._names.items():
+            kind = _NUMBER.sub("", name.decode(errors="replace")).strip()
+            kinds[kind] = round(kinds.get(kind, 0.0) + took_s, 4)
+        room = NUM_BYTES - KINDS_AT
+        text = json.dumps(kinds).encode()
+        if len(text) <= room:
+            self._memory[KINDS_AT:NUM_BYTES] = text.ljust(room, b"\0")
 
     def check(self, took_s: float) -> None:
         """Ranks were compared."""
@@ -108,13 +140,17 @@ class Page:
 def read(path: Path) -> Stand | None:
     """Where the rank of a page stands, or stood last; None where there is no page yet."""
     try:
-        raw = path.read_bytes()[: _LAYOUT.size]
+        page = path.read_bytes()
     except OSError:
         return None
-    if len(raw) < _LAYOUT.size:
+    if len(page) < _LAYOUT.size:
         return None
+    raw, text = page[: _LAYOUT.size], page[KINDS_AT:].rstrip(b"\0")
+    kinds: dict[str, float] = {}
+    with contextlib.suppress(ValueError):  # while it is being written
+        kinds = json.loads(text) if text else {}
     begun, ended, since_s, waited_s, first_s, checked_s, memory_bytes, name = _LAYOUT.unpack(raw)
     return Stand(
         num_begun=begun, num_ended=ended, since_s=since_s, waited_s=waited_s, first_s=first_s,
-        checked_s=checked_s, memory_bytes=memory_bytes, name=name.rstrip(b"\0").decode(errors="replace"),
+        checked_s=checked_s, memory_bytes=memory_bytes, name=name.rstrip(b"\0").decode(errors="replace"), kinds=kinds,
     )  # fmt: skip

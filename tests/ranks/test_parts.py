@@ -198,3 +198,16 @@ def test_ranks_share_a_cpu_with_a_word_and_a_gpu_never():
     assert devices_for(2, with_gpus, None) == ("0", "1") and devices_for(2, with_gpus, "3,5") == ("3", "5")
     with pytest.raises(UsageError, match="needs 3 GPUs, and there are 2"):
         devices_for(3, with_gpus, None)
+
+
+def test_each_kind_of_exchange_is_told_by_its_time(tmp_path):
+    page = rank_page.Page(tmp_path / "page")
+    page.trains()
+    for number in range(3):
+        for name, waiting in ((f"activations, {number} of 3", True), ("sum 2", True), ("hidden", False)):
+            page.begin(name)
+            page.end(waiting=waiting)
+    page.tell()
+    stand = rank_page.read(tmp_path / "page")
+    assert set(stand.kinds) == {"activations", "sum"}
+    assert sum(stand.kinds.values()) == pytest.approx(stand.waited_s, abs=1e-3)

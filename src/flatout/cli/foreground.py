@@ -156,7 +156,9 @@ def _exchanges(outcome: Outcome) -> str:
     from flatout.report import words  # as above
 
     held = f", up to {words.memory(found.memory_bytes)} held by a rank" if found.memory_bytes else ""
-    return f", {found.least_share:.0%} of the time in exchanges{waited}{held}"
+    most = [f"{name} {share:.0%}" for name, share in found.kinds.items() if share >= WORTH_SAYING_SHARE][:2]
+    of_which = f" ({', '.join(most)})" if most else ""
+    return f", {found.least_share:.0%} of the time in exchanges{of_which}{waited}{held}"
 
 
 def _at_work(ran: api.Ran) -> str:

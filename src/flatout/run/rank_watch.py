@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class Exchanges:
         training_s: Seconds from the first divided call to the last exchange.
         memory_bytes: The most memory that a rank was seen to hold at an exchange: of its device, or resident; 0 where
             nothing tells.
+        kinds: Of that rank with the least, the share of training for each kind of exchange, the costliest first.
     """
 
     num: int
@@ -64,6 +65,7 @@ class Exchanges:
     compared_share: float
     training_s: float
     memory_bytes: int = 0
+    kinds: dict[str, float] = field(default_factory=dict)
 
 
 class RankWatch:
@@ -142,6 +144,8 @@ class RankWatch:
             return None
         shares = {r: s.waited_s / max(s.since_s - s.first_s, 1e-9) for r, s in stands.items()}
         waited_for = min(shares, key=lambda rank: shares[rank])
+        least = stands[waited_for]
+        costliest = sorted(least.kinds.items(), key=lambda kind: -kind[1])
         return Exchanges(
             num=max(stand.num_ended for stand in stands.values()),
             least_share=shares[waited_for],
@@ -150,6 +154,7 @@ class RankWatch:
             compared_share=max(s.checked_s / max(s.since_s - s.first_s, 1e-9) for s in stands.values()),
             training_s=max(stand.since_s - stand.first_s for stand in stands.values()),
             memory_bytes=max(stand.memory_bytes for stand in stands.values()),
+            kinds={name: took_s / max(least.since_s - least.first_s, 1e-9) for name, took_s in costliest},
         )
 
     def lost_elsewhere(self) -> ScriptError | None:

@@ -206,7 +206,9 @@ class _Pass:
         return is_whole
 
     def _arrived(self, number: int) -> Parcel:
-        return self._held.line.receive(self._held.group.rank - 1, f"activations of micro-batch {number + 1}")
+        return self._held.line.receive(
+            self._held.group.rank - 1, f"activations of the stage before, {number + 1} of {self._num}"
+        )
 
     def _receive(self, micro: _MicroBatch, number: int, _: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         """What the stage before has computed, as what this one's graph begins with."""
@@ -275,7 +277,7 @@ class _Pass:
         if self._is_last:
             mine = self._of_outputs(number, gradients)
         elif any(tensor.requires_grad for tensor in micro.outputs):
-            mine = held.line.receive(rank + 1, f"gradients of micro-batch {number + 1}").tensors
+            mine = held.line.receive(rank + 1, f"gradients of the stage after, {number + 1} of {self._num}").tensors
         pairs = [(o, g) for o, g in zip(micro.outputs, mine, strict=True) if g is not None and o.requires_grad]
         micro.gradients = [None] * (len(micro.arrived.tensors) if micro.arrived is not None else 0)
         if pairs:

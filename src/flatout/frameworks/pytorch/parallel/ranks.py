@@ -258,6 +258,7 @@ class Ranks:
         """
         if os.getpid() != self._pid:
             return
+        self.group.page.tell()
         with contextlib.suppress(OSError):
             leaves_file(Path(self._terms.folder), self.group.rank).touch()
         for call in self._calls.found:
