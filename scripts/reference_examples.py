@@ -108,7 +108,11 @@ RUN: list[Row] = [
     ("ratio_high", "number or null", "upper end of its 95 % interval"),
     ("left_out_next", "list of strings", "levers that the next runs under this plan leave out, because memory ran out"),
     ("joules", "number or null", "energy of the machine during the run; null where no counter can tell"),
-    ("exchanges", "object or null", "what exchanges between ranks cost, as shares of training; null without ranks"),
+    (
+        "exchanges",
+        "object or null",
+        "what exchanges between ranks cost as shares of training, each kind of them in `kinds`; null without ranks",
+    ),
     ("remarks", "list of strings", "what else was said in the end, e.g. what became of kept items"),
     ("processes", "integer", "processes that trained; more than 1 only under a launcher"),
     ("run", "string", "absolute path of the run folder; empty where no record could be kept"),
