@@ -25,6 +25,7 @@ from flatout.frameworks.pytorch.parallel.group import Lost
 from flatout.frameworks.pytorch.parallel.held import Found, Passed
 from flatout.frameworks.pytorch.parallel.pattern import Check, Computed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.remembered import is_remembered, remembered
 from flatout.frameworks.pytorch.parallel.sharded import part_of
 from flatout.frameworks.pytorch.parallel.skeleton import has_numbers_of_floats, skeleton
 from flatout.frameworks.pytorch.random_states import RandomStates
@@ -62,12 +63,12 @@ class Confirmation:
         kept = ModuleState(module), RandomStates()
         silence = Silence()
         value, computed = self._whole(args, kwargs, inputs, silence, first=first)
-        whole, after = computed.outputs, _remembered(module)
+        whole, after = computed.outputs, remembered(module)
         reasons: list[str] = []
         for cut in [known.cut] if known is not None else guesses(inputs, group.world):
             _restore(kept)
             found, mine, why = self._attempt(cut, args, kwargs, inputs, (whole, skeleton(value)), silence)
-            if found is not None and not _is_remembered(after, module):
+            if found is not None and not is_remembered(after, module):
                 why = "what it remembers of a batch (its buffers) depends on other samples"
                 found = None
             if group.everywhere(found is not None, "agreement on a division") and found is not None:
@@ -98,7 +99,7 @@ class Confirmation:
         kept = ModuleState(module), RandomStates()
         silence = Silence()
         value, whole = self._whole(args, kwargs, inputs, silence, first=first)
-        after = _remembered(module)
+        after = remembered(module)
         _restore(kept)
         try:
             with self.apart(), silence.on(module):
@@ -112,7 +113,7 @@ class Confirmation:
         found, wanted = passed.outputs, whole.outputs
         same = len(found) == len(wanted) and skeleton(passed.value) == skeleton(value)
         same = same and all(assembly.is_close(*pair) for pair in zip(found, wanted, strict=True))
-        same = same and _is_remembered(after, module)
+        same = same and is_remembered(after, module)
         _restore(kept)
         if not self._group.everywhere(same, "agreement on a division"):
             raise self._division.refused("what ranks compute together is not what one process computes")
@@ -256,7 +257,14 @@ class Confirmation:
 
     def _compare(self, check: Check, gradients: Sequence[Any], summed: Found) -> None:
         held = self._division.held
-        wanted, _ = self._gradients(check.whole, gradients, summed=False)
+        try:
+            wanted, _ = self._gradients(check.whole, gradients, summed=False)
+        except Lost:
+            raise
+        except Exception as problem:
+            raise self._division.refused(
+                f"its gradients cannot be compared ({type(problem).__name__}: {str(problem).splitlines()[0]})"
+            ) from problem
         if any(one is not None and one.is_sparse for one in (*wanted, *summed)):
             raise self._division.refused("it has sparse gradients")
         wrong = _far(summed, wanted, self._tolerance(check.whole.outputs, held.used))
@@ -360,21 +368,6 @@ def _hooked(module: torch.nn.Module) -> bool:
     """Whether the script has hooks on inner modules."""
     inner = (part for part in module.modules() if part is not module)
     return any(part._forward_hooks or part._backward_hooks for part in inner)
-
-
-def _remembered(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What a module knows of earlier calls: buffers, and tensors that it keeps as attributes, by name."""
-    found = {name: buffer.detach().clone() for name, buffer in module.named_buffers() if not buffer.is_meta}
-    for prefix, part in module.named_modules():
-        for name, value in vars(part).items():
-            if isinstance(value, torch.Tensor) and not value.requires_grad and not value.is_meta:
-                found[f"{prefix}.{name} "] = value.detach().clone()
-    return found
-
-
-def _is_remembered(wanted: dict[str, torch.Tensor], module: torch.nn.Module) -> bool:
-    found = _remembered(module)
-    return found.keys() == wanted.keys() and all(assembly.is_close(found[name], wanted[name]) for name in wanted)
 
 
 def _restore(kept: tuple[ModuleState, RandomStates]) -> None:

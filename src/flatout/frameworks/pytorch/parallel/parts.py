@@ -35,6 +35,7 @@ class Parts:
 
     def __init__(self, module: nn.Module, group: Group, portions: Mapping[int, Portions]) -> None:
         self._group = group
+        torch.clear_autocast_cache()  # it holds what was computed from parameters to find how they are divided
         for parameter in module.parameters():
             cut = portions.get(id(parameter))
             if cut is not None:
@@ -45,6 +46,7 @@ class Parts:
         self._stand_ins.renew()
         self._ids = list(map(id, self.parameters))
         self._within = False
+        self._wholes: list[torch.Tensor] = []
 
     # -- the script's parameters -------------------------------------------------------------------------------------
 
@@ -66,7 +68,7 @@ class Parts:
     @property
     def leaves(self) -> list[torch.Tensor]:
         """See `Held`."""
-        return list(self._stand_ins.used)
+        return self._wholes or list(self._stand_ins.used)
 
     def renew(self) -> None:
         """See `Held`."""
@@ -108,9 +110,10 @@ class Parts:
         self._within = True
         try:
             with Swaps.of(self.module, wholes).made():
-                yield [wholes[id(p)] for p in self.used]
+                self._wholes = [wholes[id(p)] for p in self.used]
+                yield self._wholes
         finally:
-            self._within = False
+            self._within, self._wholes = False, []
 
     @contextmanager
     def at_once(self) -> Iterator[None]:

@@ -25,11 +25,13 @@ from flatout.frameworks.pytorch.parallel.group import Group, Lost
 from flatout.frameworks.pytorch.parallel.held import Found, Leaves, Passed
 from flatout.frameworks.pytorch.parallel.parts import Parts
 from flatout.frameworks.pytorch.parallel.pattern import Pattern
+from flatout.frameworks.pytorch.parallel.pipeline_evaluation import Evaluation
 from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Forms, Line, Parcel
-from flatout.frameworks.pytorch.parallel.pipeline_stage import AnotherWay, Computation, Stage
+from flatout.frameworks.pytorch.parallel.pipeline_stage import AnotherWay, Computation, Stage, is_hooked
 from flatout.frameworks.pytorch.parallel.portions import Portions
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import Sharded, become
+from flatout.frameworks.pytorch.parallel.skeleton import flags_of, skeleton
 from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
 
 MICRO_BATCHES_PER_RANK = 4
@@ -75,7 +77,8 @@ class PipelineParts(Parts):
         super().__init__(module, group, portions)
         self.group, self.stage = group, stage
         self.line, self.forms = Line(group, device), Forms()
-        self._draws_masks = self._has_passed = self._has_told = False
+        self._has_passed = self._has_told = False
+        self._evaluations: dict[Any, Evaluation] = {}
         self._remark = remark
         self._apart = functools.partial(drawn_apart, group.rank)
 
@@ -85,20 +88,22 @@ class PipelineParts(Parts):
 
     def passed(self, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: Any, *, silent: bool) -> Passed:
         """See `HeldByModel`; a call that takes another way is computed by every rank, with gathered parameters."""
-        self._draws_masks = self._draws_masks or pattern.masks
         draws = self._apart if pattern.masks and not silent else nullcontext
         made = _Pass(self, pattern, args, kwargs)
-        with torch.enable_grad(), draws(), self.in_place():
-            is_whole = made.forward(compute, args, kwargs)
+        is_whole = False
+        if not is_hooked(self.module):
+            with torch.enable_grad(), draws(), self.in_place():
+                is_whole = made.forward(compute, args, kwargs)
         if is_whole:
             self._has_passed = True
             return made
         if not self._has_passed:
             raise AnotherWay(made.problem or "another rank does not come to its stage")
-        self._tell_of_whole()
+        self.tell_of_whole()
         return _WholePass(self, compute, args, kwargs)
 
-    def _tell_of_whole(self) -> None:
+    def tell_of_whole(self) -> None:
+        """A call was not computed in stages."""
         if not self._has_told:
             self._remark(
                 "calls that take another way through the model are computed whole by every rank, which is slow"
@@ -108,16 +113,16 @@ class PipelineParts(Parts):
     def evaluated(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See `HeldInParts`: in one piece, for what can be cut in training need not be so elsewhere."""
         self.renew()
+        kind = skeleton((args, kwargs)), flags_of(self.module), self.module.training
+        found = self._evaluations.setdefault(kind, Evaluation(self))
+        return found.computed(compute, args, kwargs)
+
+    def in_stages(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> _Pass | None:
+        """Compute a call without a way back; None where a rank did not come to the end of its stage."""
         inputs = tensors_of((args, kwargs), unique=False)
         made = _Pass(self, Pattern(Cut((None,) * len(inputs)), None), args, kwargs)
-        apart = self._apart if self._draws_masks and self.module.training else nullcontext
-        with apart(), self.in_place():
-            is_whole = made.forward(compute, args, kwargs)
-        if is_whole:
-            return made.value
-        self._tell_of_whole()
-        with self.in_whole():
-            return compute(*args, **kwargs)
+        with self.in_place():
+            return made if made.forward(compute, args, kwargs) else None
 
 
 @dataclass(slots=True)

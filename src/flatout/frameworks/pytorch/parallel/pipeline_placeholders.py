@@ -1,4 +1,4 @@
-"""What does a module return that is not computed here? Tensors of the right shapes, of zeros.
+"""What does a module return that is not computed here? Tensors of the right shapes, without a number in them.
 
 Shapes are found with tensors that have no memory, once for each kind of inputs. In: a module and its inputs. Out: what
 it would return, but for the numbers.
@@ -6,12 +6,14 @@ it would return, but for the numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from flatout.frameworks.pytorch.module_state import ModuleState
 from flatout.frameworks.pytorch.parallel.skeleton import skeleton
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps
 from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
@@ -46,7 +48,7 @@ class Placeholders:
         key = (id(module), module.training, skeleton((args, kwargs)), shapes)
         if key not in self._known:
             self._known[key] = self._found(module, args, kwargs)
-        return map_tensors(_zeros, self._known[key])
+        return map_tensors(_nothing, self._known[key])
 
     def _found(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         from torch._subclasses.fake_tensor import FakeTensorMode  # takes 0.5 s to load
@@ -58,8 +60,12 @@ class Placeholders:
         with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fake = {one: torch.empty(shape, dtype=p.dtype, device=p.device) for one, (shape, p) in whole.items()}
             args, kwargs = map_tensors(mode.from_tensor, (args, kwargs))
-            with Swaps.of(module, fake).made():
-                value = module._call_impl(*args, **kwargs)
+            kept = ModuleState(module)
+            try:
+                with Swaps.of(module, fake).made():
+                    value = module._call_impl(*args, **kwargs)
+            finally:
+                kept.restore()
             devices = [t.device for t in tensors_of(value)]
         places = iter(devices)
         return map_tensors(lambda t: _Shape.of(t, next(places)), value)
@@ -78,8 +84,10 @@ class _Shape(torch.Tensor):
         return found
 
 
-def _zeros(shape: Any) -> torch.Tensor:
+def _nothing(shape: Any) -> torch.Tensor:
     if not isinstance(shape, _Shape):  # a constant of the module's own
         return shape
     with torch._C.DisableTorchFunctionSubclass():
+        if shape.is_floating_point():  # so that what reads it shows, also what multiplies it by zero
+            return torch.full(shape.shape, math.nan, dtype=shape.dtype, device=shape.place)
         return torch.zeros(shape.shape, dtype=shape.dtype, device=shape.place)

@@ -6,7 +6,9 @@ rank's stage with its parameters; or a refusal, before anything has moved.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,12 +25,15 @@ from flatout.frameworks.pytorch.parallel.pattern import Pattern
 from flatout.frameworks.pytorch.parallel.pipeline_parts import PipelineParts, bubble, most_micro_batches
 from flatout.frameworks.pytorch.parallel.pipeline_placeholders import Placeholders, shapes_of
 from flatout.frameworks.pytorch.parallel.pipeline_plan import PipelinePlan, StagePlan
-from flatout.frameworks.pytorch.parallel.pipeline_stage import Computation, Stage
+from flatout.frameworks.pytorch.parallel.pipeline_stage import Computation, Stage, is_hooked
 from flatout.frameworks.pytorch.parallel.pipeline_timeline import Timeline
 from flatout.frameworks.pytorch.parallel.portions import REPLICATE, Portions
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.trees import tensors_of
+
+UNEVEN = 1.3
+"""Where a stage has so many times its share of the work, stages are sought that cost some time by themselves."""
 
 
 def planned(
@@ -75,18 +80,29 @@ class _Planning:
     def _watch(self) -> None:
         division, module = self._division, self._division.module()
         args, kwargs = self._call
-        with division.confirmation.apart(), Silence().on(module):
+        before, printed = _numbers(module), io.StringIO()
+        with division.confirmation.apart(), Silence().on(module), contextlib.redirect_stdout(printed):
             value = self._timeline.watch(division.compute, args, kwargs)
+        if printed.getvalue():
+            raise _refused(division, "it prints within its call, which each stage would do for each micro-batch")
+        changed = next((name for name, number in _numbers(module).items() if before.get(name, number) != number), None)
+        if changed is not None:
+            raise _refused(division, f"it counts or collects in `{changed}`, which stages would do for micro-batches")
         self._wanted = [tensor.detach() for tensor in tensors_of(value)]
         if not self._kept[1].equals(RandomStates()):
             raise _refused(division, "it draws random numbers beside dropout: each of its stages would draw others")
 
     def _plan(self) -> tuple[PipelinePlan, bool]:
         group = self._division.sharing
+        found: list[tuple[PipelinePlan, bool]] = []
         for by_functions in (False, True):
             plan = PipelinePlan(self._timeline, group, functools.partial(self._holds, by_functions=by_functions))
             if plan.find():
-                return plan, by_functions
+                found.append((plan, by_functions))
+                if max(plan.shares()) * group.world < UNEVEN:
+                    break
+        if found:
+            return min(found, key=lambda one: max(one[0].shares()))
         raise _refused(self._division, _why_none(self._timeline, group.world))
 
     def _holds(self, begin: int, *, by_functions: bool) -> bool:
@@ -108,8 +124,20 @@ def _refuse_what_stages_change(division: ModelDivision) -> None:
     module = division.module()
     if any(isinstance(part, _BatchNorm) and part.training for part in module.modules()):
         raise _refused(division, "its batch normalisation would see micro-batches, whose statistics are others")
-    if any(part._forward_hooks or part._backward_hooks for part in module.modules() if part is not module):
+    if is_hooked(module):
         raise _refused(division, "the script has hooks on its inner modules, which are called on one rank each")
+
+
+def _numbers(module: nn.Module) -> dict[str, float]:
+    """What modules keep as plain numbers, and how much they have collected, by name."""
+    found: dict[str, float] = {}
+    for prefix, part in module.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, int | float) and name != "training":
+                found[f"{prefix}.{name}".lstrip(".")] = value
+            elif isinstance(value, list | dict | set) and not name.startswith("_"):
+                found[f"{prefix}.{name}".lstrip(".")] = len(value)
+    return found
 
 
 def _refused(division: ModelDivision, cause: str) -> NotDivided:

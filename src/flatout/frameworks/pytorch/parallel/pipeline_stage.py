@@ -176,7 +176,7 @@ class Stage:
             if action == "leave":
                 raise _Leaving(now.with_received(given))  # what is passed along may come from stages before
             if action == "skip":
-                return self._placeholders.of(module, args, kwargs)
+                return self._placeholder(module, given)
             if action == "enter":
                 args, kwargs = now.enter(given)
             elif action == "give":
@@ -185,10 +185,29 @@ class Stage:
 
         return called
 
+    def _placeholder(self, module: nn.Module, given: tuple[Any, Any]) -> Any:
+        """What a call would return; what is called within it counts for nothing."""
+        kept = self._current, self._again
+        self._current = self._again = None
+        try:
+            return self._placeholders.of(module, *given)
+        finally:
+            self._current, self._again = kept
+
     def _called_again(self, again: Computation, module: nn.Module, given: tuple[Any, Any]) -> Any:
         """A call within a checkpoint, which may have begun before the stage does."""
         actions = set(self.plan.actions[id(module)])
         if actions == {"skip"}:
-            return self._placeholders.of(module, *given)
+            return self._placeholder(module, given)
         args, kwargs = again.enter_again(given) if actions == {"enter"} else again.with_received(given)
         return plainly(module, args, kwargs)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether the script has hooks on inner modules; PyTorch's own (`weight_norm`) belong to their module."""
+    return any(
+        not str(getattr(hook, "__module__", type(hook).__module__)).startswith("torch.")
+        for part in module.modules() if part is not module
+        for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+        for hook in hooks.values()
+    )  # fmt: skip
