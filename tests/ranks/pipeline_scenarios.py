@@ -256,10 +256,65 @@ def a_call_that_leaves_layers_out() -> Trained:
     return left(said, model)
 
 
+class Cell(nn.Module):
+    """One cell again and again; in evaluation it returns what it began with, and draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.cell, self.last = (
+            nn.Linear(8, 16),
+            nn.Sequential(nn.Linear(16, 16), nn.Tanh()),
+            nn.Linear(16, 5),
+        )
+        self.skip, self.share = nn.Linear(16, 5), 0.0
+
+    def forward(self, x: Tensor, early: bool = False) -> Any:
+        h = first = self.enter(x)
+        for _ in range(5):
+            h = self.cell(h)
+        out = self.last(h) + self.share * self.skip(first)
+        if self.training:
+            return (out, first) if early else out
+        return out + 0.01 * torch.randn_like(out), first
+
+
+def evaluations_that_see_more_than_training() -> Trained:
+    torch.manual_seed(11)
+    model, said = Cell(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = samples()
+    for number in range(6):
+        model.train()
+        model.share = max(0.0, (number - 2) / 3)  # what is computed early is seen late, after a while
+        some = torch.randperm(len(x))[:12]
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x[some]), y[some])
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            early = model(x, early=True)[1].norm()
+            model.eval()
+            out, first = model(x)
+        said.append([round(v.item(), 4) for v in (loss, early, out.norm(), first.norm())])
+    return left(said, model)
+
+
+def hooks_that_come_later() -> Trained:
+    model = deep()
+    found = trained(model)
+    seen: list[Any] = []
+    for layer in (model[2], model[-1]):
+        layer.register_forward_hook(lambda _, __, out: seen.append(round(out.norm().item(), 4)))
+    with torch.no_grad():
+        model(samples()[0])
+    found.said.append(seen)
+    return found
+
+
 SAME = (
-    a_chain_of_layers, blocks_of_a_language_model, a_language_model_that_returns_its_loss,
-    blocks_that_are_computed_again, an_encoder_and_a_decoder, something_added_late,
-    layers_in_another_order_for_evaluation, a_call_that_leaves_layers_out,
+    evaluations_that_see_more_than_training, hooks_that_come_later, a_chain_of_layers, blocks_of_a_language_model,
+    a_language_model_that_returns_its_loss, blocks_that_are_computed_again, an_encoder_and_a_decoder,
+    something_added_late, layers_in_another_order_for_evaluation, a_call_that_leaves_layers_out,
 )  # fmt: skip
 """Each ends in stages as in one process."""
 
@@ -283,5 +338,46 @@ def one_layer() -> Trained:
     return trained(OneLayer())
 
 
-REFUSED = {hooks_on_its_layers: "hooks", one_layer: "do not make"}
+class Counting(nn.Module):
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = deep()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        found: Tensor = self.inner(x)
+        return found
+
+
+def calls_that_are_counted() -> Trained:
+    return trained(Counting())
+
+
+class Talking(Counting):
+    def forward(self, x: Tensor) -> Tensor:
+        print("forward")
+        found: Tensor = self.inner(x)
+        return found
+
+
+def calls_that_print() -> Trained:
+    return trained(Talking())
+
+
+def checkpoints_that_enter_again() -> Trained:
+    again, model = torch.utils.checkpoint.checkpoint, Counting()
+    model.forward = lambda x: again(model.inner, x, use_reentrant=True)  # type: ignore[method-assign]
+
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x.requires_grad_()), y)
+
+    return trained(model, loss_of)
+
+
+REFUSED = {
+    hooks_on_its_layers: "hooks", one_layer: "do not make", calls_that_are_counted: "counts",
+    calls_that_print: "prints", checkpoints_that_enter_again: "use_reentrant",
+}  # fmt: skip
 """And what is said of each."""

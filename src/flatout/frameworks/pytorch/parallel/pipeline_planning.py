@@ -80,12 +80,13 @@ class _Planning:
     def _watch(self) -> None:
         division, module = self._division, self._division.module()
         args, kwargs = self._call
-        before, printed = _numbers(module), io.StringIO()
+        before = {name: one[:1] for name, one in _numbers(module).items()}
+        printed = io.StringIO()
         with division.confirmation.apart(), Silence().on(module), contextlib.redirect_stdout(printed):
             value = self._timeline.watch(division.compute, args, kwargs)
         if printed.getvalue():
             raise _refused(division, "it prints within its call, which each stage would do for each micro-batch")
-        changed = next((name for name, number in _numbers(module).items() if before.get(name, number) != number), None)
+        changed = next((name for name, new in _numbers(module).items() if before.get(name, new[1:]) != new[:1]), None)
         if changed is not None:
             raise _refused(division, f"it counts or collects in `{changed}`, which stages would do for micro-batches")
         self._wanted = [tensor.detach() for tensor in tensors_of(value)]
@@ -128,15 +129,16 @@ def _refuse_what_stages_change(division: ModelDivision) -> None:
         raise _refused(division, "the script has hooks on its inner modules, which are called on one rank each")
 
 
-def _numbers(module: nn.Module) -> dict[str, float]:
-    """What modules keep as plain numbers, and how much they have collected, by name."""
-    found: dict[str, float] = {}
+def _numbers(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """What modules keep as plain numbers, and how much they have collected, by name; beside it what their class has."""
+    found: dict[str, tuple[Any, Any]] = {}
     for prefix, part in module.named_modules():
         for name, value in vars(part).items():
+            place = f"{prefix}.{name}".lstrip(".")
             if isinstance(value, int | float) and name != "training":
-                found[f"{prefix}.{name}".lstrip(".")] = value
+                found[place] = value, getattr(type(part), name, value)
             elif isinstance(value, list | dict | set) and not name.startswith("_"):
-                found[f"{prefix}.{name}".lstrip(".")] = len(value)
+                found[place] = len(value), len(value)
     return found
 
 
