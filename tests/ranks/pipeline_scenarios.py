@@ -311,8 +311,11 @@ def hooks_that_come_later() -> Trained:
     return found
 
 
+IN_TWO_STAGES = (a_state_that_is_carried_on, evaluations_that_see_more_than_training)
+"""More there cannot be: what is computed early is seen late."""
+
 SAME = (
-    evaluations_that_see_more_than_training, hooks_that_come_later, a_chain_of_layers, blocks_of_a_language_model,
+    hooks_that_come_later, a_chain_of_layers, blocks_of_a_language_model,
     a_language_model_that_returns_its_loss, blocks_that_are_computed_again, an_encoder_and_a_decoder,
     something_added_late, layers_in_another_order_for_evaluation, a_call_that_leaves_layers_out,
 )  # fmt: skip

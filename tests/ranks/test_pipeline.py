@@ -23,8 +23,9 @@ REFUSED = {
     **pipeline_scenarios.REFUSED,
 }  # fmt: skip
 OTHERS = [
-    one for one in (*scenarios.SAME, *sharded_scenarios.SAME, *tensor_scenarios.SAME) if one not in REFUSED
-] + [pipeline_scenarios.a_state_that_is_carried_on]  # fmt: skip
+    *(one for one in (*scenarios.SAME, *sharded_scenarios.SAME, *tensor_scenarios.SAME) if one not in REFUSED),
+    *pipeline_scenarios.IN_TWO_STAGES,
+]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
