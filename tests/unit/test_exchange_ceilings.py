@@ -36,19 +36,22 @@ def test_one_rank_has_nobody_to_exchange_with():
     assert told.value.hint == "e.g. `--ranks 2`"
 
 
-def test_what_ranks_say_when_they_fail_is_told(tmp_path):
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho no torch here >&2\nexit 1\n")
+def python_that(folder, does):
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\n{does}\n")
     python.chmod(0o755)
+    return str(python)
+
+
+def test_what_ranks_say_when_they_fail_is_told(tmp_path):
+    python = python_that(tmp_path, "echo no torch here >&2\nexit 1")
     with pytest.raises(MachineError) as told:
-        exchanging.exchange_ceilings(2, python=str(python))
+        exchanging.exchange_ceilings(2, python=python)
     assert told.value.cause == "no torch here"
 
 
 def test_ranks_that_say_nothing_are_ended(tmp_path):
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nsleep 1000\n")
-    python.chmod(0o755)
+    python = python_that(tmp_path, "sleep 1000")
     with pytest.raises(MachineError) as told:
-        exchanging.exchange_ceilings(2, python=str(python), limit_s=0.5)
+        exchanging.exchange_ceilings(2, python=python, limit_s=0.5)
     assert told.value.cause == "nothing came within 0.5 s"

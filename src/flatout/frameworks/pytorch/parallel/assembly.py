@@ -264,7 +264,7 @@ def exchanged(
         name: What the exchange is called.
     """
     widths = [t.element_size() for t in mine]
-    sizes = [[_padded(math.prod(shape) * width) for shape, width in zip(row, widths, strict=True)] for row in shapes]
+    sizes = [[padded(math.prod(shape) * width) for shape, width in zip(row, widths, strict=True)] for row in shapes]
     longest = max(sum(row) for row in sizes)
     packed = torch.empty(longest, dtype=torch.uint8, device=mine[0].device)
     start = 0
@@ -287,6 +287,6 @@ def _taken(row: torch.Tensor, start: int, shape: tuple[int, ...], dtype: torch.d
     return row[start : start + num_bytes].view(dtype).view(shape)
 
 
-def _padded(num_bytes: int) -> int:
+def padded(num_bytes: int) -> int:
     """A multiple of 16, so that what comes next is aligned for every type."""
     return (num_bytes + 15) // 16 * 16

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from flatout.frameworks.pytorch.parallel.assembly import padded
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 
@@ -25,9 +26,6 @@ DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool, torch.complex64, torch.complex128,
 )  # fmt: skip
-
-ALIGNED = 16
-"""Bytes: what comes next is aligned for every type."""
 
 
 @dataclass(slots=True)
@@ -66,14 +64,12 @@ class Parcel:
     def body(self, device: torch.device) -> torch.Tensor:
         """All numbers, as bytes."""
         there = [t for t in self.tensors if t is not None]
-        packed = torch.empty(
-            sum(_padded(t.numel() * t.element_size()) for t in there), dtype=torch.uint8, device=device
-        )
+        packed = torch.empty(sum(padded(t.numel() * t.element_size()) for t in there), dtype=torch.uint8, device=device)
         start = 0
         for tensor in there:
             flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
             packed[start : start + flat.numel()] = flat
-            start += _padded(flat.numel())
+            start += padded(flat.numel())
         return packed
 
 
@@ -95,7 +91,7 @@ class Arriving:
     @property
     def num_bytes(self) -> int:
         """Of its body."""
-        return sum(_padded(math.prod(kind[0]) * kind[1].itemsize) for kind in self.kinds if kind is not None)
+        return sum(padded(math.prod(kind[0]) * kind[1].itemsize) for kind in self.kinds if kind is not None)
 
     def parcel(self, body: torch.Tensor) -> Parcel:
         """With its tensors, in memory of their own."""
@@ -109,7 +105,7 @@ class Arriving:
             num = math.prod(shape) * dtype.itemsize
             one = body[start : start + num].view(dtype).view(shape)
             tensors.append(one.clone() if on_device or body.device.type == "cpu" else one.cpu())
-            start += _padded(num)
+            start += padded(num)
         return Parcel(tensors, [kind is not None and kind[2] for kind in self.kinds], self.is_whole)
 
 
@@ -233,7 +229,3 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, number: Any) -> Any:
         """The tensor of a number."""
         return self._tensors[number]
-
-
-def _padded(num_bytes: int) -> int:
-    return (num_bytes + ALIGNED - 1) // ALIGNED * ALIGNED

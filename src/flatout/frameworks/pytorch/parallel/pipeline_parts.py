@@ -345,12 +345,11 @@ class _WholePass:
         with torch.enable_grad(), held.in_whole() as leaves:
             self.value, self._leaves = compute(*args, **kwargs), leaves
         self.outputs = tensors_of(self.value)
-        self._graph = self.outputs
 
     def backward(self, gradients: Sequence[Any], *, keep: bool) -> tuple[Found, Found]:
         """See `Passed`."""
         held = self._held
-        pairs = [(o, g) for o, g in zip(self._graph, gradients, strict=True) if g is not None and o.requires_grad]
+        pairs = [(o, g) for o, g in zip(self.outputs, gradients, strict=True) if g is not None and o.requires_grad]
         outs, grads = [o for o, _ in pairs], [g for _, g in pairs]
         wanted = [*self._leaves, *self._entered]
         found: Found = list(torch.autograd.grad(outs, wanted, grads, retain_graph=keep, allow_unused=True))
