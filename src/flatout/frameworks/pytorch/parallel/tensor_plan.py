@@ -136,7 +136,7 @@ class TensorPlan:
         found = self._verdicts[key]
         if found is None:
             return False
-        made = [Layer(one, "columns", blocks) for one in columns] + [Layer(row, "row")]
+        made = [Layer(one, "columns", blocks, scope=scope) for one in columns] + [Layer(row, "row", scope=scope)]
         made[0].attributes = _in(scope, found)
         self.together += made
         return True

@@ -18,6 +18,7 @@ from flatout.frameworks.pytorch.parallel.group import Group, Lost
 from flatout.frameworks.pytorch.parallel.model_division import ModelDivision
 from flatout.frameworks.pytorch.parallel.portions import REPLICATE
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.sequence_planning import SequencePlan
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer
 from flatout.frameworks.pytorch.parallel.tensor_parts import TensorParts
@@ -46,8 +47,12 @@ def planned(division: ModelDivision, args: Any, kwargs: Any, refuse: Callable[[N
             for state in kept:
                 state.restore()
             with division.confirmation.apart(), Silence().on(module):
-                if layers and _agrees(division, plan, layers, (args, kwargs), wanted, group):
-                    return TensorParts(module, group, layers, plan.portions(layers))
+                if not layers or not _agrees(division, plan, layers, (args, kwargs), wanted, group):
+                    continue
+                regions = SequencePlan(division, watched, plan, layers, (args, kwargs)).find()
+                if num := sum(len(region.blocks) for region in regions):
+                    division.confirmation.remark(f"positions are divided within {num} of its blocks")
+                return TensorParts(module, group, layers, regions, plan.portions(layers))
     finally:
         for state in kept:
             state.restore()
