@@ -10,15 +10,16 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from flatout.frameworks.pytorch.module_state import ModuleState
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.confirmation import far
 from flatout.frameworks.pytorch.parallel.cuts import entering
-from flatout.frameworks.pytorch.parallel.draws import drawn_apart
 from flatout.frameworks.pytorch.parallel.group import Lost
 from flatout.frameworks.pytorch.parallel.held import Found
 from flatout.frameworks.pytorch.parallel.model_division import ModelDivision
@@ -27,6 +28,7 @@ from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer
 from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan
 from flatout.frameworks.pytorch.parallel.watching import Watched
+from flatout.frameworks.pytorch.random_states import RandomStates, TorchStates
 from flatout.frameworks.pytorch.trees import tensors_of
 
 MOST_TRIES = 12
@@ -56,6 +58,7 @@ class SequencePlan:
         self._group, self._cuts = division.sharing, plan.portions(layers)
         self._together = {id(layer.module) for layer in layers if layer.kind in ("row", "heads")}
         self._divided = {id(inner) for layer in layers for inner in layer.module.modules()}
+        self._states = ModuleState(division.module()), RandomStates()
         self._num_tries = 0
 
     def find(self) -> list[Region]:
@@ -173,13 +176,15 @@ class SequencePlan:
 
     def _computed(self, regions: Sequence[Region]) -> Computed:
         """Outputs, and the gradients of parameters from some that are drawn for the outputs."""
+        for state in self._states:
+            state.restore()
         module, group = self._division.module(), self._group
         own = list(module.parameters())
         held = {id(p): self._cuts[id(p)].mine(p) if id(p) in self._cuts else p for p in own}
         leaves = {which: stand_in(part.detach().clone()) for which, part in held.items()}  # graphs may live on
         partial = partial_of(regions, self._cuts)
         engine = Computing(group, self._layers, regions)
-        engine.draws = functools.partial(drawn_apart, group.rank)  # noise that is no mask would be another one
+        engine.draws = functools.partial(_drawing_others, group.rank)
         given, named = self._call
         args, kwargs, _ = entering(given, named, itertools.repeat(lambda whole: whole))
         with torch.enable_grad(), Swaps.of(module, leaves).made(), engine.in_parts():
@@ -193,6 +198,17 @@ class SequencePlan:
             for which, g in gradients
         ]
         return [t.detach() for t in outputs], summed
+
+
+@contextmanager
+def _drawing_others(rank: int) -> Iterator[None]:
+    """Noise of a model's own is another one on each rank within, and so found out; nothing is drawn outside."""
+    outside = TorchStates()
+    torch.manual_seed(SEED + rank)
+    try:
+        yield
+    finally:
+        outside.restore()
 
 
 def _is_sequence(tensor: torch.Tensor, shapes: set[torch.Size]) -> bool:

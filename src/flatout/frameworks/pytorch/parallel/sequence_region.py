@@ -2,8 +2,8 @@
 
 What enters the first block is cut, what leaves the last one is put together. In between, layers that are divided by
 features gather the positions they are given, and keep this rank's of what they sum. Norms, dropout and what is added
-are computed once then, not on every rank. In: blocks, and which inputs are cut. Out: their `forward`s, and what layers
-within do instead.
+are computed once then, not on every rank. What was gathered is not kept for the way back, but gathered again. In:
+blocks, and which inputs are cut. Out: their `forward`s, and what layers within do instead.
 
 Source: Korthikanti et al., arXiv 2205.05198, section 4.2.2.
 """
@@ -22,6 +22,7 @@ from flatout.frameworks.pytorch.parallel.cuts import bounds
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.portions import REPLICATE
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.regathered import Pieces, Regathered
 from flatout.frameworks.pytorch.parallel.tensor_exchanges import Cut, Entering, Gathered, Joined, Scattered
 from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
 
@@ -70,6 +71,7 @@ class Region:
         self._lengths: set[int] = set()
         self._way: Way | None = None
         self._last: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._kept = Regathered(group)
         self._within = {id(inner) for scope in scopes for inner in scope.modules()}
         self._inner = {id(inner) for block in blocks for inner in block.modules()}
 
@@ -98,6 +100,7 @@ class Region:
             with draws():  # one block may be computed anew by itself, with what it has drawn
                 value = forward(block, *args, **kwargs)
             self._last = None
+            self._kept.forget()
             return self._put_together(block, value) if is_last else value
 
         return computed
@@ -127,7 +130,8 @@ class Region:
 
         def computed(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = self.gathered(scope, (args, kwargs))
-            return forward(scope, *args, **kwargs)
+            with self.lean():
+                return forward(scope, *args, **kwargs)
 
         return computed
 
@@ -154,12 +158,18 @@ class Region:
 
     def _entered(self, tensor: torch.Tensor, way: Way | None) -> torch.Tensor:
         if way is not None:
-            found: torch.Tensor = Gathered.apply(tensor, self._group, self._edges(way), way.dim)
+            edges = self._edges(way)
+            found: torch.Tensor = Gathered.apply(tensor, self._group, edges, way.dim)
+            self._kept.add(found, Pieces(tensor.detach(), edges, way.dim))
         elif tensor.requires_grad:
             found = Entering.apply(tensor, self._group)
         else:
             found = tensor
         return found
+
+    def lean(self) -> AbstractContextManager[None]:
+        """Around what computes with gathered positions: they are not kept for the way back."""
+        return self._kept.packing()
 
     def summed(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of what ranks have found with their features, this rank's positions of it."""
@@ -195,6 +205,7 @@ class Region:
     def end(self) -> None:
         """A way back is over."""
         self._lengths.clear()
+        self._kept.clear()
 
     def _edges(self, way: Way) -> list[int]:
         if len(self._lengths) > 1 and torch._C._current_graph_task_id() != -1:

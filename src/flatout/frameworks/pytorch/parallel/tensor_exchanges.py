@@ -61,7 +61,7 @@ class Joined(torch.autograd.Function):
     ) -> torch.Tensor:
         """All pieces."""
         ctx.place = dim, edges[group.rank], edges[group.rank + 1] - edges[group.rank]
-        return _put_together(part, group, edges, dim, name)
+        return put_together(part, group, edges, dim, name)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
@@ -81,7 +81,7 @@ class Cut(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
         """Of all pieces."""
-        return _put_together(grad, ctx.group, ctx.edges, ctx.dim, "gradients of positions"), None, None, None
+        return put_together(grad, ctx.group, ctx.edges, ctx.dim, "gradients of positions"), None, None, None
 
 
 class Gathered(torch.autograd.Function):
@@ -91,7 +91,7 @@ class Gathered(torch.autograd.Function):
     def forward(ctx: Any, part: torch.Tensor, group: Group, edges: Sequence[int], dim: int) -> torch.Tensor:
         """All positions."""
         ctx.group, ctx.edges, ctx.dim = group, edges, dim
-        return _put_together(part, group, edges, dim, "positions for a divided layer")
+        return put_together(part, group, edges, dim, "positions for a divided layer")
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
@@ -111,10 +111,10 @@ class Scattered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
         """Of all positions."""
-        return _put_together(grad, ctx.group, ctx.edges, ctx.dim, "gradients of positions"), None, None, None
+        return put_together(grad, ctx.group, ctx.edges, ctx.dim, "gradients of positions"), None, None, None
 
 
-def _put_together(part: torch.Tensor, group: Group, edges: Sequence[int], dim: int, name: str) -> torch.Tensor:
+def put_together(part: torch.Tensor, group: Group, edges: Sequence[int], dim: int, name: str) -> torch.Tensor:
     """The pieces of all ranks along a dimension; they are sent as long as the longest of them."""
     sizes = [high - low for low, high in itertools.pairwise(edges)]
     rows = group.gather(_lengthened(part, max(sizes), dim), name)

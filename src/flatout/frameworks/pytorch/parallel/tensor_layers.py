@@ -175,7 +175,9 @@ class Computing:
 
         def columns(x: torch.Tensor) -> torch.Tensor:
             if region is not None:
-                return F.linear(region.gathered(module, x), module.weight, module.bias)
+                entered = region.gathered(module, x)
+                with region.lean():
+                    return F.linear(entered, module.weight, module.bias)
             part = F.linear(self._enter(x), module.weight, module.bias)
             if self._drawing is None:
                 self._drawing = self.draws()
