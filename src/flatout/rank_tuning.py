@@ -150,7 +150,7 @@ def candidates(num_ranks: int) -> list[tuple[int, str]]:
     """What is worth trying on up to so many ranks: all of them and halves, in each mode that differs from the others.
 
     >>> candidates(2)
-    [(2, 'replicate'), (2, 'shard'), (2, 'tensor'), (2, 'pipeline')]
+    [(2, 'replicate'), (2, 'shard'), (2, 'tensor'), (2, 'tensor+sequence'), (2, 'pipeline')]
     >>> [c for c in candidates(6) if c[1] == "replicate"]
     [(6, 'replicate'), (3, 'replicate')]
     """

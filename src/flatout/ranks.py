@@ -36,7 +36,10 @@ MEETING = "meeting-failed"
 REPLICATED_MODEL_MODES = ("replicate+tensor", "replicate+pipeline")
 """Combinations: groups of ranks, each of which computes a part of the batch as the second half of the name says."""
 
-MODEL_MODES = ("tensor", "pipeline", *REPLICATED_MODEL_MODES)
+SEQUENCE_MODE = "tensor+sequence"
+"""Ranks share layers by features, and the positions of sequences between them."""
+
+MODEL_MODES = ("tensor", SEQUENCE_MODE, "pipeline", *REPLICATED_MODEL_MODES)
 """Modes in which ranks compute one batch together, each its share of the model."""
 
 GROUPED_MODES = ("hybrid", *REPLICATED_MODEL_MODES)

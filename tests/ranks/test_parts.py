@@ -18,6 +18,7 @@ from flatout.cli import options
 from flatout.errors import UsageError
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share, candidates, gradient_of, put_together, shape_at
 from flatout.frameworks.pytorch.parallel.cuts import Cut, bounds, guesses, part
+from flatout.frameworks.pytorch.parallel.stand_ins import nudged
 from flatout.rank_page import Page, page_file
 from flatout.ranks import EXIT_LOST, Terms, ended_file, leaves_file, stacks_file
 from flatout.run.rank_start import crowding, devices_for
@@ -211,3 +212,12 @@ def test_each_kind_of_exchange_is_told_by_its_time(tmp_path):
     stand = rank_page.read(tmp_path / "page")
     assert set(stand.kinds) == {"activations", "sum"}
     assert sum(stand.kinds.values()) == pytest.approx(stand.waited_s, abs=1e-3)
+
+
+def test_a_graph_that_waits_does_not_take_nudges_for_a_change():
+    weight = torch.ones(3, requires_grad=True)
+    out = (weight.square()).sum()
+    with torch.no_grad(), nudged([weight], 16):
+        assert not torch.equal(weight, torch.ones(3))
+    out.backward()
+    assert torch.equal(weight.grad, torch.full((3,), 2.0))

@@ -267,7 +267,7 @@ class Confirmation:
             ) from problem
         if any(one is not None and one.is_sparse for one in (*wanted, *summed)):
             raise self._division.refused("it has sparse gradients")
-        wrong = _far(summed, wanted, self._tolerance(check.whole.outputs, held.used))
+        wrong = far(summed, wanted, self._tolerance(check.whole.outputs, held.used))
         if not self._group.everywhere(not wrong, "agreement on gradients"):
             self._judge_rounding(check, gradients, wanted, wrong)
 
@@ -332,7 +332,7 @@ def _distances(found: Sequence[Any], wanted: Sequence[Any]) -> list[float]:
     return distances
 
 
-def _far(found: Sequence[Any], wanted: Sequence[Any], tolerance: float) -> dict[int, float]:
+def far(found: Sequence[Any], wanted: Sequence[Any], tolerance: float) -> dict[int, float]:
     """The gradients that are off by more than the tolerance, and how far; those that are rounding alone are left out.
 
     A bias before batch normalisation has a gradient of rounding only: what is tiny beside all others is not judged.

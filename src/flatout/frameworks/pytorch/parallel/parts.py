@@ -7,7 +7,7 @@ parameters held in parts, whole ones where they are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -20,6 +20,7 @@ from flatout.frameworks.pytorch.parallel.portions import REPLICATE, Portions
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import Sharded, become, part_of, whole_of
 from flatout.frameworks.pytorch.parallel.stand_ins import StandIns, Swaps, nudged, stand_in
+from flatout.frameworks.pytorch.parallel.summing import summed_in_buckets
 from flatout.frameworks.pytorch.parallel.taking_place import take_place
 
 
@@ -31,10 +32,16 @@ class Parts:
         group: All ranks.
         portions: How parameters are cut, by their identity; the others are whole on every rank, and all ranks compute
             the same with them.
+        partial: Those of the others, by identity, whose gradients are sums over ranks: each computes with some of the
+            model's layers or positions.
+        are_alike: Whether all ranks compute with the same parameters, or parts of them, in each call.
     """
 
-    def __init__(self, module: nn.Module, group: Group, portions: Mapping[int, Portions]) -> None:
-        self._group = group
+    def __init__(
+        self, module: nn.Module, group: Group, portions: Mapping[int, Portions], partial: Container[int], *,
+        are_alike: bool,
+    ) -> None:  # fmt: skip
+        self._group, self._partial, self._are_alike = group, partial, are_alike
         torch.clear_autocast_cache()  # it holds what was computed from parameters to find how they are divided
         for parameter in module.parameters():
             cut = portions.get(id(parameter))
@@ -142,28 +149,29 @@ class Parts:
         for leaf in self._stand_ins.every:
             leaf.grad = None
 
-    def collected(self, *, summed: bool = False) -> Found:
-        """The gradients that stand-ins have now: a parameter that some rank has used has one on all.
-
-        Args:
-            summed: Whether those of whole parameters are summed over ranks, or all ranks have the same.
-        """
+    def collected(self) -> Found:
+        """The gradients that stand-ins have now: a parameter that some rank has used has one on all."""
         leaves = self._stand_ins.every
         mine = [leaf.grad for leaf in leaves]
         self.forget_gradients()
-        flags = torch.tensor([grad is not None for grad in mine], dtype=torch.uint8)
-        used = self._group.gather(flags, "which parameters were used").amax(0).tolist()
-        found: Found = []
-        for parameter, leaf, grad, was in zip(self.parameters, leaves, mine, used, strict=True):
+        used = [grad is not None for grad in mine]
+        if not self._are_alike:
+            flags = torch.tensor(used, dtype=torch.uint8)
+            used = self._group.gather(flags, "which parameters were used").amax(0).tolist()
+        found: Found = [None] * len(mine)
+        partial: list[int] = []
+        for place, (parameter, leaf, was) in enumerate(zip(self.parameters, leaves, used, strict=True)):
             if not (was and parameter.requires_grad):
-                found.append(None)
                 continue
+            grad = mine[place]
             part = torch.zeros_like(leaf) if grad is None else grad
-            if isinstance(parameter, Sharded):
-                part = become(part, parameter.portions)
-            elif summed:
-                part = self._group.sum(part.contiguous(), "gradient of a parameter that several ranks compute with")
-            found.append(part)
+            found[place] = become(part, parameter.portions) if isinstance(parameter, Sharded) else part
+            if not isinstance(parameter, Sharded) and id(parameter) in self._partial:
+                partial.append(place)
+        shares = [one for place in partial if (one := found[place]) is not None]
+        sums = summed_in_buckets(shares, self._group, "gradients of what ranks share")
+        for place, whole in zip(partial, sums, strict=True):
+            found[place] = whole
         return found
 
     def gradients(

@@ -74,7 +74,8 @@ class PipelineParts(Parts):
         remark: Callable[[str], None],
     ) -> None:  # fmt: skip
         device = next(module.parameters()).device
-        super().__init__(module, group, portions)
+        every = {id(p) for p in module.parameters()}
+        super().__init__(module, group, portions, every, are_alike=False)
         self.group, self.stage = group, stage
         self.line, self.forms = Line(group, device), Forms()
         self._has_passed = self._has_told = False
@@ -274,7 +275,7 @@ class _Pass:
         for number, micro in enumerate(self._micro_batches):
             self._gone_back(micro, number, gradients, keep=keep)
         held.line.settle("gradients that are passed back")
-        return held.collected(summed=True), self._of_inputs()
+        return held.collected(), self._of_inputs()
 
     def _gone_back(self, micro: _MicroBatch, number: int, gradients: Sequence[Any], *, keep: bool) -> None:
         held, rank = self._held, self._held.group.rank

@@ -7,7 +7,7 @@ and how its batch is cut. Out: what one process gives; see `Passed`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +21,7 @@ from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Found, HeldByModel, Passed
 from flatout.frameworks.pytorch.parallel.pattern import Pattern
 from flatout.frameworks.pytorch.parallel.sharded import Sharded, become, part_of
-from flatout.frameworks.pytorch.parallel.summing import BUCKET_BYTES
+from flatout.frameworks.pytorch.parallel.summing import summed_in_buckets
 from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
 
 if TYPE_CHECKING:
@@ -87,27 +87,7 @@ class _PassOfGroups:
             for part, grad in zip(parts, (mine[place] for place in places), strict=True)
         ]
         found: Found = [None] * len(mine)
-        for place, grad in zip(places, _summed_in_buckets(grads, replicas), strict=True):
+        for place, grad in zip(places, summed_in_buckets(grads, replicas, "gradients of groups of ranks"), strict=True):
             parameter = parameters[place]
             found[place] = become(grad, parameter.portions) if isinstance(parameter, Sharded) else grad
         return found
-
-
-def _summed_in_buckets(tensors: Sequence[torch.Tensor], group: Group) -> Iterator[torch.Tensor]:
-    """Sums over ranks, several tensors in one exchange."""
-    bucket: list[torch.Tensor] = []
-    for number, tensor in enumerate(tensors):
-        bucket.append(tensor)
-        following = tensors[number + 1] if number + 1 < len(tensors) else None
-        is_full = sum(one.numel() * one.element_size() for one in bucket) >= BUCKET_BYTES
-        if following is None or is_full or (following.dtype, following.device) != (tensor.dtype, tensor.device):
-            flat = group.sum(torch.cat([one.reshape(-1) for one in bucket]), "gradients of groups of ranks")
-            yield from _cut(flat, bucket)
-            bucket = []
-
-
-def _cut(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    start = 0
-    for one in like:
-        yield flat[start : start + one.numel()].view(one.shape).clone()
-        start += one.numel()

@@ -23,7 +23,7 @@ from flatout.frameworks.pytorch.parallel.portions import REPLICATE
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import Sharded
 from flatout.frameworks.pytorch.parallel.sharded_updates import ShardedUpdates
-from flatout.ranks import GROUPED_MODES, Terms, sharing_ranks
+from flatout.ranks import GROUPED_MODES, SEQUENCE_MODE, Terms, sharing_ranks
 
 M_MMAP_THRESHOLD = -3
 """Source: `mallopt(3)`, Linux manual pages."""
@@ -91,7 +91,8 @@ class Sharding:
             else:
                 from flatout.frameworks.pytorch.parallel import tensor_planning
 
-                parts = tensor_planning.planned(division, args, kwargs, self._refuse)
+                positions = self._mode == SEQUENCE_MODE
+                parts = tensor_planning.planned(division, args, kwargs, self._refuse, positions=positions)
             self._shards.append((division.module(), parts))
             return parts
 

@@ -141,15 +141,19 @@ def stand_in(parameter: torch.Tensor) -> nn.Parameter:
 
 @contextmanager
 def nudged(tensors: Sequence[torch.Tensor], times: int) -> Iterator[None]:
-    """Within, tensors are moved in their own memory by `times` their last bit, at random."""
-    kept = [one.clone() for one in tensors]
+    """Within, tensors are moved in their own memory by `times` their last bit, at random.
+
+    Graphs that wait for their way back do not take it for a change (`.data` has versions of its own): they are gone
+    through when all is as it was.
+    """
+    kept = [one.detach().clone() for one in tensors]
     try:
         for one, factor in with_factors(tensors, times):
-            one.mul_(factor)
+            one.data.mul_(factor)
         yield
     finally:
         for one, former in zip(tensors, kept, strict=True):
-            one.copy_(former)
+            one.data.copy_(former)
 
 
 def with_factors(tensors: Iterable[T], times: int) -> Iterator[tuple[T, torch.Tensor]]:

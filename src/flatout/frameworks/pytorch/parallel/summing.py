@@ -8,7 +8,7 @@ In: leaves and a backward pass. Out: their gradients, None for what no rank has 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -75,3 +75,23 @@ class Summing:
         """The leaves that have got zeros on all ranks."""
         assert self._uses.grad is not None
         return frozenset(place for place, share in enumerate(self._uses.grad.tolist()) if not share)
+
+
+def summed_in_buckets(tensors: Sequence[torch.Tensor], group: Group, name: str) -> Iterator[torch.Tensor]:
+    """Sums over ranks, several tensors in one exchange."""
+    bucket: list[torch.Tensor] = []
+    for number, tensor in enumerate(tensors):
+        bucket.append(tensor)
+        following = tensors[number + 1] if number + 1 < len(tensors) else None
+        is_full = sum(one.numel() * one.element_size() for one in bucket) >= BUCKET_BYTES
+        if following is None or is_full or (following.dtype, following.device) != (tensor.dtype, tensor.device):
+            flat = group.sum(torch.cat([one.reshape(-1) for one in bucket]), name)
+            yield from _cut(flat, bucket)
+            bucket = []
+
+
+def _cut(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    start = 0
+    for one in like:
+        yield flat[start : start + one.numel()].view(one.shape).clone()
+        start += one.numel()

@@ -19,6 +19,7 @@ from torch import nn
 
 from flatout.frameworks.pytorch.parallel.cuts import bounds
 from flatout.frameworks.pytorch.parallel.group import Group
+from flatout.frameworks.pytorch.parallel.sequence_region import Region
 from flatout.frameworks.pytorch.parallel.tensor_exchanges import Entering, Joined, Summed
 
 Kind = Literal["joined", "vocabulary", "columns", "row", "heads"]
@@ -33,12 +34,14 @@ class Layer:
         kind: How.
         blocks: So many equal blocks make up its outputs (queries, keys and values).
         attributes: What other modules are told meanwhile: a module, the name of an attribute, its value on a rank.
+        scope: Which module calls it together with others; None for a layer by itself.
     """
 
     module: Any
     kind: Kind
     blocks: int = 1
     attributes: list[tuple[nn.Module, str, int]] = field(default_factory=list)
+    scope: nn.Module | None = None
 
     @property
     def cuts(self) -> list[tuple[nn.Parameter, int, int]]:
@@ -79,10 +82,16 @@ def attributes(given: Iterable[tuple[nn.Module, str, int]]) -> Iterator[None]:
 
 
 class Computing:
-    """Computes layers on one of the ranks."""
+    """Computes layers on one of the ranks.
 
-    def __init__(self, group: Group, layers: Sequence[Layer]) -> None:
-        self._group = group
+    Args:
+        group: All ranks.
+        layers: Those that are divided by features.
+        regions: Blocks whose positions are divided.
+    """
+
+    def __init__(self, group: Group, layers: Sequence[Layer], regions: Sequence[Region] = ()) -> None:
+        self._group, self._regions = group, regions
         self.draws: Callable[[], AbstractContextManager[None]] = nullcontext
         """Entered where masks are drawn for some features."""
         self._drawing: AbstractContextManager[None] | None = None
@@ -92,6 +101,8 @@ class Computing:
             "heads": self._heads,
         }  # fmt: skip
         self._forwards = [(layer.module, make[layer.kind](layer.module)) for layer in layers]
+        for region in regions:
+            self._forwards += region.forwards(lambda: self.draws())
         self._told = [one for layer in layers for one in layer.attributes]
 
     @contextmanager
@@ -110,6 +121,12 @@ class Computing:
         """A call is over."""
         self._leave()
         self._entered = None
+        for region in self._regions:
+            region.end()
+
+    def _region(self, module: nn.Module) -> Region | None:
+        """The blocks with divided positions that a layer is in."""
+        return next((region for region in self._regions if module in region), None)
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
         """Layers that get the same input, one after the other, sum its gradients once."""
@@ -123,18 +140,18 @@ class Computing:
             drawing.__exit__(None, None, None)
 
     def _joined(self, module: Any) -> Callable[..., Any]:
-        group, is_linear = self._group, isinstance(module, nn.Linear)
+        group, is_linear, region = self._group, isinstance(module, nn.Linear), self._region(module)
         edges = bounds(module.out_features if is_linear else module.out_channels, group.world)
 
         def joined(x: torch.Tensor) -> torch.Tensor:
-            entered = self._enter(x)
+            entered = self._enter(x) if region is None else region.gathered(module, x)
             if is_linear:
                 part, dim = F.linear(entered, module.weight, module.bias), x.dim() - 1
             else:
                 part = module._conv_forward(entered, module.weight, module.bias)
                 dim = x.dim() - len(module.kernel_size) - 1
             found: torch.Tensor = Joined.apply(part, group, edges, dim)
-            return found
+            return found if region is None else region.cut(found)
 
         return joined
 
@@ -154,7 +171,13 @@ class Computing:
         return vocabulary
 
     def _columns(self, module: Any) -> Callable[..., Any]:
+        region = self._region(module)
+
         def columns(x: torch.Tensor) -> torch.Tensor:
+            if region is not None:
+                entered = region.gathered(module, x)
+                with region.lean():
+                    return F.linear(entered, module.weight, module.bias)
             part = F.linear(self._enter(x), module.weight, module.bias)
             if self._drawing is None:
                 self._drawing = self.draws()
@@ -164,20 +187,32 @@ class Computing:
         return columns
 
     def _row(self, module: Any) -> Callable[..., Any]:
+        region = self._region(module)
+
         def row(x: torch.Tensor) -> torch.Tensor:
             self._leave()
-            found: torch.Tensor = Summed.apply(F.linear(x, module.weight), self._group)
+            found = self._summed(F.linear(x, module.weight), region)
             return found if module.bias is None else found + module.bias
 
         return row
 
+    def _summed(self, part: torch.Tensor, region: Region | None) -> torch.Tensor:
+        """What all ranks' features give."""
+        found: torch.Tensor = Summed.apply(part, self._group) if region is None else region.summed(part)
+        return found
+
     def _heads(self, module: Any) -> Callable[..., Any]:
+        region = self._region(module)
+        enter = self._enter if region is None else _as_it_is
+
         def heads(  # noqa: PLR0913  as PyTorch's
             query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, key_padding_mask: Any = None,
             need_weights: bool = True, attn_mask: Any = None, average_attn_weights: bool = True,
             is_causal: bool = False,
         ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
             given: tuple[torch.Tensor, ...] = (query, key, value)
+            if region is not None:
+                given = query, key, value = region.gathered(module, given)
             is_batched = query.dim() == 3
             if not is_batched:
                 given = tuple(one.unsqueeze(0) for one in given)
@@ -185,7 +220,7 @@ class Computing:
                 given = tuple(one.transpose(0, 1) for one in given) if not key is query is value else (
                     (query.transpose(0, 1),) * 3)  # fmt: skip
             num = module.num_heads // self._group.world
-            q, k, v = self._projected(module, given, num)
+            q, k, v = _projected(module, given, num, enter)
             mask = _mask(key_padding_mask, attn_mask, q, k, self._group.rank)
             rate = module.dropout if module.training else 0.0
             with self.draws():
@@ -198,23 +233,12 @@ class Computing:
                     mixed = F.scaled_dot_product_attention(q, k, v, mask, rate, causal)
             out = module.out_proj
             part = F.linear(mixed.transpose(1, 2).flatten(2), out.weight)
-            found = Summed.apply(part, self._group)
+            part = part.squeeze(0) if not is_batched else part if module.batch_first else part.transpose(0, 1)
+            found = self._summed(part, region)
             found = found if out.bias is None else found + out.bias
-            found = found.squeeze(0) if not is_batched else found if module.batch_first else found.transpose(0, 1)
             return found, self._weights(weights, is_batched, average_attn_weights) if need_weights else None
 
         return heads
-
-    def _projected(self, module: Any, given: tuple[torch.Tensor, ...], num: int) -> list[torch.Tensor]:
-        """Queries, keys and values of this rank's heads: (batch, heads, length, width)."""
-        query, key, value = given
-        weight, bias = module.in_proj_weight, module.in_proj_bias
-        if query is key is value:
-            found = F.linear(self._enter(query), weight, bias).chunk(3, -1)
-        else:
-            biases = (None,) * 3 if bias is None else bias.chunk(3)
-            found = tuple(map(F.linear, map(self._enter, given), weight.chunk(3), biases))
-        return [one.unflatten(-1, (num, -1)).transpose(1, 2) for one in found]
 
     def _weights(self, weights: torch.Tensor, is_batched: bool, average: bool) -> torch.Tensor:
         """The weights of attention of all heads, or their mean."""
@@ -224,6 +248,24 @@ class Computing:
         else:
             found = Joined.apply(weights, self._group, bounds(weights.shape[1] * world, world), 1)
         return found if is_batched else found.squeeze(0)
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _projected(
+    module: Any, given: Sequence[torch.Tensor], num: int, enter: Callable[[torch.Tensor], torch.Tensor]
+) -> list[torch.Tensor]:
+    """Queries, keys and values of this rank's heads: (batch, heads, length, width)."""
+    query, key, value = given
+    weight, bias = module.in_proj_weight, module.in_proj_bias
+    if query is key is value:
+        found = F.linear(enter(query), weight, bias).chunk(3, -1)
+    else:
+        biases = (None,) * 3 if bias is None else bias.chunk(3)
+        found = tuple(map(F.linear, map(enter, given), weight.chunk(3), biases))
+    return [one.unflatten(-1, (num, -1)).transpose(1, 2) for one in found]
 
 
 def _mask(padding: Any, attention: Any, q: torch.Tensor, k: torch.Tensor, rank: int) -> torch.Tensor | None:

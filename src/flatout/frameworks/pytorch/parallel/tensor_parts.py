@@ -20,6 +20,7 @@ from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Found
 from flatout.frameworks.pytorch.parallel.parts import Parts
 from flatout.frameworks.pytorch.parallel.portions import Portions
+from flatout.frameworks.pytorch.parallel.sequence_region import Region, partial_of
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer
 from flatout.frameworks.pytorch.trees import tensors_of
 
@@ -31,12 +32,16 @@ class TensorParts(Parts):
         module: Its parameters are cut now.
         group: All ranks.
         layers: Which are divided.
+        regions: Blocks whose positions are divided between them.
         portions: How their parameters are cut, by identity.
     """
 
-    def __init__(self, module: nn.Module, group: Group, layers: Sequence[Layer], portions: dict[int, Portions]) -> None:
-        super().__init__(module, group, portions)
-        self.engine = Computing(group, layers)
+    def __init__(
+        self, module: nn.Module, group: Group, layers: Sequence[Layer], regions: Sequence[Region],
+        portions: dict[int, Portions],
+    ) -> None:  # fmt: skip
+        super().__init__(module, group, portions, partial_of(regions, portions), are_alike=True)
+        self.engine = Computing(group, layers, regions)
         self._draws_masks = False
         self._apart = functools.partial(drawn_apart, group.rank)
 

@@ -29,6 +29,10 @@ from flatout.frameworks.pytorch.trees import tensors_of
 LEAST_SHARE = 0.01
 """A layer with less of the model's parameters is not worth an exchange by itself."""
 
+LEAST_PRODUCTS = 32
+"""A layer by itself is worth an exchange from so many products for each feature that is exchanged, where others are
+divided at all: about where a core's 20 GFLOP/s and 1 GB/s between processes break even, three products in a step."""
+
 Told = tuple[str, str, int]
 """The path of a module, the name of an attribute, its value on one rank."""
 
@@ -62,7 +66,9 @@ class TensorPlan:
         for scope in list(self._module.modules())[::-1]:  # inner ones first
             inside = {id(one) for one in scope.modules()}
             self._pair(scope, [one for one in free if id(one) in inside and id(one) not in taken], taken)
-        self.alone = [layer for one in self._usable if id(one) not in taken for layer in self._alone(one)]
+        alone = [layer for one in self._usable if id(one) not in taken for layer in self._alone(one)]
+        worth = [layer for layer in alone if _is_worth_an_exchange(layer.module)]
+        self.alone = worth if worth or self.together else alone
 
     def alone_only(self) -> list[Layer]:
         """Every layer divided by itself."""
@@ -136,7 +142,7 @@ class TensorPlan:
         found = self._verdicts[key]
         if found is None:
             return False
-        made = [Layer(one, "columns", blocks) for one in columns] + [Layer(row, "row")]
+        made = [Layer(one, "columns", blocks, scope=scope) for one in columns] + [Layer(row, "row", scope=scope)]
         made[0].attributes = _in(scope, found)
         self.together += made
         return True
@@ -209,6 +215,12 @@ def _fit(outs: Sequence[int], entering: int, blocks: int) -> bool:
     if len(outs) == 3:
         return outs[0] == entering and outs[1] == outs[2]
     return {width // blocks for width in outs} == {entering}
+
+
+def _is_worth_an_exchange(module: Any) -> bool:
+    """Whether what a rank need not compute takes longer than exchanging inputs and outputs; words are looked up."""
+    weight = module.weight
+    return isinstance(module, nn.Embedding) or weight.numel() >= LEAST_PRODUCTS * (weight.shape[0] + weight.shape[1])
 
 
 def _is_convolution(module: Any) -> bool:

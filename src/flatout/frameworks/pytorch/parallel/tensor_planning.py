@@ -18,6 +18,7 @@ from flatout.frameworks.pytorch.parallel.group import Group, Lost
 from flatout.frameworks.pytorch.parallel.model_division import ModelDivision
 from flatout.frameworks.pytorch.parallel.portions import REPLICATE
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.sequence_planning import SequencePlan
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer
 from flatout.frameworks.pytorch.parallel.tensor_parts import TensorParts
@@ -27,8 +28,17 @@ from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.trees import tensors_of
 
 
-def planned(division: ModelDivision, args: Any, kwargs: Any, refuse: Callable[[NotDivided], Any]) -> TensorParts:
+def planned(
+    division: ModelDivision, args: Any, kwargs: Any, refuse: Callable[[NotDivided], Any], *, positions: bool
+) -> TensorParts:
     """Find how a model is divided, and take its parameters.
+
+    Args:
+        division: Of a module's calls.
+        args: The first call's.
+        kwargs: The first call's.
+        refuse: Told later of what cannot be done with a part.
+        positions: Whether positions of sequences are divided as well.
 
     Raises:
         NotDivided: No way of dividing it gives what one process gives.
@@ -46,8 +56,13 @@ def planned(division: ModelDivision, args: Any, kwargs: Any, refuse: Callable[[N
             for state in kept:
                 state.restore()
             with division.confirmation.apart(), Silence().on(module):
-                if layers and _agrees(division, plan, layers, (args, kwargs), wanted, group):
-                    return TensorParts(module, group, layers, plan.portions(layers))
+                if not layers or not _agrees(division, plan, layers, (args, kwargs), wanted, group):
+                    continue
+                plans = SequencePlan(division, watched, plan, layers, (args, kwargs)) if positions else None
+                regions = plans.find() if plans is not None else []
+                if positions and not regions:
+                    raise _no_positions(division.name)
+                return TensorParts(module, group, layers, regions, plan.portions(layers))
     finally:
         for state in kept:
             state.restore()
@@ -55,6 +70,15 @@ def planned(division: ModelDivision, args: Any, kwargs: Any, refuse: Callable[[N
         f"the layers of `{division.name}` cannot be divided over ranks",
         cause="none of its layers is of a kind that can be divided by features, or dividing them changes its outputs",
         hint=f"`--mode shard` divides the memory of any model; or {REPLICATE}",
+    )
+
+
+def _no_positions(name: str) -> NotDivided:
+    return NotDivided(
+        f"positions within `{name}` cannot be divided over ranks",
+        cause="no block of it is given a sequence that can be cut evenly, returns one of the same shape, and gives the "
+        "same in parts",
+        hint="`--mode tensor` divides its layers alone",
     )
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from flatout.frameworks.pytorch.parallel.parameter_reads import ParameterReads
-from flatout.frameworks.pytorch.trees import map_tensors
+from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
 
 
 class Watched:
@@ -25,6 +25,9 @@ class Watched:
         order: Modules within it, as they were called first.
         calls: Inputs (positional, named) and what was returned, by the identity of a module that was called once.
         outputs: What linear layers returned, each call, by their identity.
+        inputs: The shape of what linear layers were given first, by their identity.
+        flow: What modules of `calls` were given, and what they returned, by identity: numbers of tensors, in the order
+            of `tensors_of`. The same tensor has the same number.
         read_outside: Identities of parameters that are used while another module than their own computes.
         numbers: Of the parameters, in their order, by identity.
         num_elements: Of all parameters.
@@ -35,11 +38,14 @@ class Watched:
         self.order: list[nn.Module] = []
         self.calls: dict[int, tuple[Any, Any, Any]] = {}
         self.outputs: dict[int, list[torch.Tensor]] = {}
+        self.inputs: dict[int, torch.Size] = {}
+        self.flow: dict[int, tuple[list[int], list[int]]] = {}
         self.read_outside: set[int] = set()
         self.numbers = {id(p): number for number, p in enumerate(module.parameters())}
         self.num_elements = sum(p.numel() for p in module.parameters())
         self._within: list[nn.Module] = []
         self._num_calls: dict[int, int] = {}
+        self._alive: list[torch.Tensor] = []
 
     def watch(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Make the call."""
@@ -53,6 +59,7 @@ class Watched:
             stack.callback(register_module_forward_hook(self._end, always_call=True).remove)
             for part in self.module.modules():
                 stack.callback(part.register_forward_hook(self._ended, with_kwargs=True).remove)
+            stack.callback(self._alive.clear)
             with ParameterReads(owners, lambda one: self._read(owners[one], one)):
                 return compute(*args, **kwargs)
 
@@ -74,11 +81,20 @@ class Watched:
     def _ended(self, module: nn.Module, args: Any, kwargs: Any, value: Any) -> None:
         if isinstance(module, nn.Linear):
             self.outputs.setdefault(id(module), []).append(value.detach())
+            if args:
+                self.inputs.setdefault(id(module), args[0].shape)
         elif any(isinstance(one, nn.Linear) for one in module.modules()):
             if self._num_calls[id(module)] == 1:
                 self.calls[id(module)] = map_tensors(torch.Tensor.detach, (args, kwargs, value))
+                self.flow[id(module)] = self._numbers((args, kwargs)), self._numbers(value)
             else:
                 self.calls.pop(id(module), None)
+
+    def _numbers(self, values: Any) -> list[int]:
+        """Tells tensors apart; they live as long as that matters."""
+        found = tensors_of(values, unique=False)
+        self._alive += found
+        return list(map(id, found))
 
 
 def _kin(owner: nn.Module, within: list[nn.Module]) -> list[nn.Module]:

@@ -1,0 +1,233 @@
+"""How do blocks compute with some positions of a sequence on each rank, between layers that are divided by features?
+
+What enters the first block is cut, what leaves the last one is put together. In between, layers that are divided by
+features gather the positions they are given, and keep this rank's of what they sum. Norms, dropout and what is added
+are computed once then, not on every rank. What was gathered is not kept for the way back, but gathered again. In:
+blocks, and which inputs are cut. Out: their `forward`s, and what layers within do instead.
+
+Source: Korthikanti et al., arXiv 2205.05198, section 4.2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from flatout.frameworks.pytorch.parallel.cuts import bounds
+from flatout.frameworks.pytorch.parallel.group import Group
+from flatout.frameworks.pytorch.parallel.portions import REPLICATE
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.regathered import Pieces, Regathered
+from flatout.frameworks.pytorch.parallel.tensor_exchanges import Cut, Entering, Gathered, Joined, Scattered
+from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
+
+Key = tuple[int, str, int]
+"""A module, whether given or returned, and the number of the tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a tensor is cut that has positions.
+
+    Attributes:
+        dim: The dimension.
+        times: It is so many times as long as there are positions.
+    """
+
+    dim: int
+    times: int
+
+
+def other_way(cause: str) -> NotDivided:
+    """A block takes another way than when it was divided."""
+    return NotDivided("blocks whose positions are divided take another way", cause=cause, hint=REPLICATE)
+
+
+class Region:
+    """Blocks that are called one after the other.
+
+    Args:
+        blocks: They.
+        number: Of the tensor that is cut, among those that the first one is given.
+        dim: Along which.
+        scopes: Modules within that are given all positions: attention, of which layers are divided together.
+        group: All ranks.
+        shapes: Of whole tensors, in the call by which the region was found.
+    """
+
+    def __init__(
+        self, blocks: Sequence[nn.Module], number: int, dim: int, scopes: Sequence[nn.Module], group: Group,
+        shapes: dict[Key, torch.Size],
+    ) -> None:  # fmt: skip
+        self.blocks, self.scopes = blocks, scopes
+        self._number, self._dim, self._group, self._shapes = number, dim, group, shapes
+        self._ways: dict[Key, Way | None] = {}
+        self._length = shapes[id(blocks[0]), "given", number][dim]
+        self._lengths: set[int] = set()
+        self._way: Way | None = None
+        self._last: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._kept = Regathered(group)
+        self._within = {id(inner) for scope in scopes for inner in scope.modules()}
+        self._inner = {id(inner) for block in blocks for inner in block.modules()}
+
+    def __contains__(self, module: nn.Module) -> bool:
+        return id(module) in self._inner
+
+    @property
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """What is computed with some positions, or some features: gradients of whole ones are ranks' own shares."""
+        for block in self.blocks:
+            yield from block.parameters()
+
+    def forwards(
+        self, draws: Callable[[], AbstractContextManager[None]]
+    ) -> list[tuple[nn.Module, Callable[..., Any]]]:  # fmt: skip
+        """What blocks and scopes compute instead; masks of dropout are drawn within `draws`."""
+        blocks = [(block, self._block(block, draws)) for block in self.blocks]
+        return [*blocks, *((scope, self._scope(scope)) for scope in self.scopes)]
+
+    def _block(self, block: nn.Module, draws: Callable[[], AbstractContextManager[None]]) -> Callable[..., Any]:
+        forward, is_first, is_last = type(block).forward, block is self.blocks[0], block is self.blocks[-1]
+
+        def computed(*args: Any, **kwargs: Any) -> Any:
+            if is_first:
+                args, kwargs = self._cut(args, kwargs)
+            with draws():  # one block may be computed anew by itself, with what it has drawn
+                value = forward(block, *args, **kwargs)
+            self._last = None
+            self._kept.forget()
+            return self._put_together(block, value) if is_last else value
+
+        return computed
+
+    def _cut(self, args: Any, kwargs: Any) -> Any:
+        whole = tensors_of((args, kwargs))[self._number]
+        self._length = whole.shape[self._dim]
+        if torch._C._current_graph_task_id() == -1:
+            self._lengths.add(self._length)
+        mine = Cut.apply(whole, self._group, self._edges(Way(self._dim, 1)), self._dim)
+        return map_tensors(lambda one: mine if one is whole else one, (args, kwargs))
+
+    def _put_together(self, block: nn.Module, value: Any) -> Any:
+        numbers = iter(range(len(tensors_of(value))))
+
+        def whole(tensor: torch.Tensor) -> torch.Tensor:
+            way = self._way_of((id(block), "returned", next(numbers)), tensor)
+            if way is None:
+                return tensor
+            found: torch.Tensor = Joined.apply(tensor, self._group, self._edges(way), way.dim, "positions")
+            return found
+
+        return map_tensors(whole, value)
+
+    def _scope(self, scope: nn.Module) -> Callable[..., Any]:
+        forward = type(scope).forward
+
+        def computed(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = self.gathered(scope, (args, kwargs))
+            with self.lean():
+                return forward(scope, *args, **kwargs)
+
+        return computed
+
+    # -- layers ------------------------------------------------------------------------------------------------------
+
+    def gathered(self, module: nn.Module, given: Any) -> Any:
+        """All positions of what a module is given; it computes some features of them, whose gradients are summed."""
+        if id(module) in self._within and module not in self.scopes:
+            return given
+        numbers = iter(range(len(tensors_of(given))))
+        ways: list[Way] = []
+
+        def whole(tensor: torch.Tensor) -> torch.Tensor:
+            way = self._way_of((id(module), "given", next(numbers)), tensor)
+            if way is not None:
+                ways.append(way)
+            if self._last is None or self._last[0] is not tensor:  # layers that get the same, one after the other
+                self._last = tensor, self._entered(tensor, way)
+            return self._last[1]
+
+        found = map_tensors(whole, given)
+        self._way = ways[0] if ways else self._way
+        return found
+
+    def _entered(self, tensor: torch.Tensor, way: Way | None) -> torch.Tensor:
+        if way is not None:
+            edges = self._edges(way)
+            found: torch.Tensor = Gathered.apply(tensor, self._group, edges, way.dim)
+            self._kept.add(found, Pieces(tensor.detach(), edges, way.dim))
+        elif tensor.requires_grad:
+            found = Entering.apply(tensor, self._group)
+        else:
+            found = tensor
+        return found
+
+    def lean(self) -> AbstractContextManager[None]:
+        """Around what computes with gathered positions: they are not kept for the way back."""
+        return self._kept.packing()
+
+    def summed(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum of what ranks have found with their features, this rank's positions of it."""
+        way = self._way_now()
+        found: torch.Tensor = Scattered.apply(part, self._group, self._edges(way), way.dim)
+        return found
+
+    def cut(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's positions of what all ranks have."""
+        way = self._way_now()
+        found: torch.Tensor = Cut.apply(whole, self._group, self._edges(way), way.dim)
+        return found
+
+    def _way_now(self) -> Way:
+        """By what was gathered last."""
+        if self._way is None:
+            raise other_way("a layer of a block was given what has no positions")
+        return self._way
+
+    def _way_of(self, key: Key, tensor: torch.Tensor) -> Way | None:
+        """How a tensor is cut: found by its shape when blocks are divided, and the same ever after."""
+        if key not in self._ways:
+            whole = self._shapes.get(key)
+            if whole is None:
+                raise other_way("a block calls a layer that it did not call before")
+            self._ways[key] = _difference(whole, tensor.shape, self._length, self._group)
+        return self._ways[key]
+
+    def settle(self) -> None:
+        """What is not known now is another way."""
+        self._shapes = {}
+
+    def end(self) -> None:
+        """A way back is over."""
+        self._lengths.clear()
+        self._kept.clear()
+
+    def _edges(self, way: Way) -> list[int]:
+        if len(self._lengths) > 1 and torch._C._current_graph_task_id() != -1:
+            raise other_way("blocks that are computed anew on the way back were called with sequences of two lengths")
+        return [way.times * edge for edge in bounds(self._length, self._group.world)]
+
+
+def partial_of(regions: Sequence[Region], cuts: Container[int]) -> set[int]:
+    """Parameters that are whole on every rank and of whose gradients each rank has a share, by their identity."""
+    return {id(p) for region in regions for p in region.parameters if id(p) not in cuts}
+
+
+def _difference(whole: Sequence[int], mine: Sequence[int], length: int, group: Group) -> Way | None:
+    """How a shape is a part of another; None where it is the same one."""
+    if tuple(whole) == tuple(mine):
+        return None
+    others = [dim for dim, (a, b) in enumerate(zip(whole, mine, strict=False)) if a != b]
+    edges = bounds(length, group.world)
+    size = edges[group.rank + 1] - edges[group.rank]
+    if len(whole) == len(mine) and len(others) == 1:
+        (dim,) = others
+        times, rest = divmod(whole[dim], length)
+        if not rest and mine[dim] == times * size:
+            return Way(dim, times)
+    raise other_way(f"{tuple(mine)} is no part of {tuple(whole)}")
