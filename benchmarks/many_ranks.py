@@ -3,17 +3,18 @@
     python benchmarks/many_ranks.py [--rounds 5] [--only agreement step memory start] [--modes replicate shard tensor]
 
 `agreement`: parameters after 200 steps against one process, beside a control of one process that sums each batch in as
-many parts as there are ranks. `step`: the step's time under `flatout run --ranks 2` against the same training written
-by hand with DistributedDataParallel, `fully_shard` or `parallelize_module` under torchrun, in turn (*pipeline* against
-one process alone). `memory`: the most that rank 0 of four held of a model of 100 M parameters, sharded, against
-`fully_shard` by hand and one process, and in the modes that divide the model. `start`: wall time of a
-script that trains three steps on two and on four ranks, beyond torchrun's. The share of the running comparison is
-counted inside our code. Writes `results/ranks_SECTION_....json`.
+many parts as there are ranks, in a training that does not enlarge rounding (`--smooth`) and on random targets. `step`:
+the step's time under `flatout run --ranks 2` against the same training written by hand with DistributedDataParallel,
+`fully_shard` or `parallelize_module` under torchrun, in turn (*pipeline* against one process alone). `memory`: the most
+that rank 0 of four held of a model of 100 M parameters, sharded, against `fully_shard` by hand and one process, and in
+the modes that divide the model. `start`: wall time of a script that trains three steps on two and on four ranks, beyond
+torchrun's. The share of the running comparison is counted inside our code. Writes `results/ranks_SECTION_....json`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -27,15 +28,19 @@ import torch
 from measuring import FLATOUT, HERE, PYTHON, quiet, ratio, timed, write
 
 SCRIPT = str(HERE / "scripts" / "ranked.py")
-MODES = ("replicate", "shard", "tensor", "pipeline")
+MODES = ("replicate", "shard", "tensor", "tensor+sequence", "pipeline")
 NOT_BY_HAND = (
     ("tensor", "convolutions"),
+    ("tensor+sequence", "transformer"),
     ("pipeline", "mlp"),
     ("pipeline", "convolutions"),
     ("pipeline", "transformer"),
 )
 """What no script by hand is written for: `parallelize_module` has no style for convolutions; a pipeline's schedule owns
 the loss, and is another script."""
+NOT_DIVIDED = (("tensor+sequence", "mlp"), ("tensor+sequence", "convolutions"))
+"""What a mode refuses: they have no sequences."""
+
 MODELS = ("mlp", "convolutions", "transformer")
 WARM = 20
 """First steps, which are not counted."""
@@ -63,26 +68,28 @@ def distance(one: Path, other: Path) -> float:
 
 def agreement(place: Path, modes: list[str]) -> list[dict[str, Any]]:
     """Each model and optimizer: ranks and control against one process."""
-    rows = []
-    for model in MODELS:
-        for optimizer in ("sgd", "adamw"):
-            words = [model, optimizer, "--steps", "200"]
-            runs = {"alone": [PYTHON, SCRIPT, *words], "control": [PYTHON, SCRIPT, *words, "--parts", "2"]}
-            runs |= {mode: ours(2, mode, *words) for mode in modes}
-            files = {name: place / f"{model}-{optimizer}-{name}.pt" for name in runs}
-            for name, command in runs.items():
-                done = timed([*command, "--save", str(files[name])], place, ENVIRONMENT)
-                assert not done.exit_code, done.output[-2000:]
-            row: dict[str, Any] = {"model": model, "optimizer": optimizer, "steps": 200}
-            row |= {name: distance(files[name], files["alone"]) for name in runs if name != "alone"}
-            rows.append(row)
-            print(row, flush=True)
-    return rows
+    cases = itertools.product(("smooth", "random"), MODELS, ("sgd", "adamw"))
+    return [_agreement_of(kind, model, optimizer, place, modes) for kind, model, optimizer in cases]
+
+
+def _agreement_of(kind: str, model: str, optimizer: str, place: Path, modes: list[str]) -> dict[str, Any]:
+    words = [model, optimizer, "--steps", "200", *(["--smooth"] if kind == "smooth" else [])]
+    runs = {"alone": [PYTHON, SCRIPT, *words], "control": [PYTHON, SCRIPT, *words, "--parts", "2"]}
+    runs |= {mode: ours(2, mode, *words) for mode in modes if (mode, model) not in NOT_DIVIDED}
+    files = {name: place / f"{kind}-{model}-{optimizer}-{name}.pt" for name in runs}
+    for name, command in runs.items():
+        done = timed([*command, "--save", str(files[name])], place, ENVIRONMENT)
+        assert not done.exit_code, done.output[-2000:]
+    row: dict[str, Any] = {"training": kind, "model": model, "optimizer": optimizer, "steps": 200}
+    row |= {name: distance(files[name], files["alone"]) for name in runs if name != "alone"}
+    print(row, flush=True)
+    return row
 
 
 def step(place: Path, rounds: int, modes: list[str]) -> list[dict[str, Any]]:
     """Step times, in turn: medians of whole runs are the samples."""
-    return [_steps_of(model, mode, place, rounds) for mode in modes for model in MODELS]
+    pairs = [(mode, model) for mode in modes for model in MODELS if (mode, model) not in NOT_DIVIDED]
+    return [_steps_of(model, mode, place, rounds) for mode, model in pairs]
 
 
 def _steps_of(model: str, mode: str, place: Path, rounds: int) -> dict[str, Any]:
@@ -163,8 +170,15 @@ def main() -> None:
             "agreement": lambda: agreement(place, modes), "step": lambda: step(place, rounds, modes),
             "memory": lambda: memory(place, min(rounds, 3)), "start": lambda: start(place, rounds),
         }  # fmt: skip
+        of_modes = "" if modes == list(MODES) else "_" + "_".join(modes).replace("+", "_")
         for name in arguments.only:
-            print(write(f"ranks_{name}", {"command": sys.argv, "rounds": rounds, name: sections[name]()}), flush=True)
+            print(
+                write(
+                    f"ranks_{name}{of_modes if name in ('agreement', 'step') else ''}",
+                    {"command": sys.argv, "rounds": rounds, name: sections[name]()},
+                ),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A training of 200 steps: plainly, by hand on ranks under torchrun, or with each batch in N parts.
 
-    python ranked.py MODEL OPTIMIZER [--steps 200] [--parts N] [--save FILE] [--times] [--memory] [--by-hand MODE]
+    python ranked.py MODEL OPTIMIZER [--steps 200] [--parts N] [--smooth] [--save FILE] [--times] [--memory]
+                     [--by-hand MODE]
 
 As a script of one process (for `flatout run --ranks`) it knows nothing of ranks; `--by-hand` is what an expert writes:
 DistributedDataParallel (`replicate`), `fully_shard` for each block and the whole (`shard`), or `parallelize_module`
@@ -37,6 +38,18 @@ def model_of(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
     model = nn.Sequential(nn.Linear(32, 128), encoder, nn.Linear(128, 10))
     return model, torch.randn(20, 32, 64, 32), torch.randint(0, 10, (20, 32, 64))
+
+
+def made_smooth(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Inputs from which targets can be learned, and a model without kinks: rounding is not enlarged by a training."""
+    for part in model.modules():
+        for name, inner in part.named_children():
+            if isinstance(inner, nn.ReLU):
+                setattr(part, name, nn.GELU())
+        if isinstance(part, nn.TransformerEncoderLayer):
+            part.activation = F.gelu
+    templates = torch.randn(10, *inputs.shape[targets.dim() :], generator=torch.Generator().manual_seed(1))
+    return 0.5 * inputs + templates[targets]
 
 
 def sharded(model: nn.Module) -> None:
@@ -79,6 +92,7 @@ def main() -> None:
     parser.add_argument("optimizer", choices=("sgd", "adamw"))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--parts", type=int, default=1, help="sum the gradients of each batch in so many parts")
+    parser.add_argument("--smooth", action="store_true", help="a training that does not enlarge rounding")
     parser.add_argument("--by-hand", choices=("replicate", "shard", "tensor"))
     parser.add_argument("--memory", action="store_true", help="print the most memory that was resident, in bytes")
     parser.add_argument("--save")
@@ -86,6 +100,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model, inputs, targets = model_of(arguments.model)
+    if arguments.smooth:
+        inputs = made_smooth(model, inputs, targets)
     plain, rank, world = model, 0, 1
     if arguments.by_hand:
         import torch.distributed as dist

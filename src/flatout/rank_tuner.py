@@ -48,7 +48,7 @@ def tuned(script: Script, num_ranks: int, goal: Goal, plan: Path | None, show: S
     isolation.require()  # of ranks above 0 without `--allow-writes` too: all would write to the same files
     levers = registry()
     chosen, remarks = _engaged(script, place, machine, goal)
-    with folder.claimed(folder.working_folder(), script.stem) as run_folder, _cleared(run_folder):
+    with folder.claimed(folder.working_folder(), script.stem) as run_folder, cleared(run_folder):
         setting = Setting(script=script, registry=levers, run_folder=run_folder, terms=goal.terms, machine=machine)
         conduct = RankConduct(
             setting, chosen, num_ranks, budget_s=goal.budget_s, accept=goal.choice.accept, show=show
@@ -98,7 +98,7 @@ def _engaged(script: Script, place: Path, machine: Machine, goal: Goal) -> tuple
 
 
 @contextlib.contextmanager
-def _cleared(run_folder: Path) -> Iterator[None]:
+def cleared(run_folder: Path) -> Iterator[None]:
     """What runs have left is removed; the folder too, where nothing was found out."""
     try:
         yield

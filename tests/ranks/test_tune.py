@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -110,4 +111,16 @@ def test_ranks_that_halve_a_planted_cost_win_and_go_into_the_plan(here):
     assert {p.name for p in here.iterdir()} <= {"divides.py", ".flatout", "flatout.toml"}
     if "faster on 2 ranks" in done.stdout:  # on a busy machine the interval may be too wide
         assert plan_file.read(Path("flatout.toml"), "divides.py").ranks.num == 2
+    assert not left_behind(here, "divides.py")
+
+
+def test_why_takes_the_steps_of_each_rank_apart(here):
+    copied("divides.py", here)
+    done = flatout("why", "--ranks", "2", "--json", "--budget", "10s", "divides.py", "400")
+    assert not done.returncode, done.stderr
+    told = json.loads(done.stdout)
+    assert len(told["anatomies"]) == told["ranks"] == 2
+    for one in told["anatomies"]:
+        assert {"forward", "backward", "communication"} <= set(one["phases_s"])
+        assert sum(one["phases_s"].values()) == pytest.approx(one["step_s"])
     assert not left_behind(here, "divides.py")

@@ -127,7 +127,14 @@ def ranks(function: F) -> F:
     function = click.option(
         "--hang-timeout", default="5m", show_default=True, metavar="TIME", help="End when a rank is silent so long."
     )(function)
-    function = click.option(
+    function = mode(function)
+    help = "Train on N ranks.  [default: as many as the plan says]"
+    return click.option("--ranks", "num_ranks", type=int, metavar="N", help=help)(function)
+
+
+def mode(function: F) -> F:
+    """How ranks divide the work."""
+    return click.option(
         "--mode",
         type=click.Choice(MODES),
         default="auto",
@@ -135,8 +142,6 @@ def ranks(function: F) -> F:
         help="Ranks divide the batch; with it parameters (all ranks, or those of a machine); or the model, by features "
         "or in stages.",
     )(function)
-    help = "Train on N ranks.  [default: as many as the plan says]"
-    return click.option("--ranks", "num_ranks", type=int, metavar="N", help=help)(function)
 
 
 def nodes(num_ranks: int, nnodes: int, node_rank: int, rdzv_endpoint: str | None) -> dict[str, Any]:

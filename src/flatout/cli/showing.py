@@ -16,6 +16,7 @@ from flatout.report import (
     print_contrast,
     print_exported,
     print_proof,
+    print_rank_anatomy,
     print_ranks,
     print_result,
     write_contrast,
@@ -28,6 +29,7 @@ from flatout.samples import gather
 if TYPE_CHECKING:
     from flatout.contrast import Contrast
     from flatout.proof import Proof
+    from flatout.rank_anatomy import RankAnatomy
     from flatout.rank_tuning import RankTuning
     from flatout.reporting import Exported
 
@@ -65,6 +67,16 @@ def show_ranks(found: RankTuning, *, html: Path | None = None, as_json: bool, ve
         print(json.dumps(rank_tuning.summary_of(found)))
     else:
         print_ranks(found, verbose=verbose)
+
+
+def show_rank_anatomy(found: RankAnatomy, *, as_json: bool) -> None:
+    """Print what `why --ranks` found."""
+    from flatout import rank_anatomy
+
+    if as_json:
+        print(json.dumps(rank_anatomy.summary_of(found)))
+    else:
+        print_rank_anatomy(found)
 
 
 def show_contrast(found: Contrast, *, html: Path | None, as_json: bool) -> None:

@@ -9,12 +9,15 @@ from flatout.cli import options
 
 @click.command("why", cls=options.ScriptCommand, context_settings=options.SCRIPT_SETTINGS)
 @click.option("--budget", metavar="TIME", help="Aim to be done in this time.  [default: 1m; more where steps are slow]")
+@click.option("--ranks", "num_ranks", type=int, metavar="N", help="Take the steps of N ranks apart.")
+@options.mode
 @options.terms
 @options.as_json
 @options.script_words
-def command(
-    words: tuple[str, ...], module: str | None, budget: str | None, allow_writes: bool, start_limit: str, as_json: bool
-) -> None:
+def command(  # noqa: PLR0913  one parameter per option
+    words: tuple[str, ...], module: str | None, budget: str | None, num_ranks: int | None, mode: str,
+    allow_writes: bool, start_limit: str, as_json: bool,
+) -> None:  # fmt: skip
     """Measure where each step of SCRIPT goes, and what holds it back. Nothing is tried, nothing changed.
 
     \b
@@ -24,6 +27,8 @@ def command(
     from flatout import api
     from flatout.cli.progress import measured
     from flatout.cli.showing import show as show_result
+    from flatout.cli.showing import show_rank_anatomy
+    from flatout.rank_looker import looked
     from flatout.run.script import from_words
 
     goal = api.Goal(
@@ -31,4 +36,12 @@ def command(
         terms=api.Terms(isolate=not allow_writes, start_limit_s=options.seconds(start_limit, "--start-limit")),
     )
     script = from_words(words, module)
+    if num_ranks is not None or mode != "auto":
+        terms = options.rank_terms(num_ranks or 1, mode, start_limit, {})
+        assert terms is not None
+        measured(
+            lambda show: looked(script, terms, goal, show),
+            lambda found: show_rank_anatomy(found, as_json=as_json),
+        )
+        return
     measured(lambda show: api.why(script, goal=goal, show=show), lambda found: show_result(found, as_json=as_json))

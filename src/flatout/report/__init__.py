@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flatout.contrast import Contrast
     from flatout.energy import Log
     from flatout.proof import Proof
+    from flatout.rank_anatomy import RankAnatomy
     from flatout.rank_tuning import RankTuning
     from flatout.report.contrast_terminal import Exported
     from flatout.report.levers import LeverRow
@@ -108,6 +109,13 @@ def print_ranks(found: RankTuning, *, verbose: bool = False, file: IO[str] | Non
     from flatout.report import ranks, screen
 
     screen.show(ranks.ranks(found, verbose=verbose), file)
+
+
+def print_rank_anatomy(found: RankAnatomy, *, file: IO[str] | None = None) -> None:
+    """Print what `why --ranks` found."""
+    from flatout.report import rank_anatomy, screen
+
+    screen.show(rank_anatomy.rank_anatomy(found), file)
 
 
 def print_exported(done: Exported, *, file: IO[str] | None = None) -> None:

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from flatout import __version__, lifeline
 from flatout.frameworks.contract import Framework, NotReleased
@@ -48,6 +48,9 @@ MEASURED_SETTLING_STEPS = 3
 
 EARLY_S = 10.0
 """Until this age of a run its steps are written down every second, later every 5 s: a run that is killed counts."""
+
+STEPS_APART = 8
+"""Steps of a window in a run whose steps are taken apart."""
 
 EFFECT_STEPS = 2
 """So many steps after a run's levers were engaged their effect is looked for first; a run may be over soon."""
@@ -513,9 +516,12 @@ class Conductor:
             engaged = self.framework.engaged()
             age_s = time.perf_counter() - self._started_s
             limit_s = 1.0 if age_s < EARLY_S else 5.0
+            observe: Literal["phases", "ends", "off"] = "ends" if self._expects_orders() else "off"
+            if self.spec.takes_apart:
+                observe = "phases"
             order = Order(
-                number=-1, kind="window", purpose="run", levers=engaged, num_steps=2000, limit_s=limit_s,
-                observe="ends" if self._expects_orders() else "off",
+                number=-1, kind="window", purpose="run", levers=engaged, limit_s=limit_s, observe=observe,
+                num_steps=STEPS_APART if self.spec.takes_apart else 2000,
             )  # fmt: skip
             self._open_window(order)
 

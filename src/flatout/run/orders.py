@@ -86,6 +86,7 @@ class SessionSpec:
         stop_after: The run is only a sample, and ends after so many steps; None: it is the script's to end.
         keep_states: Whether such a run keeps what it has trained, after its first step and after its last.
         nudge: Whether its parameters are moved in their last places after each step.
+        takes_apart: Whether the parts of its steps are timed all along, in short windows.
     """
 
     mode: Literal["trial", "run"]
@@ -114,6 +115,7 @@ class SessionSpec:
     stop_after: int | None = None
     keep_states: bool = False
     nudge: bool = False
+    takes_apart: bool = False
 
 
 def encode(order: Order) -> str:

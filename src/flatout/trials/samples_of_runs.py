@@ -74,6 +74,7 @@ class Wanted:
         levers: What is engaged.
         keeps: Whether what was trained is kept.
         nudged: Whether parameters are moved in their last places after each step.
+        takes_apart: Whether the parts of steps are timed, which costs time.
     """
 
     num_ranks: int = 1
@@ -83,6 +84,7 @@ class Wanted:
     levers: Levers = field(default_factory=dict)
     keeps: bool = False
     nudged: bool = False
+    takes_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,7 @@ class Sample:
         ended: Whether the script ended by itself before.
         refused: Whether ranks refused to divide it.
         took_s: Wall seconds.
+        windows: Of each rank, in the order of ranks, what its trace holds.
     """
 
     folder: Path
@@ -114,6 +117,7 @@ class Sample:
     ended: bool = False
     refused: bool = False
     took_s: float = 0.0
+    windows: tuple[tuple[Window, ...], ...] = ()
 
     @property
     def is_timed(self) -> bool:
@@ -174,6 +178,7 @@ def _session(setting: Setting, wanted: Wanted, place: Path) -> SessionSpec:
         stop_after=wanted.num_steps,
         keep_states=wanted.keeps,
         nudge=wanted.nudged,
+        takes_apart=wanted.takes_apart,
     )
 
 
@@ -304,10 +309,17 @@ def _found(place: Path, wanted: Wanted, traces: list[Path]) -> Sample:
         losses=tuple(loss for w in windows for loss in w.losses) if whole else (),
         peak_memory_bytes=max(known, default=None),
         header=first[0] if isinstance(first[0], Header) else None,
+        windows=_windows_of(records),
         ended=end is not None and end.num_steps < wanted.num_steps and _raised(first) is None,
     )
     problem = None if end is not None and end.num_steps >= wanted.num_steps else _ended(place, wanted, first)
     return replace(found, problem=problem)
+
+
+def _windows_of(traces: list[list[Record]]) -> tuple[tuple[Window, ...], ...]:
+    """In the order of ranks."""
+    by_rank = {r[0].rank: tuple(w for w in r if isinstance(w, Window)) for r in traces if isinstance(r[0], Header)}
+    return tuple(by_rank[rank] for rank in sorted(by_rank))
 
 
 def _raised(records: list[Record]) -> Failure | None:

@@ -100,6 +100,7 @@ class PyTorch:
         from flatout.frameworks.pytorch.parallel.ranks import Ranks
 
         self.ranks = Ranks(place, terms, self.calls)
+        self.ranks.group.observer = self.observer
         self.ranks.begin()
 
     def detach(self) -> None:

@@ -13,15 +13,19 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
 
 from flatout.rank_page import Page
 from flatout.ranks import RankPlace
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.observer import Observer
 
 dist: Any = torch.distributed  # whose parts are not all known to be its own
 
@@ -49,6 +53,8 @@ class Group:
         self._processes: Any = None
         self._has_cuda = False
         self._last: list[torch.Tensor] = []
+        self.observer: Observer | None = None
+        """Told of the exchanges in which nothing is computed, while the parts of steps are observed."""
         self.on_lost: Callable[[Lost], None] | None = None
         """Told when a collective broke; it may end the process."""
 
@@ -124,13 +130,27 @@ class Group:
         """
         self.page.begin(name)
         try:
-            yield
+            with self._observed() if waiting else nullcontext():
+                yield
             self.page.end(waiting=waiting)
         except (RuntimeError, ValueError) as problem:
             lost = Lost(f"{name}: {str(problem).splitlines()[0] if str(problem) else type(problem).__name__}")
             if self.on_lost is not None:
                 self.on_lost(lost)
             raise lost from problem
+
+    @contextmanager
+    def _observed(self) -> Iterator[None]:
+        """A part of the step, in the thread whose steps are taken apart."""
+        observer = self.observer
+        if observer is None or not observer.is_deep or get_ident() != observer.calls.thread:
+            yield
+            return
+        observer.push("communication")
+        try:
+            yield
+        finally:
+            observer.pop("communication")
 
     def gather(self, mine: torch.Tensor, name: str) -> torch.Tensor:
         """The same tensor of every rank, stacked: (..., ) becomes (world, ...)."""

@@ -60,7 +60,9 @@ class Summing:
                 torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
             unused = [leaf for leaf in self._leaves if leaf.grad is None]
             zeros = [torch.zeros_like(leaf) for leaf in unused]
-            torch.autograd.backward([self._uses, *unused], [self._all_used if not unused else self._flags(), *zeros])
+            shares = [self._all_used if not unused else self._flags(), *zeros]
+            with self._group.named("sum of gradients"):  # the last leaves: what is still on its way is waited for
+                torch.autograd.backward([self._uses, *unused], shares)
         nowhere = self._used_nowhere() if unused else frozenset()
         found = [None if place in nowhere else leaf.grad for place, leaf in enumerate(self._leaves)]
         for leaf in (*self._leaves, self._uses):

@@ -1,0 +1,42 @@
+"""How are the steps of ranks taken apart into a run folder? In: a script and a goal. Out: a `RankAnatomy`."""
+
+from __future__ import annotations
+
+from flatout import on_ranks, rank_anatomy
+from flatout.errors import UsageError
+from flatout.frameworks.pytorch.levers import registry
+from flatout.rank_anatomy import RankAnatomy
+from flatout.rank_tuner import cleared
+from flatout.ranks import Terms as RankTerms
+from flatout.run import folder, isolation
+from flatout.run.machine import read_machine
+from flatout.run.script import Script, check_source
+from flatout.trials.conduct import Goal, Show
+from flatout.trials.rank_looks import looked_at
+from flatout.trials.samples_of_runs import Setting
+
+
+def looked(script: Script, terms: RankTerms, goal: Goal, show: Show) -> RankAnatomy:
+    """Take the steps of a script on ranks apart.
+
+    Raises:
+        UsageError: There are no such ranks.
+        FlatoutError: See `flatout.errors`.
+    """
+    check_source(script)
+    if terms.num_ranks < 2:
+        raise UsageError(
+            f"`--ranks {terms.num_ranks}` has nobody to communicate with", cause="one process is one rank",
+            hint="e.g. `--ranks 2`, or without it `flatout why` for one process",
+        )  # fmt: skip
+    machine = read_machine()
+    on_ranks.devices(terms, lambda: machine, show.remark)
+    isolation.require()
+    with folder.claimed(folder.working_folder(), script.stem) as run_folder, cleared(run_folder):
+        setting = Setting(
+            script=script, registry=registry(), run_folder=run_folder, terms=goal.terms, machine=machine
+        )  # fmt: skip
+        mode = "replicate" if terms.mode == "auto" else terms.mode
+        found = looked_at(setting, terms.num_ranks, mode, goal.budget_s, show)
+        rank_anatomy.save(found, run_folder)
+    return found

@@ -1,0 +1,107 @@
+"""How are the steps of ranks taken apart? A short run that finds how long a step takes, and one that is looked at.
+
+In: a script, how it is divided. Out: a `RankAnatomy`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Sequence
+
+from flatout import stats
+from flatout.anatomy import Anatomy, dissect
+from flatout.errors import Inconclusive, ScriptError
+from flatout.rank_anatomy import RankAnatomy
+from flatout.trace import Window
+from flatout.trials.conduct import Show
+from flatout.trials.samples_of_runs import Sample, Setting, Wanted, take
+
+LOOKED_AT_S = 10.0
+"""Without a budget steps are looked at for about so long."""
+
+FIRST_STEPS = 12
+"""Of the short run."""
+
+FEWEST_STEPS, MOST_STEPS = 60, 1020
+
+COUNTED_SHARE = 0.31
+"""Of the steps, the last ones are counted. Calls are computed both ways at the first, second, fourth ... call, which
+takes longer: with 4 steps less than a power of two in all, none of those is among them, where a step calls once."""
+
+
+def looked_at(setting: Setting, num_ranks: int, mode: str, budget_s: float | None, show: Show) -> RankAnatomy:
+    """Run the script on ranks and take its steps apart.
+
+    Raises:
+        ScriptError: It cannot be divided, or does not train.
+        Inconclusive: It has too few steps.
+    """
+    begun_s = time.perf_counter()
+    show.stage("how long a step takes", 0.1)
+    wanted = Wanted(num_ranks=num_ranks, mode=mode, num_steps=FIRST_STEPS, takes_apart=True)
+    first = _made(take(setting, wanted, 0, show.tick))
+    step_s = stats.summarize(first.step_s).median if first.step_s else 1.0
+    first.forget()
+    left_s = LOOKED_AT_S if budget_s is None else max(budget_s - 2 * (time.perf_counter() - begun_s), LOOKED_AT_S / 2)
+    show.stage("where each step goes", 0.4)
+    num = num_steps(left_s / max(step_s, 1e-6))
+    wanted = Wanted(
+        num_ranks=num_ranks, mode=mode, num_steps=num, takes_apart=True, step_guess_s=2 * step_s
+    )  # fmt: skip
+    sample = _made(take(setting, wanted, 1, show.tick))
+    show.stage("done", 1.0)
+    exchanges, header = sample.exchanges, sample.header
+    assert header is not None
+    return RankAnatomy(
+        script=setting.script.name, typed=setting.script.typed, num_ranks=num_ranks, mode=mode,
+        machine=setting.machine, framework=header.framework, framework_version=header.framework_version,
+        ranks=tuple(_anatomy(windows) for windows in sample.windows),
+        kinds=dict(exchanges.kinds) if exchanges is not None else {}, peak_memory_bytes=sample.peak_memory_bytes,
+        num_left_out=int(sample.num_steps * (1 - COUNTED_SHARE)),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        run=str(setting.run_folder), took_s=time.perf_counter() - begun_s,
+    )  # fmt: skip
+
+
+def num_steps(about: float) -> int:
+    """Four less than a power of two.
+
+    >>> num_steps(3), num_steps(300), num_steps(1e9)
+    (60, 252, 1020)
+    """
+    found = FEWEST_STEPS
+    while (found + 4) * 2 - 4 <= min(about, MOST_STEPS):
+        found = (found + 4) * 2 - 4
+    return found
+
+
+def _made(sample: Sample) -> Sample:
+    """The sample, where it has steps.
+
+    Raises:
+        ScriptError: It has none, for this reason.
+        Inconclusive: Too few.
+    """
+    if sample.problem is not None and not sample.ended:
+        raise sample.problem
+    if not sample.num_steps and sample.problem is not None:
+        raise ScriptError("the script makes no steps", cause=sample.problem.cause, hint=sample.problem.hint)
+    return sample
+
+
+def _anatomy(windows: Sequence[Window]) -> Anatomy:
+    """Of the last windows of one rank."""
+    num = sum(w.num_steps for w in windows)
+    counted: list[Window] = []
+    seen = 0
+    for window in reversed(windows):
+        if counted and seen + window.num_steps > COUNTED_SHARE * num:
+            break
+        counted.append(window)
+        seen += window.num_steps
+    if not counted:
+        raise Inconclusive(
+            "no step was taken apart", cause="the script ended before", hint="give it more steps, e.g. more epochs"
+        )
+    return dissect(counted)
