@@ -49,6 +49,10 @@ MODES = ("auto", "replicate", *SHARDED_MODES)
 """How a model and its batch are divided."""
 
 
+SUM_OF_GRADIENTS, SUM_OVER_GROUPS = "sum of gradients", "gradients of groups of ranks"
+"""What exchanges are called that sum gradients: what levers of communication can shorten."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """How a run is divided.
