@@ -13,14 +13,11 @@ from flatout.ceilings import Machine
 from flatout.facts import Facts
 from flatout.frameworks.pytorch.lever_reasons import why_not_on_ranks
 from flatout.plan import Lever
-from flatout.ranks import REPLICATED_MODEL_MODES
+from flatout.ranks import SUMMING_MODES
 from flatout.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
-
-MODES = ("auto", "replicate", "shard", "hybrid", *REPLICATED_MODEL_MODES)
-"""In the others no gradients are summed, or few."""
 
 
 class Bf16Gradients(Lever):
@@ -35,14 +32,14 @@ class Bf16Gradients(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """On ranks that sum gradients of float32 parameters."""
-        reason = why_not_on_ranks(facts.num_ranks, facts.rank_mode, MODES)
+        reason = why_not_on_ranks(facts.num_ranks, facts.rank_mode, SUMMING_MODES)
         if reason is None and not any("float32" in model.dtypes for model in facts.models):
             return "no float32 parameters"
         return reason
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Have models that are divided from now on be summed so."""
-        session.communication(MODES).in_bf16 = True
+        session.communication(SUMMING_MODES).in_bf16 = True
 
     def release(self, session: Session) -> None:
         """Sums in the gradients' own type, for models that are divided from now on."""
@@ -51,7 +48,7 @@ class Bf16Gradients(Lever):
 
     def evidence(self, session: Session) -> str | None:
         """Bytes of gradients, and as how many they were sent."""
-        found = session.communication(MODES)
+        found = session.communication(SUMMING_MODES)
         if not found.num_sent_bytes:
             return None
         return f"{found.num_bytes / 1e6:.3g} MB of gradients were sent as {found.num_sent_bytes / 1e6:.3g} MB"

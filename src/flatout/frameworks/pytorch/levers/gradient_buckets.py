@@ -15,15 +15,13 @@ from flatout.ceilings import Machine
 from flatout.facts import Facts
 from flatout.frameworks.pytorch.lever_reasons import why_not_on_ranks
 from flatout.plan import Lever
-from flatout.ranks import REPLICATED_MODEL_MODES
+from flatout.ranks import BUCKETED_MODES
 from flatout.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
 
 MB = 1 << 20
-MODES = ("auto", "replicate", *REPLICATED_MODEL_MODES)
-"""In the others gradients are summed with the part of the model that they belong to, or not at all."""
 
 OWN_FIRST_MB, OWN_MB = 1, 25
 """What PyTorch takes. Source: `torch.nn.parallel.DistributedDataParallel`."""
@@ -44,7 +42,7 @@ class GradientBuckets(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """On ranks that hold copies of a model, where another size makes other buckets."""
-        reason = why_not_on_ranks(facts.num_ranks, facts.rank_mode, MODES)
+        reason = why_not_on_ranks(facts.num_ranks, facts.rank_mode, BUCKETED_MODES)
         return reason or (None if self.settings(facts, machine) else "all gradients fit in the first bucket")
 
     def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
@@ -56,7 +54,7 @@ class GradientBuckets(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Have models that are divided from now on be summed so."""
-        session.communication(MODES).bucket_bytes = int(settings["mb"]) * MB
+        session.communication(BUCKETED_MODES).bucket_bytes = int(settings["mb"]) * MB
 
     def release(self, session: Session) -> None:
         """PyTorch's own sizes, for models that are divided from now on."""
@@ -65,7 +63,7 @@ class GradientBuckets(Lever):
 
     def evidence(self, session: Session) -> str | None:
         """Buckets that were made."""
-        num = session.communication(MODES).num_buckets
+        num = session.communication(BUCKETED_MODES).num_buckets
         return f"gradients are summed in {num} bucket{'s' * (num != 1)}" if num else None
 
 
