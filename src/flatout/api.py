@@ -237,13 +237,13 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     on_ranks.check(request.ranks, learn=request.learn, recheck=request.recheck)
     chosen, learner = _chosen(request, here, say)
     if chosen.misfits and request.recheck and request.script is not None:
-        chosen = _recheck(chosen, request, say, show)
+        chosen = _recheck(running.for_one_process(chosen), request, say, show)
     plan = chosen.plan if request.script is not None else None  # a launcher starts its own ranks
     terms = on_ranks.decided(request.ranks, plan, request.plan, request.hang_timeout_s, say)
     request = dataclasses.replace(request, ranks=terms)
     devices = on_ranks.devices(request.ranks, here.machine, say) if request.ranks is not None else ()
-    if request.ranks is not None and request.levers is None:  # what the user names stays
-        chosen = running.for_ranks(chosen, request.ranks.mode)
+    if request.levers is None:  # what the user names stays
+        chosen = running.for_ranks(chosen, request.ranks.mode if request.ranks is not None else "")
     with folder.for_run(request.script.stem if request.script else "exec") as (run_folder, problem):
         if run_folder is None:  # levers reach the script through files
             chosen = Engagement(line="running plainly")

@@ -151,6 +151,10 @@ class Facts:
     """Share of denormal numbers among parameters, gradients, buffers and moments on the CPU, from a sample of each."""
     zeroes_gradients: bool = False
     """Whether `zero_grad(set_to_none=False)` was called in the first steps."""
+    num_ranks: int = 1
+    """Processes among which `flatout run --ranks` divides what the script trains."""
+    rank_mode: str = ""
+    """How, one of `flatout.ranks.MODES`; empty for one process."""
     device_memory: DeviceMemory | None = None
     """What the GPU's memory was asked for; None without a GPU."""
     collector_of_its_own: bool = False

@@ -140,6 +140,8 @@ def _chosen(script: Script, request: ProveRequest, machine: Machine) -> Engageme
     )
     wanted = running.parse_levers(request.levers, levers, here.machine) if request.levers is not None else None
     found = running.engagement(Wish(plan=request.plan, levers=wanted, accept=request.accept), here)
+    if request.levers is None:
+        found = running.for_one_process(found)
     if not found.levers and request.levers is None:
         raise UsageError(
             f"there is nothing to prove for `{script.name}`",

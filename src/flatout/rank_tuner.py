@@ -27,6 +27,7 @@ from flatout.run.installed import framework_version
 from flatout.run.machine import read_machine
 from flatout.run.script import Script, check_source
 from flatout.running import Engagement, Here, Wish
+from flatout.trace import Levers
 from flatout.trials.conduct import Goal, Show
 from flatout.trials.rank_conduct import RankConduct
 from flatout.trials.samples_of_runs import Sample, Setting
@@ -53,7 +54,8 @@ def tuned(script: Script, num_ranks: int, goal: Goal, plan: Path | None, show: S
         conduct = RankConduct(
             setting, chosen, num_ranks, budget_s=goal.budget_s, accept=goal.choice.accept, show=show
         )  # fmt: skip
-        found = replace(conduct.run(), remarks=remarks)
+        found = conduct.run()
+        found = replace(found, remarks=(*remarks, *found.remarks))
         found = _with_plan(found, script, chosen.plan, place)
         rank_tuning.save(found, run_folder)
     return found
@@ -94,7 +96,7 @@ def _engaged(script: Script, place: Path, machine: Machine, goal: Goal) -> tuple
     except FlatoutError as problem:
         has_one = plan_file.key_of(script.name, place) in plan_file.scripts(place)
         return Engagement(), (f"without the levers of the plan: {problem.error}",) if has_one else ()
-    return found, ()
+    return running.for_one_process(found), ()
 
 
 @contextlib.contextmanager
@@ -115,7 +117,7 @@ def _with_plan(found: RankTuning, script: Script, former: Plan | None, place: Pa
     won = found.winner
     if won is None:
         if former is not None and former.ranks is not None and found.verdict in ("one rank is faster", "not divided"):
-            plan_file.write(replace(former, ranks=None), place)
+            plan_file.write(replace(former, ranks=None, levers=_of_one(former.levers)), place)
             return replace(found, plan_path=str(place))
         return found
     assert won.ratio is not None and won.ratio_low is not None and won.ratio_high is not None
@@ -125,9 +127,15 @@ def _with_plan(found: RankTuning, script: Script, former: Plan | None, place: Pa
         run=os.path.relpath(found.run, plan_file.folder_of(place)),
     )  # fmt: skip
     base = former or plan_file.seen_from(place, _of_one_process(found, script))
-    plan = replace(base, ranks=ranks, class_=max(base.class_, won.class_, key=CLASSES.index))
+    chosen = {**_of_one(base.levers), **won.levers}
+    plan = replace(base, ranks=ranks, levers=chosen, class_=max(base.class_, won.class_, key=CLASSES.index))
     plan_file.write(plan, place)
     return replace(found, plan=plan, plan_path=str(place))
+
+
+def _of_one(levers: Levers) -> Levers:
+    """Without levers of communication, which belong to the ranks of the plan."""
+    return {name: settings for name, settings in levers.items() if name not in running.OF_RANKS}
 
 
 def _of_one_process(found: RankTuning, script: Script) -> Plan:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from flatout import record_file
 from flatout.ceilings import Machine
-from flatout.plan import Plan
+from flatout.plan import Plan, label
 from flatout.ranks import GROUPED_MODES, MODES, sharing_ranks
 from flatout.records import to_json
 from flatout.trace import Levers
@@ -36,7 +36,11 @@ class RankTrial:
     Attributes:
         num_ranks: The world.
         mode: How the work is divided, one of `flatout.ranks.MODES` but `auto`.
-        outcome: The verdict in one word.
+        levers: Levers of communication that were engaged beside those of the plan.
+        outcome: The verdict in one word: beside one process, and where it has levers beside the same without the last.
+        gain: Step time without its last lever over that with it; None where it has no levers.
+        gain_low: Lower end of the 95 % interval of that.
+        gain_high: Upper end of the 95 % interval of that.
         reason: Why, where the outcome needs it; of a refusal its error.
         cause: Of a refusal: why.
         hint: Of a refusal: what helps.
@@ -50,7 +54,8 @@ class RankTrial:
         exchanges_share: Share of training that every rank spent in exchanges while it computed nothing, median.
         agreement: `agrees`, `disagrees`, `inconclusive`, or empty where it was not judged.
         agreement_detail: The numbers behind it.
-        class_: What the ranks change: `rounding`, or `statistical` where they draw other random numbers.
+        class_: What the ranks change: `rounding`, `precision` under such levers, or `statistical` where they draw other
+            random numbers.
         baseline_step_s: Median step of each run of one process, the raw samples.
         candidate_step_s: The same of the run on ranks beside it.
         took_s: What measuring it cost.
@@ -76,6 +81,16 @@ class RankTrial:
     baseline_step_s: tuple[float, ...] = ()
     candidate_step_s: tuple[float, ...] = ()
     took_s: float = 0.0
+    levers: Levers = field(default_factory=dict)
+    gain: float | None = None
+    gain_low: float | None = None
+    gain_high: float | None = None
+
+    @property
+    def label(self) -> str:
+        """What it is called."""
+        beside = f", {label(self.levers)}" if self.levers else ""
+        return f"{self.num_ranks} ranks, {self.mode}{beside}"
 
     @property
     def is_won(self) -> bool:
@@ -166,13 +181,27 @@ def _fits(num_ranks: int, mode: str) -> bool:
 
 
 def best_of(trials: Sequence[RankTrial]) -> RankTrial | None:
-    """The fastest division that agrees; more ranks have to earn their number."""
+    """The fastest division that agrees; more ranks have to earn their number.
+
+    Levers of communication were tried on one division. They are taken where they won beside what they are built on,
+    those that gain most first: their ratios are of other runs than that of the division without them.
+    """
     best: RankTrial | None = None
-    for trial in sorted((t for t in trials if t.is_won), key=lambda t: (t.num_ranks, -_worth(t))):
+    plain = (t for t in trials if t.is_won and not t.levers)
+    for trial in sorted(plain, key=lambda t: (t.num_ranks, -_worth(t))):
         more = WORTH_MORE_RANKS if best is not None and trial.num_ranks > best.num_ranks else 1.0
         if best is None or _worth(trial) > _worth(best) * more:
             best = trial
+    for trial in sorted((t for t in trials if t.is_won and t.levers), key=lambda t: -(t.gain or 0.0)):
+        if best is None or _builds_on(trial, best):
+            best = trial
     return best
+
+
+def _builds_on(trial: RankTrial, other: RankTrial) -> bool:
+    """Whether a division is another one with more levers."""
+    same = (trial.num_ranks, trial.mode) == (other.num_ranks, other.mode)
+    return same and all(trial.levers.get(name) == settings for name, settings in other.levers.items())
 
 
 def _worth(trial: RankTrial) -> float:
@@ -182,7 +211,7 @@ def _worth(trial: RankTrial) -> float:
 
 def verdict(trials: Sequence[RankTrial]) -> RankVerdict:
     """What all trials come to."""
-    timed = [t for t in trials if t.ratio is not None]
+    timed = [t for t in trials if t.ratio is not None and not t.levers]
     if best_of(trials) is not None:
         return "faster"
     if not timed:
@@ -205,6 +234,7 @@ def summary_of(found: RankTuning) -> dict[str, Any]:
         "ratio_low": won.ratio_low if won else 1.0,
         "ratio_high": won.ratio_high if won else 1.0,
         "levers": list(found.levers),
+        "communication": won.levers if won else {},
         "step_s": found.step_s,
         "spread_fraction": found.spread_fraction,
         "peak_memory_bytes": found.peak_memory_bytes,
@@ -221,9 +251,9 @@ def summary_of(found: RankTuning) -> dict[str, Any]:
 
 def _row(trial: RankTrial) -> dict[str, Any]:
     names = (
-        "mode", "outcome", "reason", "cause", "hint", "ratio", "ratio_low", "ratio_high", "num_pairs", "step_s",
-        "spread_fraction", "peak_memory_bytes", "exchanges_share", "agreement", "agreement_detail",
-        "baseline_step_s", "candidate_step_s",
+        "mode", "levers", "outcome", "reason", "cause", "hint", "ratio", "ratio_low", "ratio_high", "num_pairs",
+        "step_s", "spread_fraction", "peak_memory_bytes", "exchanges_share", "agreement", "agreement_detail",
+        "baseline_step_s", "candidate_step_s", "gain", "gain_low", "gain_high",
     )  # fmt: skip
     return {"ranks": trial.num_ranks, **{name: getattr(trial, name) for name in names}}
 

@@ -52,6 +52,16 @@ MODES = ("auto", "replicate", *SHARDED_MODES)
 """How a model and its batch are divided."""
 
 
+BUCKETED_MODES = ("auto", "replicate", *REPLICATED_MODEL_MODES)
+"""Modes in which a rank sums gradients of a whole model, or of all its parts, in buckets."""
+
+SUMMING_MODES = (*BUCKETED_MODES, "shard", "hybrid")
+"""Modes in which gradients are summed at all, but for few."""
+
+SUM_OF_GRADIENTS, SUM_OVER_GROUPS = "sum of gradients", "gradients of groups of ranks"
+"""What exchanges are called that sum gradients: what levers of communication can shorten."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """How a run is divided.

@@ -16,7 +16,7 @@ from flatout.ceilings import Machine
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError, did_you_mean
 from flatout.facts import NOT_LOOKED_AT, Facts
 from flatout.plan import CLASSES, PLAN_FILE, Lever, Plan, allows, input_levers, label
-from flatout.ranks import SHARDED_MODES
+from flatout.ranks import BUCKETED_MODES, SHARDED_MODES, SUMMING_MODES
 from flatout.trace import Levers, Setting
 
 LEAVE_IT_OUT = "leave the lever out; `flatout levers SCRIPT` says what can be engaged here"
@@ -113,11 +113,28 @@ OF_WHOLE_PARAMETERS = (
 memory that sharding lets go of."""
 
 
+OF_RANKS: Mapping[str, tuple[str, ...]] = {"gradient_buckets": BUCKETED_MODES, "bf16_gradients": SUMMING_MODES}
+"""Levers of communication, and the modes in which they have something to do: none in one process."""
+
+
+def for_one_process(chosen: Engagement) -> Engagement:
+    """The engagement without what a plan found for ranks."""
+    return for_ranks(chosen, "")
+
+
 def for_ranks(chosen: Engagement, mode: str) -> Engagement:
-    """The engagement without what a plan found for one process, its cores and its parameters."""
+    """The engagement without what a plan found for one process, its cores and its parameters; no mode: for ranks."""
+    if not mode:
+        return _without(chosen, {"one process sends no gradients": tuple(OF_RANKS)})
     wanting: dict[str, tuple[str, ...]] = {"ranks share the cores": OF_ONE_PROCESS}
     if mode in SHARDED_MODES:
         wanting["ranks share the parameters"] = OF_WHOLE_PARAMETERS
+    wanting[f"not in mode {mode}"] = tuple(name for name, modes in OF_RANKS.items() if mode not in modes)
+    return _without(chosen, wanting)
+
+
+def _without(chosen: Engagement, wanting: Mapping[str, tuple[str, ...]]) -> Engagement:
+    """The engagement without some levers, by the reason that is told."""
     for reason, names in wanting.items():
         left_out = [name for name in names if name in chosen.levers]
         if left_out:

@@ -79,7 +79,7 @@ def space_of(
     untried: list[Untried] = []
     bounds: dict[str, float] = {}
     for lever in levers.values():
-        reason = _left_out(lever, choice) or lever.applies(facts, machine)
+        reason = left_out(lever, choice) or lever.applies(facts, machine)
         bound = bounds[lever.name] = bound_of(lever, anatomy, diagnosis)
         if reason is None and bound < WORTH_TRYING and choice.only is None:
             reason = f"ruled out: what it shortens, entirely free, would bring {bound:.2f}x"
@@ -108,7 +108,8 @@ def _leaves_cores_idle(candidate: Candidate, machine: Machine) -> bool:
     return int(candidate.levers.get("threads", {}).get("num", machine.num_cores)) < machine.num_cores
 
 
-def _left_out(lever: Lever, choice: Choice) -> str | None:
+def left_out(lever: Lever, choice: Choice) -> str | None:
+    """Why a lever is not to be tried whatever the script does; None where it may be."""
     if choice.only is not None and lever.name not in choice.only:
         return NOT_NAMED
     if lever.name in choice.without:

@@ -6,9 +6,10 @@ import json
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,18 +30,25 @@ def alone(scenario: Scenario) -> Any:
     return _in_processes(1, scenario, None)[0]
 
 
-def on_ranks(world: int, scenario: Scenario, mode: str = "auto") -> list[Any]:
-    """What it gives on each rank; a refusal is given as its three parts."""
+def on_ranks(world: int, scenario: Scenario, mode: str = "auto", **sending: Any) -> list[Any]:
+    """What it gives on each rank; a refusal is given as its three parts. `sending`: how gradients are sent."""
     store = dist.TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
-    return _in_processes(world, scenario, store.port, mode)
+    return _in_processes(world, scenario, store.port, mode, sending)
 
 
-def _in_processes(world: int, scenario: Scenario, port: int | None, mode: str = "auto") -> list[Any]:
+def _in_processes(
+    world: int,
+    scenario: Scenario,
+    port: int | None,
+    mode: str = "auto",
+    sending: Mapping[str, Any] = MappingProxyType({}),
+) -> list[Any]:
     context = multiprocessing.get_context("forkserver")  # a clean process to fork from: PyTorch is loaded once
     context.set_forkserver_preload(["flatout.frameworks.pytorch.parallel.ranks", "torch._dynamo"])
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            context.Process(target=_rank, args=(rank, world, port, scenario, folder, mode)) for rank in range(world)
+            context.Process(target=_rank, args=(rank, world, port, scenario, folder, mode, dict(sending)))
+            for rank in range(world)
         ]
         for process in processes:
             process.start()
@@ -63,7 +71,9 @@ def _found(folder: Path, rank: int) -> Any:
     return found
 
 
-def _rank(rank: int, world: int, port: int | None, scenario: Scenario, folder: str, mode: str) -> None:
+def _rank(
+    rank: int, world: int, port: int | None, scenario: Scenario, folder: str, mode: str, sending: dict[str, Any]
+) -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(67280421310721)
@@ -72,8 +82,12 @@ def _rank(rank: int, world: int, port: int | None, scenario: Scenario, folder: s
     try:
         if port is not None:
             place = RankPlace(rank=rank, local=rank, world=world, local_world=world, host="localhost", port=port)
-            Ranks(place, Terms(num_ranks=world, folder=folder, mode=mode, hang_timeout_s=20.0), calls).begin()
+            ranks = Ranks(place, Terms(num_ranks=world, folder=folder, mode=mode, hang_timeout_s=20.0), calls)
+            vars(ranks.group.communication).update(sending)
+            ranks.begin()
         found = scenario()
+        if port is not None and isinstance(found, scenarios.Trained):
+            found.communication = ranks.group.communication
     except BaseException as problem:
         if os.environ.get("TB"):
             import traceback

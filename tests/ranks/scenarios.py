@@ -22,6 +22,8 @@ class Trained:
     said: list[Any]
     state: list[Tensor]
     drawn: float
+    communication: Any = None
+    """How gradients were sent, where they were."""
 
 
 def samples(num: int = 40, num_classes: int = 5) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from flatout.report import words
 from flatout.report.screen import Report, Screen
 from flatout.stats import MIN_PAIRS
 
-NAME = 20
+NAME = 22
 """Columns of what a division is called."""
 
 HEAD = f"{'step':>8}  {'ratio':>5}  {'95 %':<12}  {'a rank':>7}  {'exchanges':>9}"
@@ -64,10 +64,16 @@ def _table(screen: Screen, found: RankTuning, *, verbose: bool) -> None:
     for trial in found.trials:
         mark, style = _MARKS.get(trial.outcome, ("✖" if trial.ratio is None else "–", "dim"))
         head = ("▸ " if trial is won else "  ", "bold")
-        name = screen.fit(f"{trial.num_ranks} ranks {trial.mode}", NAME)
+        name = screen.fit(_name(trial), NAME)
         screen.row(head, (name, "bold" if trial is won else ""), " ", (mark, style), _numbers(trial))
         for line in _said(trial, verbose=verbose):
             screen.say("", (line, "dim"), indent=6)
+
+
+def _name(trial: RankTrial) -> str:
+    """A division, or below it the last lever that it has more."""
+    last = list(trial.levers.items())[-1:]
+    return f"  {label(dict(last))}" if last else f"{trial.num_ranks} ranks {trial.mode}"
 
 
 def _numbers(trial: RankTrial) -> str:
@@ -102,7 +108,7 @@ def _verdict(found: RankTuning) -> tuple[str | tuple[str, str], ...]:
     if won is not None:
         ends = words.interval(won.ratio_low, won.ratio_high)
         speeds = f": {words.seconds(found.step_s)} → {words.seconds(won.step_s)} a step  {ends}"
-        return (f"{words.times(won.ratio)} faster", "bold green"), f" on {won.num_ranks} ranks, {won.mode}{speeds}"
+        return (f"{words.times(won.ratio)} faster", "bold green"), f" on {won.label}{speeds}"
     timed = [t for t in found.trials if t.ratio is not None]
     best = max(timed, key=lambda t: t.ratio or 0.0, default=None)
     if best is None:
@@ -110,8 +116,8 @@ def _verdict(found: RankTuning) -> tuple[str | tuple[str, str], ...]:
         why = "no division could be compared with it" if is_open else "no division trains what it trains, as said above"
         return ("one process", "bold"), f": {why}"
     beside = (
-        f": {words.seconds(found.step_s)} a step, and {words.seconds(best.step_s)} on {best.num_ranks} ranks, "
-        f"{best.mode}, the best of them: {words.ratio(best.ratio)}x {words.interval(best.ratio_low, best.ratio_high)}"
+        f": {words.seconds(found.step_s)} a step, and {words.seconds(best.step_s)} on {best.label}, the best of them: "
+        f"{words.ratio(best.ratio)}x {words.interval(best.ratio_low, best.ratio_high)}"
     ).rstrip()
     if found.verdict == "one rank is faster":
         return ("one rank is faster", "bold"), beside

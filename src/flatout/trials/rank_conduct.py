@@ -1,6 +1,6 @@
 """What does `tune --ranks` do, in order? What one process trains, what each division trains, and rounds of timed runs.
 
-In: a script, how many ranks at most, a plan whose levers are engaged. Out: a `RankTuning` without its plan. Every run
+Then the same for the best division under levers of communication. In: a script, how many ranks at most, a plan whose levers are engaged. Out: a `RankTuning` without its plan. Every run
 is a whole start of the script that ends after some steps; in each round one process and all divisions that are still
 open run once, in an order drawn by lot.
 """
@@ -11,18 +11,21 @@ import datetime
 import math
 import random
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from flatout import __version__, agreement, rank_tuning, running, stats
 from flatout.agreement import Judgement
 from flatout.errors import FlatoutError, Inconclusive, ScriptError
-from flatout.plan import allows
-from flatout.rank_tuning import RankOutcome, RankTrial, RankTuning
+from flatout.plan import CLASSES, allows
+from flatout.rank_tuning import RankOutcome, RankTuning
 from flatout.running import Engagement
 from flatout.trace import Agreement
 from flatout.trials import pairs as pairing
+from flatout.trials import rank_levers
 from flatout.trials.conduct import Show
 from flatout.trials.pairs import SCREENING, Extent, Pairs
+from flatout.trials.rank_levers import Division
 from flatout.trials.samples_of_runs import FEWEST_STEPS, LEFT_OUT_STEPS, Sample, Setting, Wanted, take
 
 COMPARED_STEPS = 20
@@ -44,23 +47,6 @@ OTHER_MASKS = (
     "random generators end elsewhere than in one process, as with dropout, whose masks each rank draws for its part: "
     "class statistical"
 )
-
-
-@dataclass(slots=True)
-class _Division:
-    """One candidate on its way."""
-
-    num_ranks: int
-    mode: str
-    trial: RankTrial
-    pairs: Pairs = field(default_factory=Pairs)
-    samples: list[Sample] = field(default_factory=list)
-    is_open: bool = True
-    took_s: float = 0.0
-
-    @property
-    def label(self) -> str:
-        return f"{self.num_ranks} ranks, {self.mode}"
 
 
 class RankConduct:
@@ -85,10 +71,8 @@ class RankConduct:
         self._num_runs = 0
         self._alone: list[Sample] = []
         """The timed runs of one process."""
-        self._divisions = [
-            _Division(num, mode, RankTrial(num_ranks=num, mode=mode, outcome="inconclusive"))
-            for num, mode in rank_tuning.candidates(num_ranks)
-        ]
+        self._divisions = [Division.of(num, mode) for num, mode in rank_tuning.candidates(num_ranks)]
+        self._remarks: list[str] = []
         self._num_compared = COMPARED_STEPS
         self._stopped = ""
 
@@ -102,19 +86,19 @@ class RankConduct:
         plain, nudged = self._references()
         for division in self._divisions:
             self._compare(division, plain, nudged)
-        for sample in (plain, nudged):
-            sample.forget()
         step_s = plain.median_step_s
         num_steps = self._num_timed(step_s, longest=None if not plain.ended else plain.num_steps)
         try:
-            self._rounds(num_steps, step_s)
+            self._rounds(self._divisions, num_steps, step_s)
+            self._judge_left()
+            self._try_levers(plain, nudged, num_steps)
         except KeyboardInterrupt:
             if not self._alone:
                 raise
             self._stopped = "you stopped it"
-        for division in self._divisions:
-            if division.pairs.baseline_s and division.trial.ratio is None:
-                self._judge_time(division)
+        self._judge_left()
+        for sample in (plain, nudged):
+            sample.forget()
         self._stage("done")
         return self._result(plain)
 
@@ -168,7 +152,7 @@ class RankConduct:
                 hint="give it more epochs for `tune`; the plan then serves the shorter run as well",
             )  # fmt: skip
 
-    def _compare(self, division: _Division, plain: Sample, nudged: Sample) -> None:
+    def _compare(self, division: Division, plain: Sample, nudged: Sample) -> None:
         """Run a division for the same steps, and judge what it trains."""
         self._stage(f"what {division.label} train")
         begun_s = time.perf_counter()
@@ -176,7 +160,7 @@ class RankConduct:
         if sample.problem is not None:
             self._end(division, *_without_ratio(sample))
         else:
-            judged, class_ = self._judged(plain, nudged, sample)
+            judged, class_ = self._judged(plain, nudged, sample, self._class_of(division))
             division.trial = replace(
                 division.trial, agreement=judged.verdict, agreement_detail=judged.detail, class_=class_
             )
@@ -186,13 +170,18 @@ class RankConduct:
         division.took_s += time.perf_counter() - begun_s
         sample.forget()
 
-    def _wanted(self, division: _Division, num_steps: int, step_guess_s: float, *, keeps: bool = False) -> Wanted:
+    def _wanted(self, division: Division, num_steps: int, step_guess_s: float, *, keeps: bool = False) -> Wanted:
         return Wanted(
             num_ranks=division.num_ranks, mode=division.mode, num_steps=num_steps, step_guess_s=step_guess_s,
-            keeps=keeps,
+            keeps=keeps, levers=division.trial.levers,
         )  # fmt: skip
 
-    def _judged(self, plain: Sample, nudged: Sample, sample: Sample) -> tuple[Judgement, str]:
+    def _class_of(self, division: Division) -> str:
+        """What it changes, of the same random numbers."""
+        classes = [self._setting.registry[name].class_ for name in division.trial.levers]
+        return max(("rounding", *classes), key=CLASSES.index)
+
+    def _judged(self, plain: Sample, nudged: Sample, sample: Sample, class_: str) -> tuple[Judgement, str]:
         """Whether a division trains what one process does, and the class of what it changes."""
         from flatout.frameworks.pytorch import trained  # PyTorch takes seconds to load
 
@@ -201,7 +190,7 @@ class RankConduct:
                 plain.state("last"), nudged.state("last"), sample.state("last"), plain.state("first")
             )
         except (OSError, RuntimeError) as problem:
-            return Judgement(verdict="inconclusive", detail=f"what was trained was not kept: {problem}"), "rounding"
+            return Judgement(verdict="inconclusive", detail=f"what was trained was not kept: {problem}"), class_
         if not all(one.random_states_equal for one in found):
             if allows(self._accept, "statistical"):
                 return Judgement(
@@ -210,9 +199,9 @@ class RankConduct:
             detail = f"{OTHER_MASKS}, which `--accept statistical` admits"
             return Judgement(verdict="disagrees", detail=detail), "statistical"
         found += trained.of_losses(plain.losses, nudged.losses, sample.losses)
-        return agreement.judge([Agreement(levers={}, differences=found)], "rounding", CHECKS), "rounding"
+        return agreement.judge([Agreement(levers={}, differences=found)], class_, CHECKS), class_
 
-    def _end(self, division: _Division, outcome: RankOutcome, reason: str, cause: str = "", hint: str = "") -> None:
+    def _end(self, division: Division, outcome: RankOutcome, reason: str, cause: str = "", hint: str = "") -> None:
         division.is_open = False
         division.trial = replace(division.trial, outcome=outcome, reason=reason, cause=cause, hint=hint)
 
@@ -224,22 +213,32 @@ class RankConduct:
         fitting = max(min(wanted, MOST_TIMED_STEPS), FEWEST_TIMED_STEPS)
         return fitting if longest is None else min(fitting, longest)
 
-    def _rounds(self, num_steps: int, step_s: float) -> None:
+    def _judge_left(self) -> None:
+        for division in self._divisions:
+            if division.pairs.baseline_s and division.trial.ratio is None:
+                self._judge_time(division)
+
+    def _rounds(
+        self, divisions: Sequence[Division], num_steps: int, step_s: float, base: Division | None = None
+    ) -> None:
+        """Rounds until each division is known well enough; where there is a base, beside that."""
         extent = Extent(looks=SCREENING, enough="clear", purpose="ranks", deadline_s=math.inf)
         num_round = 0
-        while any(division.is_open for division in self._divisions):
+        while any(division.is_open for division in divisions):
             if num_round >= stats.MIN_PAIRS and self._spent_s > self._budget_s:
                 self._stopped = f"the budget of {self._budget_s:.0f} s was over"
                 break
             if num_round >= 3 * SCREENING.at[-1]:
                 break
             num_round += 1
-            self._round(num_round, num_steps, step_s)
-            for division in self._divisions:
-                if division.is_open and pairing.is_done(division.pairs, extent):
-                    division.is_open = False
+            self._round([d for d in divisions if d.is_open], num_round, num_steps, step_s, base)
+            for division in divisions:
+                looked_at = division.pairs if base is None else division.gains
+                if division.is_open and pairing.is_done(looked_at, extent):
+                    division.is_open, division.pairs.share = False, looked_at.share
                     self._judge_time(division)
-            self._leave_hopeless()
+            if base is None:
+                self._leave_hopeless()
 
     def _leave_hopeless(self) -> None:
         """Where one has won, what surely is slower than that is measured no further."""
@@ -254,12 +253,14 @@ class RankConduct:
                     reason = f"slower than {best.num_ranks} ranks, {best.mode}: not pursued"
                     division.trial = replace(division.trial, reason=reason)
 
-    def _round(self, number: int, num_steps: int, step_s: float) -> None:
-        """One process and each open division once, in an order drawn by lot."""
-        sides: list[_Division | None] = [None, *(d for d in self._divisions if d.is_open)]
+    def _round(
+        self, divisions: list[Division], number: int, num_steps: int, step_s: float, base: Division | None
+    ) -> None:
+        """One process, the base and each division once, in an order drawn by lot."""
+        sides: list[Division | None] = [None, *([base] if base is not None else []), *divisions]
         self._lots.shuffle(sides)
         alone: Sample | None = None
-        found: list[tuple[_Division, Sample]] = []
+        found: list[tuple[Division, Sample]] = []
         for side in sides:
             self._stage(f"round {number}: {'one process' if side is None else side.label}")
             if side is None:
@@ -268,22 +269,28 @@ class RankConduct:
                 if not alone.is_timed:
                     self._require(alone)
                 continue
-            levers = running.for_ranks(self._chosen, side.mode).levers
+            levers = {**running.for_ranks(self._chosen, side.mode).levers, **side.trial.levers}
             sample = self._take(replace(self._wanted(side, num_steps, step_s), levers=levers))
             sample.forget()
             side.took_s += sample.took_s
-            if not sample.is_timed:
-                self._end(side, *_without_ratio(sample))
-            else:
+            if sample.is_timed:
                 found.append((side, sample))
+            elif side is not base:
+                self._end(side, *_without_ratio(sample))
         assert alone is not None
         self._alone.append(alone)
+        beside = next((sample for side, sample in found if side is base), None)
         for division, sample in found:
+            if division is base:
+                continue
+            if beside is not None:
+                division.gains.baseline_s.append(beside.median_step_s)
+                division.gains.candidate_s.append(sample.median_step_s)
             division.pairs.baseline_s.append(alone.median_step_s)
             division.pairs.candidate_s.append(sample.median_step_s)
             division.samples.append(sample)
 
-    def _judge_time(self, division: _Division) -> None:
+    def _judge_time(self, division: Division) -> None:
         pairs = division.pairs
         compared = pairs.compare()
         summary = stats.summarize(pairs.candidate_s)
@@ -309,6 +316,37 @@ class RankConduct:
             baseline_step_s=tuple(pairs.baseline_s),
             candidate_step_s=tuple(pairs.candidate_s),
         )
+        division.trial = rank_levers.with_gain(division)
+
+    # -- levers of communication -----------------------------------------------------------------------------------
+
+    def _try_levers(self, plain: Sample, nudged: Sample, num_steps: int) -> None:
+        """On the best division, one lever after the other; what surely wins is what the next one is built on."""
+        base = rank_levers.best(self._divisions)
+        if base is None or base.sums_share is None:
+            return
+        for name, tried, reason in rank_levers.levers_for(base, self._setting, self._accept):
+            reason = reason or rank_levers.why_not(base)
+            tried = () if reason else tried
+            run_s, left_s = self._spent_s / self._num_runs, self._budget_s - self._spent_s
+            while tried and rank_levers.took_s(len(tried), run_s) > left_s:
+                reason = reason or f"that takes {rank_levers.took_s(1, run_s):.0f} s, and the budget is nearly spent"
+                tried = tried[:-1]
+            if not tried:
+                self._remarks.append(f"`{name}` was not tried on {base.label}: {reason}")
+                continue
+            base = self._tried(base, [base.under(levers) for levers in tried], (plain, nudged), num_steps)
+
+    def _tried(
+        self, base: Division, found: Sequence[Division], references: tuple[Sample, Sample], num_steps: int
+    ) -> Division:
+        """The best of the base and the same under each lever."""
+        self._divisions += found
+        for division in found:
+            self._compare(division, *references)
+        self._rounds(found, num_steps, references[0].median_step_s, base)
+        won = [division for division in found if division.trial.is_won]
+        return max(won, key=lambda division: division.trial.gain or 0.0, default=base)
 
     # -- result --------------------------------------------------------------------------------------------------
 
@@ -328,7 +366,8 @@ class RankConduct:
             step_s=summary.median, spread_fraction=summary.spread_fraction if summary.num > 1 else math.nan,
             num_steps=max((s.num_steps for s in self._alone), default=self._num_compared),
             num_compared_steps=self._num_compared, num_runs=self._num_runs, trials=trials,
-            tuning_s=self._spent_s, peak_memory_bytes=max(peaks, default=None), stopped=self._stopped,
+            tuning_s=self._spent_s, remarks=tuple(self._remarks),
+            peak_memory_bytes=max(peaks, default=None), stopped=self._stopped,
             run=str(self._setting.run_folder),
         )  # fmt: skip
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from flatout import stats
 from flatout.ceilings import Machine
 from flatout.errors import FlatoutError, ScriptError
+from flatout.facts import Facts
 from flatout.plan import Lever
 from flatout.ranks import Terms as RankTerms
 from flatout.run import isolation
@@ -99,6 +100,7 @@ class Sample:
         peak_memory_bytes: Highest memory of a rank.
         exchanges: What exchanges cost.
         header: Of rank 0.
+        facts: What rank 0 found the script to do; None where it did not get there.
         problem: Why it did not get to its last step, or to a step time; None where it did.
         ended: Whether the script ended by itself before.
         refused: Whether ranks refused to divide it.
@@ -113,6 +115,7 @@ class Sample:
     peak_memory_bytes: int | None = None
     exchanges: Exchanges | None = None
     header: Header | None = None
+    facts: Facts | None = None
     problem: FlatoutError | None = None
     ended: bool = False
     refused: bool = False
@@ -308,6 +311,7 @@ def _found(place: Path, wanted: Wanted, traces: list[Path]) -> Sample:
         step_s=tuple(steps[LEFT_OUT_STEPS:]),
         losses=tuple(loss for w in windows for loss in w.losses) if whole else (),
         peak_memory_bytes=max(known, default=None),
+        facts=next((r for r in first if isinstance(r, Facts)), None),
         header=first[0] if isinstance(first[0], Header) else None,
         windows=_windows_of(records),
         ended=end is not None and end.num_steps < wanted.num_steps and _raised(first) is None,

@@ -99,7 +99,7 @@ class PyTorch:
         """Become one of many ranks, which divide the calls of models among them; before `attach`."""
         from flatout.frameworks.pytorch.parallel.ranks import Ranks
 
-        self.ranks = Ranks(place, terms, self.calls)
+        self.ranks = self.session.ranks = Ranks(place, terms, self.calls)
         self.ranks.group.observer = self.observer
         self.ranks.begin()
 

@@ -76,6 +76,8 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         forks_work=num_pooled() > 0,
         denormal_fraction=_denormal_fraction(session),
         zeroes_gradients=session.zeroes_gradients,
+        num_ranks=session.ranks.group.world if session.ranks is not None else 1,
+        rank_mode=session.ranks.mode if session.ranks is not None else "",
         device_memory=memory_of_device(),
         collector_of_its_own=Collector.name not in session.engaged and is_steered(),
     )

@@ -9,12 +9,13 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from flatout.frameworks.contract import NotReleased
 from flatout.frameworks.pytorch.calls import Calls
+from flatout.frameworks.pytorch.lever_reasons import why_not_on_ranks
 from flatout.frameworks.pytorch.levers import registry
 from flatout.frameworks.pytorch.loaders import Loaders
 from flatout.frameworks.pytorch.memory import PageFaults
@@ -22,6 +23,10 @@ from flatout.frameworks.pytorch.optimizers import UpdateFlags
 from flatout.interruptions import raised_by_handler
 from flatout.plan import Lever
 from flatout.trace import Levers, Setting, Toggle
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.parallel.communication import Communication
+    from flatout.frameworks.pytorch.parallel.ranks import Ranks
 
 
 class Unavailable(RuntimeError):
@@ -35,6 +40,8 @@ class Session:
         self.calls = calls
         self.loaders = loaders
         self.cache_folder = cache_folder
+        self.ranks: Ranks | None = None
+        """This process as one of many; None where it is alone."""
         self.flags = UpdateFlags()
         self.scaler_seen = False
         self.page_faults = PageFaults()
@@ -71,6 +78,18 @@ class Session:
         """
         if not torch.cuda.is_available():
             raise Unavailable("PyTorch finds no CUDA device here")
+
+    def communication(self, modes: Sequence[str]) -> Communication:
+        """How ranks send gradients, where they do in one of these modes.
+
+        Raises:
+            Unavailable: They do not.
+        """
+        num, mode = (self.ranks.group.world, self.ranks.mode) if self.ranks is not None else (1, "")
+        reason = why_not_on_ranks(num, mode, modes)
+        if self.ranks is None or reason is not None:
+            raise Unavailable(reason)
+        return self.ranks.group.communication
 
     def in_forks(self, name: str, act: Callable[[], object] | None) -> None:
         """What is done in processes forked from this one, under a lever's name; None for nothing any more."""

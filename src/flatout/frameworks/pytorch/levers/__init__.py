@@ -11,6 +11,7 @@ from flatout.frameworks.pytorch.levers.allocator import Allocator
 from flatout.frameworks.pytorch.levers.attention import Attention
 from flatout.frameworks.pytorch.levers.batch_size import BatchSize
 from flatout.frameworks.pytorch.levers.bf16 import Bf16
+from flatout.frameworks.pytorch.levers.bf16_gradients import Bf16Gradients
 from flatout.frameworks.pytorch.levers.channels_last import ChannelsLast
 from flatout.frameworks.pytorch.levers.checkpointing import Checkpointing
 from flatout.frameworks.pytorch.levers.checkpoints import Checkpoints
@@ -27,6 +28,7 @@ from flatout.frameworks.pytorch.levers.float8 import Float8
 from flatout.frameworks.pytorch.levers.foreach_optimizer import ForeachOptimizer
 from flatout.frameworks.pytorch.levers.fused_fetch import FusedFetch
 from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
+from flatout.frameworks.pytorch.levers.gradient_buckets import GradientBuckets
 from flatout.frameworks.pytorch.levers.heap import Heap
 from flatout.frameworks.pytorch.levers.huge_pages import HugePages
 from flatout.frameworks.pytorch.levers.interop_threads import InteropThreads
@@ -80,6 +82,8 @@ LEVERS: tuple[type[Lever], ...] = (
     Bf16,
     MatmulBf16,
     Float8,
+    GradientBuckets,
+    Bf16Gradients,
     Checkpoints,
     BatchSize,
     Accumulation,

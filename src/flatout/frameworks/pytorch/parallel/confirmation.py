@@ -245,7 +245,7 @@ class Confirmation:
         """
         held, passed = self._division.held, check.mine
         try:
-            with held.in_place():
+            with held.in_place(), self._group.communication.in_full():
                 found, _ = passed.backward(gradients, keep=False)
         except Lost:
             raise

@@ -19,6 +19,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_state
 
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.mesh import Mesh
+from flatout.ranks import SUM_OF_GRADIENTS
 
 MARKS = (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params")
 """What `fully_shard` leaves in a module's `__dict__`, where pickles and copies of the script's would find it."""
@@ -59,11 +60,28 @@ def _take_hooks_off(state: Any, group: Group) -> None:
         handles += [*each._module_to_pre_save_state_dict_hook_handle.values()]
         handles += [*each._module_to_pre_load_state_dict_hook_handle.values()]
         handles += [one._post_load_hook_handle for one in each.fsdp_params]
-        for name, told in (("_all_gather_comm", "parameters"), ("_reduce_scatter_comm", "sum of gradients")):
+        for name, told in (("_all_gather_comm", "parameters"), ("_reduce_scatter_comm", SUM_OF_GRADIENTS)):
             if hasattr(each, name):
                 setattr(each, name, _Named(getattr(each, name), group, told))
     for handle in handles:
         handle.remove()
+
+
+def set_sums(groups: Sequence[Any], group: Group) -> set[int]:
+    """Have gradients be summed as is said now; PyTorch's parameters, by identity, whose sum is left to be divided.
+
+    What `MixedPrecisionPolicy(reduce_dtype=...)` says once is said for each way back, for some are compared. PyTorch
+    takes the mean in the type that is sent: of bfloat16 the sum is taken instead, and the mean of that in float32.
+    """
+    sums: set[int] = set()
+    for one in groups:
+        is_narrow = group.communication.narrows(one._orig_dtype)
+        one._reduce_dtype = torch.bfloat16 if is_narrow else None
+        if hasattr(one, "force_sum_reduction_for_comms"):  # not before PyTorch 2.8: there the mean is in bfloat16
+            one.force_sum_reduction_for_comms = is_narrow
+            one.gradient_divide_factor = 1.0 if is_narrow else None
+            sums.update(map(id, one.fsdp_params) if is_narrow else ())
+    return sums
 
 
 def silently(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,6 +107,9 @@ class _Named:
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._group.keep(*(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)))
+        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+        self._group.keep(*tensors)
+        if self._name == SUM_OF_GRADIENTS and self._group.communication.in_bf16:
+            self._group.communication.note(max(tensors, key=torch.numel))
         with self._group.named(self._name):
             return self._inner(*args, **kwargs)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed
 
+from flatout.frameworks.pytorch.parallel.communication import Communication
 from flatout.rank_page import Page
 from flatout.ranks import RankPlace
 
@@ -45,6 +46,7 @@ class Group:
         self.me, self.page = me, page
         self.rank, self.world = me.rank, me.world
         self.name, self.ranks = "world", list(range(me.world))
+        self.communication = Communication()  # of groups of some ranks as well
         limit = timedelta(seconds=limit_s)
         with _quiet():
             store = dist.TCPStore(me.host, me.port, me.world, is_master=False, timeout=limit)

@@ -66,7 +66,7 @@ class Ranks:
     """This process as one of the ranks."""
 
     def __init__(self, me: RankPlace, terms: Terms, calls: Calls) -> None:
-        self._terms, self._calls = terms, calls
+        self._terms, self._calls, self.mode = terms, calls, terms.mode
         _share_cores(me.local_world)
         place = Path(terms.folder)
         self._stacks = open(stacks_file(place, me.rank), "w")  # noqa: SIM115  written to when the process hangs

@@ -23,6 +23,7 @@ from flatout.frameworks.pytorch.parallel.pattern import Pattern
 from flatout.frameworks.pytorch.parallel.sharded import Sharded, become, part_of
 from flatout.frameworks.pytorch.parallel.summing import summed_in_buckets
 from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
+from flatout.ranks import SUM_OVER_GROUPS
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.parallel.model_division import ModelDivision
@@ -87,7 +88,7 @@ class _PassOfGroups:
             for part, grad in zip(parts, (mine[place] for place in places), strict=True)
         ]
         found: Found = [None] * len(mine)
-        for place, grad in zip(places, summed_in_buckets(grads, replicas, "gradients of groups of ranks"), strict=True):
+        for place, grad in zip(places, summed_in_buckets(grads, replicas, SUM_OVER_GROUPS), strict=True):
             parameter = parameters[place]
             found[place] = become(grad, parameter.portions) if isinstance(parameter, Sharded) else grad
         return found

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatout.frameworks.pytorch.parallel.fully_sharded import fully_sharded, groups_of, silently
+from flatout.frameworks.pytorch.parallel.fully_sharded import fully_sharded, groups_of, set_sums, silently
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Found, Leaves
 from flatout.frameworks.pytorch.parallel.mesh import Mesh
@@ -202,7 +202,8 @@ class Shards:
         for tensor in inputs:
             tensor.grad = None
         factor = self._group.world if summed else 1
-        found = self._gone_back(outputs, [g * factor for g in gradients], keep=False, all_used=summed)
+        with self._group.communication.in_full():
+            found = self._gone_back(outputs, [g * factor for g in gradients], keep=False, all_used=summed)
         of_inputs = [None if t.grad is None else t.grad / factor for t in inputs]
         for tensor in inputs:
             tensor.grad = None
@@ -213,6 +214,7 @@ class Shards:
     ) -> Found:
         for group in self._groups:
             group.reduce_scatter_unused_params = all_used
+        sums = set_sums(self._groups, self._group)
         former = [p.grad for p in self._rest]
         for p in self._rest:
             p.grad = None
@@ -221,13 +223,13 @@ class Shards:
         self._note_uses()
         torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
         self._used.update(id(p) for p in self._rest if p.grad is not None)
-        found: Found = [self._taken(p) for p in self.parameters]
+        found: Found = [self._taken(p, sums) for p in self.parameters]
         for p, grad in zip(self._rest, former, strict=True):
             p.grad = grad
         return found
 
-    def _taken(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        """The gradient that the way back has left, the mean over ranks."""
+    def _taken(self, parameter: nn.Parameter, sums: Collection[int]) -> torch.Tensor | None:
+        """The mean over ranks of the gradient that the way back has left; `sums`: what is no mean yet."""
         held = self._held.get(id(parameter))
         if held is None:
             if not parameter.requires_grad:
@@ -236,7 +238,10 @@ class Shards:
             return self._group.sum(own, "gradient of a single number").div_(self._group.world)
         grad, held.sharded_param.grad = held.sharded_param.grad, None
         assert isinstance(parameter, Sharded)
-        return None if grad is None else become(grad._local_tensor, parameter.portions)
+        if grad is None:
+            return None
+        mine = grad._local_tensor.div_(self._group.world) if id(held) in sums else grad._local_tensor
+        return become(mine, parameter.portions)
 
 
 def _place(held: Any) -> tuple[int, str]:

@@ -15,9 +15,8 @@ from torch import nn
 
 from flatout.frameworks.pytorch.parallel.group import Group, dist
 from flatout.frameworks.pytorch.parallel.held import Found
-
-FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
-"""Source: `torch.nn.parallel.DistributedDataParallel`, its defaults."""
+from flatout.frameworks.pytorch.parallel.narrow_sums import NarrowSums
+from flatout.ranks import SUM_OF_GRADIENTS
 
 
 class Summing:
@@ -36,14 +35,20 @@ class Summing:
             group.serve(leaf.device)
         backwards = [*leaves[::-1], self._uses]
         dense = [False] * len(backwards)
+        first, most = group.communication.limits
         buckets, limits = dist._compute_bucket_assignment_by_size(
-            backwards, [FIRST_BUCKET_BYTES, BUCKET_BYTES], dense, list(range(len(backwards)))
+            backwards, [first, most], dense, list(range(len(backwards)))
         )
         self._reducer = dist.Reducer(
-            backwards, buckets, limits, group.processes, dense, BUCKET_BYTES,
+            backwards, buckets, limits, group.processes, dense, most,
             False,  # it does not look for what is unused
             False,  # gradients are the leaves' own, no views of buckets
+            first_bucket_bytes_cap=first,
         )  # fmt: skip
+        group.communication.num_buckets = max(group.communication.num_buckets, len(buckets))
+        self._narrow = NarrowSums(group) if group.communication.in_bf16 else None
+        if self._narrow is not None:
+            dist._register_comm_hook(self._reducer, None, self._narrow.begin)
 
     def gone_back(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
         """Go back from outputs: the mean over ranks of the gradients of the leaves.
@@ -53,16 +58,19 @@ class Summing:
             gradients: Theirs.
             keep: Whether the graph is gone through again.
         """
-        with self._group.named("sum of gradients", waiting=False):
+        if self._narrow is not None:
+            self._narrow.forget()
+        with self._group.named(SUM_OF_GRADIENTS, waiting=False):
             self._reducer._rebuild_buckets()  # once, in the order in which gradients have come
             self._reducer.prepare_for_backward([])
             if outputs:
                 torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
+        with self._group.named(SUM_OF_GRADIENTS):  # what the way back has not hidden
             unused = [leaf for leaf in self._leaves if leaf.grad is None]
             zeros = [torch.zeros_like(leaf) for leaf in unused]
-            shares = [self._all_used if not unused else self._flags(), *zeros]
-            with self._group.named("sum of gradients"):  # the last leaves: what is still on its way is waited for
-                torch.autograd.backward([self._uses, *unused], shares)
+            torch.autograd.backward([self._uses, *unused], [self._all_used if not unused else self._flags(), *zeros])
+            if self._narrow is not None:
+                self._narrow.end()
         nowhere = self._used_nowhere() if unused else frozenset()
         found = [None if place in nowhere else leaf.grad for place, leaf in enumerate(self._leaves)]
         for leaf in (*self._leaves, self._uses):
@@ -82,14 +90,23 @@ class Summing:
 def summed_in_buckets(tensors: Sequence[torch.Tensor], group: Group, name: str) -> Iterator[torch.Tensor]:
     """Sums over ranks, several tensors in one exchange."""
     bucket: list[torch.Tensor] = []
+    most = group.communication.limits[1]
+    num_buckets = 0
     for number, tensor in enumerate(tensors):
         bucket.append(tensor)
         following = tensors[number + 1] if number + 1 < len(tensors) else None
-        is_full = sum(one.numel() * one.element_size() for one in bucket) >= BUCKET_BYTES
+        is_full = sum(one.numel() * one.element_size() for one in bucket) >= most
         if following is None or is_full or (following.dtype, following.device) != (tensor.dtype, tensor.device):
-            flat = group.sum(torch.cat([one.reshape(-1) for one in bucket]), name)
-            yield from _cut(flat, bucket)
-            bucket = []
+            yield from _cut(_summed(torch.cat([one.reshape(-1) for one in bucket]), group, name), bucket)
+            bucket, num_buckets = [], num_buckets + 1
+    group.communication.num_buckets = max(group.communication.num_buckets, num_buckets)
+
+
+def _summed(flat: torch.Tensor, group: Group, name: str) -> torch.Tensor:
+    """The sum over ranks: in place, or of what is sent in its place."""
+    if not group.communication.narrows(flat.dtype):
+        return group.sum(flat, name)
+    return group.sum(group.communication.to_send(flat), name).to(flat.dtype)
 
 
 def _cut(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -1,0 +1,128 @@
+"""Which levers of communication are worth trying on a division, and what has one of them brought?
+
+In: a division with its timed runs. Out: levers, or why not; its trial with what it gains beside the division without.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from flatout import rank_tuning, stats
+from flatout.rank_tuning import RankTrial
+from flatout.ranks import SUM_OF_GRADIENTS, SUM_OVER_GROUPS
+from flatout.running import OF_RANKS
+from flatout.space import Choice, left_out
+from flatout.trace import Levers
+from flatout.trials.pairs import Pairs
+from flatout.trials.samples_of_runs import Sample, Setting
+
+LEAST_SHARE = 0.02
+"""Where sums of gradients take less of the time than this, nothing can be gained that could be told."""
+
+MOST_SETTINGS = 2
+"""So many settings of a lever are tried: each takes as many runs as a division."""
+
+
+@dataclass(slots=True)
+class Division:
+    """One candidate on its way."""
+
+    num_ranks: int
+    mode: str
+    trial: RankTrial
+    pairs: Pairs = field(default_factory=Pairs)
+    """Beside one process."""
+    gains: Pairs = field(default_factory=Pairs)
+    """Beside the same without its last lever."""
+    samples: list[Sample] = field(default_factory=list)
+    is_open: bool = True
+    took_s: float = 0.0
+    base: Division | None = None
+    """The same without its last lever."""
+
+    @classmethod
+    def of(cls, num_ranks: int, mode: str) -> Division:
+        """One of which nothing is known."""
+        return cls(num_ranks, mode, RankTrial(num_ranks=num_ranks, mode=mode, outcome="inconclusive"))
+
+    def under(self, levers: Levers) -> Division:
+        """The same under one lever more."""
+        trial = RankTrial(
+            num_ranks=self.num_ranks, mode=self.mode, outcome="inconclusive", levers={**self.trial.levers, **levers}
+        )
+        return Division(self.num_ranks, self.mode, trial, base=self)
+
+    @property
+    def label(self) -> str:
+        """What it is called."""
+        return self.trial.label
+
+    @property
+    def sums_share(self) -> float | None:
+        """Share of training that nothing hid of the sums of gradients, median over runs; None where nobody knows."""
+        kinds = [one.exchanges.kinds for one in self.samples if one.exchanges is not None]
+        shares = [sum(found.get(name, 0.0) for name in (SUM_OF_GRADIENTS, SUM_OVER_GROUPS)) for found in kinds]
+        return stats.summarize(shares).median if shares else None
+
+
+def best(divisions: Sequence[Division]) -> Division | None:
+    """What levers are tried on: the division that wins, else the one that comes closest; None where none was timed."""
+    won = rank_tuning.best_of([division.trial for division in divisions])
+    timed = [d for d in divisions if d.trial.ratio is not None and d.trial.agreement == "agrees"]
+    timed = [d for d in timed if d.trial is won or (won is None and d.trial.outcome != "failed")]
+    return max(timed, key=lambda d: d.trial.ratio or 0.0, default=None)
+
+
+def why_not(division: Division) -> str:
+    """Why no lever of communication can bring a division anything that counts; empty where one may."""
+    share = division.sums_share
+    if share is None:
+        return "what sums of gradients take there is not known"
+    if share < LEAST_SHARE:
+        return f"sums of gradients take {100 * share:.1f} % of the time there that nothing hides: nothing to gain"
+    if (division.trial.ratio_high or 0.0) / max(1 - share, 1e-3) < 1:
+        return "it would be slower than one process even if sums of gradients took no time"
+    return ""
+
+
+def levers_for(division: Division, setting: Setting, accept: str) -> Iterator[tuple[str, tuple[Levers, ...], str]]:
+    """Each lever, what is to be tried of it beside those that the division has, and why not where nothing is."""
+    facts = next((one.facts for one in division.samples if one.facts is not None), None)
+    for name in (name for name in OF_RANKS if name in setting.registry):
+        lever = setting.registry[name]
+        if facts is None:
+            yield name, (), "what it trains is not known"
+            continue
+        reason = left_out(lever, Choice(accept=accept)) or lever.applies(facts, setting.machine)
+        tried = () if reason else lever.settings(facts, setting.machine)[:MOST_SETTINGS]
+        yield name, tuple({name: settings} for settings in tried), reason or ""
+
+
+def with_gain(division: Division) -> RankTrial:
+    """The trial of a division with one lever more: it wins where it surely is faster than without it."""
+    base, trial = division.base, division.trial
+    if base is None or trial.outcome in ("failed", "refused"):
+        return trial
+    found = division.gains.compare()
+    ratios = [a / b for a, b in zip(division.gains.baseline_s, division.gains.candidate_s, strict=True)]
+    if not ratios:
+        return replace(trial, outcome="inconclusive", reason=f"not timed beside {base.label}")
+    known = math.isfinite(found.ratio)
+    gain = found.ratio if known else stats.summarize(ratios).median
+    low, high = (found.low, found.high) if known else (min(ratios), max(ratios))
+    trial = replace(trial, gain=gain, gain_low=low, gain_high=high)
+    told = f"{gain:.2f}x [{low:.2f}, {high:.2f}] beside {base.label}"
+    if found.verdict == "faster":
+        return replace(trial, reason=told)
+    return replace(trial, outcome=found.verdict, reason=f"{told}: not kept")
+
+
+def took_s(num: int, run_s: float) -> float:
+    """What trying so many sets of levers takes at least: each is compared, and timed beside its base and one process.
+
+    >>> took_s(1, 6.0)
+    78.0
+    """
+    return (num + stats.MIN_PAIRS * (num + 2)) * run_s
