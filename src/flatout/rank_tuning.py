@@ -7,8 +7,8 @@ its file. What is measured is in `flatout.trials.rank_conduct`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,7 +47,10 @@ class RankTrial:
         step_s: Median over the runs of their median step; None where not measured.
         spread_fraction: Half the interquartile range of the runs over their median; NaN of one run.
         peak_memory_bytes: Highest memory of a rank, in the run with the most.
+        step_memory_bytes: The same within a single step, median over the steps that were compared: without the calls
+            that are computed both ways, and without the start. None where nothing tells.
         exchanges_share: Share of training that every rank spent in exchanges while it computed nothing, median.
+        exchange_shares: The same for each kind of exchange, the costliest first.
         agreement: `agrees`, `disagrees`, `inconclusive`, or empty where it was not judged.
         agreement_detail: The numbers behind it.
         class_: What the ranks change: `rounding`, or `statistical` where they draw other random numbers.
@@ -69,7 +72,9 @@ class RankTrial:
     step_s: float | None = None
     spread_fraction: float | None = None
     peak_memory_bytes: int | None = None
+    step_memory_bytes: int | None = None
     exchanges_share: float | None = None
+    exchange_shares: Mapping[str, float] = field(default_factory=dict)
     agreement: str = ""
     agreement_detail: str = ""
     class_: str = "rounding"
@@ -103,6 +108,7 @@ class RankTuning:
         step_s: Median over the runs of one process of their median step.
         spread_fraction: Half the interquartile range of these runs over their median; NaN of one run.
         peak_memory_bytes: Highest memory of one process.
+        step_memory_bytes: The same within a single step, median over the steps that were compared.
         num_steps: Steps of each run that was timed.
         num_compared_steps: Steps after which what was trained was compared.
         num_runs: Runs that were started.
@@ -134,6 +140,7 @@ class RankTuning:
     trials: tuple[RankTrial, ...]
     tuning_s: float
     peak_memory_bytes: int | None = None
+    step_memory_bytes: int | None = None
     plan: Plan | None = None
     plan_path: str | None = None
     stopped: str = ""
@@ -144,6 +151,11 @@ class RankTuning:
     def winner(self) -> RankTrial | None:
         """What the plan is made of; None where one process is to stay."""
         return best_of(self.trials)
+
+    def memory_fraction(self, trial: RankTrial) -> float | None:
+        """What a rank of a division holds within a step, as a fraction of what one process does."""
+        held, alone = trial.step_memory_bytes, self.step_memory_bytes
+        return held / alone if held is not None and alone else None
 
 
 def candidates(num_ranks: int) -> list[tuple[int, str]]:
@@ -208,6 +220,7 @@ def summary_of(found: RankTuning) -> dict[str, Any]:
         "step_s": found.step_s,
         "spread_fraction": found.spread_fraction,
         "peak_memory_bytes": found.peak_memory_bytes,
+        "step_memory_bytes": found.step_memory_bytes,
         "steps": found.num_steps,
         "compared_steps": found.num_compared_steps,
         "trials": [_row(trial) for trial in found.trials],
@@ -222,8 +235,8 @@ def summary_of(found: RankTuning) -> dict[str, Any]:
 def _row(trial: RankTrial) -> dict[str, Any]:
     names = (
         "mode", "outcome", "reason", "cause", "hint", "ratio", "ratio_low", "ratio_high", "num_pairs", "step_s",
-        "spread_fraction", "peak_memory_bytes", "exchanges_share", "agreement", "agreement_detail",
-        "baseline_step_s", "candidate_step_s",
+        "spread_fraction", "peak_memory_bytes", "step_memory_bytes", "exchanges_share", "exchange_shares", "agreement",
+        "agreement_detail", "baseline_step_s", "candidate_step_s",
     )  # fmt: skip
     return {"ranks": trial.num_ranks, **{name: getattr(trial, name) for name in names}}
 
