@@ -152,6 +152,17 @@ class RankTuning:
         """What the plan is made of; None where one process is to stay."""
         return best_of(self.trials)
 
+    @property
+    def fastest(self) -> RankTrial | None:
+        """The division with the highest ratio, whatever the verdict on it; None where none was timed."""
+        return max((t for t in self.trials if t.ratio is not None), key=lambda t: t.ratio or 0.0, default=None)
+
+    @property
+    def leanest(self) -> RankTrial | None:
+        """Of the divisions that agree the one whose ranks hold least within a step; None where nothing tells."""
+        known = [t for t in self.trials if t.step_memory_bytes is not None and t.agreement == "agrees"]
+        return min(known, key=lambda t: t.step_memory_bytes or 0, default=None)
+
     def memory_fraction(self, trial: RankTrial) -> float | None:
         """What a rank of a division holds within a step, as a fraction of what one process does."""
         held, alone = trial.step_memory_bytes, self.step_memory_bytes
