@@ -28,7 +28,8 @@ TUNE_RANKS: list[Row] = [
     ("levers", "list of strings", "the plan's levers, under which all runs were timed"),
     ("step_s", "number", "one process: median over its runs of their median settled step"),
     ("spread_fraction", "number or null", "half the interquartile range of these runs over their median"),
-    ("peak_memory_bytes", "integer or null", "highest memory of one process"),
+    ("peak_memory_bytes", "integer or null", "highest memory of one process, from its start on"),
+    ("step_memory_bytes", "integer or null", "the same within a step, median over the steps that were compared"),
     ("steps", "integer", "steps of each run that was timed"),
     ("compared_steps", "integer", "steps after which losses and parameters were compared"),
     ("trials", "list of objects", "what was tried, see below"),
@@ -54,8 +55,14 @@ RANK_TRIAL: list[Row] = [
     ("num_pairs", "integer", "pairs of runs behind it"),
     ("step_s", "number or null", "median over its runs of their median settled step on rank 0"),
     ("spread_fraction", "number or null", "half the interquartile range of these runs over their median"),
-    ("peak_memory_bytes", "integer or null", "highest memory of one rank"),
+    ("peak_memory_bytes", "integer or null", "highest memory of one rank, from its start on"),
+    (
+        "step_memory_bytes",
+        "integer or null",
+        "the same within a step, median over the steps that were compared: without calls that are computed both ways",
+    ),
     ("exchanges_share", "number or null", "share of training that every rank spent in exchanges, computing nothing"),
+    ("exchange_shares", "object", "the same for each kind of exchange, the costliest first"),
     ("agreement", "string", "`agrees`, `disagrees`, `inconclusive`; empty where it was not judged"),
     ("agreement_detail", "string", "the numbers behind it"),
     ("baseline_step_s", "list of numbers", "median step of each run of one process"),
@@ -81,7 +88,9 @@ def tuning(machine: Machine) -> dict[str, Any]:
     trials = (
         RankTrial(
             num_ranks=4, mode="replicate", outcome="faster", ratio=3.1, ratio_low=3.02, ratio_high=3.19, num_pairs=4,
-            step_s=0.0323, spread_fraction=0.003, peak_memory_bytes=2**30, exchanges_share=0.11, agreement="agrees",
+            step_s=0.0323, spread_fraction=0.003, peak_memory_bytes=2**30,
+            step_memory_bytes=800 * 2**20, exchanges_share=0.11,
+            exchange_shares={"outputs of `Net`": 0.06, "comparison of batches": 0.01}, agreement="agrees",
             agreement_detail="loss error 6.7e-08; parameter error 7.0e-08", baseline_step_s=ran[0],
             candidate_step_s=ran[1],
         ),
@@ -92,6 +101,6 @@ def tuning(machine: Machine) -> dict[str, Any]:
             typed="train.py --epochs 3", machine=machine, framework="pytorch", framework_version="2.13.0+cpu",
             num_ranks=4, verdict="faster", levers={}, step_s=0.1, spread_fraction=0.002, num_steps=30,
             num_compared_steps=20, num_runs=22, trials=trials, tuning_s=212.0, peak_memory_bytes=2**30,
-            plan_path="flatout.toml", run="/home/me/.flatout/train-2",
+            step_memory_bytes=900 * 2**20, plan_path="flatout.toml", run="/home/me/.flatout/train-2",
         )
     )  # fmt: skip

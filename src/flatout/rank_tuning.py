@@ -7,7 +7,7 @@ its file. What is measured is in `flatout.trials.rank_conduct`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -51,7 +51,10 @@ class RankTrial:
         step_s: Median over the runs of their median step; None where not measured.
         spread_fraction: Half the interquartile range of the runs over their median; NaN of one run.
         peak_memory_bytes: Highest memory of a rank, in the run with the most.
+        step_memory_bytes: The same within a single step, median over the steps that were compared: without the calls
+            that are computed both ways, and without the start. None where nothing tells.
         exchanges_share: Share of training that every rank spent in exchanges while it computed nothing, median.
+        exchange_shares: The same for each kind of exchange, the costliest first.
         agreement: `agrees`, `disagrees`, `inconclusive`, or empty where it was not judged.
         agreement_detail: The numbers behind it.
         class_: What the ranks change: `rounding`, `precision` under such levers, or `statistical` where they draw other
@@ -74,7 +77,9 @@ class RankTrial:
     step_s: float | None = None
     spread_fraction: float | None = None
     peak_memory_bytes: int | None = None
+    step_memory_bytes: int | None = None
     exchanges_share: float | None = None
+    exchange_shares: Mapping[str, float] = field(default_factory=dict)
     agreement: str = ""
     agreement_detail: str = ""
     class_: str = "rounding"
@@ -118,6 +123,7 @@ class RankTuning:
         step_s: Median over the runs of one process of their median step.
         spread_fraction: Half the interquartile range of these runs over their median; NaN of one run.
         peak_memory_bytes: Highest memory of one process.
+        step_memory_bytes: The same within a single step, median over the steps that were compared.
         num_steps: Steps of each run that was timed.
         num_compared_steps: Steps after which what was trained was compared.
         num_runs: Runs that were started.
@@ -149,6 +155,7 @@ class RankTuning:
     trials: tuple[RankTrial, ...]
     tuning_s: float
     peak_memory_bytes: int | None = None
+    step_memory_bytes: int | None = None
     plan: Plan | None = None
     plan_path: str | None = None
     stopped: str = ""
@@ -159,6 +166,22 @@ class RankTuning:
     def winner(self) -> RankTrial | None:
         """What the plan is made of; None where one process is to stay."""
         return best_of(self.trials)
+
+    @property
+    def fastest(self) -> RankTrial | None:
+        """The division with the highest ratio, whatever the verdict on it; None where none was timed."""
+        return max((t for t in self.trials if t.ratio is not None), key=lambda t: t.ratio or 0.0, default=None)
+
+    @property
+    def leanest(self) -> RankTrial | None:
+        """Of the divisions that agree the one whose ranks hold least within a step; None where nothing tells."""
+        known = [t for t in self.trials if t.step_memory_bytes is not None and t.agreement == "agrees"]
+        return min(known, key=lambda t: t.step_memory_bytes or 0, default=None)
+
+    def memory_fraction(self, trial: RankTrial) -> float | None:
+        """What a rank of a division holds within a step, as a fraction of what one process does."""
+        held, alone = trial.step_memory_bytes, self.step_memory_bytes
+        return held / alone if held is not None and alone else None
 
 
 def candidates(num_ranks: int) -> list[tuple[int, str]]:
@@ -238,6 +261,7 @@ def summary_of(found: RankTuning) -> dict[str, Any]:
         "step_s": found.step_s,
         "spread_fraction": found.spread_fraction,
         "peak_memory_bytes": found.peak_memory_bytes,
+        "step_memory_bytes": found.step_memory_bytes,
         "steps": found.num_steps,
         "compared_steps": found.num_compared_steps,
         "trials": [_row(trial) for trial in found.trials],
@@ -252,8 +276,8 @@ def summary_of(found: RankTuning) -> dict[str, Any]:
 def _row(trial: RankTrial) -> dict[str, Any]:
     names = (
         "mode", "levers", "outcome", "reason", "cause", "hint", "ratio", "ratio_low", "ratio_high", "num_pairs",
-        "step_s", "spread_fraction", "peak_memory_bytes", "exchanges_share", "agreement", "agreement_detail",
-        "baseline_step_s", "candidate_step_s", "gain", "gain_low", "gain_high",
+        "step_s", "spread_fraction", "peak_memory_bytes", "step_memory_bytes", "exchanges_share", "exchange_shares",
+        "agreement", "agreement_detail", "baseline_step_s", "candidate_step_s", "gain", "gain_low", "gain_high",
     )  # fmt: skip
     return {"ranks": trial.num_ranks, **{name: getattr(trial, name) for name in names}}
 

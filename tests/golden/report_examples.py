@@ -4,6 +4,7 @@
 """
 
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -693,7 +694,8 @@ EXAMPLES = {
 
 def terminal_texts():
     """Every golden file's name with what belongs into it."""
-    from flatout.report import machine, screen, terminal
+    from flatout.report import machine, ranks, screen, terminal
+    from rank_tunings import TUNINGS
 
     found = {}
     for name, make in EXAMPLES.items():
@@ -703,11 +705,16 @@ def terminal_texts():
     found["report_lenet_verbose.txt"] = screen.plain(terminal.tune(lenet(), verbose=True))
     found["report_lenet_ascii.txt"] = screen.plain(terminal.tune(lenet()), ascii_only=True)
     found["report_lenet_120.txt"] = screen.plain(terminal.tune(lenet()), width=120)
+    for name, make in TUNINGS.items():
+        if name in ("faster", "one rank", "inconclusive"):
+            found[f"report_ranks_{name.replace(' ', '_')}.txt"] = screen.plain(ranks.ranks(make()))
+    found["report_ranks_verbose.txt"] = screen.plain(ranks.ranks(TUNINGS["faster"](), verbose=True), width=120)
     found["report_machine.txt"] = screen.plain(machine.machine(CEILINGS, now_unix_s=CREATED_UNIX_S))
     return found
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(HERE.parent))  # of what tests share; pytest finds it by itself
     for name, text in terminal_texts().items():
         (HERE / name).write_text(text, encoding="utf-8")
         print(name, len(text.splitlines()), "lines")

@@ -50,6 +50,7 @@ def test_a_sample_on_ranks_trains_what_one_process_trains_and_leaves_nothing(her
     assert not plain.problem and plain.num_steps == 16 and len(plain.losses) == len(plain.step_s) + 2
     for sample in on_ranks:
         assert not sample.problem and sample.num_steps == 16 and sample.exchanges.num and sample.peak_memory_bytes
+        assert sample.step_memory_bytes is None or sample.step_memory_bytes > 0
         found = trained.differences(
             plain.state("last"), nudged.state("last"), sample.state("last"), plain.state("first")
         ) + trained.of_losses(plain.losses, nudged.losses, sample.losses)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flatout import agreement, on_ranks, plan_file, rank_tuner, rank_tuning
+from flatout.cli.showing import show_ranks
 from flatout.difference import Difference
 from flatout.errors import Inconclusive, RecordError, ScriptError, UsageError
 from flatout.frameworks.pytorch import trained
@@ -14,6 +15,7 @@ from flatout.rank_tuning import RankTrial, best_of, candidates, summary_of, verd
 from flatout.ranks import Terms as RankTerms
 from flatout.report import ranks as report
 from flatout.report import screen
+from flatout.run.rank_watch import Exchanges
 from flatout.run.script import Script
 from flatout.running import Engagement
 from flatout.space import Choice
@@ -249,6 +251,43 @@ def test_timed_runs_have_the_levers_of_the_plan_and_compared_ones_none(tuned):
     timed = [w for w in runs.wanted if not w.keeps]
     assert len(compared) == 4 and all(not w.levers for w in compared)
     assert all(set(w.levers) == ({"bf16", "threads"} if w.num_ranks == 1 else {"bf16"}) for w in timed)
+
+
+def test_memory_within_a_step_and_each_kind_of_exchange_are_kept(tuned):
+    class Exchanging(Runs):
+        def __call__(self, setting, wanted, number, wait):
+            found = super().__call__(setting, wanted, number, wait)
+            if wanted.keeps:
+                return replace(found, step_memory_bytes=10**6 if wanted.num_ranks == 1 else 750_000)
+            kinds = {"parameters": 0.2, "rules": 0.01 * (number % 2), "gradients": 0.3}
+            return replace(found, exchanges=exchanges(kinds)) if wanted.num_ranks > 1 else found
+
+    found = tuned(Exchanging({1: 0.010, (2, "replicate"): 0.006, (2, "shard"): 0.008}))
+    assert found.step_memory_bytes == 10**6 and found.memory_fraction(found.trials[0]) == 0.75
+    assert list(found.trials[0].exchange_shares)[:2] == ["gradients", "parameters"], "the costliest first"
+    assert summary_of(found)["trials"][0]["exchange_shares"]["gradients"] == 0.3
+    assert "exchanges: gradients 30 %, parameters 20 %" in text(found, verbose=True)
+    assert "gradients 30 %" in screen.plain(report.ranks(found), width=120)
+    assert "gradients 30 %" not in screen.plain(report.ranks(found), width=80), "there it has no room"
+
+
+def exchanges(kinds):
+    return Exchanges(
+        num=9, least_share=0.5, most_share=0.6, waited_for=0, compared_share=0.0, training_s=1.0, kinds=kinds
+    )
+
+
+def test_its_page_is_in_the_run_folder_or_where_it_was_asked_for(tuned, tmp_path, capsys):
+    found = tuned(Runs({1: 0.010, (2, "replicate"): 0.006, (2, "shard"): 0.008}))
+    show_ranks(found, as_json=False)
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    assert "report     report.html" in capsys.readouterr().out
+    show_ranks(found, html=tmp_path / "page.html", as_json=True)
+    assert (tmp_path / "page.html").exists() and capsys.readouterr().out.startswith("{")
+    (tmp_path / "notes.html").write_text("mine")
+    with pytest.raises(UsageError):
+        show_ranks(found, html=tmp_path / "notes.html", as_json=False)
+    assert (tmp_path / "notes.html").read_text() == "mine"
 
 
 def test_a_tuning_survives_its_file(tuned, tmp_path):

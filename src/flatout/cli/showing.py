@@ -22,6 +22,7 @@ from flatout.report import (
     write_contrast,
     write_html,
     write_proof,
+    write_ranks,
 )
 from flatout.result import Result, summary_of
 from flatout.samples import gather
@@ -51,22 +52,19 @@ def show(result: Result, *, html: Path | None = None, as_json: bool, verbose: bo
 
 
 def show_ranks(found: RankTuning, *, html: Path | None = None, as_json: bool, verbose: bool = False) -> None:
-    """Print what `tune --ranks` found.
+    """Write the page of what `tune --ranks` found, to `html` or into the run folder, and print the rest.
 
     Raises:
-        UsageError: A page was asked for, which there is none of.
+        UsageError: The page was asked for, and cannot be written there, or would overwrite what is no page.
     """
     from flatout import rank_tuning
 
-    if html is not None:
-        raise UsageError(
-            "a tuning of ranks has no page", cause="it is a table of a few lines, which the terminal shows whole",
-            hint="`--json` for programs, `--verbose` for every run",
-        )  # fmt: skip
+    page = html or Path(found.run) / PAGE
+    _write_page(page, html is not None, lambda path: write_ranks(found, path))
     if as_json:
         print(json.dumps(rank_tuning.summary_of(found)))
     else:
-        print_ranks(found, verbose=verbose)
+        print_ranks(found, page=page, verbose=verbose)
 
 
 def show_rank_anatomy(found: RankAnatomy, *, as_json: bool) -> None:

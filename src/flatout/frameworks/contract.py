@@ -42,6 +42,12 @@ class Trained(Protocol):
     def nudge(self, step: int) -> None:
         """Move every parameter by what rounding may move it in a step, in the same way at the same step."""
 
+    def memory_of_step(self) -> int | None:
+        """Bytes that the process held at most since this was asked last: of its device, or resident.
+
+        None where nothing tells, or the peak cannot be reset.
+        """
+
 
 class Framework(Protocol):
     """One framework in one process."""

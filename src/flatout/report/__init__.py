@@ -104,11 +104,24 @@ def print_proof(found: Proof, *, page: Path | str | None = None, file: IO[str] |
     screen.show(proof_terminal.proof(found, page=page), file)
 
 
-def print_ranks(found: RankTuning, *, verbose: bool = False, file: IO[str] | None = None) -> None:
-    """Print what `tune --ranks` found."""
+def write_ranks(found: RankTuning, path: Path | str) -> Path:
+    """Write the page of a tuning for ranks, whole or not at all; returns its path.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    from flatout.report import ranks_page
+
+    return ranks_page.write_html(found, path)
+
+
+def print_ranks(
+    found: RankTuning, *, verbose: bool = False, page: Path | str | None = None, file: IO[str] | None = None
+) -> None:
+    """Print what `tune --ranks` found; `page` is where its page was written."""
     from flatout.report import ranks, screen
 
-    screen.show(ranks.ranks(found, verbose=verbose), file)
+    screen.show(ranks.ranks(found, verbose=verbose, page=page), file)
 
 
 def print_rank_anatomy(found: RankAnatomy, *, file: IO[str] | None = None) -> None:

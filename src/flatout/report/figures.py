@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from flatout.anatomy import Anatomy
+from flatout.report import forest as forests
 from flatout.report import ticks, words
-from flatout.report.svg import FONT, LETTER, Canvas, both, colour, cut
+from flatout.report.forest import Line
+from flatout.report.svg import LETTER, Canvas, both, colour
 from flatout.report.thinned import Dot, Kind, thin
 from flatout.report.tried import Row, ends, rows
 from flatout.result import Result
@@ -144,66 +146,15 @@ def _dots(axes: Axes, found: Sequence[Dot], kind: Kind, *, hollow: bool) -> None
 
 def forest(result: Result) -> Markup | None:
     """Each trial's ratio with its 95 % interval, around 1."""
-    shown = [row for row in rows(result, MOST_ROWS) if _drawable(row)]
-    if not shown:
-        return None
-    label = "; ".join(
-        f"{t.label} {words.times(t.ratio)} {ends(t)}".rstrip() + f", {t.outcome}" for t in (row.trial for row in shown)
-    )
-    heights = (28 * len(shown) + 58, 46 * len(shown) + 58)
-    return both("tried", label, heights, lambda canvas: _draw_forest(canvas, result, shown))
+    noise = result.noise
+    band = (noise.low, noise.high) if noise is not None else None
+    return forests.forest("tried", [_line(row) for row in rows(result, MOST_ROWS)], band=band)
 
 
-def _drawable(row: Row) -> bool:
+def _line(row: Row) -> Line:
     trial = row.trial
-    return all(x is not None and words.known(x) and x > 0 for x in (trial.ratio, trial.ratio_low, trial.ratio_high))
-
-
-def _draw_forest(canvas: Canvas, result: Result, shown: Sequence[Row]) -> None:
-    left, right = (16, 16) if canvas.narrow else (236, 134)
-    axes = canvas.axes(left, 10, right, 48)
-    each = 46 if canvas.narrow else 28
-    low = min([0.9, *(row.trial.ratio_low or 1.0 for row in shown)]) / 1.06
-    high = max([1.12, *(row.trial.ratio_high or 1.0 for row in shown)]) * 1.06
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    axes.set_ylim(each * len(shown), 0)
-    for number, row in enumerate(shown):
-        y = each * number + (31 if canvas.narrow else 14)
-        _one(axes, result, (y - 10, y + 10) if canvas.narrow else (each * number, each * (number + 1)))
-        _interval(axes, row, y)
-        _names(canvas, row, 10 + each * number + (11 if canvas.narrow else 14))
-    ticks.place(axes.xaxis, ticks.ratios(low, high, 5 if canvas.narrow else 8), lambda x: f"{x:,g}x")
-    axes.set_yticks([])
-    look = {"color": colour("soft"), "fontsize": FONT - 1}
-    canvas.write(left, canvas.height - 9, "← slower than plain", **look)
-    canvas.write(canvas.width - right, canvas.height - 9, "faster →", ha="right", **look)
-
-
-def _one(axes: Axes, result: Result, span: tuple[float, float]) -> None:
-    """The place of 1 in one row, and how far two equal runs differ."""
-    low, high = (result.noise.low, result.noise.high) if result.noise is not None else (math.nan, math.nan)
-    if words.known(low) and words.known(high):
-        axes.fill_between((low, high), *span, color=colour("band"), linewidth=0)
-    axes.plot((1.0, 1.0), span, color=colour("soft"), linewidth=1)
-
-
-def _interval(axes: Axes, row: Row, y: float) -> None:
-    trial = row.trial
-    look = colour(row.mark if row.mark != "no" or trial.outcome == "slower" else "even")
-    if ends(trial):
-        axes.plot((trial.ratio_low, trial.ratio_high), (y, y), color=look, linewidth=2, solid_capstyle="round")  # type: ignore[arg-type]
-    marker, fill = {"yes": ("o", look), "even": ("o", colour("paper")), "no": ("s", look), "never": ("X", look)}[
-        row.mark
-    ]
-    size = 9 if marker == "X" else 7
-    axes.plot((trial.ratio,), (y,), marker, color=look, markerfacecolor=fill, markersize=size, markeredgewidth=1.6)  # type: ignore[arg-type]
-
-
-def _names(canvas: Canvas, row: Row, y: float) -> None:
-    indent = (10 if canvas.narrow else 12) * min(row.depth, 6)
-    numbers = f"{words.ratio(row.trial.ratio)} {ends(row.trial)}".rstrip()
-    room = (canvas.width - LETTER * (len(numbers) + 1) if canvas.narrow else 232) - indent
-    weight = "bold" if row.chosen else "normal"
-    canvas.write(2 + indent, y, cut(row.words, int(room / LETTER)), weight=weight)
-    canvas.write(canvas.width - 2, y, numbers, ha="right", weight=weight, fontsize=FONT - 1)
+    ratio, low, high = (math.nan if x is None else x for x in (trial.ratio, trial.ratio_low, trial.ratio_high))
+    return Line(
+        name=row.words, whole_name=trial.label, ratio=ratio, low=low, high=high, ends=ends(trial),
+        outcome=trial.outcome, mark=row.mark, chosen=row.chosen, depth=row.depth,
+    )  # fmt: skip

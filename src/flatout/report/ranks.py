@@ -5,41 +5,42 @@ In: a `RankTuning`. Out: lines; nothing is computed here.
 
 from __future__ import annotations
 
-from flatout.plan import PLAN_FILE, label
+from pathlib import Path
+
 from flatout.rank_tuning import RankTrial, RankTuning
-from flatout.report import words
+from flatout.report import rank_words, words
 from flatout.report.screen import Report, Screen
-from flatout.stats import MIN_PAIRS
 
 NAME = 22
 """Columns of what a division is called."""
 
 HEAD = f"{'step':>8}  {'ratio':>5}  {'95 %':<12}  {'a rank':>7}  {'exchanges':>9}"
 
+WIDE = len(HEAD) + NAME + 32
+"""Columns from which on the costliest kind of exchange has room in the table."""
+
 _MARKS = {"faster": ("✔", "green"), "no difference": ("·", "yellow"), "inconclusive": ("·", "yellow")}
 
 
-def ranks(found: RankTuning, *, verbose: bool = False) -> Report:
-    """What `flatout tune --ranks` prints."""
-    return Report(lambda screen: _compose(screen, found, verbose=verbose))
+def ranks(found: RankTuning, *, verbose: bool = False, page: Path | str | None = None) -> Report:
+    """What `flatout tune --ranks` prints; `page` is where its page was written."""
+    return Report(lambda screen: _compose(screen, found, verbose=verbose, page=page))
 
 
-def _compose(screen: Screen, found: RankTuning, *, verbose: bool) -> None:
+def _compose(screen: Screen, found: RankTuning, *, verbose: bool, page: Path | str | None) -> None:
     machine = found.machine
     gpus = [f"{words.plural(len(machine.accelerators), 'GPU')} ({one.name})" for one in machine.accelerators[:1]]
     device = gpus[0] if gpus else words.plural(machine.num_cores, "CPU core")
     framework = words.framework(found.framework, found.framework_version)
     screen.say("", (found.script, "bold"), f" · {framework} · {device}", indent=0)
     screen.blank()
-    screen.say("baseline", (f"one process, {words.seconds(found.step_s)} a step", "bold"), _scatter(found))
+    screen.say("baseline", (f"one process, {words.seconds(found.step_s)} a step", "bold"), rank_words.baseline(found))
     if found.levers:
-        screen.say(
-            "under", f"{label(found.levers)}, the levers of the plan; on ranks without those of one process's cores"
-        )
+        screen.say("under", rank_words.under(found))
     screen.blank()
     _table(screen, found, verbose=verbose)
     screen.blank()
-    screen.say("result", *_verdict(found))
+    screen.say("result", *rank_words.verdict(found))
     for number, remark in enumerate((*([found.stopped] if found.stopped else []), *found.remarks)):
         screen.say("note" if number == 0 else "", (remark, "yellow"))
     screen.say(
@@ -47,26 +48,23 @@ def _compose(screen: Screen, found: RankTuning, *, verbose: bool) -> None:
     )
     if found.plan_path is not None:
         screen.command("plan", found.plan_path)
-    screen.command("next", *_next(found))
-
-
-def _scatter(found: RankTuning) -> str:
-    """How sure the baseline is, and what it takes."""
-    spread = f" ± {words.percent(found.spread_fraction)}" if words.known(found.spread_fraction) else ""
-    memory = f"; memory {words.memory(found.peak_memory_bytes)}" if found.peak_memory_bytes is not None else ""
-    return f"{spread}  (runs of {words.plural(found.num_steps, 'step')}{memory})"
+    if page is not None:
+        screen.command("report", str(words.nearby(Path(page))))
+    screen.command("next", *rank_words.next_command(found))
 
 
 def _table(screen: Screen, found: RankTuning, *, verbose: bool) -> None:
     title = f"tried {words.plural(len(found.trials), 'division')}"
-    screen.row((f"{title:<{NAME + 6}}{HEAD}", "bold"))
+    wide = screen.width >= WIDE and any(rank_words.costliest(trial) for trial in found.trials)
+    screen.row((f"{title:<{NAME + 6}}{HEAD}{'  most of them' * wide}", "bold"))
     won = found.winner
     for trial in found.trials:
         mark, style = _MARKS.get(trial.outcome, ("✖" if trial.ratio is None else "–", "dim"))
         head = ("▸ " if trial is won else "  ", "bold")
         name = screen.fit(_name(trial), NAME)
-        screen.row(head, (name, "bold" if trial is won else ""), " ", (mark, style), _numbers(trial))
-        for line in _said(trial, verbose=verbose):
+        most = f"  {rank_words.costliest(trial, 1)}" if wide else ""
+        screen.row(head, (name, "bold" if trial is won else ""), " ", (mark, style), _numbers(trial), most)
+        for line in _said(found, trial, verbose=verbose):
             screen.say("", (line, "dim"), indent=6)
 
 
@@ -79,15 +77,14 @@ def _name(trial: RankTrial) -> str:
 def _numbers(trial: RankTrial) -> str:
     if trial.ratio is None:
         return f"  {trial.outcome}"
-    ends = words.interval(trial.ratio_low, trial.ratio_high) if trial.num_pairs >= MIN_PAIRS else ""
-    ends = ends or words.plural(trial.num_pairs, "pair")
+    ends = rank_words.ends(trial) or words.plural(trial.num_pairs, "pair")
     memory = words.memory(trial.peak_memory_bytes) if trial.peak_memory_bytes is not None else ""
     share = words.percent(trial.exchanges_share) if trial.exchanges_share is not None else ""
     numbers = f"{words.seconds(trial.step_s):>8}  {words.ratio(trial.ratio):>5}  {ends:<12}"
     return f"  {numbers}  {memory:>7}  {share:>9}"
 
 
-def _said(trial: RankTrial, *, verbose: bool) -> list[str]:
+def _said(found: RankTuning, trial: RankTrial, *, verbose: bool) -> list[str]:
     """Why it is so, and whether it trains the same."""
     if trial.outcome in ("refused", "failed"):
         return [": ".join(filter(None, (trial.reason, trial.cause))), *([f"hint: {trial.hint}"] if trial.hint else [])]
@@ -97,40 +94,10 @@ def _said(trial: RankTrial, *, verbose: bool) -> list[str]:
     elif trial.agreement:
         lines.append(f"{trial.agreement}: {trial.agreement_detail}")
     if verbose:
+        kinds, memory = rank_words.costliest(trial), rank_words.within_step(found, trial)
+        lines += [f"exchanges: {kinds}"] if kinds else []
+        lines += [f"a rank holds {memory}"] if memory else []
         pairs = zip(trial.baseline_step_s, trial.candidate_step_s, strict=True)
         lines += [f"{words.seconds(one)} beside {words.seconds(other)}" for one, other in pairs]
         lines.append(f"took {words.duration(trial.took_s)}")
     return lines
-
-
-def _verdict(found: RankTuning) -> tuple[str | tuple[str, str], ...]:
-    won = found.winner
-    if won is not None:
-        ends = words.interval(won.ratio_low, won.ratio_high)
-        speeds = f": {words.seconds(found.step_s)} → {words.seconds(won.step_s)} a step  {ends}"
-        return (f"{words.times(won.ratio)} faster", "bold green"), f" on {won.label}{speeds}"
-    timed = [t for t in found.trials if t.ratio is not None]
-    best = max(timed, key=lambda t: t.ratio or 0.0, default=None)
-    if best is None:
-        is_open = found.verdict == "inconclusive"
-        why = "no division could be compared with it" if is_open else "no division trains what it trains, as said above"
-        return ("one process", "bold"), f": {why}"
-    beside = (
-        f": {words.seconds(found.step_s)} a step, and {words.seconds(best.step_s)} on {best.label}, the best of them: "
-        f"{words.ratio(best.ratio)}x {words.interval(best.ratio_low, best.ratio_high)}"
-    ).rstrip()
-    if found.verdict == "one rank is faster":
-        return ("one rank is faster", "bold"), beside
-    if found.verdict == "no difference":
-        return ("no difference", "bold"), f"{beside}. One process is simpler"
-    return ("inconclusive", "bold yellow"), f"{beside}; {best.reason or 'not all could be told apart'}"
-
-
-def _next(found: RankTuning) -> tuple[str, str]:
-    """What to type next."""
-    if found.winner is not None:
-        named = found.plan_path is not None and found.plan_path != PLAN_FILE
-        return f"flatout run --plan {found.plan_path}" if named else "flatout run", found.typed
-    if found.verdict == "inconclusive":
-        return f"flatout tune --ranks {found.num_ranks} --budget {max(2 * found.tuning_s, 60):.0f}s", found.typed
-    return ("flatout run" if found.levers else "flatout tune"), found.typed

@@ -1,16 +1,17 @@
 """How does a run end of which a sample is enough? After so many steps, wherever the script is, with its state kept.
 
-In: a session that says after how many steps, and steps. Out: the files of `states` beside the trace, and the word that
-the run is over. Imported in the user's process, in trials only: standard library.
+In: a session that says after how many steps, and steps. Out: the files of `states` beside the trace, each rank's memory
+step by step, and the word that the run is over. Imported in the user's process, in trials only: standard library.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from flatout.frameworks.contract import Framework
+from flatout.frameworks.contract import Framework, Trained
 from flatout.ranks import ended_file
 from flatout.run.orders import SessionSpec
 
@@ -26,12 +27,19 @@ def state_file(trace: str | Path, moment: str) -> Path:
     return Path(trace).with_suffix(f".{moment}.pt")
 
 
+def memory_file(trace: str | Path, rank: int) -> Path:
+    """Where a rank's memory step by step lies, from the path of the run's trace."""
+    return Path(trace).with_suffix(f".memory-{rank}.json")
+
+
 class SampleRun:
     """The end of one such run."""
 
     def __init__(self, spec: SessionSpec, framework: Framework, rank: int) -> None:
         self._spec, self._framework, self._rank = spec, framework, rank
         self._num_told = 0
+        self._trained: Trained | None = None
+        self._memory_bytes: list[int] = []
 
     def is_over(self, on_failure: Callable[[str, BaseException], None]) -> bool:
         """Called after each step: keep what is to be kept; whether this was the last."""
@@ -40,21 +48,31 @@ class SampleRun:
         self._num_told += 1
         over = self._num_told + self._framework.num_missed_steps() >= spec.stop_after
         try:
-            if self._num_told == 1 and spec.keep_states:
-                self._keep("first")
-            if spec.nudge and not over:
-                self._framework.trained().nudge(self._num_told)
-            if over and spec.keep_states:
-                self._keep("last")
+            if spec.keep_states or spec.nudge:
+                self._trained = self._trained or self._framework.trained()
+                self._compared(self._trained, over)
         except Exception as problem:  # noqa: BLE001  it is noted, and nothing can be compared
             on_failure("state", problem)
         if over:
             self._wait_for_first()
         return over
 
-    def _keep(self, moment: str) -> None:
-        path = None if self._rank else str(state_file(self._spec.trace, moment))
-        self._framework.trained().keep(path)
+    def _compared(self, trained: Trained, over: bool) -> None:
+        """After a step of a run that is compared with another one."""
+        spec = self._spec
+        if spec.keep_states and (found := trained.memory_of_step()) is not None:
+            self._memory_bytes.append(found)
+        if self._num_told == 1 and spec.keep_states:
+            self._keep(trained, "first")
+            trained.memory_of_step()  # what keeping took is no step's
+        if spec.nudge and not over:
+            trained.nudge(self._num_told)
+        if over and spec.keep_states:
+            memory_file(spec.trace, self._rank).write_text(json.dumps(self._memory_bytes), encoding="utf-8")
+            self._keep(trained, "last")
+
+    def _keep(self, trained: Trained, moment: str) -> None:
+        trained.keep(None if self._rank else str(state_file(self._spec.trace, moment)))
 
     def _wait_for_first(self) -> None:
         if self._spec.ranks is None or not self._rank:

@@ -11,7 +11,7 @@ import datetime
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from flatout import __version__, agreement, rank_tuning, running, stats
@@ -168,6 +168,7 @@ class RankConduct:
                 outcome: RankOutcome = "disagrees" if judged.verdict == "disagrees" else "inconclusive"
                 self._end(division, outcome, judged.detail)
         division.took_s += time.perf_counter() - begun_s
+        division.trial = replace(division.trial, step_memory_bytes=sample.step_memory_bytes)
         sample.forget()
 
     def _wanted(self, division: Division, num_steps: int, step_guess_s: float, *, keeps: bool = False) -> Wanted:
@@ -313,6 +314,7 @@ class RankConduct:
             spread_fraction=summary.spread_fraction if summary.num > 1 else math.nan,
             peak_memory_bytes=max(peaks, default=None),
             exchanges_share=stats.summarize(shares).median if shares else None,
+            exchange_shares=_shares([s.exchanges.kinds for s in division.samples if s.exchanges is not None]),
             baseline_step_s=tuple(pairs.baseline_s),
             candidate_step_s=tuple(pairs.candidate_s),
         )
@@ -367,7 +369,8 @@ class RankConduct:
             num_steps=max((s.num_steps for s in self._alone), default=self._num_compared),
             num_compared_steps=self._num_compared, num_runs=self._num_runs, trials=trials,
             tuning_s=self._spent_s, remarks=tuple(self._remarks),
-            peak_memory_bytes=max(peaks, default=None), stopped=self._stopped,
+            peak_memory_bytes=max(peaks, default=None), step_memory_bytes=plain.step_memory_bytes,
+            stopped=self._stopped,
             run=str(self._setting.run_folder),
         )  # fmt: skip
 
@@ -378,6 +381,12 @@ def _without_ratio(sample: Sample) -> tuple[RankOutcome, str, str, str]:
         "too few steps were seen", cause=f"{len(sample.step_s)} settled ones", hint=""
     )
     return ("refused" if sample.refused else "failed"), problem.error, problem.cause, problem.hint
+
+
+def _shares(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each kind of exchange the median over the runs, the costliest first."""
+    found = {kind: stats.summarize([run.get(kind, 0.0) for run in runs]).median for run in runs for kind in run}
+    return dict(sorted(found.items(), key=lambda one: -one[1]))
 
 
 def _median_ratio(pairs: Pairs) -> float:

@@ -7,6 +7,7 @@ lies, or why it did not get there. Rank 0 is isolated as well, and nobody hears 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import time
@@ -25,7 +26,7 @@ from flatout.run.launch import Child, Launch, environment_for, session_files, se
 from flatout.run.orders import SessionSpec
 from flatout.run.rank_start import Start, devices_for
 from flatout.run.rank_watch import Exchanges, RankWatch
-from flatout.run.sample_run import state_file
+from flatout.run.sample_run import memory_file, state_file
 from flatout.run.script import Script
 from flatout.run.trackers import QUIET_TRACKERS
 from flatout.trace import End, Failure, Header, Levers, Record, Window
@@ -98,6 +99,7 @@ class Sample:
         step_s: Each settled training step of rank 0, without evaluation and checkpoints.
         losses: Of its last steps, as far as they were given to `backward`.
         peak_memory_bytes: Highest memory of a rank.
+        step_memory_bytes: The same within a step, median over the steps; where what was trained is kept.
         exchanges: What exchanges cost.
         header: Of rank 0.
         facts: What rank 0 found the script to do; None where it did not get there.
@@ -113,6 +115,7 @@ class Sample:
     step_s: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
     peak_memory_bytes: int | None = None
+    step_memory_bytes: int | None = None
     exchanges: Exchanges | None = None
     header: Header | None = None
     facts: Facts | None = None
@@ -312,6 +315,7 @@ def _found(place: Path, wanted: Wanted, traces: list[Path]) -> Sample:
         losses=tuple(loss for w in windows for loss in w.losses) if whole else (),
         peak_memory_bytes=max(known, default=None),
         facts=next((r for r in first if isinstance(r, Facts)), None),
+        step_memory_bytes=_step_memory(place, wanted.num_ranks),
         header=first[0] if isinstance(first[0], Header) else None,
         windows=_windows_of(records),
         ended=end is not None and end.num_steps < wanted.num_steps and _raised(first) is None,
@@ -324,6 +328,20 @@ def _windows_of(traces: list[list[Record]]) -> tuple[tuple[Window, ...], ...]:
     """In the order of ranks."""
     by_rank = {r[0].rank: tuple(w for w in r if isinstance(w, Window)) for r in traces if isinstance(r[0], Header)}
     return tuple(by_rank[rank] for rank in sorted(by_rank))
+
+
+def _step_memory(place: Path, num_ranks: int) -> int | None:
+    """Of the rank with the most: the median over its steps; None where one of them did not tell."""
+    found = []
+    for rank in range(num_ranks):
+        try:
+            steps = json.loads(memory_file(_trace(place), rank).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        if not steps:
+            return None
+        found.append(int(stats.summarize(steps).median))
+    return max(found)
 
 
 def _raised(records: list[Record]) -> Failure | None:

@@ -63,6 +63,21 @@ def test_what_draws_otherwise_is_told_by_its_generators(runs, tmp_path):
     assert found.verdict == "disagrees" and "random generators end elsewhere" in found.detail
 
 
+def test_the_memory_of_a_step_is_what_was_held_at_most_since_it_was_asked_last():
+    model = nn.Linear(4, 4)
+    calls = Calls()
+    calls.look_for(list(model.parameters()))
+    kept = Trained(Session(calls, Loaders(), None), calls)
+    assert kept.memory_of_step() is None, "nothing was reset before"
+    quiet = kept.memory_of_step()
+    held = torch.ones(60_000_000)
+    del held
+    busy = kept.memory_of_step()
+    if quiet is None or busy is None:
+        pytest.skip("the kernel's mark cannot be reset here")
+    assert busy - quiet > 200e6 and busy - kept.memory_of_step() > 200e6
+
+
 def test_a_nudge_moves_each_parameter_in_its_last_place(runs, tmp_path):
     plain, nudged = (torch.load(tmp_path / f"{name}.last.pt", weights_only=False) for name in ("plain", "nudged"))
     for place, tensor in plain["tensors"].items():

@@ -25,17 +25,18 @@ class PeakMemory:
     def __init__(self, *, ours: bool) -> None:
         self._ours = ours
 
-    def reset(self, device: str) -> None:
-        """Forget the peak so far."""
+    def reset(self, device: str) -> bool:
+        """Forget the peak so far; whether that could be done."""
         if not self._ours:
-            return
+            return False
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-            return
+            return True
         try:
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         except OSError:
-            return
+            return False
+        return True
 
     def peak_bytes(self, device: str) -> int | None:
         """Bytes, or None where nothing tells."""

@@ -16,6 +16,7 @@ import torch
 
 from flatout.difference import Difference
 from flatout.frameworks.pytorch.calls import Calls
+from flatout.frameworks.pytorch.memory import PeakMemory
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.session import Session
 
@@ -38,6 +39,8 @@ class Trained:
 
     def __init__(self, session: Session, calls: Calls) -> None:
         self._session, self._calls = session, calls
+        self._memory = PeakMemory(ours=True)
+        self._is_reset = False
 
     def keep(self, path: str | None) -> None:
         """See `flatout.frameworks.contract.Trained`."""
@@ -62,6 +65,13 @@ class Trained:
                 size = NUDGE * unit if unit < COARSE else unit if step == 1 else 0.0
                 signs = torch.randint(0, 2, parameter.shape, generator=generator).mul_(2).sub_(1).to(parameter.device)
                 parameter.mul_((1 + signs * size).to(parameter.dtype))
+
+    def memory_of_step(self) -> int | None:
+        """See `flatout.frameworks.contract.Trained`."""
+        device = self._calls.device
+        found = self._memory.peak_bytes(device) if self._is_reset else None
+        self._is_reset = self._memory.reset(device)
+        return found
 
     def _parameters(self) -> list[torch.Tensor]:
         """In the script's own order: by its optimizers, then what models have beyond."""
