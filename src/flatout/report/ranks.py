@@ -109,7 +109,7 @@ def _verdict(found: RankTuning) -> tuple[str | tuple[str, str], ...]:
         ends = words.interval(won.ratio_low, won.ratio_high)
         speeds = f": {words.seconds(found.step_s)} → {words.seconds(won.step_s)} a step  {ends}"
         return (f"{words.times(won.ratio)} faster", "bold green"), f" on {won.label}{speeds}"
-    timed = [t for t in found.trials if t.ratio is not None]
+    timed = [t for t in found.trials if t.ratio is not None and not t.levers]
     best = max(timed, key=lambda t: t.ratio or 0.0, default=None)
     if best is None:
         is_open = found.verdict == "inconclusive"
