@@ -26,6 +26,7 @@ TUNE_RANKS: list[Row] = [
     ("ratio_low", "number", "lower end of its 95 % interval; 1 where one process is to stay"),
     ("ratio_high", "number", "upper end of its 95 % interval; 1 where one process is to stay"),
     ("levers", "list of strings", "the plan's levers, under which all runs were timed"),
+    ("communication", "object", "levers of communication that won on the ranks of the plan, with their settings"),
     ("step_s", "number", "one process: median over its runs of their median settled step"),
     ("spread_fraction", "number or null", "half the interquartile range of these runs over their median"),
     ("peak_memory_bytes", "integer or null", "highest memory of one process, from its start on"),
@@ -40,11 +41,12 @@ TUNE_RANKS: list[Row] = [
 RANK_TRIAL: list[Row] = [
     ("ranks", "integer", "how many"),
     ("mode", "string", "how they divide the work"),
+    ("levers", "object", "levers of communication that were engaged, with their settings"),
     (
         "outcome",
         "string",
-        "`faster`, `slower`, `no difference`, `inconclusive`; `disagrees` where other numbers are trained; `refused` "
-        "where it cannot be divided; `failed`",
+        "`faster`, `slower`, `no difference`, `inconclusive`: beside one process, and with such levers beside the same "
+        "without the last; `disagrees` where other numbers are trained; `refused` where it cannot be divided; `failed`",
     ),
     ("reason", "string", "why, where the outcome needs it"),
     ("cause", "string", "of a refusal or failure: why"),
@@ -67,6 +69,9 @@ RANK_TRIAL: list[Row] = [
     ("agreement_detail", "string", "the numbers behind it"),
     ("baseline_step_s", "list of numbers", "median step of each run of one process"),
     ("candidate_step_s", "list of numbers", "the same of the run on ranks beside it"),
+    ("gain", "number or null", "step time without the last of its levers over that with it; null without levers"),
+    ("gain_low", "number or null", "lower end of its 95 % interval"),
+    ("gain_high", "number or null", "upper end of its 95 % interval"),
 ]
 
 PLAN_RANKS = PlanRanks(

@@ -170,7 +170,9 @@ class RankTuning:
     @property
     def fastest(self) -> RankTrial | None:
         """The division with the highest ratio, whatever the verdict on it; None where none was timed."""
-        return max((t for t in self.trials if t.ratio is not None), key=lambda t: t.ratio or 0.0, default=None)
+        return max(
+            (t for t in self.trials if t.ratio is not None and not t.levers), key=lambda t: t.ratio or 0.0, default=None
+        )
 
     @property
     def leanest(self) -> RankTrial | None:

@@ -33,6 +33,8 @@ NOT_HERE = {
     "expandable_segments": "memory of a GPU",
     "checkpointing": "neither script has three blocks that are alike",
     "interop_threads": "neither script forks work in TorchScript",
+    "gradient_buckets": "it is for ranks",
+    "bf16_gradients": "it is for ranks",
     "attention": "neither script calls `scaled_dot_product_attention`",
     "read_ahead": "files of these scripts are in memory already, as it finds out",
 }

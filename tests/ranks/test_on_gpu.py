@@ -9,6 +9,7 @@ from torch import nn
 
 from . import scenarios
 from .on_ranks import alone, on_ranks
+from .test_communication import FURTHEST_OF_BF16
 from .test_replicate import FURTHEST, distance
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -35,6 +36,13 @@ def words_on_a_gpu() -> scenarios.Trained:
     left = scenarios.left(said, model)
     left.state = [one.cpu() for one in left.state]
     return left
+
+
+@pytest.mark.parametrize("mode", ["replicate", "shard"])
+def test_bf16_gradients_on_a_gpu_train_the_same_but_for_their_rounding(mode):
+    wanted = alone(words_on_a_gpu)
+    (found,) = on_ranks(1, words_on_a_gpu, mode, in_bf16=True)
+    assert 0 < distance(found.state, wanted.state) <= FURTHEST_OF_BF16
 
 
 @pytest.mark.parametrize("mode", ["replicate", "shard"])

@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from flatout import agreement, on_ranks, plan_file, rank_tuner, rank_tuning
+from flatout import agreement, on_ranks, plan_file, rank_tuner, rank_tuning, running
 from flatout.cli.showing import show_ranks
 from flatout.difference import Difference
 from flatout.errors import Inconclusive, RecordError, ScriptError, UsageError
+from flatout.frameworks.pytorch import levers as pytorch_levers
 from flatout.frameworks.pytorch import trained
+from flatout.plan import label
 from flatout.plan_ranks import PlanRanks
 from flatout.rank_tuning import RankTrial, best_of, candidates, summary_of, verdict
+from flatout.ranks import SUM_OF_GRADIENTS
 from flatout.ranks import Terms as RankTerms
 from flatout.report import ranks as report
 from flatout.report import screen
@@ -25,12 +28,20 @@ from flatout.trials.conduct import Goal, Show
 from flatout.trials.rank_conduct import RankConduct
 from flatout.trials.samples_of_runs import Sample, Setting
 from flatout.trials.terms import Terms
-from handmade import HEADER, MACHINE, plan
+from handmade import FACTS, HEADER, MACHINE, MODEL, plan
 
 RANKS = PlanRanks(
     num=4, mode="shard", ratio=1.6, ratio_low=1.5, ratio_high=1.7, num_pairs=4, agreement="rounding: loss error 0",
     created="2026-11-21T10:46:07+00:00", run=".flatout/train-2",
 )  # fmt: skip
+
+
+REPLICATED = replace(
+    FACTS, num_ranks=2, rank_mode="replicate", models=(replace(MODEL, parameter_bytes=4 << 20, dtypes=("float32",)),)
+)
+EXCHANGES = Exchanges(
+    num=9, least_share=0.3, most_share=0.3, waited_for=0, compared_share=0.0, training_s=1.0, memory_bytes=0
+)
 
 
 def trial(num=2, mode="replicate", ratio=1.5, outcome="faster", **changes):
@@ -50,12 +61,17 @@ class Runs:
     def __call__(self, setting, wanted, number, wait):
         self.wanted.append(wanted)
         who = (wanted.num_ranks, wanted.mode) if wanted.num_ranks > 1 else 1
+        if communication := [name for name in wanted.levers if name in running.OF_RANKS]:
+            who = (*who, label({name: wanted.levers[name] for name in communication}))
         found = Sample(folder=setting.run_folder / f"sample-{number}", num_steps=wanted.num_steps, header=HEADER,
                        losses=(1.0,), peak_memory_bytes=10**6 * wanted.num_ranks)  # fmt: skip
         if who in self.problems.get("refused", ()):
             return replace(found, problem=ScriptError("cannot be divided", cause="why", hint="one rank"), refused=True)
         if isinstance(self.step_s.get(who), BaseException):
             raise self.step_s[who]
+        if wanted.num_ranks > 1 and "sums" in self.problems:
+            share = self.problems["sums"]
+            found = replace(found, facts=REPLICATED, exchanges=replace(EXCHANGES, kinds={SUM_OF_GRADIENTS: share}))
         scatter = 1 + (0.02 if who in self.problems.get("noisy", ()) else 0.002) * (number * 7 % 5)
         return replace(found, step_s=(self.step_s[who] * scatter,) * 20)
 
@@ -72,12 +88,12 @@ def tuned(tmp_path, monkeypatch, two_modes):
     monkeypatch.chdir(tmp_path)
     equal = (Difference(check="parameters", error=0.0),)
 
-    def run(runs, num_ranks=2, differences=equal, accept="precision", levers=None, **changes):
+    def run(runs, num_ranks=2, differences=equal, accept="precision", levers=None, registry=None, **changes):
         monkeypatch.setattr(rank_conduct, "take", runs)
         monkeypatch.setattr(trained, "differences", lambda *files: differences)
         monkeypatch.setattr(trained, "of_losses", lambda *losses: (Difference(check="losses", error=0.0),))
         setting = Setting(
-            script=Script(path="train.py"), registry={}, run_folder=tmp_path, terms=Terms(), machine=MACHINE
+            script=Script(path="train.py"), registry=registry or {}, run_folder=tmp_path, terms=Terms(), machine=MACHINE
         )
         chosen = Engagement(levers=levers or {})
         return RankConduct(
@@ -298,6 +314,95 @@ def test_a_tuning_survives_its_file(tuned, tmp_path):
         rank_tuning.load(tmp_path / "elsewhere")
 
 
+# -- levers of communication -----------------------------------------------------------------------------------------
+
+SENT = {
+    1: 0.010, (2, "replicate"): 0.006, (2, "shard"): 0.008, (2, "replicate", "gradient_buckets=0"): 0.005,
+    (2, "replicate", "gradient_buckets=1"): 0.0061, (2, "replicate", "gradient_buckets=0 bf16_gradients"): 0.0045,
+    (2, "replicate", "bf16_gradients"): 0.0055,
+}  # fmt: skip
+
+
+def searched(tuned, step_s=SENT, **changes):
+    budget = {"budget_s": 600.0, "registry": pytorch_levers.registry()}
+    runs = Runs({**SENT, **step_s}, sums=changes.pop("sums", 0.2))
+    return tuned(runs, **{**budget, **changes}), runs
+
+
+def test_levers_that_win_beside_the_best_division_are_kept_and_built_on(tuned):
+    found, runs = searched(tuned)
+    assert found.winner.levers == {"gradient_buckets": {"mb": 0}, "bf16_gradients": {}}
+    assert found.winner.class_ == "precision" and found.winner.gain == pytest.approx(10 / 9, rel=0.02)
+    assert [t.label for t in found.trials[2:]] == [
+        "2 ranks, replicate, gradient_buckets=0",
+        "2 ranks, replicate, gradient_buckets=1",
+        "2 ranks, replicate, gradient_buckets=0 bf16_gradients",
+    ]
+    assert found.trials[3].outcome == "slower" and "beside 2 ranks, replicate: not kept" in found.trials[3].reason
+    compared = [w.levers for w in runs.wanted if w.keeps and w.levers]
+    assert compared == [t.levers for t in found.trials[2:]], "what they train is compared"
+    said = text(found)
+    assert "gradient_buckets=0 ✔" in said and "on 2 ranks, replicate, gradient_buckets=0 bf16_gradients: " in said
+    told = summary_of(found)
+    assert told["communication"] == {"gradient_buckets": {"mb": 0}, "bf16_gradients": {}}
+    assert told["trials"][3]["levers"] == {"gradient_buckets": {"mb": 1}} and told["trials"][3]["gain"] < 1
+
+
+def test_bf16_is_not_tried_where_its_class_is_not_admitted(tuned):
+    found, runs = searched(tuned, accept="rounding")
+    assert found.winner.levers == {"gradient_buckets": {"mb": 0}} and found.winner.class_ == "rounding"
+    assert not any("bf16_gradients" in w.levers for w in runs.wanted)
+    assert any("`bf16_gradients` was not tried" in one and "--accept precision" in one for one in found.remarks)
+
+
+def test_levers_that_win_nothing_leave_the_division_as_it_was(tuned):
+    no_gain = dict.fromkeys((who for who in SENT if who != 1 and len(who) == 3), 0.00601)
+    found, _ = searched(tuned, no_gain)
+    assert found.winner is found.trials[0] and not found.winner.levers
+    assert {t.outcome for t in found.trials[2:]} <= {"no difference", "slower", "inconclusive"}
+
+
+def test_where_sums_take_little_nothing_is_tried_and_that_is_said(tuned):
+    found, runs = searched(tuned, sums=0.012)
+    assert len(found.trials) == 2 and not any(w.levers for w in runs.wanted)
+    assert "sums of gradients take 1.2 % of the time there that nothing hides: nothing to gain" in found.remarks[0]
+    hopeless, _ = searched(tuned, {(2, "replicate"): 0.015, (2, "shard"): 0.02})
+    assert hopeless.verdict == "one rank is faster" and "even if sums of gradients took no time" in hopeless.remarks[0]
+
+
+def test_a_division_that_is_slower_may_win_by_a_lever(tuned):
+    faster = {(2, "replicate"): 0.0105, (2, "shard"): 0.02, (2, "replicate", "gradient_buckets=0"): 0.008}
+    slower = {
+        (2, "replicate", "gradient_buckets=1"): 0.0106,
+        (2, "replicate", "gradient_buckets=0 bf16_gradients"): 0.0085,
+    }
+    found, _ = searched(tuned, faster | slower)
+    assert found.verdict == "faster" and found.winner.levers == {"gradient_buckets": {"mb": 0}}
+
+
+def test_they_are_not_begun_where_the_budget_would_not_last(tuned, monkeypatch):
+    found, runs = searched(tuned, budget_s=1e-6)
+    assert len(found.trials) == 2 and "the budget is nearly spent" in found.remarks[0]
+    assert not any(w.levers for w in runs.wanted)
+
+
+def test_a_lever_that_trains_something_else_is_not_timed(tuned, monkeypatch):
+    coarse = Difference(check="parameters", error=0.03, rounding=0.001, multiple=900.0, multiple_of="a.weight")
+    judge = [Agreement(levers={}, differences=(coarse,))]
+    assert agreement.judge(judge, "precision", ("parameters",)).verdict == "agrees"
+    assert agreement.judge(judge, "rounding", ("parameters",)).verdict == "disagrees"
+    for wrong in (replace(coarse, error=0.08), replace(coarse, slope=0.95)):
+        judge = [Agreement(levers={}, differences=(wrong,))]
+        assert agreement.judge(judge, "precision", ("parameters",)).verdict == "disagrees"
+
+
+def test_what_was_stopped_before_it_was_timed_is_not_chosen():
+    kept = trial(levers={"bf16_gradients": {}}, outcome="inconclusive", ratio=2.0)
+    assert best_of([trial(), kept]).levers == {}
+    assert best_of([trial(), replace(kept, outcome="faster", gain=1.1)]).levers == {"bf16_gradients": {}}
+    assert best_of([trial(4, ratio=3.0), replace(kept, outcome="faster", gain=1.1)]).num_ranks == 4
+
+
 # -- the plan --------------------------------------------------------------------------------------------------------
 
 
@@ -310,17 +415,29 @@ def planned(tmp_path, monkeypatch, tuned):
     monkeypatch.setattr(rank_tuner.platform, "python_version", lambda: "3.11.7")
     monkeypatch.setattr(rank_tuner.isolation, "require", lambda: None)
 
-    def run(runs, num_ranks=2, **changes):
+    def run(runs, num_ranks=2, budget_s=None, **changes):
         monkeypatch.setattr(rank_conduct, "take", runs)
         monkeypatch.setattr(trained, "differences", lambda *files: (Difference(check="parameters", error=0.0),))
         monkeypatch.setattr(trained, "of_losses", lambda *losses: (Difference(check="losses", error=0.0),))
-        goal = Goal(choice=Choice(**changes))
+        goal = Goal(choice=Choice(**changes), budget_s=budget_s)
         return rank_tuner.tuned(Script(path="train.py"), num_ranks, goal, None, Show())
 
     return run
 
 
 WINS = {1: 0.010, (2, "replicate"): 0.006, (2, "shard"): 0.008}
+
+
+def test_levers_of_communication_go_into_the_plan_and_leave_it_with_its_ranks(planned):
+    path = Path("flatout.toml")
+    plan_file.write(plan(levers={**plan().levers, "bf16_gradients": {}}, ranks=RANKS), path)
+    found = planned(Runs(SENT, sums=0.2), budget_s=600.0)
+    assert plan_file.read(path, "train.py").levers == {**plan().levers, **found.winner.levers}
+    assert found.winner.levers and "bf16_gradients" not in found.levers, "all is measured beside none of them"
+    planned(Runs(LOSES))
+    assert plan_file.read(path, "train.py") == plan(ranks=None)
+
+
 LOSES = {1: 0.010, (2, "replicate"): 0.016, (2, "shard"): 0.018}
 
 

@@ -424,3 +424,13 @@ def test_what_a_plan_found_for_the_cores_of_one_process_is_left_out_on_ranks():
     assert found.levers == {"bf16": {}}
     assert found.line.endswith("; without threads: ranks share the cores")
     assert running.for_ranks(found, "replicate") is found
+
+
+def test_levers_of_communication_are_left_out_where_nothing_is_sent_so():
+    plan = running.Engagement(levers={"gradient_buckets": {"mb": 0}, "bf16_gradients": {}, "bf16": {}}, line="a plan")
+    alone = running.for_one_process(plan)
+    assert alone.levers == {"bf16": {}} and alone.line.endswith("bf16_gradients: one process sends no gradients")
+    assert running.for_ranks(plan, "replicate") is plan
+    sharded = running.for_ranks(plan, "shard")
+    assert {*sharded.levers} == {"bf16_gradients", "bf16"} and "gradient_buckets: not in mode shard" in sharded.line
+    assert {*running.for_ranks(plan, "tensor").levers} == {"bf16"}

@@ -20,13 +20,13 @@ def verdict(found: RankTuning) -> tuple[Part, ...]:
     won = found.winner
     if won is not None:
         speeds = f": {words.seconds(found.step_s)} → {words.seconds(won.step_s)} a step  {ends(won)}"
-        return (f"{words.times(won.ratio)} faster", "bold green"), f" on {won.num_ranks} ranks, {won.mode}{speeds}"
+        return (f"{words.times(won.ratio)} faster", "bold green"), f" on {won.label}{speeds}"
     best = found.fastest
     if best is None:
         return ("one process", "bold"), f": {why_none(found)}"
     beside = (
-        f": {words.seconds(found.step_s)} a step, and {words.seconds(best.step_s)} on {best.num_ranks} ranks, "
-        f"{best.mode}, the best of them: {words.ratio(best.ratio)}x {ends(best)}"
+        f": {words.seconds(found.step_s)} a step, and {words.seconds(best.step_s)} on {best.label}, the "
+        f"best of them: {words.ratio(best.ratio)}x {ends(best)}"
     ).rstrip()
     if found.verdict == "one rank is faster":
         return ("one rank is faster", "bold"), beside

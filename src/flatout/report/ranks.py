@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from flatout.plan import label
 from flatout.rank_tuning import RankTrial, RankTuning
 from flatout.report import rank_words, words
 from flatout.report.screen import Report, Screen

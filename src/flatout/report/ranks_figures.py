@@ -39,7 +39,7 @@ def mark(trial: RankTrial) -> Mark:
 
 def name(trial: RankTrial) -> str:
     """What a division is called."""
-    return f"{trial.num_ranks} ranks, {trial.mode}"
+    return trial.label
 
 
 # -- ratios --------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def headline(found: RankTuning) -> tuple[str, str, str]:
     if won is not None:
         gain = words.times(won.ratio)
         agrees = "" if won.class_ == "statistical" else ", and its numbers agree"
-        sentence = f"trains {gain.removesuffix('x')} times as fast on {won.num_ranks} ranks, {won.mode}{agrees}."
+        sentence = f"trains {gain.removesuffix('x')} times as fast on {won.label}{agrees}."
         return gain, "as fast as one process", sentence
     if best is None:
         why = rank_words.why_none(found).removesuffix(", as said above")

@@ -1,8 +1,8 @@
 """What does `tune --ranks` do, in order? What one process trains, what each division trains, and rounds of timed runs.
 
-Then the same for the best division under levers of communication. In: a script, how many ranks at most, a plan whose levers are engaged. Out: a `RankTuning` without its plan. Every run
-is a whole start of the script that ends after some steps; in each round one process and all divisions that are still
-open run once, in an order drawn by lot.
+Then the same for the best division under levers of communication. In: a script, how many ranks at most, a plan whose
+levers are engaged. Out: a `RankTuning` without its plan. Every run is a whole start of the script that ends after some
+steps; in each round one process and all divisions that are still open run once, in an order drawn by lot.
 """
 
 from __future__ import annotations

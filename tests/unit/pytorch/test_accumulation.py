@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from flatout.frameworks.pytorch.levers.accumulation import Accumulation  # noqa: E402
 from flatout.plan import ONLY_PROVED  # noqa: E402
-from flatout.space import Choice, _left_out  # noqa: E402
+from flatout.space import Choice, left_out  # noqa: E402
 from handmade import FACTS, LOADER, MACHINE, OPTIMIZER  # noqa: E402
 from optimizers import Own  # noqa: E402
 
@@ -614,4 +614,4 @@ def test_it_applies_to_one_process_whose_optimizers_have_a_rule_and_evaluate_onc
 def test_the_search_never_tries_it_whatever_it_may_accept():
     lever = Accumulation()
     assert lever.settings(FACTS, MACHINE) == ()
-    assert ONLY_PROVED in _left_out(lever, Choice(accept="semantics", only=("accumulation",)))
+    assert ONLY_PROVED in left_out(lever, Choice(accept="semantics", only=("accumulation",)))
