@@ -6,14 +6,13 @@ from flatout import on_ranks, rank_anatomy
 from flatout.errors import UsageError
 from flatout.frameworks.pytorch.levers import registry
 from flatout.rank_anatomy import RankAnatomy
-from flatout.rank_tuner import cleared
 from flatout.ranks import Terms as RankTerms
 from flatout.run import folder, isolation
 from flatout.run.machine import read_machine
 from flatout.run.script import Script, check_source
 from flatout.trials.conduct import Goal, Show
 from flatout.trials.rank_looks import looked_at
-from flatout.trials.samples_of_runs import Setting
+from flatout.trials.samples_of_runs import Setting, cleared
 
 
 def looked(script: Script, terms: RankTerms, goal: Goal, show: Show) -> RankAnatomy:

@@ -6,11 +6,8 @@ process, `flatout tune --ranks` then says whether ranks bring something beyond.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +27,7 @@ from flatout.running import Engagement, Here, Wish
 from flatout.trace import Levers
 from flatout.trials.conduct import Goal, Show
 from flatout.trials.rank_conduct import RankConduct
-from flatout.trials.samples_of_runs import Sample, Setting
+from flatout.trials.samples_of_runs import Setting, cleared
 
 
 def tuned(script: Script, num_ranks: int, goal: Goal, plan: Path | None, show: Show) -> RankTuning:
@@ -97,19 +94,6 @@ def _engaged(script: Script, place: Path, machine: Machine, goal: Goal) -> tuple
         has_one = plan_file.key_of(script.name, place) in plan_file.scripts(place)
         return Engagement(), (f"without the levers of the plan: {problem.error}",) if has_one else ()
     return running.for_one_process(found), ()
-
-
-@contextlib.contextmanager
-def cleared(run_folder: Path) -> Iterator[None]:
-    """What runs have left is removed; the folder too, where nothing was found out."""
-    try:
-        yield
-    finally:
-        for left in run_folder.glob("sample-*"):
-            Sample(folder=left).forget()
-        shutil.rmtree(run_folder / "compiled", ignore_errors=True)
-        if not folder.is_kept(run_folder):
-            shutil.rmtree(run_folder, ignore_errors=True)
 
 
 def _with_plan(found: RankTuning, script: Script, former: Plan | None, place: Path) -> RankTuning:

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from flatout.errors import FlatoutError, ScriptError
 from flatout.facts import Facts
 from flatout.plan import Lever
 from flatout.ranks import Terms as RankTerms
-from flatout.run import isolation
+from flatout.run import folder, isolation
 from flatout.run.launch import Child, Launch, environment_for, session_files, session_path, tail
 from flatout.run.orders import SessionSpec
 from flatout.run.rank_start import Start, devices_for
@@ -145,6 +145,19 @@ class Sample:
             with contextlib.suppress(FlatoutError):
                 isolation.discard(scratch)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def cleared(run_folder: Path) -> Iterator[None]:
+    """What runs have left is removed; the folder too, where nothing was found out."""
+    try:
+        yield
+    finally:
+        for left in run_folder.glob("sample-*"):
+            Sample(folder=left).forget()
+        shutil.rmtree(run_folder / "compiled", ignore_errors=True)
+        if not folder.is_kept(run_folder):
+            shutil.rmtree(run_folder, ignore_errors=True)
 
 
 def take(setting: Setting, wanted: Wanted, number: int, wait: Callable[[], None]) -> Sample:
