@@ -35,6 +35,8 @@ class ModelDivision(Division):
     """Whether the batch is cut, beside the model."""
     sharing: Group
     """The ranks that share the model."""
+    return_memory: Callable[[], None] = staticmethod(lambda: None)
+    """Called when a call was computed both ways, which took as much memory as one process and more."""
     replicas: Group | None = None
     """Those that hold what this one holds; None where there are none."""
 
@@ -99,14 +101,19 @@ class _TogetherCall(NodeCall):
 
     def gone_back(self, gradients: Sequence[Any], *, keep: bool) -> Found:
         """See `NodeCall`."""
-        division = self.division
+        division = self._division
         if self._check is not None:
-            check, self._check = self._check, None
-            try:
-                division.confirmation.check_together(check, gradients)
-            except NotDivided:
-                division.compare()  # ranks that have diverged are told as that
-                raise
+            self._compared(gradients)
+            division.return_memory()
         with division.held.in_place():
             of_parameters, of_inputs = self._passed.backward(gradients, keep=keep)
         return [*of_inputs, *of_parameters]
+
+    def _compared(self, gradients: Sequence[Any]) -> None:
+        check, self._check = self._check, None
+        assert check is not None
+        try:
+            self.division.confirmation.check_together(check, gradients)
+        except NotDivided:
+            self.division.compare()  # ranks that have diverged are told as that
+            raise

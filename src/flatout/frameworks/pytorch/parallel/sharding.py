@@ -80,6 +80,7 @@ class Sharding:
         if self._groups is None:
             self._groups = _groups(self._group, self._width)
         division.sharing, division.replicas = self._groups
+        division.return_memory = _return_freed
         division.cuts_batches = "pipeline" in self._mode or division.replicas is not None
 
         def planned(division: ModelDivision, args: Any, kwargs: Any, pattern: Pattern) -> HeldByModel:
@@ -150,6 +151,15 @@ class Sharding:
 
             mesh.forget()
         self._meshes.clear()
+
+
+def _return_freed() -> None:
+    """Have the C library return what is free: it would keep what calls took that were computed both ways.
+
+    Setting a threshold, as for rows, would return activations in every step and fault them in again.
+    """
+    if environment_decides() is None and why_not_glibc() is None:
+        c_library().malloc_trim(0)
 
 
 def _groups(group: Group, width: int) -> tuple[Group, Group | None]:
