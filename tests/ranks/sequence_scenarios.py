@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from flatout.frameworks.pytorch.parallel.sequence_region import Region
 
 from .scenarios import Trained, left
-from .tensor_scenarios import Attention, Gated
+from .tensor_scenarios import Attention, Gated, trained_on_words
 
 
 class Block(nn.Module):
@@ -64,32 +64,16 @@ class Translation(nn.Module):
         return F.linear(found if self.batch_first else found.transpose(0, 1), self.words.weight)
 
 
-def _trained_on_words(model: nn.Module, lengths: list[int]) -> Trained:
-    generator = torch.Generator().manual_seed(2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    said: list[Any] = []
-    for length in lengths:
-        x = torch.randint(0, 37, (6, length + 1), generator=generator)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        with torch.no_grad():
-            said.append([round(loss.item(), 4), round(model(x).mean().item(), 4)])
-    return left(said, model)
-
-
 def blocks_of_words() -> Trained:
     """Sequences of one length, and of others later: shorter than there are ranks, too."""
     torch.manual_seed(5)
-    return _trained_on_words(Words(), [12, 12, 11, 1, 13, 12])
+    return trained_on_words(Words(), [12, 12, 11, 1, 13, 12])
 
 
 def blocks_computed_anew() -> Trained:
     """Each block is computed anew on the way back."""
     torch.manual_seed(5)
-    return _trained_on_words(Words(anew=True), [12, 12, 11, 13])
+    return trained_on_words(Words(anew=True), [12, 12, 11, 13])
 
 
 def _translation(*, batch_first: bool) -> Trained:
@@ -146,7 +130,7 @@ def paths_that_are_dropped() -> Trained:
     torch.manual_seed(8)
     model = Words()
     model.blocks[1] = Dropping(16, 4, packed=True)
-    return _trained_on_words(model, [12, 12, 12])
+    return trained_on_words(model, [12, 12, 12])
 
 
 def blocks_that_are_divided() -> Trained:

@@ -84,14 +84,13 @@ class Masked(nn.Module):
         return found
 
 
-def blocks_of_a_user() -> Trained:
-    """Packed and separate attention, gated layers, tied words."""
-    torch.manual_seed(5)
-    model, generator = Blocks(), torch.Generator().manual_seed(2)
+def trained_on_words(model: nn.Module, lengths: list[int]) -> Trained:
+    """One step on six sequences of each length, with clipping, and an evaluation of the same."""
+    generator = torch.Generator().manual_seed(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)  # Adam makes much of a gradient of rounding
     said: list[Any] = []
-    for _ in range(6):
-        x = torch.randint(0, 37, (6, 9), generator=generator)
+    for length in lengths:
+        x = torch.randint(0, 37, (6, length + 1), generator=generator)
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
         loss.backward()
@@ -100,6 +99,12 @@ def blocks_of_a_user() -> Trained:
         with torch.no_grad():
             said.append([round(loss.item(), 4), round(model(x).mean().item(), 4)])
     return left(said, model)
+
+
+def blocks_of_a_user() -> Trained:
+    """Packed and separate attention, gated layers, tied words."""
+    torch.manual_seed(5)
+    return trained_on_words(Blocks(), [8] * 6)
 
 
 def attention_with_masks() -> Trained:

@@ -78,7 +78,7 @@ def _verdict(found: RankAnatomy) -> tuple[str | tuple[str, str], ...]:
         why = f": its {longer} takes longer than theirs" if longer is not None else ""
         return (f"rank {rank} is waited for", "bold"), f"{why} (communication {_range(shares)} of the step)"
     share = _range(shares)
-    if min(shares) == max(one for name in found.phases for one in (min(found.shares(name)),)):
+    if min(shares) == max(min(found.shares(name)) for name in found.phases):
         return ("communication", "bold"), f" takes most of the step: {share} on every rank"
     longest = next((name for name in found.phases if name not in ("unattributed", COMMUNICATION)), "")
     return (longest, "bold"), f" takes most of the step; communication that nothing hides takes {share}"

@@ -84,12 +84,11 @@ class SequencePlan:
     def _chains(self) -> Iterator[list[nn.Module]]:
         """Blocks, each of which is given what the one before has returned; outer ones first."""
         seen: set[int] = set()
-        known = self._watched.flow
         for module in self._watched.module.modules():
             if id(module) in seen or not self._may_be_block(module):
                 continue
             chain = [module]
-            while (following := self._following(chain[-1], known)) is not None:
+            while (following := self._following(chain[-1])) is not None:
                 chain.append(following)
             seen.update(map(id, chain))
             yield chain
@@ -113,8 +112,9 @@ class SequencePlan:
         once = all(len(self._watched.outputs.get(id(one), (0,))) == 1 for one in layers if id(one) in inner)
         return not hooked and once and "forward" not in vars(module)
 
-    def _following(self, block: nn.Module, known: dict[int, tuple[list[int], list[int]]]) -> nn.Module | None:
+    def _following(self, block: nn.Module) -> nn.Module | None:
         """The block of the same kind that gets what one has returned."""
+        known = self._watched.flow
         returned = set(known[id(block)][1])
         others = [
             one for one in self._watched.order if type(one) is type(block) and one is not block and id(one) in known

@@ -10,6 +10,7 @@ Source: Korthikanti et al., arXiv 2205.05198, section 4.2.2.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ class Region:
         return map_tensors(lambda one: mine if one is whole else one, (args, kwargs))
 
     def _put_together(self, block: nn.Module, value: Any) -> Any:
-        numbers = iter(range(len(tensors_of(value))))
+        numbers = itertools.count()
 
         def whole(tensor: torch.Tensor) -> torch.Tensor:
             way = self._way_of((id(block), "returned", next(numbers)), tensor)
@@ -141,7 +142,7 @@ class Region:
         """All positions of what a module is given; it computes some features of them, whose gradients are summed."""
         if id(module) in self._within and module not in self.scopes:
             return given
-        numbers = iter(range(len(tensors_of(given))))
+        numbers = itertools.count()
         ways: list[Way] = []
 
         def whole(tensor: torch.Tensor) -> torch.Tensor:

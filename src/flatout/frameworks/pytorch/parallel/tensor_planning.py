@@ -58,8 +58,7 @@ def planned(
             with division.confirmation.apart(), Silence().on(module):
                 if not layers or not _agrees(division, plan, layers, (args, kwargs), wanted, group):
                     continue
-                plans = SequencePlan(division, watched, plan, layers, (args, kwargs)) if positions else None
-                regions = plans.find() if plans is not None else []
+                regions = SequencePlan(division, watched, plan, layers, (args, kwargs)).find() if positions else []
                 if positions and not regions:
                     raise _no_positions(division.name)
                 return TensorParts(module, group, layers, regions, plan.portions(layers))
