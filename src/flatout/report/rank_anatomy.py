@@ -49,7 +49,8 @@ def _compose(screen: Screen, found: RankAnatomy) -> None:
     if found.peak_memory_bytes is not None:
         screen.say("memory", f"up to {words.memory(found.peak_memory_bytes)} held by a rank")
     screen.say("cost", f"{words.duration(found.took_s)}, 2 runs of the script's beginning")
-    screen.command("next", f"flatout tune --ranks {found.num_ranks}", found.typed)
+    tune = "flatout tune" if found.is_launched else f"flatout tune --ranks {found.num_ranks}"
+    screen.command("next", tune, found.typed)
 
 
 def _columns(found: RankAnatomy) -> tuple[list[str], Callable[[str], list[str]]]:
@@ -73,6 +74,8 @@ def _columns(found: RankAnatomy) -> tuple[list[str], Callable[[str], list[str]]]
 def _verdict(found: RankAnatomy) -> tuple[str | tuple[str, str], ...]:
     shares = found.shares(COMMUNICATION)
     rank = found.waited_for
+    if found.is_launched:
+        return _launched(found)
     if rank is not None:
         longer = found.longer_there
         why = f": its {longer} takes longer than theirs" if longer is not None else ""
@@ -80,8 +83,19 @@ def _verdict(found: RankAnatomy) -> tuple[str | tuple[str, str], ...]:
     share = _range(shares)
     if min(shares) == max(min(found.shares(name)) for name in found.phases):
         return ("communication", "bold"), f" takes most of the step: {share} on every rank"
-    longest = next((name for name in found.phases if name not in ("unattributed", COMMUNICATION)), "")
-    return (longest, "bold"), f" takes most of the step; communication that nothing hides takes {share}"
+    return (_longest(found), "bold"), f" takes most of the step; communication that nothing hides takes {share}"
+
+
+def _launched(found: RankAnatomy) -> tuple[str | tuple[str, str], ...]:
+    """Of ranks that exchange by themselves, which is not told apart from what they do meanwhile."""
+    if (uneven := found.uneven) is not None:
+        rank, name = uneven
+        return (f"rank {rank} is slower", "bold"), f": its {name} takes longer than the others'"
+    return (_longest(found), "bold"), " takes most of the step; what ranks exchange is within these phases"
+
+
+def _longest(found: RankAnatomy) -> str:
+    return next((name for name in found.phases if name not in ("unattributed", COMMUNICATION)), "")
 
 
 def _range(shares: list[float]) -> str:
