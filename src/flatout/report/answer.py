@@ -96,6 +96,5 @@ def on_ranks(result: Result) -> str:
     if found.alone is None:
         return f"levers were searched on one of {ranks} by itself; none won there, so none was tried on all"
     ends = words.interval(found.alone.ratio_low, found.alone.ratio_high)
-    alone = f"{words.times(found.alone.ratio)} {ends}".strip()
-    starts = f"the ratio is that of {ranks} in whole starts" if result.remeasured is not None else ""
-    return "; ".join(filter(None, (f"{found.alone.label} brought {alone} on one rank by itself", starts)))
+    brought = f"{found.alone.label} brought {words.times(found.alone.ratio)} {ends}".rstrip()
+    return f"phases and trials are of one of {ranks} by itself, where {brought}; the result is of all, in whole starts"

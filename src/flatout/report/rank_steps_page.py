@@ -60,7 +60,9 @@ def _headline(found: RankAnatomy) -> tuple[str, str]:
     """The one number, and what it is a number of."""
     if found.is_launched:
         return words.seconds(found.step_s), f"a step of {words.plural(found.num_ranks, 'rank')}"
-    return words.percent(min(found.shares(COMMUNICATION))), "of the step, on the rank with the least, in communication that nothing hides"
+    return words.percent(
+        min(found.shares(COMMUNICATION))
+    ), "of the step, on the rank with the least, in communication that nothing hides"
 
 
 def _shown(found: RankAnatomy) -> list[int]:

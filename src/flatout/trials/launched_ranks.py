@@ -56,7 +56,7 @@ class LaunchedRanks:
         self._words, self._setting, self._show = words, setting, show
         self._num_runs, self._num_compared = 0, COMPARED_STEPS
         self._begun_s = time.perf_counter()
-        self._budget_s = math.inf
+        self._asked_s: float | None = None
         self._lots = random.Random(0)
         self._plain: Sample
         self._nudged: Sample
@@ -70,7 +70,7 @@ class LaunchedRanks:
             ScriptError: Its ranks do not train.
             Inconclusive: They make too few steps.
         """
-        self._budget_s = goal.budget_s or math.inf
+        self._asked_s = goal.budget_s
         self._show.stage(f"ranks as `{self._words[0]}` starts them", 0.0)
         wanted = self._wanted(self._num_compared, keeps=True)
         plain = self._take(wanted)
@@ -125,6 +125,7 @@ class LaunchedRanks:
     def confirm(self, found: Result) -> Result:
         """Measure the winner of one rank on all of them; the result is theirs. Ctrl-C keeps what was measured."""
         typed = f"-- {shlex.join(self._words)}"
+        found = replace(found, asked_budget_s=self._asked_s)
         best = found.winner
         if best is None or not best.levers:
             launched = Launched(num_ranks=self._num_ranks)
@@ -149,7 +150,7 @@ class LaunchedRanks:
             baseline_spread_fraction=stats.summarize(baseline).spread_fraction, baseline_window_step_s=tuple(baseline),
             tuned_steps_per_s=1 / tuned_step_s, tuning_s=self._spent_s,
             break_even_steps=math.ceil(self._spent_s / saved_s) if saved_s > 0 else None,
-            stopped=stopped or found.stopped,
+            stopped=stopped or found.stopped, short_budget_s=self._asked_s if stopped else found.short_budget_s,
         )  # fmt: skip
 
     def _on_all(self, alone: Trial) -> tuple[Trial, str]:
@@ -173,8 +174,9 @@ class LaunchedRanks:
             while not pairing.is_done(pairs, extent) and not stopped:
                 self._show.stage(f"{label}: pair {len(pairs.baseline_s) + 1}", 0.95)
                 self._pair(pairs, alone)
-                if len(pairs.baseline_s) >= stats.MIN_PAIRS and self._spent_s > self._budget_s:
-                    stopped = f"the budget of {self._budget_s:.0f} s was over"
+                enough = len(pairs.baseline_s) >= stats.MIN_PAIRS
+                if enough and self._asked_s is not None and self._spent_s > self._asked_s:
+                    stopped = f"the budget of {self._asked_s:.0f} s was over"
         except KeyboardInterrupt:
             stopped = "you stopped it"
         except ScriptError as problem:
