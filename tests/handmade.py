@@ -4,9 +4,14 @@ from dataclasses import replace
 
 from flatout.anatomy import Anatomy
 from flatout.ceilings import Machine
+from flatout.diagnosis import diagnose
 from flatout.difference import Difference
 from flatout.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts
+from flatout.findings import Findings
 from flatout.plan import PLAN_FORMAT, Lever, Plan, Trial
+from flatout.result import FORMAT as RESULT_FORMAT
+from flatout.result import Result, TimelineStep, Untried
+from flatout.stats import compare
 from flatout.trace import Agreement, Header, Window
 
 HEADER = Header(
@@ -139,3 +144,42 @@ def lever(name="some", **changes):
 
 def registry(*levers):
     return {each.name: each for each in levers}
+
+
+ANATOMY = anatomy({"data": 0.005, "forward": 0.002, "backward": 0.002, "unattributed": 0.001})
+NOISE = compare([1.0, 1.01, 0.99, 1.0, 1.02], [1.01, 1.0, 1.0, 0.99, 1.0])
+WON = trial({"bf16": {}}, 1.5, ratio_low=1.45, ratio_high=1.55, num_discarded=1, took_s=3.0, remeasured=True)
+
+
+def result(**changes):
+    """What a `tune` with a winner found."""
+    fields = dict(
+        format=RESULT_FORMAT,
+        command="tune",
+        flatout="0.1.0",
+        created="2026-11-21T10:46:07+00:00",
+        script="train.py",
+        typed="train.py --epochs 3",
+        header=HEADER,
+        machine=MACHINE,
+        facts=FACTS,
+        anatomy=ANATOMY,
+        diagnosis=diagnose(Findings(anatomy=ANATOMY, facts=FACTS, num_cores=2, counterfactuals={})),
+        noise=NOISE,
+        baseline_steps_per_s=100.0,
+        baseline_spread_fraction=0.01,
+        baseline_window_step_s=(0.01, 0.0101),
+        verdict="faster",
+        tuned_steps_per_s=150.0,
+        tuning_s=60.0,
+        trials=(trial({"bf16": {}}, 1.48, num_discarded=2, took_s=2.0), trial({}, None, outcome="failed")),
+        untried=(Untried(lever="compile", reason="no compiler"),),
+        remeasured=WON,
+        plan=plan(),
+        plan_path="flatout.toml",
+        break_even_steps=18_000,
+        steps_in_run=5_000,
+        timeline=(TimelineStep(start_s=0.0, step_s=0.01, group="baseline"),),
+        run=".flatout/train-1",
+    )
+    return Result(**{**fields, **changes})

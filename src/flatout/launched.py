@@ -3,12 +3,54 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from flatout import plan_file
-from flatout.errors import MachineError, RecordError
+from flatout.errors import MachineError, RecordError, UsageError
 from flatout.run import installed
 from flatout.run.script import Script
+
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "python", "python3")
+"""Programs that start others, also where they are named by their path."""
+
+
+def launched_by(words: tuple[str, ...], module: str | None = None, num_ranks: int | None = None) -> tuple[str, ...]:
+    """The launcher's command, where words name a program that starts a script; empty where they name the script.
+
+    Raises:
+        UsageError: Ranks of ours were asked for beside those of a launcher.
+    """
+    if module is not None or not words or shutil.which(words[0]) is None:
+        return ()
+    if Path(words[0]).exists() and Path(words[0]).name not in LAUNCHERS:
+        return ()
+    if num_ranks is not None:
+        raise UsageError(
+            "`--ranks` and a launcher cannot be combined", cause=f"`{words[0]}` starts the ranks itself",
+            hint=f"leave out `--ranks`, or `{words[0]}`",
+        )  # fmt: skip
+    return words
+
+
+def script_of(words: Sequence[str]) -> Script:
+    """The script that a launcher's command starts: the first file that is Python, else the last module.
+
+    Raises:
+        UsageError: There is none.
+    """
+    for place, word in enumerate(words):
+        if place and word.endswith(".py") and Path(word).is_file():
+            return Script(path=word, arguments=tuple(words[place + 1 :]))
+    modules = [place for place, word in enumerate(words[:-1]) if word == "-m"]
+    if not modules:
+        raise UsageError(
+            f"no script in `{shlex.join(words)}`", cause="none of its words is a Python file that is there, or `-m`",
+            hint="e.g. `flatout tune -- torchrun --nproc-per-node 2 train.py`",
+        )  # fmt: skip
+    return Script(module=words[modules[-1] + 1], arguments=tuple(words[modules[-1] + 2 :]))
 
 
 def planned(words: tuple[str, ...], known: tuple[str, ...], path: Path) -> Script | None:

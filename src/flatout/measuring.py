@@ -23,6 +23,8 @@ from flatout.space import Choice
 from flatout.trials.bench import STORES, opened
 from flatout.trials.conduct import Conduct, Goal, Show
 from flatout.trials.former import OPTION, Former
+from flatout.trials.launched_ranks import LaunchedRanks
+from flatout.trials.samples_of_runs import Setting, forget_all
 
 
 def measured(
@@ -48,13 +50,16 @@ def measured(
         plan_file.check_place(place)
     goal = with_isolation(goal)
     with folder.claimed(folder.working_folder(), script.stem) as run_folder, _discarded_if_stopped(run_folder):
+        ranks = _ranks(script, goal, run_folder, machine, show)
+        goal = goal if ranks is None else ranks.begin(goal)
         conduct = Conduct(script, run_folder, machine, goal, show, command)
         with opened(conduct.bench), conduct.joules.noted(run_folder):
             conduct.measure_ceilings = lambda: _ceilings(conduct)
             if goal.priors and command == "tune" and goal.exactly is None and not conduct.against_itself:
                 conduct.former = Former(script, show.remark)
-            found = conduct.run()
+            found = conduct.run() if ranks is None else ranks.alone(conduct)
         conduct.former.keep(found)
+        found = found if ranks is None else ranks.confirm(found)
         _keep_stores(found, run_folder / STORES, show)
         found = replace(found, options=_options(typed, plan, goal))
         if found.plan is not None and write_plan:
@@ -66,6 +71,14 @@ def measured(
                 raise
             found = result.with_plan_path(found, str(place))
         return _saved(found, run_folder)
+
+
+def _ranks(script: Script, goal: Goal, run_folder: Path, machine: Machine, show: Show) -> LaunchedRanks | None:
+    """What measures the ranks that a launcher starts; None for one process."""
+    if not goal.launcher:
+        return None
+    setting = Setting(script=script, registry=registry(), run_folder=run_folder, terms=goal.terms, machine=machine)
+    return LaunchedRanks(goal.launcher, setting, show)
 
 
 def _say_where_ranks_go(script: Script, place: Path, show: Show) -> None:
@@ -122,6 +135,7 @@ def _discarded_if_stopped(run_folder: Path) -> Iterator[None]:
         raise
     finally:
         shutil.rmtree(run_folder / STORES, ignore_errors=True)
+        forget_all(run_folder)
 
 
 def _saved(found: Result, run_folder: Path) -> Result:

@@ -17,6 +17,9 @@ FILE = "rank-anatomy.json"
 
 COMMUNICATION = "communication"
 
+WAITING = ("forward", "backward", "optimizer", "unattributed", COMMUNICATION)
+"""Phases within which a rank may wait for others."""
+
 WAITED_FOR = 0.1
 """A rank that communicates for so much less of the step than another one is waited for."""
 
@@ -29,7 +32,7 @@ class RankAnatomy:
         script: Its file or module name.
         typed: The script and its arguments as one would type them again.
         num_ranks: The world.
-        mode: How the work was divided.
+        mode: How the work was divided; of ranks that a launcher starts the launcher's name.
         machine: Where.
         framework: `pytorch`.
         framework_version: Its version.
@@ -39,6 +42,7 @@ class RankAnatomy:
         num_left_out: First steps that are not counted.
         created: ISO 8601, UTC.
         run: The run folder.
+        is_launched: Whether the script divides its work itself, so that its exchanges are within its other phases.
         took_s: Wall seconds of all of it.
     """
 
@@ -55,6 +59,7 @@ class RankAnatomy:
     num_left_out: int = 0
     created: str = ""
     run: str = ""
+    is_launched: bool = False
     took_s: float = 0.0
 
     @property
@@ -92,10 +97,22 @@ class RankAnatomy:
         worst = max(beyond, key=lambda name: beyond[name], default=None)
         return worst if worst is not None and beyond[worst] > 0 else None
 
+    @property
+    def uneven(self) -> tuple[int, str] | None:
+        """A rank that takes longer than the others for something in which nobody waits, and for what; None without."""
+        found = [
+            (_beyond(self.seconds(name), rank), rank, name)
+            for name in self.phases
+            if name not in WAITING
+            for rank in range(self.num_ranks)
+        ]
+        beyond, rank, name = max(found, default=(0.0, 0, ""))
+        return (rank, name) if beyond > WAITED_FOR * self.step_s else None
+
 
 def _beyond(seconds: Sequence[float], rank: int) -> float:
     others = [s for place, s in enumerate(seconds) if place != rank]
-    return seconds[rank] - sum(others) / len(others)
+    return seconds[rank] - sum(others) / len(others) if others else 0.0
 
 
 def summary_of(found: RankAnatomy) -> dict[str, Any]:
@@ -104,7 +121,7 @@ def summary_of(found: RankAnatomy) -> dict[str, Any]:
         {
             "ranks": found.num_ranks, "mode": found.mode, "step_s": found.step_s,
             "communication_share": min(found.shares(COMMUNICATION)), "exchange_kinds": found.kinds,
-            "waited_for": found.waited_for, "peak_memory_bytes": found.peak_memory_bytes,
+            "waited_for": found.waited_for, "launched": found.is_launched, "peak_memory_bytes": found.peak_memory_bytes,
             "anatomies": [dataclasses.asdict(one) for one in found.ranks], "run": found.run,
         }
     )  # fmt: skip

@@ -12,7 +12,7 @@ from flatout.run.machine import read_machine
 from flatout.run.script import Script, check_source
 from flatout.trials.conduct import Goal, Show
 from flatout.trials.rank_looks import looked_at
-from flatout.trials.samples_of_runs import Setting, cleared
+from flatout.trials.samples_of_runs import Setting, Wanted, cleared
 
 
 def looked(script: Script, terms: RankTerms, goal: Goal, show: Show) -> RankAnatomy:
@@ -36,6 +36,24 @@ def looked(script: Script, terms: RankTerms, goal: Goal, show: Show) -> RankAnat
             script=script, registry=registry(), run_folder=run_folder, terms=goal.terms, machine=machine
         )  # fmt: skip
         mode = "replicate" if terms.mode == "auto" else terms.mode
-        found = looked_at(setting, terms.num_ranks, mode, goal.budget_s, show)
+        ranks = Wanted(num_ranks=terms.num_ranks, mode=mode, num_steps=1)
+        found = looked_at(setting, ranks, goal.budget_s, show)
+        rank_anatomy.save(found, run_folder)
+    return found
+
+
+def looked_at_launched(script: Script, goal: Goal, show: Show) -> RankAnatomy:
+    """Take the steps of the ranks apart that a launcher starts.
+
+    Raises:
+        FlatoutError: See `flatout.errors`.
+    """
+    check_source(script)
+    isolation.require()
+    with folder.claimed(folder.working_folder(), script.stem) as run_folder, cleared(run_folder):
+        setting = Setting(
+            script=script, registry=registry(), run_folder=run_folder, terms=goal.terms, machine=read_machine()
+        )  # fmt: skip
+        found = looked_at(setting, Wanted(num_steps=1, launcher=goal.launcher), goal.budget_s, show)
         rank_anatomy.save(found, run_folder)
     return found

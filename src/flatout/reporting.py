@@ -19,6 +19,7 @@ from flatout.run import folder
 if TYPE_CHECKING:
     from flatout.contrast import Contrast
     from flatout.proof import Proof
+    from flatout.rank_anatomy import RankAnatomy
     from flatout.rank_tuning import RankTuning
     from flatout.report.export import Stretch
     from flatout.result import Result
@@ -74,6 +75,14 @@ def tuning_of_ranks(run: str | None = None) -> RankTuning | None:
 
     place = folder.find(folder.working_folder(), run)
     return replace(rank_tuning.load(place), run=str(place)) if (place / rank_tuning.FILE).exists() else None
+
+
+def anatomy_of_ranks(run: str | None = None) -> RankAnatomy | None:
+    """What `why` found of ranks in a run folder, in the newest without a name; None where that holds something else."""
+    from flatout import rank_anatomy
+
+    place = folder.find(folder.working_folder(), run)
+    return replace(rank_anatomy.load(place), run=str(place)) if (place / rank_anatomy.FILE).exists() else None
 
 
 def contrast(first: str, second: str) -> Contrast:

@@ -69,6 +69,21 @@ class TimelineStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """What a result of ranks that a launcher starts has beyond that of one process.
+
+    Attributes:
+        num_ranks: How many there are.
+        alone: The winner as it was measured on one rank by itself; None where nothing won there.
+        num_runs: Starts of the launcher.
+    """
+
+    num_ranks: int
+    alone: Trial | None = None
+    num_runs: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """What one `tune` or `why` found.
 
@@ -147,6 +162,8 @@ class Result:
     energy: EnergySummary | None = None
     reads: ReadSites | None = None
     """Where values are read on the host; None where no step was looked at, and in results of former versions."""
+    launched: Launched | None = None
+    """What ranks that a launcher starts have brought; None for one process."""
     priors: str = ""
     """How earlier tunings on this machine changed the order in which things were tried; empty where they did not."""
 
@@ -166,7 +183,8 @@ class Result:
     def run_command(self) -> str:
         """What to type to run under the plan."""
         named = self.plan_path is not None and self.plan_path != PLAN_FILE
-        return f"flatout run --plan {shlex.quote(self.plan_path or '')}" if named else "flatout run"
+        command = "flatout run" if self.launched is None else "flatout exec"
+        return f"{command} --plan {shlex.quote(self.plan_path or '')}" if named else command
 
     @property
     def retry_command(self) -> str:

@@ -63,11 +63,13 @@ class Choice:
         accept: How far levers may go.
         only: Names of the only levers to try; None for all.
         without: Names of levers to leave out.
+        ruled_out: Levers that cannot be tried here whatever the script does, and why.
     """
 
     accept: str = "precision"
     only: tuple[str, ...] | None = None
     without: tuple[str, ...] = ()
+    ruled_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def space_of(
@@ -114,6 +116,8 @@ def left_out(lever: Lever, choice: Choice) -> str | None:
         return NOT_NAMED
     if lever.name in choice.without:
         return "left out by `--without`"
+    if lever.name in choice.ruled_out:
+        return choice.ruled_out[lever.name]
     if lever.class_ == "semantics":
         return f"{ONLY_PROVED} (`flatout prove --levers {typed(lever)} --accept semantics`)"
     if choice.only is None and lever.only_by_name:

@@ -35,8 +35,8 @@ def command(
               flatout report lenet-3 --export steps.csv
     """  # noqa: D301, D205
     from flatout import api
-    from flatout.cli.showing import show, show_contrast, show_exported, show_proof, show_ranks
-    from flatout.reporting import proof, tuning_of_ranks
+    from flatout.cli.showing import show, show_contrast, show_exported, show_proof, show_rank_anatomy, show_ranks
+    from flatout.reporting import anatomy_of_ranks, proof, tuning_of_ranks
 
     if file is not None:
         if other is not None or html is not None:
@@ -52,5 +52,7 @@ def command(
         show_proof(proved, html=html, as_json=as_json)
     elif (tuned := tuning_of_ranks(run)) is not None:
         show_ranks(tuned, html=html, as_json=as_json, verbose=verbose)
+    elif (looked_at := anatomy_of_ranks(run)) is not None:
+        show_rank_anatomy(looked_at, html=html, as_json=as_json)
     else:
         show(api.report(run), html=html, as_json=as_json, verbose=verbose)

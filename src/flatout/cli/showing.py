@@ -22,6 +22,7 @@ from flatout.report import (
     write_contrast,
     write_html,
     write_proof,
+    write_rank_anatomy,
     write_ranks,
 )
 from flatout.result import Result, summary_of
@@ -67,14 +68,20 @@ def show_ranks(found: RankTuning, *, html: Path | None = None, as_json: bool, ve
         print_ranks(found, page=page, verbose=verbose)
 
 
-def show_rank_anatomy(found: RankAnatomy, *, as_json: bool) -> None:
-    """Print what `why --ranks` found."""
+def show_rank_anatomy(found: RankAnatomy, *, html: Path | None = None, as_json: bool) -> None:
+    """Write the page of what `why --ranks` found, to `html` or into the run folder, and print the rest.
+
+    Raises:
+        UsageError: The page was asked for, and cannot be written there, or would overwrite what is no page.
+    """
     from flatout import rank_anatomy
 
+    page = html or Path(found.run) / PAGE
+    _write_page(page, html is not None, lambda path: write_rank_anatomy(found, path))
     if as_json:
         print(json.dumps(rank_anatomy.summary_of(found)))
     else:
-        print_rank_anatomy(found)
+        print_rank_anatomy(found, page=page)
 
 
 def show_contrast(found: Contrast, *, html: Path | None, as_json: bool) -> None:

@@ -51,6 +51,9 @@ def command(  # noqa: PLR0913  one parameter per option
     Example:  flatout tune train.py --epochs 3
     Next:     flatout run train.py --epochs 3
 
+    With a launcher (`flatout tune -- torchrun --nproc-per-node 2 train.py`) levers are searched on one of its ranks
+    alone, and what wins there is measured on all.
+
     The script is not changed. Trials run in throwaway children whose writes are discarded. Ctrl-C ends the trying
     and keeps what was learned.
     """  # noqa: D301
@@ -58,9 +61,13 @@ def command(  # noqa: PLR0913  one parameter per option
     from flatout.cli.progress import measured
     from flatout.cli.showing import show as show_result
     from flatout.cli.showing import show_ranks
+    from flatout.launched import launched_by, script_of
     from flatout.run.script import from_words
 
+    launcher = launched_by(words, module, num_ranks)
+    script = script_of(words) if launcher else from_words(words, module)
     goal = api.Goal(
+        launcher=launcher,
         run_steps=steps,
         priors=not no_priors,
         budget_s=None if budget is None else options.seconds(budget, "--budget"),
@@ -72,7 +79,6 @@ def command(  # noqa: PLR0913  one parameter per option
             store_memory_bytes=options.size_bytes(store_memory, "--store-memory"),
         ),
     )
-    script = from_words(words, module)
     if num_ranks is not None:
         measured(
             lambda show: api.tune_ranks(script, num_ranks, goal=goal, plan=plan, show=show),

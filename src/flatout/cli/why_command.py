@@ -20,6 +20,8 @@ def command(  # noqa: PLR0913  one parameter per option
 ) -> None:  # fmt: skip
     """Measure where each step of SCRIPT goes, and what holds it back. Nothing is tried, nothing changed.
 
+    With a launcher (`flatout why -- torchrun --nproc-per-node 2 train.py`) the steps of all its ranks are taken apart.
+
     \b
     Example:  flatout why train.py --epochs 3
     Next:     flatout tune train.py --epochs 3
@@ -28,13 +30,22 @@ def command(  # noqa: PLR0913  one parameter per option
     from flatout.cli.progress import measured
     from flatout.cli.showing import show as show_result
     from flatout.cli.showing import show_rank_anatomy
-    from flatout.rank_looker import looked
+    from flatout.launched import launched_by, script_of
+    from flatout.rank_looker import looked, looked_at_launched
     from flatout.run.script import from_words
 
+    launcher = launched_by(words, module, num_ranks)
     goal = api.Goal(
+        launcher=launcher,
         budget_s=None if budget is None else options.seconds(budget, "--budget"),
         terms=api.Terms(isolate=not allow_writes, start_limit_s=options.seconds(start_limit, "--start-limit")),
     )
+    if launcher:
+        measured(
+            lambda show: looked_at_launched(script_of(words), goal, show),
+            lambda found: show_rank_anatomy(found, as_json=as_json),
+        )
+        return
     script = from_words(words, module)
     if num_ranks is not None or mode != "auto":
         terms = options.rank_terms(num_ranks or 1, mode, start_limit, {})

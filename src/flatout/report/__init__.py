@@ -124,11 +124,22 @@ def print_ranks(
     screen.show(ranks.ranks(found, verbose=verbose, page=page), file)
 
 
-def print_rank_anatomy(found: RankAnatomy, *, file: IO[str] | None = None) -> None:
-    """Print what `why --ranks` found."""
+def write_rank_anatomy(found: RankAnatomy, path: Path | str) -> Path:
+    """Write the page of the steps of ranks, whole or not at all; returns its path.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    from flatout.report import rank_steps_page
+
+    return rank_steps_page.write_html(found, path)
+
+
+def print_rank_anatomy(found: RankAnatomy, *, page: Path | str | None = None, file: IO[str] | None = None) -> None:
+    """Print what `why --ranks` found; `page` is where its page was written."""
     from flatout.report import rank_anatomy, screen
 
-    screen.show(rank_anatomy.rank_anatomy(found), file)
+    screen.show(rank_anatomy.rank_anatomy(found, page=page), file)
 
 
 def print_exported(done: Exported, *, file: IO[str] | None = None) -> None:

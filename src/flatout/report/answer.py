@@ -85,3 +85,16 @@ def took(result: Result) -> str:
     asked_s = result.asked_budget_s
     over = asked_s is not None and result.tuning_s > OVER * asked_s
     return words.duration(result.tuning_s) + (f", where {words.duration(asked_s)} were asked for" if over else "")
+
+
+def on_ranks(result: Result) -> str:
+    """Where what is told was measured, of ranks that a launcher starts; empty of one process."""
+    found = result.launched
+    if found is None:
+        return ""
+    ranks = words.plural(found.num_ranks, "rank")
+    if found.alone is None:
+        return f"levers were searched on one of {ranks} by itself; none won there, so none was tried on all"
+    ends = words.interval(found.alone.ratio_low, found.alone.ratio_high)
+    brought = f"{found.alone.label} brought {words.times(found.alone.ratio)} {ends}".rstrip()
+    return f"phases and trials are of one of {ranks} by itself, where {brought}; the result is of all, in whole starts"

@@ -6,6 +6,7 @@ In: a `RankAnatomy`. Out: lines; nothing is computed here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from flatout.rank_anatomy import COMMUNICATION, RankAnatomy
 from flatout.report import words
@@ -18,12 +19,12 @@ NAME = 16
 COLUMN = 16
 
 
-def rank_anatomy(found: RankAnatomy) -> Report:
-    """What `flatout why --ranks` prints."""
-    return Report(lambda screen: _compose(screen, found))
+def rank_anatomy(found: RankAnatomy, *, page: Path | str | None = None) -> Report:
+    """What `flatout why --ranks` prints; `page` is where its page was written."""
+    return Report(lambda screen: _compose(screen, found, page))
 
 
-def _compose(screen: Screen, found: RankAnatomy) -> None:
+def _compose(screen: Screen, found: RankAnatomy, page: Path | str | None) -> None:
     framework = words.framework(found.framework, found.framework_version)
     where = words.plural(found.machine.num_cores, "CPU core")
     if found.machine.accelerators:
@@ -42,14 +43,22 @@ def _compose(screen: Screen, found: RankAnatomy) -> None:
         line = f"  {name:<{NAME}}" + "".join(f"{text:>{COLUMN}}" for text in columns(name))
         screen.row((line, "bold" if name == COMMUNICATION else ""))
     screen.blank()
-    screen.say("result", *_verdict(found))
+    head, rest = verdict(found)
+    screen.say("result", (head, "bold"), rest)
     if found.kinds:
         kinds = ", ".join(f"{kind} {words.percent(share)}" for kind, share in list(found.kinds.items())[:4])
         screen.say("exchanges", f"{kinds} of the whole run, with its calls that are computed both ways")
     if found.peak_memory_bytes is not None:
         screen.say("memory", f"up to {words.memory(found.peak_memory_bytes)} held by a rank")
     screen.say("cost", f"{words.duration(found.took_s)}, 2 runs of the script's beginning")
-    screen.command("next", f"flatout tune --ranks {found.num_ranks}", found.typed)
+    if page is not None:
+        screen.command("report", str(words.nearby(Path(page))))
+    screen.command("next", *next_command(found))
+
+
+def next_command(found: RankAnatomy) -> tuple[str, str]:
+    """What to type next: the command with its options, and the script as it was typed."""
+    return ("flatout tune" if found.is_launched else f"flatout tune --ranks {found.num_ranks}"), found.typed
 
 
 def _columns(found: RankAnatomy) -> tuple[list[str], Callable[[str], list[str]]]:
@@ -70,18 +79,31 @@ def _columns(found: RankAnatomy) -> tuple[list[str], Callable[[str], list[str]]]
     return ["least of ranks", "most of ranks"], ends
 
 
-def _verdict(found: RankAnatomy) -> tuple[str | tuple[str, str], ...]:
-    shares = found.shares(COMMUNICATION)
-    rank = found.waited_for
+def verdict(found: RankAnatomy) -> tuple[str, str]:
+    """What it comes to: its head, and the rest of the sentence."""
+    if found.is_launched:
+        return _launched(found)
+    shares, rank = found.shares(COMMUNICATION), found.waited_for
     if rank is not None:
         longer = found.longer_there
         why = f": its {longer} takes longer than theirs" if longer is not None else ""
-        return (f"rank {rank} is waited for", "bold"), f"{why} (communication {_range(shares)} of the step)"
+        return f"rank {rank} is waited for", f"{why} (communication {_range(shares)} of the step)"
     share = _range(shares)
     if min(shares) == max(min(found.shares(name)) for name in found.phases):
-        return ("communication", "bold"), f" takes most of the step: {share} on every rank"
-    longest = next((name for name in found.phases if name not in ("unattributed", COMMUNICATION)), "")
-    return (longest, "bold"), f" takes most of the step; communication that nothing hides takes {share}"
+        return "communication", f" takes most of the step: {share} on every rank"
+    return _longest(found), f" takes most of the step; communication that nothing hides takes {share}"
+
+
+def _launched(found: RankAnatomy) -> tuple[str, str]:
+    """Of ranks that exchange by themselves, which is not told apart from what they do meanwhile."""
+    if (uneven := found.uneven) is not None:
+        rank, name = uneven
+        return f"rank {rank} is slower", f": its {name} takes longer than that of the others"
+    return _longest(found), " takes most of the step; what ranks exchange is within these phases"
+
+
+def _longest(found: RankAnatomy) -> str:
+    return next((name for name in found.phases if name not in ("unattributed", COMMUNICATION)), "")
 
 
 def _range(shares: list[float]) -> str:

@@ -34,7 +34,9 @@ class Story:
 
 def tell(result: Result) -> Story:
     """The beginning of the page for any verdict."""
-    return replace(_told(result), command=" ".join(answer.next_command(result)))
+    told = replace(_told(result), command=" ".join(answer.next_command(result)))
+    ranks = answer.on_ranks(result)
+    return replace(told, lead=(*told.lead, words.sentence(f"{ranks}."))) if ranks else told
 
 
 def _told(result: Result) -> Story:

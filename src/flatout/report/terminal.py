@@ -36,6 +36,8 @@ def tune(result: Result, *, verbose: bool = False, page: Path | str | None = Non
         show_trials(screen, result, verbose=verbose)
         screen.blank()
         _verdict(screen, result)
+        if ranks := answer.on_ranks(result):
+            screen.say("ranks", ranks)
         if result.priors:
             screen.say("order", result.priors, most=2)
         if reached := tried.input_reached(result):

@@ -117,7 +117,8 @@ def warnings(result: Result) -> tuple[str, ...]:
         varied = f"varied by ± {percent(spread)}" if spread <= 1 else "varied by more than a step takes"
         said.append(f"plain steps {varied}: what binds may read otherwise on a quieter machine")
     found = next((trial for trial in result.trials if _is_chosen(result, trial)), None)
-    if found is not None and result.winner is not None and _exclude(found, result.winner):
+    again = result.winner if result.launched is None else None  # all ranks of a launcher are not one of them
+    if found is not None and again is not None and _exclude(found, again):
         said.append(
             f"the search had measured {ratio(found.ratio)}x {ends(found)} for the same "
             "levers: the machine changed between the two, and each holds for its own minutes"

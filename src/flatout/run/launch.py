@@ -84,7 +84,8 @@ class Launch:
         name: Tells the children of one run folder apart.
         environment: Variables set on top of the user's; None takes one away.
         folder: The working folder.
-        through_launcher: Whether the command is a launcher, which gives its processes the environment itself.
+        through_launcher: Whether the command is a launcher of ours, which gives its processes the environment itself.
+        passed_on: Whether the command is a launcher of the user's, whose processes inherit the environment.
     """
 
     command: Sequence[str]
@@ -94,6 +95,7 @@ class Launch:
     environment: Mapping[str, str | None] = field(default_factory=dict)
     folder: Path = field(default_factory=Path.cwd)
     through_launcher: bool = False
+    passed_on: bool = False
 
 
 def session_files(run_folder: Path, name: str) -> dict[str, str]:
@@ -188,7 +190,9 @@ class Child:
         self._process = subprocess.Popen(
             list(launch.command),
             cwd=launch.folder,
-            env=None if launch.through_launcher else environment_for(told, launch.environment),
+            env=None
+            if launch.through_launcher
+            else environment_for(told, launch.environment, passed_on=launch.passed_on),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

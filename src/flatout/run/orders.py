@@ -85,6 +85,7 @@ class SessionSpec:
         lives_with: Process id of the parent that the child must not outlive; None: the run is the user's.
         stop_after: The run is only a sample, and ends after so many steps; None: it is the script's to end.
         keep_states: Whether such a run keeps what it has trained, after its first step and after its last.
+        keep_environment: Whether its first rank keeps the environment that it was started with.
         nudge: Whether its parameters are moved in their last places after each step.
         takes_apart: Whether the parts of its steps are timed all along, in short windows.
     """
@@ -114,6 +115,7 @@ class SessionSpec:
     ranks: Terms | None = None
     stop_after: int | None = None
     keep_states: bool = False
+    keep_environment: bool = False
     nudge: bool = False
     takes_apart: bool = False
 

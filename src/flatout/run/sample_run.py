@@ -7,6 +7,7 @@ step by step, and the word that the run is over. Imported in the user's process,
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,11 @@ def memory_file(trace: str | Path, rank: int) -> Path:
     return Path(trace).with_suffix(f".memory-{rank}.json")
 
 
+def environment_file(trace: str | Path) -> Path:
+    """Where the environment of the first rank lies, from the path of the run's trace."""
+    return Path(trace).with_suffix(".environment.json")
+
+
 class SampleRun:
     """The end of one such run."""
 
@@ -48,6 +54,8 @@ class SampleRun:
         self._num_told += 1
         over = self._num_told + self._framework.num_missed_steps() >= spec.stop_after
         try:
+            if spec.keep_environment and self._num_told == 1 and not self._rank:
+                _keep_environment(environment_file(spec.trace))
             if spec.keep_states or spec.nudge:
                 self._trained = self._trained or self._framework.trained()
                 self._compared(self._trained, over)
@@ -81,3 +89,12 @@ class SampleRun:
         until_s = time.monotonic() + OUTLIVES_S
         while time.monotonic() < until_s and not ended.exists():
             time.sleep(0.02)
+
+
+def _keep_environment(path: Path) -> None:
+    """Write what this process was started with, for the eyes of its user alone."""
+    words = Path("/proc/self/environ").read_bytes().split(b"\0")
+    pairs = (os.fsdecode(word).partition("=") for word in words if b"=" in word)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        json.dump({name: value for name, _, value in pairs}, file)

@@ -161,7 +161,8 @@ class Bench:
             cores_quota=self.cores_quota,
             flatout_started_s=time.perf_counter(),
         )
-        told: dict[str, Any] = {"session": session, "environment": {**QUIET_TRACKERS, **environment}}
+        variables = {**QUIET_TRACKERS, **self.terms.environment, **environment}
+        told: dict[str, Any] = {"session": session, "environment": variables}
         self._child = Child(Launch(command=command, run_folder=self.run_folder, name=self._name, **told)).__enter__()
 
     def _keeping(self) -> dict[str, Any]:

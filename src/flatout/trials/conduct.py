@@ -81,10 +81,12 @@ class Goal:
         terms: How the script may be run.
         run_steps: Steps of the run that is tuned for; None where that is not known.
         exactly: Try this one set and nothing else (a plan that is checked again).
+        launcher: The command that starts ranks of the script; empty for one process.
         priors: Whether earlier tunings on this machine say what is tried first, and this one is kept for later ones.
     """
 
     exactly: Levers | None = None
+    launcher: tuple[str, ...] = ()
     priors: bool = True
     run_steps: int | None = None
     budget_s: float | None = None

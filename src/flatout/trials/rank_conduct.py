@@ -14,15 +14,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from flatout import __version__, agreement, rank_tuning, running, stats
+from flatout import __version__, rank_tuning, running, stats
 from flatout.agreement import Judgement
 from flatout.errors import FlatoutError, Inconclusive, ScriptError
 from flatout.plan import CLASSES, allows
 from flatout.rank_tuning import RankOutcome, RankTuning
 from flatout.running import Engagement
-from flatout.trace import Agreement
+from flatout.trials import judged_runs, rank_levers
 from flatout.trials import pairs as pairing
-from flatout.trials import rank_levers
 from flatout.trials.conduct import Show
 from flatout.trials.pairs import SCREENING, Extent, Pairs
 from flatout.trials.rank_levers import Division
@@ -41,12 +40,21 @@ FEWEST_TIMED_STEPS, MOST_TIMED_STEPS = 24, 400
 
 DEFAULT_BUDGET_S = 300.0
 
-CHECKS = ("losses", "parameters")
-
 OTHER_MASKS = (
     "random generators end elsewhere than in one process, as with dropout, whose masks each rank draws for its part: "
     "class statistical"
 )
+
+
+def timed_steps(step_s: float, longest: int | None) -> int:
+    """Steps of a timed run; `longest` are those of a script that has no more.
+
+    >>> timed_steps(0.01, None), timed_steps(0.01, 50), timed_steps(2.0, None)
+    (210, 50, 24)
+    """
+    wanted = SETTLING_STEPS + LEFT_OUT_STEPS + math.ceil(TIMED_S / max(step_s, 1e-5))
+    fitting = max(min(wanted, MOST_TIMED_STEPS), FEWEST_TIMED_STEPS)
+    return fitting if longest is None else min(fitting, longest)
 
 
 class RankConduct:
@@ -87,7 +95,7 @@ class RankConduct:
         for division in self._divisions:
             self._compare(division, plain, nudged)
         step_s = plain.median_step_s
-        num_steps = self._num_timed(step_s, longest=None if not plain.ended else plain.num_steps)
+        num_steps = timed_steps(step_s, longest=None if not plain.ended else plain.num_steps)
         try:
             self._rounds(self._divisions, num_steps, step_s)
             self._judge_left()
@@ -184,35 +192,19 @@ class RankConduct:
 
     def _judged(self, plain: Sample, nudged: Sample, sample: Sample, class_: str) -> tuple[Judgement, str]:
         """Whether a division trains what one process does, and the class of what it changes."""
-        from flatout.frameworks.pytorch import trained  # PyTorch takes seconds to load
-
-        try:
-            found = trained.differences(
-                plain.state("last"), nudged.state("last"), sample.state("last"), plain.state("first")
-            )
-        except (OSError, RuntimeError) as problem:
-            return Judgement(verdict="inconclusive", detail=f"what was trained was not kept: {problem}"), class_
-        if not all(one.random_states_equal for one in found):
-            if allows(self._accept, "statistical"):
-                return Judgement(
-                    verdict="agrees", detail=f"not compared: {OTHER_MASKS}, which is admitted"
-                ), "statistical"
-            detail = f"{OTHER_MASKS}, which `--accept statistical` admits"
-            return Judgement(verdict="disagrees", detail=detail), "statistical"
-        found += trained.of_losses(plain.losses, nudged.losses, sample.losses)
-        return agreement.judge([Agreement(levers={}, differences=found)], class_, CHECKS), class_
+        told = judged_runs.compared(plain, nudged, sample, class_)
+        if told.random_states_equal:
+            return told.judgement, class_
+        if allows(self._accept, "statistical"):
+            return Judgement(verdict="agrees", detail=f"not compared: {OTHER_MASKS}, which is admitted"), "statistical"
+        detail = f"{OTHER_MASKS}, which `--accept statistical` admits"
+        return Judgement(verdict="disagrees", detail=detail), "statistical"
 
     def _end(self, division: Division, outcome: RankOutcome, reason: str, cause: str = "", hint: str = "") -> None:
         division.is_open = False
         division.trial = replace(division.trial, outcome=outcome, reason=reason, cause=cause, hint=hint)
 
     # -- is it faster? -------------------------------------------------------------------------------------------
-
-    def _num_timed(self, step_s: float, longest: int | None) -> int:
-        """Steps of a timed run."""
-        wanted = SETTLING_STEPS + LEFT_OUT_STEPS + math.ceil(TIMED_S / max(step_s, 1e-5))
-        fitting = max(min(wanted, MOST_TIMED_STEPS), FEWEST_TIMED_STEPS)
-        return fitting if longest is None else min(fitting, longest)
 
     def _judge_left(self) -> None:
         for division in self._divisions:

@@ -6,8 +6,10 @@ In: a script, how it is divided. Out: a `RankAnatomy`.
 from __future__ import annotations
 
 import datetime
+import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flatout import stats
 from flatout.anatomy import Anatomy, dissect
@@ -30,8 +32,14 @@ COUNTED_SHARE = 0.31
 takes longer: with 4 steps less than a power of two in all, none of those is among them, where a step calls once."""
 
 
-def looked_at(setting: Setting, num_ranks: int, mode: str, budget_s: float | None, show: Show) -> RankAnatomy:
+def looked_at(setting: Setting, ranks: Wanted, budget_s: float | None, show: Show) -> RankAnatomy:
     """Run the script on ranks and take its steps apart.
+
+    Args:
+        setting: What both runs have in common.
+        ranks: How many there are and how they divide the work, or what starts them.
+        budget_s: Aimed wall time; None for the default.
+        show: Who is told of progress.
 
     Raises:
         ScriptError: It cannot be divided, or does not train.
@@ -39,22 +47,20 @@ def looked_at(setting: Setting, num_ranks: int, mode: str, budget_s: float | Non
     """
     begun_s = time.perf_counter()
     show.stage("how long a step takes", 0.1)
-    wanted = Wanted(num_ranks=num_ranks, mode=mode, num_steps=FIRST_STEPS, takes_apart=True)
-    first = _made(take(setting, wanted, 0, show.tick))
+    first = _made(take(setting, replace(ranks, num_steps=FIRST_STEPS, takes_apart=True), 0, show.tick))
     step_s = stats.summarize(first.step_s).median if first.step_s else 1.0
     first.forget()
     left_s = LOOKED_AT_S if budget_s is None else max(budget_s - 2 * (time.perf_counter() - begun_s), LOOKED_AT_S / 2)
     show.stage("where each step goes", 0.4)
     num = num_steps(left_s / max(step_s, 1e-6))
-    wanted = Wanted(
-        num_ranks=num_ranks, mode=mode, num_steps=num, takes_apart=True, step_guess_s=2 * step_s
-    )  # fmt: skip
+    wanted = replace(ranks, num_steps=num, takes_apart=True, step_guess_s=2 * step_s)
     sample = _made(take(setting, wanted, 1, show.tick))
     show.stage("done", 1.0)
     exchanges, header = sample.exchanges, sample.header
     assert header is not None
     return RankAnatomy(
-        script=setting.script.name, typed=setting.script.typed, num_ranks=num_ranks, mode=mode,
+        script=setting.script.name, typed=_typed(setting, ranks), num_ranks=len(sample.windows),
+        mode=ranks.launcher[0] if ranks.launcher else ranks.mode, is_launched=bool(ranks.launcher),
         machine=setting.machine, framework=header.framework, framework_version=header.framework_version,
         ranks=tuple(_anatomy(windows) for windows in sample.windows),
         kinds=dict(exchanges.kinds) if exchanges is not None else {}, peak_memory_bytes=sample.peak_memory_bytes,
@@ -62,6 +68,10 @@ def looked_at(setting: Setting, num_ranks: int, mode: str, budget_s: float | Non
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         run=str(setting.run_folder), took_s=time.perf_counter() - begun_s,
     )  # fmt: skip
+
+
+def _typed(setting: Setting, ranks: Wanted) -> str:
+    return f"-- {shlex.join(ranks.launcher)}" if ranks.launcher else setting.script.typed
 
 
 def num_steps(about: float) -> int:

@@ -26,7 +26,7 @@ from flatout.run.launch import Child, Launch, environment_for, session_files, se
 from flatout.run.orders import SessionSpec
 from flatout.run.rank_start import Start, devices_for
 from flatout.run.rank_watch import Exchanges, RankWatch
-from flatout.run.sample_run import memory_file, state_file
+from flatout.run.sample_run import environment_file, memory_file, state_file
 from flatout.run.script import Script
 from flatout.run.trackers import QUIET_TRACKERS
 from flatout.trace import End, Failure, Header, Levers, Record, Window
@@ -77,6 +77,7 @@ class Wanted:
         keeps: Whether what was trained is kept.
         nudged: Whether parameters are moved in their last places after each step.
         takes_apart: Whether the parts of steps are timed, which costs time.
+        launcher: The command that starts ranks of the script's own; empty: flatout starts what there is.
     """
 
     num_ranks: int = 1
@@ -87,6 +88,7 @@ class Wanted:
     keeps: bool = False
     nudged: bool = False
     takes_apart: bool = False
+    launcher: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +141,15 @@ class Sample:
         """The file with what was trained."""
         return state_file(_trace(self.folder), moment)
 
+    def environment(self) -> dict[str, str]:
+        """What a launcher has started the first rank with.
+
+        Raises:
+            OSError: It was not kept.
+        """
+        found: dict[str, str] = json.loads(environment_file(_trace(self.folder)).read_text(encoding="utf-8"))
+        return found
+
     def forget(self) -> None:
         """Remove its folder."""
         for scratch in self.folder.glob("scratch*"):
@@ -147,14 +158,19 @@ class Sample:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def forget_all(run_folder: Path) -> None:
+    """Remove what samples have left in a run folder."""
+    for left in run_folder.glob("sample-*"):
+        Sample(folder=left).forget()
+
+
 @contextlib.contextmanager
 def cleared(run_folder: Path) -> Iterator[None]:
     """What runs have left is removed; the folder too, where nothing was found out."""
     try:
         yield
     finally:
-        for left in run_folder.glob("sample-*"):
-            Sample(folder=left).forget()
+        forget_all(run_folder)
         shutil.rmtree(run_folder / "compiled", ignore_errors=True)
         if not folder.is_kept(run_folder):
             shutil.rmtree(run_folder, ignore_errors=True)
@@ -170,7 +186,7 @@ def take(setting: Setting, wanted: Wanted, number: int, wait: Callable[[], None]
     place.mkdir()
     begun_s = time.perf_counter()
     if wanted.num_ranks == 1:
-        found = _one_process(setting, wanted, place, wait)
+        found = _as_plain(setting, wanted, place, wait)
     else:
         found = _on_ranks(setting, wanted, place, wait)
     return replace(found, took_s=time.perf_counter() - begun_s)
@@ -196,6 +212,7 @@ def _session(setting: Setting, wanted: Wanted, place: Path) -> SessionSpec:
         keep_losses=True,
         stop_after=wanted.num_steps,
         keep_states=wanted.keeps,
+        keep_environment=bool(wanted.launcher),
         nudge=wanted.nudged,
         takes_apart=wanted.takes_apart,
     )
@@ -213,21 +230,23 @@ def _limit_s(setting: Setting, wanted: Wanted) -> float:
     return setting.terms.start_limit_s * wanted.num_ranks + SLOW * steps_s
 
 
-# -- one process -----------------------------------------------------------------------------------------------------
+# -- one process, or a launcher's ------------------------------------------------------------------------------------
 
 
-def _one_process(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[], None]) -> Sample:
+def _as_plain(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[], None]) -> Sample:
+    """The very command of a plain run: the script, or what launches its ranks."""
+    launched = bool(wanted.launcher)
     scratch = place / "scratch"
     command = isolation.isolate(
-        setting.script.command,
+        wanted.launcher or setting.script.command,
         folder=Path.cwd(),
         script_folder=setting.script.folder,
         run_folder=place,
         scratch=scratch,
     )  # also with `--allow-writes`, for ranks cannot do without
     launch = Launch(
-        command=command, session=_session(setting, wanted, place), run_folder=place, name="run",
-        environment={**QUIET_TRACKERS, **_variables(setting, wanted)},
+        command=command, session=replace(_session(setting, wanted, place), per_process=launched), run_folder=place,
+        name="run", environment={**QUIET_TRACKERS, **_variables(setting, wanted)}, passed_on=launched,
     )  # fmt: skip
     try:
         hung = not _watched(launch, lambda: False, _limit_s(setting, wanted), wait)
@@ -235,7 +254,7 @@ def _one_process(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[
             raise refusal
     finally:
         isolation.discard(scratch)
-    found = _found(place, wanted, [_trace(place)])
+    found = _found(place, wanted, sorted(place.glob("trace-run.*.jsonl")) if launched else [_trace(place)])
     if found.problem is None or not hung:
         return found
     return replace(found, problem=_hung(setting, wanted))
@@ -255,6 +274,7 @@ def _watched(launch: Launch, is_over: Callable[[], bool], limit_s: float, wait: 
 
 def _hung(setting: Setting, wanted: Wanted) -> ScriptError:
     who = "one process" if wanted.num_ranks == 1 else f"{wanted.num_ranks} ranks"
+    who = f"`{wanted.launcher[0]}`" if wanted.launcher else who
     return ScriptError(
         f"`{setting.script.name}` did not make {wanted.num_steps} steps in {_limit_s(setting, wanted):.0f} s",
         cause=f"{who} took much longer than was to be expected",
@@ -371,7 +391,8 @@ def _ended(place: Path, wanted: Wanted, records: list[Record]) -> ScriptError:
     elif end is not None:
         cause = f"it ended after {end.num_steps} steps"
     else:
-        cause = (tail(place / "output-run.log").strip().splitlines() or ["it printed nothing"])[-1][:200]
+        told = [line for line in tail(place / "output-run.log").splitlines() if line.strip(" =-")]
+        cause = (told or ["it printed nothing"])[-1].strip()[:200]
     return ScriptError(
         f"the script did not make {wanted.num_steps} steps", cause=cause, hint="`flatout run` shows what it prints"
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +16,7 @@ class Terms:
         capture_bytes: Most memory for keeping a step.
         keep_store: Whether the items of `sample_store` are kept on the disk, for later runs.
         store_memory_bytes: Memory for kept items; None: half of what is free.
+        environment: Variables that the script is given on top of the user's; None takes one away.
     """
 
     isolate: bool = True
@@ -22,3 +24,4 @@ class Terms:
     capture_bytes: int = 200_000_000
     keep_store: bool = False
     store_memory_bytes: int | None = None
+    environment: Mapping[str, str | None] = field(default_factory=dict)

@@ -48,7 +48,7 @@ class Trained:
         random = RandomStates()
         with torch.no_grad():
             for place, tensor in self._by_place().items():
-                whole = copy.deepcopy(tensor).detach().cpu()  # of what is held in parts a copy is the whole
+                whole = _whole(tensor).detach().cpu()
                 if path is not None:
                     found[place] = whole
         if path is not None:
@@ -58,7 +58,8 @@ class Trained:
         """See `flatout.frameworks.contract.Trained`."""
         generator = torch.Generator().manual_seed(step)
         with torch.no_grad():
-            for parameter in self._parameters():
+            for whole in self._parameters():
+                parameter = whole.to_local() if is_distributed(whole) else whole  # type: ignore[attr-defined]
                 if not parameter.is_floating_point():
                     continue
                 unit = torch.finfo(parameter.dtype).eps
@@ -94,6 +95,19 @@ class Trained:
         modules = [call.module for call in self._calls.found if call.alive]
         names = {id(t): name for m in modules for name, t in (*m.named_parameters(), *m.named_buffers())}
         return {place: names.get(id(t), place) for place, t in self._by_place().items()}
+
+
+def is_distributed(tensor: torch.Tensor) -> bool:
+    """Whether it is a `DTensor`, told without loading what defines it."""
+    return type(tensor).__name__ == "DTensor"
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of all of it, where this rank holds a part; all ranks ask for it together."""
+    if is_distributed(tensor):
+        whole: torch.Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+        return whole
+    return copy.deepcopy(tensor)  # of what we hold in parts a copy is the whole
 
 
 def differences(plain: Path, nudged: Path, other: Path, begun: Path) -> tuple[Difference, ...]:

@@ -1,0 +1,283 @@
+"""How are ranks tuned that a launcher of the user's starts? One of them alone, and what wins there on all of them.
+
+In: a launcher's command. Out: a goal under which one rank of it trains by itself, as in a world of one; then a `Result`
+whose winner was timed on all ranks beside plain ones, in whole starts by turns, and trained what they train. Ranks
+toggle nothing: if they did so at different moments they would wait for each other.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from flatout import running, stats
+from flatout.agreement import Judgement
+from flatout.errors import Inconclusive, ScriptError
+from flatout.plan import Outcome, Trial
+from flatout.result import Launched, Result, Verdict
+from flatout.trials import judged_runs
+from flatout.trials import pairs as pairing
+from flatout.trials.conduct import Conduct, Goal, Show
+from flatout.trials.pairs import SCREENING, Extent, Pairs
+from flatout.trials.rank_conduct import COMPARED_STEPS, timed_steps
+from flatout.trials.samples_of_runs import FEWEST_STEPS, Sample, Setting, Wanted, take
+
+ALONE: Mapping[str, str] = {
+    "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "ROLE_RANK": "0",
+    "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1", "ROLE_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
+}  # fmt: skip
+"""The world of one, as `torch.distributed` reads it from the environment; at port 0 it takes one that is free."""
+
+OF_THE_WORLD = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
+"""Beginnings of variables that tell of the whole world, and that one rank alone must not believe."""
+
+SEARCH_SHARE = 0.6
+"""Of a budget that was asked for, what the search in one rank may take; the rest is for all ranks."""
+
+STATISTICAL = "other random numbers are drawn, so that what was trained is not compared: it was on one rank"
+
+
+class LaunchedRanks:
+    """One launcher's command under measurement.
+
+    Args:
+        words: The command.
+        setting: What all its runs have in common.
+        show: Who is told of progress.
+    """
+
+    def __init__(self, words: tuple[str, ...], setting: Setting, show: Show) -> None:
+        self._words, self._setting, self._show = words, setting, show
+        self._num_runs, self._num_compared = 0, COMPARED_STEPS
+        self._begun_s = time.perf_counter()
+        self._asked_s: float | None = None
+        self._lots = random.Random(0)
+        self._plain: Sample
+        self._nudged: Sample
+
+    # -- one rank alone ------------------------------------------------------------------------------------------
+
+    def begin(self, goal: Goal) -> Goal:
+        """Run the launcher once as it is; the goal under which one of its ranks is tuned alone.
+
+        Raises:
+            ScriptError: Its ranks do not train.
+            Inconclusive: They make too few steps.
+        """
+        self._asked_s = goal.budget_s
+        self._show.stage(f"ranks as `{self._words[0]}` starts them", 0.0)
+        wanted = self._wanted(self._num_compared, keeps=True)
+        plain = self._take(wanted)
+        if plain.ended and plain.num_steps >= 2 * FEWEST_STEPS:  # a short script: all that it has
+            plain.forget()
+            self._num_compared = plain.num_steps
+            wanted = replace(wanted, num_steps=self._num_compared)
+            plain = replace(self._take(wanted), ended=True)
+        self._require(plain)
+        self._show.stage("how far rounding alone moves what they train", 0.0)
+        nudged = self._take(replace(wanted, nudged=True, step_guess_s=plain.median_step_s))
+        self._require(nudged)
+        self._plain, self._nudged = plain, nudged
+        choice = replace(goal.choice, ruled_out={**goal.choice.ruled_out, **self._ruled_out()})
+        left_s = goal.budget_s and max(SEARCH_SHARE * goal.budget_s - (time.perf_counter() - self._begun_s), 1.0)
+        terms = replace(goal.terms, environment=alone(plain.environment()))
+        return replace(goal, choice=choice, terms=terms, budget_s=left_s)
+
+    def alone(self, conduct: Conduct) -> Result:
+        """What one rank by itself comes to.
+
+        Raises:
+            ScriptError: It does not train alone.
+            Inconclusive: It cannot be measured.
+        """
+        try:
+            return conduct.run()
+        except (ScriptError, Inconclusive) as problem:
+            raise type(problem)(
+                f"one rank of `{shlex.join(self._words)}` by itself: {problem.error}", cause=problem.cause,
+                hint="levers are searched on one rank in a world of one; `flatout exec --levers NAMES --` engages "
+                "those that you name on all",
+            ) from None  # fmt: skip
+
+    def _ruled_out(self) -> dict[str, str]:
+        if self._num_local == 1:
+            return {}
+        return dict.fromkeys(running.OF_ONE_PROCESS, f"{self._num_local} ranks share the cores of this machine")
+
+    @property
+    def _num_local(self) -> int:
+        found = self._plain.environment().get("LOCAL_WORLD_SIZE", "")
+        return int(found) if found.isdigit() else self._num_ranks
+
+    @property
+    def _num_ranks(self) -> int:
+        assert self._plain.header is not None
+        return self._plain.header.world_size
+
+    # -- all of them ---------------------------------------------------------------------------------------------
+
+    def confirm(self, found: Result) -> Result:
+        """Measure the winner of one rank on all of them; the result is theirs. Ctrl-C keeps what was measured."""
+        typed = f"-- {shlex.join(self._words)}"
+        found = replace(found, asked_budget_s=self._asked_s)
+        best = found.winner
+        if best is None or not best.levers:
+            launched = Launched(num_ranks=self._num_ranks)
+            return replace(found, typed=typed, launched=launched, tuning_s=self._spent_s)
+        trial, stopped = self._on_all(best)
+        won = trial if trial.is_won else None
+        baseline = trial.baseline_step_s or self._plain.step_s
+        step_s = stats.summarize(baseline).median
+        tuned_step_s = step_s / won.ratio if won is not None and won.ratio else step_s
+        saved_s = step_s - tuned_step_s
+        plan = None
+        if won is not None and found.plan is not None:
+            assert won.ratio is not None and won.ratio_low is not None and won.ratio_high is not None
+            plan = replace(
+                found.plan, ratio=won.ratio, ratio_low=won.ratio_low, ratio_high=won.ratio_high,
+                num_pairs=won.num_pairs, agreement=f"{won.class_}: {won.agreement_detail}",
+                baseline_steps_per_s=1 / step_s, tuned_steps_per_s=1 / tuned_step_s,
+            )  # fmt: skip
+        return replace(
+            found, typed=typed, launched=Launched(num_ranks=self._num_ranks, alone=best, num_runs=self._num_runs),
+            remeasured=trial, verdict=_verdict(trial), plan=plan, baseline_steps_per_s=1 / step_s,
+            baseline_spread_fraction=stats.summarize(baseline).spread_fraction, baseline_window_step_s=tuple(baseline),
+            tuned_steps_per_s=1 / tuned_step_s, tuning_s=self._spent_s,
+            break_even_steps=math.ceil(self._spent_s / saved_s) if saved_s > 0 else None,
+            stopped=stopped or found.stopped, short_budget_s=self._asked_s if stopped else found.short_budget_s,
+        )  # fmt: skip
+
+    def _on_all(self, alone: Trial) -> tuple[Trial, str]:
+        """The trial of all ranks, and why its timing ended early."""
+        begun_s = time.perf_counter()
+        label = f"{alone.label} on {self._num_ranks} ranks"
+        self._show.stage(f"what {label} train", 0.9)
+        levers = alone.levers
+        sample = self._take(replace(self._wanted(self._num_compared, keeps=True), levers=levers))
+        if sample.problem is not None:
+            return _without_ratio(alone, "failed", sample.problem.cause, begun_s), ""
+        judged = self._judged(sample, alone.class_)
+        if judged.verdict != "agrees":
+            outcome: Outcome = "disagrees" if judged.verdict == "disagrees" else "inconclusive"
+            return replace(
+                _without_ratio(alone, outcome, judged.detail, begun_s),
+                agreement=judged.verdict, agreement_detail=judged.detail,
+            ), ""  # fmt: skip
+        pairs, extent, stopped = Pairs(), Extent(looks=SCREENING, enough="clear", purpose="ranks", deadline_s=0), ""
+        try:
+            while not pairing.is_done(pairs, extent) and not stopped:
+                self._show.stage(f"{label}: pair {len(pairs.baseline_s) + 1}", 0.95)
+                self._pair(pairs, alone)
+                enough = len(pairs.baseline_s) >= stats.MIN_PAIRS
+                if enough and self._asked_s is not None and self._spent_s > self._asked_s:
+                    stopped = f"the budget of {self._asked_s:.0f} s was over"
+        except KeyboardInterrupt:
+            stopped = "you stopped it"
+        except ScriptError as problem:
+            return _without_ratio(alone, "failed", problem.cause, begun_s), ""
+        return _timed(alone, pairs, judged, begun_s), stopped
+
+    def _pair(self, pairs: Pairs, alone: Trial) -> None:
+        """Plain ranks and ranks under the levers, in an order drawn by lot."""
+        step_s = self._plain.median_step_s
+        num_steps = timed_steps(step_s, self._plain.num_steps if self._plain.ended else None)
+        candidate_first = self._lots.random() < 0.5
+        found: dict[bool, float] = {}
+        for under in (True, False) if candidate_first else (False, True):
+            wanted = replace(self._wanted(num_steps), step_guess_s=step_s, levers=alone.levers if under else {})
+            sample = self._take(wanted)
+            sample.forget()
+            if not sample.is_timed:
+                raise ScriptError(
+                    "ranks did not make their steps", hint="",
+                    cause=sample.problem.cause if sample.problem is not None else f"{len(sample.step_s)} were seen",
+                )  # fmt: skip
+            found[under] = sample.median_step_s
+        pairs.baseline_s.append(found[False])
+        pairs.candidate_s.append(found[True])
+        pairs.candidate_first.append(candidate_first)
+
+    def _judged(self, sample: Sample, class_: str) -> Judgement:
+        told = judged_runs.compared(self._plain, self._nudged, sample, class_)
+        if told.random_states_equal:
+            return told.judgement
+        if class_ == "statistical":
+            return Judgement(verdict="agrees", detail=STATISTICAL)
+        return Judgement(verdict="disagrees", detail="random generators end elsewhere than on plain ranks")
+
+    # -- runs ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _spent_s(self) -> float:
+        return time.perf_counter() - self._begun_s
+
+    def _wanted(self, num_steps: int, *, keeps: bool = False) -> Wanted:
+        return Wanted(num_steps=num_steps, keeps=keeps, launcher=self._words)
+
+    def _take(self, wanted: Wanted) -> Sample:
+        self._num_runs += 1
+        return take(self._setting, wanted, self._num_runs, self._show.tick)
+
+    def _require(self, sample: Sample) -> None:
+        command = shlex.join(self._words)
+        if sample.problem is not None and not sample.ended:
+            raise ScriptError(
+                f"`{command}` failed", cause=sample.problem.cause, hint=f"`{command}` shows the same; nothing was tried"
+            )
+        if len(sample.step_s) < FEWEST_STEPS:
+            raise Inconclusive(
+                f"the ranks of `{command}` make too few training steps",
+                cause=f"{len(sample.step_s)} settled ones were seen", hint="give it more epochs for `tune`",
+            )  # fmt: skip
+
+
+def alone(environment: Mapping[str, str]) -> dict[str, str | None]:
+    """What makes a rank with this environment the only one, on top of the user's variables.
+
+    Args:
+        environment: What the launcher started its first rank with.
+    """
+    found: dict[str, str | None] = {
+        name: value
+        for name, value in environment.items()
+        if os.environ.get(name) != value and not name.startswith(("FLATOUT_", *OF_THE_WORLD)) and name not in _OURS
+    }
+    return {**found, **ALONE}
+
+
+_OURS = ("PYTHONPATH", "PYTHONHASHSEED", "_")
+
+
+def _without_ratio(alone: Trial, outcome: Outcome, reason: str, begun_s: float) -> Trial:
+    return Trial(
+        levers=alone.levers, outcome=outcome, reason=reason, class_=alone.class_, remeasured=True,
+        took_s=time.perf_counter() - begun_s,
+    )  # fmt: skip
+
+
+def _timed(alone: Trial, pairs: Pairs, judged: Judgement, begun_s: float) -> Trial:
+    compared = pairs.compare()
+    ratios: Sequence[float] = [a / b for a, b in zip(pairs.baseline_s, pairs.candidate_s, strict=True)]
+    known = math.isfinite(compared.ratio)
+    return Trial(
+        levers=alone.levers, outcome=compared.verdict, reason=compared.reason, class_=alone.class_, remeasured=True,
+        ratio=compared.ratio if known else stats.summarize(ratios).median if ratios else None,
+        ratio_low=compared.low if known else min(ratios, default=None),
+        ratio_high=compared.high if known else max(ratios, default=None),
+        num_pairs=len(ratios), agreement=judged.verdict, agreement_detail=judged.detail,
+        baseline_step_s=tuple(pairs.baseline_s), candidate_step_s=tuple(pairs.candidate_s),
+        candidate_first=tuple(pairs.candidate_first), share=pairs.share, evidence=alone.evidence,
+        took_s=time.perf_counter() - begun_s,
+    )  # fmt: skip
+
+
+def _verdict(trial: Trial) -> Verdict:
+    if trial.is_won:
+        return "faster"
+    return "no difference" if trial.outcome in ("no difference", "slower", "disagrees", "failed") else "inconclusive"
