@@ -160,8 +160,8 @@ class LaunchedRanks:
         if found.short_budget_s is None or self._asked_s is None:
             return []
         return [
-            f"of the {self._asked_s:.0f} s that were asked for, {found.short_budget_s:.0f} s were for the search on one "
-            "rank: the launcher had been run twice before, and the rest is kept for all ranks"
+            f"of the {self._asked_s:.0f} s that were asked for, {found.short_budget_s:.0f} s were for the search on "
+            "one rank: the launcher had been run twice before, and the rest is kept for all ranks"
         ]
 
     def _on_all(self, alone: Trial) -> tuple[Trial, str]:

@@ -355,7 +355,7 @@ class RankConduct:
         """That it took much longer than was asked for, and why."""
         if self._spent_s < OVER * self._budget_s:
             return []
-        why = f"what {len(self._divisions)} divisions train is compared, and four rounds of all are run, whatever it takes"
+        why = f"{len(self._divisions)} divisions are compared, and run in four rounds, whatever that takes"
         return [f"it took {self._spent_s:.0f} s where the budget was {self._budget_s:.0f} s: {why}"]
 
     def _result(self, plain: Sample) -> RankTuning:
