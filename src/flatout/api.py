@@ -247,6 +247,8 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     with folder.for_run(request.script.stem if request.script else "exec") as (run_folder, problem):
         if run_folder is None:  # levers reach the script through files
             chosen = Engagement(line="running plainly")
+        if request.ranks is not None:
+            chosen = dataclasses.replace(chosen, line=chosen.line.replace("running plainly", "without levers"))
         say(chosen.line if problem is None else f"{chosen.line}; no record is kept: {problem.error}, {problem.cause}")
         what = _foreground(request, chosen, here, run_folder, say)
         outcome = foreground.run(dataclasses.replace(what, learner=learner, devices=devices))
@@ -333,7 +335,7 @@ def _here(request: RunRequest, registry: dict[str, Lever]) -> Here:
         # The plan of a launched script is found by the first word that names a script with a plan.
         known = launched.scripts_of(path, named=request.plan is not None)
         found = launched.planned(request.launcher, known, path)
-        name = found.name if found is not None else " ".join(request.launcher[:3])
+        name = found.name if found is not None else launched.called(request.launcher)
         arguments = found.arguments if found is not None else ()
     version = launched.framework_version() if request.levers is None and path.exists() else ""
     return Here(

@@ -11,7 +11,7 @@ from pathlib import Path
 from flatout import plan_file
 from flatout.errors import MachineError, RecordError, UsageError
 from flatout.run import installed
-from flatout.run.script import Script
+from flatout.run.script import Script, cannot_start
 
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "python", "python3")
 """Programs that start others, also where they are named by their path."""
@@ -23,7 +23,12 @@ def launched_by(words: tuple[str, ...], module: str | None = None, num_ranks: in
     Raises:
         UsageError: Ranks of ours were asked for beside those of a launcher.
     """
-    if module is not None or not words or shutil.which(words[0]) is None:
+    if module is not None or not words:
+        return ()
+    if shutil.which(words[0]) is None:
+        no_script = not words[0].endswith(".py") and not Path(words[0]).exists()
+        if no_script and any(_is_python(word) for word in words[1:]):
+            raise cannot_start(words, "there is no such program, or it may not be executed")
         return ()
     if Path(words[0]).exists() and Path(words[0]).name not in LAUNCHERS:
         return ()
@@ -35,6 +40,20 @@ def launched_by(words: tuple[str, ...], module: str | None = None, num_ranks: in
     return words
 
 
+def _is_python(word: str) -> bool:
+    return word.endswith(".py") and Path(word).is_file()
+
+
+def name_of(words: Sequence[str]) -> str:
+    """What a launcher is called: its program, or the module that Python runs.
+
+    >>> name_of(["/usr/bin/torchrun", "train.py"]), name_of(["python", "-m", "torch.distributed.run", "train.py"])
+    ('torchrun', 'torch.distributed.run')
+    """
+    name = Path(words[0]).name
+    return words[2] if name.startswith("python") and list(words[1:2]) == ["-m"] and len(words) > 2 else name
+
+
 def script_of(words: Sequence[str]) -> Script:
     """The script that a launcher's command starts: the first file that is Python, else the last module.
 
@@ -42,7 +61,7 @@ def script_of(words: Sequence[str]) -> Script:
         UsageError: There is none.
     """
     for place, word in enumerate(words):
-        if place and word.endswith(".py") and Path(word).is_file():
+        if place and _is_python(word):
             return Script(path=word, arguments=tuple(words[place + 1 :]))
     modules = [place for place, word in enumerate(words[:-1]) if word == "-m"]
     if not modules:
@@ -51,6 +70,14 @@ def script_of(words: Sequence[str]) -> Script:
             hint="e.g. `flatout tune -- torchrun --nproc-per-node 2 train.py`",
         )  # fmt: skip
     return Script(module=words[modules[-1] + 1], arguments=tuple(words[modules[-1] + 2 :]))
+
+
+def called(words: Sequence[str]) -> str:
+    """What messages call what a launcher starts: its script, where one can be told, else its first words."""
+    try:
+        return script_of(words).name
+    except UsageError:
+        return " ".join(words[:3])
 
 
 def planned(words: tuple[str, ...], known: tuple[str, ...], path: Path) -> Script | None:

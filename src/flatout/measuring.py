@@ -136,6 +136,8 @@ def _discarded_if_stopped(run_folder: Path) -> Iterator[None]:
     finally:
         shutil.rmtree(run_folder / STORES, ignore_errors=True)
         forget_all(run_folder)
+        with contextlib.suppress(OSError):  # where a launcher's ranks failed nothing is in it
+            run_folder.rmdir()
 
 
 def _saved(found: Result, run_folder: Path) -> Result:

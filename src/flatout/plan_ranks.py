@@ -17,7 +17,7 @@ class PlanRanks:
 
     Attributes:
         num: The world, on one machine.
-        mode: How the work is divided, one of `flatout.ranks.MODES`.
+        mode: How the work is divided, a word that `--mode` takes.
         ratio: How many times as fast as one process under the same levers.
         ratio_low: Lower end of its 95 % interval.
         ratio_high: Upper end of its 95 % interval.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flatout import on_ranks, rank_anatomy
+from flatout import launched, on_ranks, rank_anatomy
 from flatout.errors import UsageError
 from flatout.frameworks.pytorch.levers import registry
 from flatout.rank_anatomy import RankAnatomy
@@ -54,6 +54,7 @@ def looked_at_launched(script: Script, goal: Goal, show: Show) -> RankAnatomy:
         setting = Setting(
             script=script, registry=registry(), run_folder=run_folder, terms=goal.terms, machine=read_machine()
         )  # fmt: skip
-        found = looked_at(setting, Wanted(num_steps=1, launcher=goal.launcher), goal.budget_s, show)
+        ranks = Wanted(num_steps=1, mode=launched.name_of(goal.launcher), launcher=goal.launcher)
+        found = looked_at(setting, ranks, goal.budget_s, show)
         rank_anatomy.save(found, run_folder)
     return found

@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 
-from faulting import FLATOUT, REASON, SCRIPTS, environment, parts
+from faulting import FLATOUT, REASON, SCRIPTS, environment, left_behind, parts
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"ranks cannot be isolated here: {REASON}")
 
@@ -203,8 +203,12 @@ def test_nonsense_is_refused_before_anything_starts(tmp_path, words, error):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_script_that_makes_itself_distributed_is_refused(tmp_path):
-    (tmp_path / "train.py").write_text("import torch.distributed as d\nd.init_process_group('gloo')\n")
+def test_a_script_that_makes_itself_distributed_is_refused_with_the_ranks_that_it_has_started(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import subprocess, sys, torch.distributed as d\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)', 'left_by_a_refused_rank'])\n"
+        "d.init_process_group('gloo')\n"
+    )
     done = on_two_ranks(tmp_path, "train.py")
-    assert done.returncode == 3
+    assert done.returncode == 3 and not left_behind(tmp_path, "left_by_a_refused_rank")
     assert parts(done.stderr)["error"] == "the script makes itself distributed (`init_process_group`)"

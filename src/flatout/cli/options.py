@@ -176,6 +176,11 @@ def rank_terms(num_ranks: int | None, mode: str, hang_timeout: str, places: dict
             f"`--ranks {num_ranks}` is not a number of ranks", cause="one process is one rank", hint="e.g. `--ranks 2`"
         )
     limit_s = seconds(hang_timeout, "--hang-timeout")
+    if mode != "auto" and (num_ranks or 1) == 1:
+        raise UsageError(
+            f"`--mode {mode}` has nothing to divide", hint=f"e.g. `--ranks 2 --mode {mode}`",
+            cause="`--ranks` says on how many ranks, and was not typed" if num_ranks is None else "one rank has it all",
+        )  # fmt: skip
     if num_ranks is None:
         return None
     if (

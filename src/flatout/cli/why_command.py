@@ -48,7 +48,7 @@ def command(  # noqa: PLR0913  one parameter per option
         return
     script = from_words(words, module)
     if num_ranks is not None or mode != "auto":
-        terms = options.rank_terms(num_ranks or 1, mode, start_limit, {})
+        terms = options.rank_terms(num_ranks, mode, start_limit, {})
         assert terms is not None
         measured(
             lambda show: looked(script, terms, goal, show),

@@ -150,6 +150,19 @@ def _ended(pid: int) -> int:
             continue
 
 
+def _end_what_is_left() -> None:
+    """Kill all that a script has left in the session of this process, as ranks of its own that wait for it."""
+    own = os.getpid()
+    if os.getsid(0) != own:  # the session is somebody else's
+        return
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if int(name) != own and os.getsid(int(name)) == own:
+                os.kill(int(name), signal.SIGKILL)
+        except OSError:  # it has ended
+            continue
+
+
 def main() -> NoReturn:
     """Start the script, wait for it, and end as it ended."""
     with open(sys.argv[1]) as file:
@@ -163,6 +176,8 @@ def main() -> NoReturn:
     while hidden is not None:
         isolation = _prepared(spec["isolations"][local], hidden, num) if rank or spec["apart"] else None
         code = _ended(_start(spec, rank, isolation))
+        if rank or _first_is(spec, f"refusal-{rank}.json"):  # what rank 0 leaves by itself stays, as in a plain run
+            _end_what_is_left()
         num += 1
         hidden = _begins_anew(spec, rank, code, num)
     _write(f"{spec['folder']}/ended-{rank}.json", {"code": code, "unix_s": time.time()})

@@ -175,7 +175,7 @@ def check_command(command: Sequence[str]) -> None:
 def cannot_start(command: Sequence[str], why: str) -> UsageError:
     """The error for a command that the operating system does not start."""
     name, *rest = command
-    hint = "check the command; `flatout exec -- COMMAND` takes what the shell would"
+    hint = "check the command; behind `--` stands what the shell would take"
     if name.endswith(".py"):
         hint = f"`flatout exec -- {shlex.join(['python', name, *rest])}`; `flatout run` takes the script alone"
     return UsageError(f"cannot start `{name}`", cause=why, hint=hint)

@@ -5,10 +5,12 @@ In: how it ended, and what it wrote. Out: a failed candidate, warnings, or wheth
 
 from __future__ import annotations
 
+import shlex
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from flatout.errors import FlatoutError, ScriptError
 from flatout.run.launch import Ended
 from flatout.trace import Failure, Levers, Record
 
@@ -67,3 +69,9 @@ def sentence(failure: Failure) -> str:
     """Where and how something broke, in one line."""
     kind = "out of memory" if failure.out_of_memory else failure.error
     return f"{failure.stage}: {kind}: {(failure.message.splitlines() or [''])[0]}"[:300]
+
+
+def launcher_failed(words: Sequence[str], problem: FlatoutError) -> ScriptError:
+    """What to say of a launcher whose ranks do not train."""
+    command = shlex.join(words)
+    return ScriptError(f"`{command}` failed", cause=problem.cause, hint=f"`{command}` shows the same")

@@ -23,6 +23,7 @@ from flatout.result import Launched, Result, Verdict
 from flatout.trials import judged_runs
 from flatout.trials import pairs as pairing
 from flatout.trials.conduct import Conduct, Goal, Show
+from flatout.trials.ends import launcher_failed
 from flatout.trials.pairs import SCREENING, Extent, Pairs
 from flatout.trials.rank_conduct import COMPARED_STEPS, timed_steps
 from flatout.trials.samples_of_runs import FEWEST_STEPS, Sample, Setting, Wanted, take
@@ -125,11 +126,12 @@ class LaunchedRanks:
     def confirm(self, found: Result) -> Result:
         """Measure the winner of one rank on all of them; the result is theirs. Ctrl-C keeps what was measured."""
         typed = f"-- {shlex.join(self._words)}"
-        found = replace(found, asked_budget_s=self._asked_s)
+        found = replace(found, asked_budget_s=self._asked_s, warnings=(*found.warnings, *self._kept_back(found)))
         best = found.winner
         if best is None or not best.levers:
             launched = Launched(num_ranks=self._num_ranks)
-            return replace(found, typed=typed, launched=launched, tuning_s=self._spent_s)
+            short_s = None if found.short_budget_s is None else self._asked_s or found.short_budget_s
+            return replace(found, typed=typed, launched=launched, tuning_s=self._spent_s, short_budget_s=short_s)
         trial, stopped = self._on_all(best)
         won = trial if trial.is_won else None
         baseline = trial.baseline_step_s or self._plain.step_s
@@ -152,6 +154,15 @@ class LaunchedRanks:
             break_even_steps=math.ceil(self._spent_s / saved_s) if saved_s > 0 else None,
             stopped=stopped or found.stopped, short_budget_s=self._asked_s if stopped else found.short_budget_s,
         )  # fmt: skip
+
+    def _kept_back(self, found: Result) -> list[str]:
+        """That the budget of the search was a part of what was asked for, where it was short."""
+        if found.short_budget_s is None or self._asked_s is None:
+            return []
+        return [
+            f"of the {self._asked_s:.0f} s that were asked for, {found.short_budget_s:.0f} s were for the search on "
+            "one rank: the launcher had been run twice before, and the rest is kept for all ranks"
+        ]
 
     def _on_all(self, alone: Trial) -> tuple[Trial, str]:
         """The trial of all ranks, and why its timing ended early."""
@@ -227,9 +238,7 @@ class LaunchedRanks:
     def _require(self, sample: Sample) -> None:
         command = shlex.join(self._words)
         if sample.problem is not None and not sample.ended:
-            raise ScriptError(
-                f"`{command}` failed", cause=sample.problem.cause, hint=f"`{command}` shows the same; nothing was tried"
-            )
+            raise launcher_failed(self._words, sample.problem)
         if len(sample.step_s) < FEWEST_STEPS:
             raise Inconclusive(
                 f"the ranks of `{command}` make too few training steps",

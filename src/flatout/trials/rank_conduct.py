@@ -40,6 +40,9 @@ FEWEST_TIMED_STEPS, MOST_TIMED_STEPS = 24, 400
 
 DEFAULT_BUDGET_S = 300.0
 
+OVER = 1.2
+"""So many times the budget is worth a word."""
+
 OTHER_MASKS = (
     "random generators end elsewhere than in one process, as with dropout, whose masks each rank draws for its part: "
     "class statistical"
@@ -151,9 +154,10 @@ class RankConduct:
             )  # fmt: skip
         if sample.problem is not None:
             typed = self._setting.script.typed
-            raise ScriptError(
-                f"`{name}` failed as one process", cause=sample.problem.cause, hint=f"`python {typed}` shows the same"
-            )
+            hint = f"`python {typed}` shows the same"
+            if "env://" in sample.problem.cause:  # `torch.distributed` finds no launcher's variables
+                hint = f"it is distributed already: `flatout tune -- torchrun --nproc-per-node N {typed}`"
+            raise ScriptError(f"`{name}` failed as one process", cause=sample.problem.cause, hint=hint)
         if len(sample.step_s) < FEWEST_STEPS:
             raise Inconclusive(
                 f"`{name}` makes too few training steps", cause=f"{len(sample.step_s)} settled ones were seen",
@@ -319,7 +323,10 @@ class RankConduct:
         base = rank_levers.best(self._divisions)
         if base is None or base.sums_share is None:
             return
+        is_won = rank_tuning.best_of([division.trial for division in self._divisions]) is not None
         for name, tried, reason in rank_levers.levers_for(base, self._setting, self._accept):
+            if reason and not is_won:
+                continue  # ranks do not win, and it has nothing to do there
             reason = reason or rank_levers.why_not(base)
             tried = () if reason else tried
             run_s, left_s = self._spent_s / self._num_runs, self._budget_s - self._spent_s
@@ -344,6 +351,13 @@ class RankConduct:
 
     # -- result --------------------------------------------------------------------------------------------------
 
+    def _over(self) -> list[str]:
+        """That it took much longer than was asked for, and why."""
+        if self._spent_s < OVER * self._budget_s:
+            return []
+        why = f"{len(self._divisions)} divisions are compared, and run in four rounds, whatever that takes"
+        return [f"it took {self._spent_s:.0f} s where the budget was {self._budget_s:.0f} s: {why}"]
+
     def _result(self, plain: Sample) -> RankTuning:
         steps_s = [sample.median_step_s for sample in self._alone] or [plain.median_step_s]
         summary = stats.summarize(steps_s)
@@ -360,7 +374,7 @@ class RankConduct:
             step_s=summary.median, spread_fraction=summary.spread_fraction if summary.num > 1 else math.nan,
             num_steps=max((s.num_steps for s in self._alone), default=self._num_compared),
             num_compared_steps=self._num_compared, num_runs=self._num_runs, trials=trials,
-            tuning_s=self._spent_s, remarks=tuple(self._remarks),
+            tuning_s=self._spent_s, remarks=(*self._remarks, *self._over()),
             peak_memory_bytes=max(peaks, default=None), step_memory_bytes=plain.step_memory_bytes,
             stopped=self._stopped,
             run=str(self._setting.run_folder),

@@ -17,6 +17,7 @@ from flatout.errors import Inconclusive, ScriptError
 from flatout.rank_anatomy import RankAnatomy
 from flatout.trace import Window
 from flatout.trials.conduct import Show
+from flatout.trials.ends import launcher_failed
 from flatout.trials.samples_of_runs import Sample, Setting, Wanted, take
 
 LOOKED_AT_S = 10.0
@@ -47,20 +48,20 @@ def looked_at(setting: Setting, ranks: Wanted, budget_s: float | None, show: Sho
     """
     begun_s = time.perf_counter()
     show.stage("how long a step takes", 0.1)
-    first = _made(take(setting, replace(ranks, num_steps=FIRST_STEPS, takes_apart=True), 0, show.tick))
+    first = _made(ranks, take(setting, replace(ranks, num_steps=FIRST_STEPS, takes_apart=True), 0, show.tick))
     step_s = stats.summarize(first.step_s).median if first.step_s else 1.0
     first.forget()
     left_s = LOOKED_AT_S if budget_s is None else max(budget_s - 2 * (time.perf_counter() - begun_s), LOOKED_AT_S / 2)
     show.stage("where each step goes", 0.4)
     num = num_steps(left_s / max(step_s, 1e-6))
     wanted = replace(ranks, num_steps=num, takes_apart=True, step_guess_s=2 * step_s)
-    sample = _made(take(setting, wanted, 1, show.tick))
+    sample = _made(ranks, take(setting, wanted, 1, show.tick))
     show.stage("done", 1.0)
     exchanges, header = sample.exchanges, sample.header
     assert header is not None
     return RankAnatomy(
         script=setting.script.name, typed=_typed(setting, ranks), num_ranks=len(sample.windows),
-        mode=ranks.launcher[0] if ranks.launcher else ranks.mode, is_launched=bool(ranks.launcher),
+        mode=ranks.mode, is_launched=bool(ranks.launcher),
         machine=setting.machine, framework=header.framework, framework_version=header.framework_version,
         ranks=tuple(_anatomy(windows) for windows in sample.windows),
         kinds=dict(exchanges.kinds) if exchanges is not None else {}, peak_memory_bytes=sample.peak_memory_bytes,
@@ -86,7 +87,7 @@ def num_steps(about: float) -> int:
     return found
 
 
-def _made(sample: Sample) -> Sample:
+def _made(ranks: Wanted, sample: Sample) -> Sample:
     """The sample, where it has steps.
 
     Raises:
@@ -94,7 +95,7 @@ def _made(sample: Sample) -> Sample:
         Inconclusive: Too few.
     """
     if sample.problem is not None and not sample.ended:
-        raise sample.problem
+        raise sample.problem if not ranks.launcher else launcher_failed(ranks.launcher, sample.problem)
     if not sample.num_steps and sample.problem is not None:
         raise ScriptError("the script makes no steps", cause=sample.problem.cause, hint=sample.problem.hint)
     return sample

@@ -25,7 +25,7 @@ from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Held
 from flatout.frameworks.pytorch.parallel.node import NodeCall
 from flatout.frameworks.pytorch.parallel.pattern import Check, Pattern
-from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.refusal import FEWER_RANKS, ON_ONE_RANK, NotDivided
 from flatout.frameworks.pytorch.parallel.skeleton import flags_of, skeleton
 from flatout.frameworks.pytorch.trees import tensors_of
 
@@ -35,6 +35,8 @@ Hold = Callable[[torch.nn.Module, Collection[int]], Held]
 
 NUM_CONFIRMED = 4
 """So many shapes of one kind of call are computed both ways; then the kind is trusted with other shapes."""
+
+TOO_FEW = "has too few samples for"
 
 
 class Division:
@@ -159,7 +161,7 @@ class Division:
         num = next((t.shape[0] for t in inputs if t.dim()), None)
         if num is None:
             return f"`{self.name}` is called without a tensor"
-        return f"a batch of {num} has too few samples for {self.group.world} ranks" if num < self.group.world else ""
+        return f"a batch of {num} {TOO_FEW} {self.group.world} ranks" if num < self.group.world else ""
 
     def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.num_whole += 1
@@ -174,6 +176,7 @@ class Division:
         return NotDivided(
             f"the calls of `{self.name}` cannot be divided over ranks",
             cause=cause,
+            hint=FEWER_RANKS if TOO_FEW in cause else ON_ONE_RANK,
         )
 
     # -- a divided call ------------------------------------------------------------------------------------------

@@ -190,5 +190,6 @@ def _told(plan: PipelinePlan, module: nn.Module, pattern: Pattern, call: Any, nu
     told = " ".join(f"{share:.0%}" for share in shares)
     return (
         f"{world} stages ({told} of the work), the next ones beginning at {', '.join(begins)}; {num_micro} "
-        f"micro-batches, so that stages wait {bubble(shares, num_micro):.0%} of the time (the bubble)"
+        f"micro-batch{'es' * (num_micro != 1)}, so that stages "
+        f"wait {bubble(shares, num_micro):.0%} of the time (the bubble)"
     )

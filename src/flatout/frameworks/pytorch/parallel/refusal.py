@@ -5,6 +5,7 @@ from __future__ import annotations
 from flatout.errors import ScriptError
 
 ON_ONE_RANK = "run it on one rank: `flatout run` without `--ranks`"
+FEWER_RANKS = "fewer ranks, at most one for each sample; or `flatout run` without `--ranks`"
 
 
 class NotDivided(ScriptError):
