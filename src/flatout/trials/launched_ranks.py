@@ -283,10 +283,11 @@ def _timed(alone: Trial, pairs: Pairs, judged: Judgement, begun_s: float) -> Tri
 
 def _promising(found: Result) -> Trial | None:
     """The winner of one rank; also what is faster there, where only its numbers could not be compared by replaying."""
-    best = found.remeasured
-    if found.winner is not None or best is None:
+    if found.winner is not None:
         return found.winner
-    return best if best.outcome == "faster" and best.agreement == "inconclusive" else None
+    tried = [t for t in (found.remeasured, *found.trials) if t is not None and t.levers]
+    unclear = [t for t in tried if t.outcome == "faster" and t.agreement == "inconclusive"]
+    return max(unclear, key=lambda trial: trial.ratio or 0.0, default=None)
 
 
 def _verdict(trial: Trial) -> Verdict:
