@@ -11,7 +11,7 @@ from flatout.agreement import Judgement
 from flatout.errors import FlatoutError, ScriptError, UsageError
 from flatout.plan import Trial
 from flatout.report import answer
-from flatout.trials import judged_runs, launched_ranks
+from flatout.trials import conclude, judged_runs, launched_ranks
 from flatout.trials.conduct import Goal, Show
 from flatout.trials.launched_ranks import LaunchedRanks, alone
 from flatout.trials.samples_of_runs import Sample, Setting
@@ -90,6 +90,8 @@ def ranks(tmp_path, monkeypatch):
     monkeypatch.setattr(launched_ranks, "take", found.take)
     monkeypatch.setattr(Sample, "environment", lambda sample: {"LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"})
     monkeypatch.setattr(judged_runs, "compared", lambda plain, nudged, sample, class_: judged_runs.Told(found.judged))
+    monkeypatch.setattr(conclude, "plan_of", lambda conduct, result, won: plan(levers=won.levers, ratio=won.ratio))
+    found._conduct = None  # what the plan of a real one is made of
     goal = found.begin(Goal())
     assert "threads" in goal.choice.ruled_out and goal.terms.environment["WORLD_SIZE"] == "1"
     return found
@@ -133,3 +135,9 @@ def test_where_nothing_wins_alone_nothing_is_tried_on_all(ranks):
     found = ranks.confirm(result(verdict="no difference", remeasured=None, plan=None))
     assert found.launched.alone is None and found.verdict == "no difference" and ranks.taken == [{}, {}]
     assert "none was tried on all" in answer.on_ranks(found)
+
+
+def test_what_could_not_be_compared_on_one_rank_is_compared_on_all(ranks):
+    unclear = replace(WON, agreement="inconclusive", agreement_detail="nothing was captured")
+    found = ranks.confirm(result(remeasured=unclear, verdict="inconclusive", plan=None))
+    assert found.verdict == "faster" and found.plan is not None and found.remeasured.agreement == "agrees"

@@ -77,7 +77,7 @@ def result_of(conduct: Conduct) -> Result:
         energy=conduct.joules.summary(conduct),
         priors=conduct.former.said,
     )
-    return replace(result, plan=_plan(conduct, result, won)) if won and won.levers else result
+    return replace(result, plan=plan_of(conduct, result, won)) if won and won.levers else result
 
 
 def _warnings(said: Iterable[str], foreign: Sequence[float]) -> tuple[str, ...]:
@@ -134,7 +134,8 @@ def _may_gain(trial: Trial) -> bool:
     return trial.outcome == "inconclusive" and (trial.ratio_high or 9.0) > 1 + stats.NEGLIGIBLE
 
 
-def _plan(conduct: Conduct, result: Result, won: Trial) -> Plan:
+def plan_of(conduct: Conduct, result: Result, won: Trial) -> Plan:
+    """What a winner becomes."""
     assert won.ratio is not None and won.ratio_low is not None and won.ratio_high is not None
     return Plan(
         format=PLAN_FORMAT,

@@ -20,7 +20,7 @@ from flatout.agreement import Judgement
 from flatout.errors import Inconclusive, ScriptError
 from flatout.plan import Outcome, Trial
 from flatout.result import Launched, Result, Verdict
-from flatout.trials import judged_runs
+from flatout.trials import conclude, judged_runs
 from flatout.trials import pairs as pairing
 from flatout.trials.conduct import Conduct, Goal, Show
 from flatout.trials.ends import launcher_failed
@@ -60,6 +60,7 @@ class LaunchedRanks:
         self._asked_s: float | None = None
         self._lots = random.Random(0)
         self._plain: Sample
+        self._conduct: Conduct
         self._nudged: Sample
 
     # -- one rank alone ------------------------------------------------------------------------------------------
@@ -97,6 +98,7 @@ class LaunchedRanks:
             ScriptError: It does not train alone.
             Inconclusive: It cannot be measured.
         """
+        self._conduct = conduct
         try:
             return conduct.run()
         except (ScriptError, Inconclusive) as problem:
@@ -127,7 +129,7 @@ class LaunchedRanks:
         """Measure the winner of one rank on all of them; the result is theirs. Ctrl-C keeps what was measured."""
         typed = f"-- {shlex.join(self._words)}"
         found = replace(found, asked_budget_s=self._asked_s, warnings=(*found.warnings, *self._kept_back(found)))
-        best = found.winner
+        best = _promising(found)
         if best is None or not best.levers:
             launched = Launched(num_ranks=self._num_ranks)
             short_s = None if found.short_budget_s is None else self._asked_s or found.short_budget_s
@@ -138,22 +140,15 @@ class LaunchedRanks:
         step_s = stats.summarize(baseline).median
         tuned_step_s = step_s / won.ratio if won is not None and won.ratio else step_s
         saved_s = step_s - tuned_step_s
-        plan = None
-        if won is not None and found.plan is not None:
-            assert won.ratio is not None and won.ratio_low is not None and won.ratio_high is not None
-            plan = replace(
-                found.plan, ratio=won.ratio, ratio_low=won.ratio_low, ratio_high=won.ratio_high,
-                num_pairs=won.num_pairs, agreement=f"{won.class_}: {won.agreement_detail}",
-                baseline_steps_per_s=1 / step_s, tuned_steps_per_s=1 / tuned_step_s,
-            )  # fmt: skip
-        return replace(
+        result = replace(
             found, typed=typed, launched=Launched(num_ranks=self._num_ranks, alone=best, num_runs=self._num_runs),
-            remeasured=trial, verdict=_verdict(trial), plan=plan, baseline_steps_per_s=1 / step_s,
+            remeasured=trial, verdict=_verdict(trial), plan=None, baseline_steps_per_s=1 / step_s,
             baseline_spread_fraction=stats.summarize(baseline).spread_fraction, baseline_window_step_s=tuple(baseline),
             tuned_steps_per_s=1 / tuned_step_s, tuning_s=self._spent_s,
             break_even_steps=math.ceil(self._spent_s / saved_s) if saved_s > 0 else None,
             stopped=stopped or found.stopped, short_budget_s=self._asked_s if stopped else found.short_budget_s,
         )  # fmt: skip
+        return replace(result, plan=conclude.plan_of(self._conduct, result, won)) if won is not None else result
 
     def _kept_back(self, found: Result) -> list[str]:
         """That the budget of the search was a part of what was asked for, where it was short."""
@@ -284,6 +279,15 @@ def _timed(alone: Trial, pairs: Pairs, judged: Judgement, begun_s: float) -> Tri
         candidate_first=tuple(pairs.candidate_first), share=pairs.share, evidence=alone.evidence,
         took_s=time.perf_counter() - begun_s,
     )  # fmt: skip
+
+
+def _promising(found: Result) -> Trial | None:
+    """The winner of one rank; also what is faster there, where only its numbers could not be compared by replaying."""
+    if found.winner is not None:
+        return found.winner
+    tried = [t for t in (found.remeasured, *found.trials) if t is not None and t.levers]
+    unclear = [t for t in tried if t.outcome == "faster" and t.agreement == "inconclusive"]
+    return max(unclear, key=lambda trial: trial.ratio or 0.0, default=None)
 
 
 def _verdict(trial: Trial) -> Verdict:

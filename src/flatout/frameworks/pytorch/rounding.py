@@ -17,6 +17,7 @@ import torch
 from flatout.frameworks.pytorch.capture import CapturedCall
 from flatout.frameworks.pytorch.differences import Key, outputs_apart, reals, square
 from flatout.frameworks.pytorch.replay import Replayed, Replayer
+from flatout.frameworks.pytorch.trained import distributed_like, is_distributed
 from flatout.frameworks.pytorch.trees import map_tensors
 
 NUM_SHAKES = 3
@@ -121,6 +122,8 @@ def shaken(calls: Sequence[CapturedCall], seed: int, least_epsilon: float = 0.0)
     generators: dict[torch.device, torch.Generator] = {}
 
     def noise(like: torch.Tensor) -> torch.Tensor:
+        if is_distributed(like):
+            return distributed_like(like, noise(like.to_local()))  # type: ignore[attr-defined]
         generator = generators.get(like.device)
         if generator is None:
             generator = generators[like.device] = torch.Generator(like.device).manual_seed(seed)

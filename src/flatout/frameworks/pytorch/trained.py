@@ -102,6 +102,14 @@ def is_distributed(tensor: torch.Tensor) -> bool:
     return type(tensor).__name__ == "DTensor"
 
 
+def distributed_like(like: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """A `DTensor` placed as another one, of what this rank holds."""
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return DTensor.from_local(part, mesh, placements, run_check=False)
+
+
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of all of it, where this rank holds a part; all ranks ask for it together."""
     if is_distributed(tensor):
