@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 """Source: `prctl(2)`, Linux manual pages. A child of its own does not inherit it, and entering a user namespace
@@ -32,15 +33,20 @@ def hold(parent_pid: int) -> None:
     is_ours = os.getppid() == parent_pid
     if is_ours:
         request()()
-    if os.getppid() != parent_pid if is_ours else not _lives(parent_pid):  # who ended just now may be a zombie yet
+    if os.getppid() != parent_pid if is_ours else not _lives(parent_pid):
         os._exit(1)
 
 
 def _lives(pid: int) -> bool:
+    """Whether a process runs; one that was killed just now is there for a moment after its children have lost it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:  # it is somebody else's to signal
-        return True
-    return True
+        pass
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:  # no Linux, or it has ended just now
+        return not Path("/proc/self/stat").exists()
+    return stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")

@@ -44,6 +44,7 @@ def test_a_launcher_is_a_program_that_is_no_script_here(tmp_path, monkeypatch):
 
 def test_a_rank_alone_believes_in_a_world_of_one(monkeypatch):
     monkeypatch.setenv("MINE", "1")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     found = alone(
         {
             "MINE": "1", "OMP_NUM_THREADS": "1", "RANK": "0", "WORLD_SIZE": "4", "MASTER_PORT": "29500",

@@ -413,8 +413,17 @@ def _live_with(kernel: Kernel, parent: int) -> None:
     is_ours = os.getppid() == parent
     if is_ours:
         kernel.end_with_parent()
-    if os.getppid() != parent if is_ours else not os.path.exists(f"/proc/{parent}"):
+    if os.getppid() != parent if is_ours else not _lives(parent):
         raise OSError(0, "flatout has ended meanwhile")
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process runs; one that was killed just now is there for a moment after its children have lost it."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as read:
+            return read.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
 
 
 def enter(spec: dict[str, Any]) -> list[str]:
