@@ -134,7 +134,8 @@ def closing_line(ran: api.Ran) -> str:
         return seen + _failed(outcome)
     least = "" if outcome.ended else "at least "
     kind = "ranks" if ran.num_ranks > 1 else "processes"
-    who = f"{outcome.num_processes} {kind}, " if outcome.num_processes > 1 else ""
+    of_all = f" of {ran.num_ranks}" if ran.num_ranks > outcome.num_processes else ""  # others are on other machines
+    who = f"{outcome.num_processes}{of_all} {kind}, " if outcome.num_processes > 1 or of_all else ""
     steps = f"{who}{least}{outcome.num_steps:,} step{'s' * (outcome.num_steps != 1)}"
     if outcome.steps_s:
         steps += f" in {outcome.steps_s:.3g} s" if outcome.steps_s < 100 else f" in {outcome.steps_s:,.0f} s"
@@ -156,8 +157,10 @@ def _exchanges(outcome: Outcome) -> str:
     from flatout.report import words  # as above
 
     held = f", up to {words.memory(found.memory_bytes)} held by a rank" if found.memory_bytes else ""
-    most = [f"{name} {share:.0%}" for name, share in found.kinds.items() if share >= WORTH_SAYING_SHARE][:2]
-    of_which = f" ({', '.join(most)})" if most else ""
+    most = dict([kind for kind in found.kinds.items() if kind[1] >= WORTH_SAYING_SHARE][:2])
+    others = found.least_share - sum(most.values())
+    named = {**most, "others": others} if most and others >= WORTH_SAYING_SHARE else most
+    of_which = f" ({', '.join(f'{name} {share:.0%}' for name, share in named.items())})" if named else ""
     return f", {found.least_share:.0%} of the time in exchanges{of_which}{waited}{held}"
 
 
