@@ -234,9 +234,31 @@ def _worth(trial: RankTrial) -> float:
     return math.sqrt(max((trial.ratio or 0.0) * (trial.ratio_low or 0.0), 0.0))
 
 
+HOPELESS_ROUNDS = 2
+"""After so many rounds a hopeless division is left."""
+
+HOPELESS = 0.5
+"""Less than this of one process in each of the first rounds, and less than this of another division, is hopeless."""
+
+
+def is_hopeless(highest: float, to_beat: float) -> bool:
+    """Whether a division is left after the first rounds.
+
+    Args:
+        highest: The best that it came to, as a multiple of one process.
+        to_beat: The worst that another division came to.
+    """
+    return highest < HOPELESS * min(1.0, to_beat)
+
+
+def was_left(trial: RankTrial) -> bool:
+    """Whether it was left after the first rounds: it says nothing that the others do not say."""
+    return trial.outcome == "inconclusive" and trial.num_pairs == HOPELESS_ROUNDS and (trial.ratio_high or 1) < HOPELESS
+
+
 def verdict(trials: Sequence[RankTrial]) -> RankVerdict:
     """What all trials come to."""
-    timed = [t for t in trials if t.ratio is not None and not t.levers]
+    timed = [t for t in trials if t.ratio is not None and not t.levers and not was_left(t)]
     if best_of(trials) is not None:
         return "faster"
     if not timed:

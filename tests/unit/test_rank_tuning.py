@@ -158,6 +158,19 @@ def test_what_surely_is_slower_than_what_has_won_is_measured_no_further(tuned):
     assert found.trials[1].num_pairs == 4 and found.trials[1].reason == "slower than 2 ranks, replicate: not pursued"
 
 
+@pytest.mark.parametrize(("replicate_s", "verdict"), [(0.006, "faster"), (0.015, "one rank is faster")])
+def test_what_is_hopeless_is_left_after_two_rounds_and_does_not_blur_the_verdict(tuned, replicate_s, verdict):
+    found = tuned(Runs({1: 0.010, (2, "replicate"): replicate_s, (2, "shard"): 0.1}))
+    assert found.verdict == verdict
+    assert found.trials[0].num_pairs >= 4 and found.trials[1].num_pairs == 2
+    assert found.trials[1].reason == "2 rounds, in each less than half as fast as one process: not pursued"
+
+
+def test_of_hopeless_ones_the_best_is_measured_to_the_end(tuned):
+    found = tuned(Runs({1: 0.010, (2, "replicate"): 0.05, (2, "shard"): 0.06}))
+    assert found.verdict == "one rank is faster" and all(one.num_pairs >= 4 for one in found.trials)
+
+
 def test_one_rank_is_faster_is_a_finding(tuned):
     found = tuned(Runs({1: 0.010, (2, "replicate"): 0.015, (2, "shard"): 0.03}))
     assert found.verdict == "one rank is faster" and found.winner is None

@@ -11,7 +11,7 @@ import datetime
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from flatout import __version__, rank_tuning, running, stats
@@ -20,11 +20,11 @@ from flatout.errors import FlatoutError, Inconclusive, ScriptError
 from flatout.plan import CLASSES, allows
 from flatout.rank_tuning import RankOutcome, RankTuning
 from flatout.running import Engagement
-from flatout.trials import judged_runs, rank_levers
+from flatout.trials import judged_runs, rank_divisions, rank_levers
 from flatout.trials import pairs as pairing
 from flatout.trials.conduct import Show
-from flatout.trials.pairs import SCREENING, Extent, Pairs
-from flatout.trials.rank_levers import Division
+from flatout.trials.pairs import SCREENING, Extent
+from flatout.trials.rank_divisions import Division
 from flatout.trials.samples_of_runs import FEWEST_STEPS, LEFT_OUT_STEPS, Sample, Setting, Wanted, take
 
 COMPARED_STEPS = 20
@@ -235,20 +235,7 @@ class RankConduct:
                     division.is_open, division.pairs.share = False, looked_at.share
                     self._judge_time(division)
             if base is None:
-                self._leave_hopeless()
-
-    def _leave_hopeless(self) -> None:
-        """Where one has won, what surely is slower than that is measured no further."""
-        best = rank_tuning.best_of([d.trial for d in self._divisions if not d.is_open])
-        if best is None or best.ratio_low is None:
-            return
-        for division in self._divisions:
-            if division.is_open and division.pairs.compare().high < best.ratio_low:  # False where it is not known
-                division.is_open = False
-                self._judge_time(division)
-                if division.trial.outcome == "inconclusive":
-                    reason = f"slower than {best.num_ranks} ranks, {best.mode}: not pursued"
-                    division.trial = replace(division.trial, reason=reason)
+                rank_divisions.leave_slower(divisions)
 
     def _round(
         self, divisions: list[Division], number: int, num_steps: int, step_s: float, base: Division | None
@@ -288,32 +275,7 @@ class RankConduct:
             division.samples.append(sample)
 
     def _judge_time(self, division: Division) -> None:
-        pairs = division.pairs
-        compared = pairs.compare()
-        summary = stats.summarize(pairs.candidate_s)
-        ratio = compared.ratio if math.isfinite(compared.ratio) else _median_ratio(pairs)
-        known = math.isfinite(compared.ratio)
-        own = (division.trial.outcome, division.trial.reason)
-        outcome, reason = own if division.trial.outcome == "failed" else (compared.verdict, compared.reason)
-        ratios = [a / b for a, b in zip(pairs.baseline_s, pairs.candidate_s, strict=True)]
-        shares = [s.exchanges.least_share for s in division.samples if s.exchanges is not None]
-        peaks = [s.peak_memory_bytes for s in division.samples if s.peak_memory_bytes is not None]
-        division.trial = replace(
-            division.trial,
-            outcome=outcome,
-            reason=reason,
-            ratio=ratio,
-            ratio_low=compared.low if known else min(ratios),
-            ratio_high=compared.high if known else max(ratios),
-            num_pairs=len(ratios),
-            step_s=summary.median,
-            spread_fraction=summary.spread_fraction if summary.num > 1 else math.nan,
-            peak_memory_bytes=max(peaks, default=None),
-            exchanges_share=stats.summarize(shares).median if shares else None,
-            exchange_shares=_shares([s.exchanges.kinds for s in division.samples if s.exchanges is not None]),
-            baseline_step_s=tuple(pairs.baseline_s),
-            candidate_step_s=tuple(pairs.candidate_s),
-        )
+        division.trial = rank_divisions.timed(division)
         division.trial = rank_levers.with_gain(division)
 
     # -- levers of communication -----------------------------------------------------------------------------------
@@ -355,7 +317,7 @@ class RankConduct:
         """That it took much longer than was asked for, and why."""
         if self._spent_s < OVER * self._budget_s:
             return []
-        why = f"{len(self._divisions)} divisions are compared, and run in four rounds, whatever that takes"
+        why = f"{len(self._divisions)} divisions are compared, and run in two to four rounds, whatever that takes"
         return [f"it took {self._spent_s:.0f} s where the budget was {self._budget_s:.0f} s: {why}"]
 
     def _result(self, plain: Sample) -> RankTuning:
@@ -387,14 +349,3 @@ def _without_ratio(sample: Sample) -> tuple[RankOutcome, str, str, str]:
         "too few steps were seen", cause=f"{len(sample.step_s)} settled ones", hint=""
     )
     return ("refused" if sample.refused else "failed"), problem.error, problem.cause, problem.hint
-
-
-def _shares(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each kind of exchange the median over the runs, the costliest first."""
-    found = {kind: stats.summarize([run.get(kind, 0.0) for run in runs]).median for run in runs for kind in run}
-    return dict(sorted(found.items(), key=lambda one: -one[1]))
-
-
-def _median_ratio(pairs: Pairs) -> float:
-    ratios = [a / b for a, b in zip(pairs.baseline_s, pairs.candidate_s, strict=True)]
-    return stats.summarize(ratios).median

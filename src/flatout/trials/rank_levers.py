@@ -7,64 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from flatout import rank_tuning, stats
 from flatout.rank_tuning import RankTrial
-from flatout.ranks import SUM_OF_GRADIENTS, SUM_OVER_GROUPS
 from flatout.running import OF_RANKS
 from flatout.space import Choice, left_out
 from flatout.trace import Levers
-from flatout.trials.pairs import Pairs
-from flatout.trials.samples_of_runs import Sample, Setting
+from flatout.trials.rank_divisions import Division
+from flatout.trials.samples_of_runs import Setting
 
 LEAST_SHARE = 0.02
 """Where sums of gradients take less of the time than this, nothing can be gained that could be told."""
 
 MOST_SETTINGS = 2
 """So many settings of a lever are tried: each takes as many runs as a division."""
-
-
-@dataclass(slots=True)
-class Division:
-    """One candidate on its way."""
-
-    num_ranks: int
-    mode: str
-    trial: RankTrial
-    pairs: Pairs = field(default_factory=Pairs)
-    """Beside one process."""
-    gains: Pairs = field(default_factory=Pairs)
-    """Beside the same without its last lever."""
-    samples: list[Sample] = field(default_factory=list)
-    is_open: bool = True
-    took_s: float = 0.0
-    base: Division | None = None
-    """The same without its last lever."""
-
-    @classmethod
-    def of(cls, num_ranks: int, mode: str) -> Division:
-        """One of which nothing is known."""
-        return cls(num_ranks, mode, RankTrial(num_ranks=num_ranks, mode=mode, outcome="inconclusive"))
-
-    def under(self, levers: Levers) -> Division:
-        """The same under one lever more."""
-        trial = RankTrial(
-            num_ranks=self.num_ranks, mode=self.mode, outcome="inconclusive", levers={**self.trial.levers, **levers}
-        )
-        return Division(self.num_ranks, self.mode, trial, base=self)
-
-    @property
-    def label(self) -> str:
-        """What it is called."""
-        return self.trial.label
-
-    @property
-    def sums_share(self) -> float | None:
-        """Share of training that nothing hid of the sums of gradients, median over runs; None where nobody knows."""
-        kinds = [one.exchanges.kinds for one in self.samples if one.exchanges is not None]
-        shares = [sum(found.get(name, 0.0) for name in (SUM_OF_GRADIENTS, SUM_OVER_GROUPS)) for found in kinds]
-        return stats.summarize(shares).median if shares else None
 
 
 def best(divisions: Sequence[Division]) -> Division | None:
