@@ -153,15 +153,17 @@ def _exchanges(outcome: Outcome) -> str:
     if found is None or found.training_s < WORTH_SAYING_S:
         return ""
     late = found.most_share - found.least_share
-    waited = f"; others waited {late:.0%} of it for rank {found.waited_for}" if late > WORTH_SAYING_SHARE else ""
+    waited = (
+        f"; others waited {100 * late:.0f} % of it for rank {found.waited_for}" if late > WORTH_SAYING_SHARE else ""
+    )
     from flatout.report import words  # as above
 
     held = f", up to {words.memory(found.memory_bytes)} held by a rank" if found.memory_bytes else ""
     most = dict([kind for kind in found.kinds.items() if kind[1] >= WORTH_SAYING_SHARE][:2])
     others = found.least_share - sum(most.values())
     named = {**most, "others": others} if most and others >= WORTH_SAYING_SHARE else most
-    of_which = f" ({', '.join(f'{name} {share:.0%}' for name, share in named.items())})" if named else ""
-    return f", {found.least_share:.0%} of the time in exchanges{of_which}{waited}{held}"
+    of_which = f" ({', '.join(f'{name} {100 * share:.0f} %' for name, share in named.items())})" if named else ""
+    return f", {100 * found.least_share:.0f} % of the time in exchanges{of_which}{waited}{held}"
 
 
 def _at_work(ran: api.Ran) -> str:

@@ -139,7 +139,7 @@ def test_evidence_is_memory_that_can_grow(monkeypatch):
             {"device_memory": replace(FRAGMENTED, allocated_bytes=9 * GIB)},
             {},
             "",
-            "the GPU's memory is hardly fragmented (10% of what is held is free at the peak)",
+            "the GPU's memory is hardly fragmented (10 % of what is held is free at the peak)",
         ),
         ({"device_memory": replace(FRAGMENTED, allocated_bytes=9 * GIB, num_retries=2)}, {}, "", None),
     ],

@@ -56,7 +56,7 @@ class ExpandableSegments(Lever):
         if memory is None:
             return NOT_LOOKED_AT
         if not memory.num_retries and memory.free_fraction < WORTH_A_PROCESS:
-            free = f"{memory.free_fraction:.0%} of what is held is free at the peak"
+            free = f"{100 * memory.free_fraction:.0f} % of what is held is free at the peak"
             return f"the GPU's memory is hardly fragmented ({free})"
         return None
 

@@ -187,9 +187,9 @@ def _told(plan: PipelinePlan, module: nn.Module, pattern: Pattern, call: Any, nu
     world = len(begins) + 1
     num_micro = max(min(most_micro_batches(world), num), 1)
     shares = plan.shares()
-    told = " ".join(f"{share:.0%}" for share in shares)
+    told = ", ".join(f"{100 * share:.0f}" for share in shares)
     return (
-        f"{world} stages ({told} of the work), the next ones beginning at {', '.join(begins)}; {num_micro} "
+        f"{world} stages ({told} % of the work), the next ones beginning at {', '.join(begins)}; {num_micro} "
         f"micro-batch{'es' * (num_micro != 1)}, so that stages "
-        f"wait {bubble(shares, num_micro):.0%} of the time (the bubble)"
+        f"wait {100 * bubble(shares, num_micro):.0f} % of the time (the bubble)"
     )
