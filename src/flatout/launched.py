@@ -67,7 +67,7 @@ def script_of(words: Sequence[str]) -> Script:
     if not modules:
         raise UsageError(
             f"no script in `{shlex.join(words)}`", cause="none of its words is a Python file that is there, or `-m`",
-            hint="e.g. `flatout tune -- torchrun --nproc-per-node 2 train.py`",
+            hint="e.g. `flatout tune -- torchrun --nproc-per-node 2 train.py`; a shell script takes it as an argument",
         )  # fmt: skip
     return Script(module=words[modules[-1] + 1], arguments=tuple(words[modules[-1] + 2 :]))
 

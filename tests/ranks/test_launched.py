@@ -51,3 +51,40 @@ def test_the_steps_of_all_ranks_are_taken_apart_and_shown_again(here):
     assert (here / found["run"] / "report.html").exists()
     again = flatout("report")
     assert again.returncode == 0 and "what ranks exchange is within these" in again.stdout
+
+
+SHORT = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(60):
+    if step == 5 and sys.argv[1:] == ["raise"] and os.environ["RANK"] == "1":
+        raise ValueError("boom")
+    model(torch.randn(4, 4)).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_a_shell_script_that_extends_the_path_starts_ranks_that_are_reached(here):
+    (here / "lib").mkdir()
+    (here / "lib" / "theirs.py").write_text("")
+    start = " ".join(LAUNCHER[1:])
+    (here / "launch.sh").write_text(f'export PYTHONPATH=$PWD/lib:$PYTHONPATH\n{start} "$@"\n')
+    (here / "short.py").write_text("import theirs\n" + SHORT)
+    done = flatout("exec", "--levers", "collector", "--", "bash", "launch.sh", "short.py")
+    assert done.returncode == 0 and "2 processes, 60 steps" in done.stderr, done.stderr
+
+
+def test_a_rank_that_raises_is_the_one_that_is_named(here):
+    (here / "short.py").write_text(SHORT)
+    done = flatout("why", *LAUNCHER, "short.py", "raise")
+    assert done.returncode != 0 and "rank 1: ValueError: boom" in done.stderr, done.stderr
+    assert not left_behind(here, "short.py")
+
+
+def test_ranks_whose_environment_is_replaced_are_not_said_to_have_failed(here):
+    (here / "short.py").write_text(SHORT)
+    done = flatout("why", "--", "env", "PYTHONPATH=lib", *LAUNCHER[1:], "short.py")
+    assert done.returncode != 0 and "no process that trains was reached" in done.stderr, done.stderr

@@ -57,6 +57,25 @@ def test_nothing_of_ours_is_to_be_seen(reached):
     assert reached("import os; print(repr(os.environ['PYTHONPATH']))", own="") == "''\n"
 
 
+@pytest.mark.parametrize(
+    ("own", "exported", "left"),
+    [
+        ("/own", "/lib:{0}:/own", "/lib:/own"),
+        ("/own", "{0}:/own:/lib", "/own:/lib"),
+        (None, "/lib:{0}", "/lib:"),
+        (None, "{0}:/lib", ":/lib"),
+    ],
+)
+def test_what_a_program_in_between_adds_to_the_path_stays_and_reaches_children(reached, own, exported, left):
+    code = "import os; print(os.environ['PYTHONPATH'])"
+    child = "import os, subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], env={more}os.environ{end})"
+    path = exported.format(BOOTSTRAP)
+    assert reached(code, own=own, PYTHONPATH=path) == f"{left}\n"
+    for more, end in (("", ""), ("{**", "}")):
+        wrapped = f"import sys; sys.argv.append({code!r}); " + child.format(more=more, end=end)
+        assert reached(wrapped, own=own, PYTHONPATH=path) == f"{left}\n"
+
+
 def test_the_order_of_the_environment_stays(reached):
     code = "import os; print([name for name in os.environ if name in ('A', 'PYTHONPATH', 'Z')])"
     environment = {"A": "1", "PYTHONPATH": f"{BOOTSTRAP}:/own", "Z": "2", "FLATOUT_PYTHONPATH": "/own"}

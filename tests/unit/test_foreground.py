@@ -374,7 +374,7 @@ def test_why_a_plan_was_not_checked_is_said():
     plan = SimpleNamespace(ratio=1.35)
     ran = Ran(engagement=Engagement(levers={"bf16": {}}, plan=plan), outcome=outcome, registry=REGISTRY, run="")
     assert closing_line(ran) == "20 steps in 1 s; rests on the recorded 1.35x: the run was too short"
-    assert closing_line(replace(ran, fixed=True)).endswith("1.35x: `--fixed` toggles nothing")
+    assert closing_line(replace(ran, fixed=True)).endswith("1.35x: nothing is toggled")
     held = replace(ran, engagement=Engagement(levers={"workers": {"num": 1}}, plan=plan))
     assert closing_line(held).endswith("1.35x: its levers cannot be toggled within a run")
 

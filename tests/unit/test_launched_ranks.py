@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,9 +12,11 @@ from flatout.agreement import Judgement
 from flatout.errors import FlatoutError, ScriptError, UsageError
 from flatout.plan import Trial
 from flatout.report import answer
+from flatout.trace import Failure
 from flatout.trials import conclude, judged_runs, launched_ranks
 from flatout.trials.conduct import Goal, Show
 from flatout.trials.launched_ranks import LaunchedRanks, alone
+from flatout.trials.sample_ends import why_ended
 from flatout.trials.samples_of_runs import Sample, Setting
 from flatout.trials.terms import Terms
 from handmade import HEADER, MACHINE, plan, result
@@ -142,3 +145,33 @@ def test_what_could_not_be_compared_on_one_rank_is_compared_on_all(ranks):
     unclear = replace(WON, agreement="inconclusive", agreement_detail="nothing was captured")
     found = ranks.confirm(result(remeasured=unclear, verdict="inconclusive", plan=None))
     assert found.verdict == "faster" and found.plan is not None and found.remeasured.agreement == "agrees"
+
+
+def test_ctrl_c_while_all_ranks_are_compared_keeps_what_one_rank_was_found_to_gain(ranks, monkeypatch):
+    def stopped(setting, wanted, number, wait):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launched_ranks, "take", stopped)
+    found = ranks.confirm(of_one_rank())
+    assert found.plan is None and found.stopped == "you stopped it" and found.launched.alone == WON
+    assert found.remeasured.outcome == "inconclusive" and "not timed on all ranks" in found.remeasured.reason
+
+
+def test_ranks_that_their_script_starts_itself_are_not_tuned(ranks):
+    with pytest.raises(ScriptError, match="2 processes train, and their environment tells them of 1"):
+        ranks._require_world(
+            SimpleNamespace(num_trained=2, environment=dict)  # as `mp.spawn` leaves it
+        )
+
+
+def test_what_ranks_raised_is_the_cause_and_not_what_the_others_said_of_it(tmp_path):
+    lost = Failure(stage="script", error="RuntimeError", message="Connection closed by peer [127.0.0.1]:1")
+    boom = Failure(stage="script", error="ValueError", message="boom", place="train.py:3")
+    traces = [[HEADER, lost], [replace(HEADER, rank=1), boom]]
+    assert why_ended(tmp_path, 20, traces, launched=True).cause == "rank 1: ValueError: boom (train.py:3)"
+    assert "Connection closed" in why_ended(tmp_path, 20, traces[:1], launched=True).cause
+    (tmp_path / "output-run.log").write_text(
+        "Traceback (most recent call last):\nKeyError: 'A'\nsee: https://pytorch\n"
+    )
+    assert why_ended(tmp_path, 20, [[]], launched=True).cause == "KeyError: 'A'"
+    assert why_ended(tmp_path, 20, [[]], launched=False).cause == "see: https://pytorch"

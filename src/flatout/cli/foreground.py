@@ -134,7 +134,9 @@ def closing_line(ran: api.Ran) -> str:
         return seen + _failed(outcome)
     least = "" if outcome.ended else "at least "
     kind = "ranks" if ran.num_ranks > 1 else "processes"
-    of_all = f" of {ran.num_ranks}" if ran.num_ranks > outcome.num_processes else ""  # others are on other machines
+    of_all = (
+        f" of {ran.num_ranks}" if ran.num_ranks > max(outcome.num_processes, 1) else ""
+    )  # others are on other machines
     who = f"{outcome.num_processes}{of_all} {kind}, " if outcome.num_processes > 1 or of_all else ""
     steps = f"{who}{least}{outcome.num_steps:,} step{'s' * (outcome.num_steps != 1)}"
     if outcome.steps_s:
@@ -242,7 +244,7 @@ def _measured(ran: api.Ran) -> str:
         if ran.num_ranks > 1:
             why = "ranks toggle nothing, for they would wait for each other"
         elif held != ran.levers:
-            why = "`--fixed` toggles nothing" if ran.fixed else "the run was too short"
+            why = "nothing is toggled" if ran.fixed else "the run was too short"
         return f"; not checked: {why}" if plan is None else f"; rests on the recorded {plan.ratio:.2f}x: {why}"
     toggled = ", ".join(name for name in ran.levers if name not in held) if held else "the plan"
     interval = f"{compared.ratio:.2f}x [{compared.low:.2f}, {compared.high:.2f}]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +40,8 @@ class ScriptCommand(click.Command):
         except (ScriptError, UsageError) as problem:
             words = ctx.params["words"]
             path = Path(words[0]) if words and not ctx.params.get("module") else None
-            found = behind_the_script(self, words if path is None else words[1:], path)
+            is_launched = bool(words) and shutil.which(words[0]) is not None  # its options are the launcher's
+            found = None if is_launched else behind_the_script(self, words if path is None else words[1:], path)
             if found is None:
                 raise
             raise type(problem)(problem.error, cause=problem.cause, hint=f"{found}; {problem.hint}") from None

@@ -31,7 +31,7 @@ def measured(call: Callable[[Show], Found], shown: Callable[[Found], object]) ->
         try:
             result = call(progress.show)
         except KeyboardInterrupt:
-            raise progress.stopped("the same command begins anew; with `--budget 1m` it takes less time") from None
+            raise progress.stopped("the same command begins anew; a shorter `--budget` takes less time") from None
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who stopped it twice still wants to see what it came to
     shown(result)
 

@@ -34,7 +34,8 @@ def _compose(screen: Screen, found: RankAnatomy, page: Path | str | None) -> Non
     )
     screen.blank()
     one = found.ranks[0]
-    steps = f"the mean of {words.plural(one.num_steps, 'step')} in {words.plural(one.num_windows, 'window')}"
+    num_steps, num_windows = words.plural(one.num_steps, "step"), words.plural(one.num_windows, "window")
+    steps = f"of the slowest rank, the mean of {num_steps} in {num_windows}"
     screen.say("step", (words.seconds(found.step_s), "bold"), f"  ({steps}, after {found.num_left_out})")
     screen.blank()
     heads, columns = _columns(found)
@@ -90,8 +91,10 @@ def verdict(found: RankAnatomy) -> tuple[str, str]:
         return f"rank {rank} is waited for", f"{why} (communication {_range(shares)} of the step)"
     share = _range(shares)
     if min(shares) == max(min(found.shares(name)) for name in found.phases):
-        return "communication", f" takes most of the step: {share} on every rank"
-    return _longest(found), f" takes most of the step; communication that nothing hides takes {share}"
+        return "communication", f" takes more of the step than any other phase: {share} on every rank"
+    return _longest(
+        found
+    ), f" takes more of the step than any other phase; communication that nothing hides takes {share}"
 
 
 def _launched(found: RankAnatomy) -> tuple[str, str]:
@@ -99,7 +102,7 @@ def _launched(found: RankAnatomy) -> tuple[str, str]:
     if (uneven := found.uneven) is not None:
         rank, name = uneven
         return f"rank {rank} is slower", f": its {name} takes longer than that of the others"
-    return _longest(found), " takes most of the step; what ranks exchange is within these phases"
+    return _longest(found), " takes more of the step than any other phase; what ranks exchange is within these phases"
 
 
 def _longest(found: RankAnatomy) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from flatout.errors import FlatoutError, ScriptError
 from flatout.run.launch import Ended
 from flatout.trace import Failure, Levers, Record
+from flatout.trials.sample_ends import Hung, NotReached
 
 MOST_KILLED = 3
 """So many times a plain script that has trained is started again after it was killed: a machine that runs out of memory
@@ -71,7 +72,9 @@ def sentence(failure: Failure) -> str:
     return f"{failure.stage}: {kind}: {(failure.message.splitlines() or [''])[0]}"[:300]
 
 
-def launcher_failed(words: Sequence[str], problem: FlatoutError) -> ScriptError:
+def launcher_failed(words: Sequence[str], problem: FlatoutError) -> FlatoutError:
     """What to say of a launcher whose ranks do not train."""
+    if isinstance(problem, NotReached | Hung):
+        return problem
     command = shlex.join(words)
     return ScriptError(f"`{command}` failed", cause=problem.cause, hint=f"`{command}` shows the same")

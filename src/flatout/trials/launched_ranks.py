@@ -82,6 +82,7 @@ class LaunchedRanks:
             wanted = replace(wanted, num_steps=self._num_compared)
             plain = replace(self._take(wanted), ended=True)
         self._require(plain)
+        self._require_world(plain)
         self._show.stage("how far rounding alone moves what they train", 0.0)
         nudged = self._take(replace(wanted, nudged=True, step_guess_s=plain.median_step_s))
         self._require(nudged)
@@ -102,11 +103,19 @@ class LaunchedRanks:
         try:
             return conduct.run()
         except (ScriptError, Inconclusive) as problem:
+            hint = (
+                "levers are searched on one rank in a world of one; `flatout exec --levers NAMES --` engages those "
+                "that you name on all"
+            )
+            budget_s = conduct.goal.budget_s
+            if isinstance(problem, Inconclusive) and budget_s is not None and self._asked_s is not None:
+                hint = (
+                    f"of the {self._asked_s:.0f} s that were asked for, {budget_s:.0f} s were for the search on one "
+                    "rank: a longer `--budget`"
+                )
             raise type(problem)(
-                f"one rank of `{shlex.join(self._words)}` by itself: {problem.error}", cause=problem.cause,
-                hint="levers are searched on one rank in a world of one; `flatout exec --levers NAMES --` engages "
-                "those that you name on all",
-            ) from None  # fmt: skip
+                f"one rank of `{shlex.join(self._words)}` by itself: {problem.error}", cause=problem.cause, hint=hint
+            ) from None
 
     def _ruled_out(self) -> dict[str, str]:
         if self._num_local == 1:
@@ -164,19 +173,18 @@ class LaunchedRanks:
         begun_s = time.perf_counter()
         label = f"{alone.label} on {self._num_ranks} ranks"
         self._show.stage(f"what {label} train", 0.9)
-        levers = alone.levers
-        sample = self._take(replace(self._wanted(self._num_compared, keeps=True), levers=levers))
-        if sample.problem is not None:
-            return _without_ratio(alone, "failed", sample.problem.cause, begun_s), ""
-        judged = self._judged(sample, alone.class_)
-        if judged.verdict != "agrees":
-            outcome: Outcome = "disagrees" if judged.verdict == "disagrees" else "inconclusive"
-            return replace(
-                _without_ratio(alone, outcome, judged.detail, begun_s),
-                agreement=judged.verdict, agreement_detail=judged.detail,
-            ), ""  # fmt: skip
         pairs, extent, stopped = Pairs(), Extent(looks=SCREENING, enough="clear", purpose="ranks", deadline_s=0), ""
         try:
+            sample = self._take(replace(self._wanted(self._num_compared, keeps=True), levers=alone.levers))
+            if sample.problem is not None:
+                return _without_ratio(alone, "failed", sample.problem.cause, begun_s), ""
+            judged = self._judged(sample, alone.class_)
+            if judged.verdict != "agrees":
+                outcome: Outcome = "disagrees" if judged.verdict == "disagrees" else "inconclusive"
+                return replace(
+                    _without_ratio(alone, outcome, judged.detail, begun_s),
+                    agreement=judged.verdict, agreement_detail=judged.detail,
+                ), ""  # fmt: skip
             while not pairing.is_done(pairs, extent) and not stopped:
                 self._show.stage(f"{label}: pair {len(pairs.baseline_s) + 1}", 0.95)
                 self._pair(pairs, alone)
@@ -187,6 +195,8 @@ class LaunchedRanks:
             stopped = "you stopped it"
         except ScriptError as problem:
             return _without_ratio(alone, "failed", problem.cause, begun_s), ""
+        if not pairs.baseline_s:
+            return _without_ratio(alone, "inconclusive", f"not timed on all ranks: {stopped}", begun_s), stopped
         return _timed(alone, pairs, judged, begun_s), stopped
 
     def _pair(self, pairs: Pairs, alone: Trial) -> None:
@@ -240,6 +250,19 @@ class LaunchedRanks:
                 cause=f"{len(sample.step_s)} settled ones were seen", hint="give it more epochs for `tune`",
             )  # fmt: skip
 
+    def _require_world(self, plain: Sample) -> None:
+        """Ranks must be told of their world by the environment: else one of them cannot be run alone."""
+        told = plain.environment()
+        num_told = int(next((told[name] for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE") if told.get(name)), "1"))
+        if plain.num_trained > num_told:
+            command = shlex.join(self._words)
+            raise ScriptError(
+                f"the ranks of `{command}` cannot be tuned",
+                cause=f"{plain.num_trained} processes train, and their environment tells them of {num_told}: the "
+                "script starts its ranks itself, so that one of them cannot be run alone",
+                hint=f"`flatout exec --levers NAMES -- {command}` engages levers that you name on all of them",
+            )
+
 
 def alone(environment: Mapping[str, str]) -> dict[str, str | None]:
     """What makes a rank with this environment the only one, on top of the user's variables.
@@ -255,7 +278,7 @@ def alone(environment: Mapping[str, str]) -> dict[str, str | None]:
     return {**found, **ALONE}
 
 
-_OURS = ("PYTHONPATH", "PYTHONHASHSEED", "_")
+_OURS = ("PYTHONHASHSEED", "_")
 
 
 def _without_ratio(alone: Trial, outcome: Outcome, reason: str, begun_s: float) -> Trial:

@@ -25,6 +25,7 @@ from flatout.trials import pairs as pairing
 from flatout.trials.conduct import Show
 from flatout.trials.pairs import SCREENING, Extent
 from flatout.trials.rank_divisions import Division
+from flatout.trials.sample_ends import Hung
 from flatout.trials.samples_of_runs import FEWEST_STEPS, LEFT_OUT_STEPS, Sample, Setting, Wanted, take
 
 COMPARED_STEPS = 20
@@ -152,6 +153,8 @@ class RankConduct:
                 f"`{name}` makes too few training steps", cause=sample.problem.cause,
                 hint="give it more epochs for `tune`; the plan then serves the shorter run as well",
             )  # fmt: skip
+        if isinstance(sample.problem, Hung):
+            raise sample.problem
         if sample.problem is not None:
             typed = self._setting.script.typed
             hint = f"`python {typed}` shows the same"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,18 +23,18 @@ from flatout.facts import Facts
 from flatout.plan import Lever
 from flatout.ranks import Terms as RankTerms
 from flatout.run import folder, isolation
-from flatout.run.launch import Child, Launch, environment_for, session_files, session_path, tail
+from flatout.run.launch import Launch, environment_for, session_files, session_path
 from flatout.run.orders import SessionSpec
 from flatout.run.rank_start import Start, devices_for
 from flatout.run.rank_watch import Exchanges, RankWatch
 from flatout.run.sample_run import environment_file, memory_file, state_file
 from flatout.run.script import Script
 from flatout.run.trackers import QUIET_TRACKERS
-from flatout.trace import End, Failure, Header, Levers, Record, Window
+from flatout.trace import End, Header, Levers, Record, Window
 from flatout.trace_file import Follower
+from flatout.trials.sample_ends import Hung, hung, not_reached, raised, why_ended
+from flatout.trials.sample_watch import Limits, watched
 from flatout.trials.terms import Terms
-
-LOOK_S = 0.05
 
 LEFT_OUT_STEPS = 2
 """Steps after settling that are not counted: models are found, calls confirmed, levers engaged."""
@@ -43,6 +44,9 @@ FEWEST_STEPS = 4
 
 SLOW = 20.0
 """A run that takes so many times as long as it should is given up."""
+
+PATIENCE = 4
+"""A run that writes nothing for so many start limits is given up: it writes first when some steps have settled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,7 @@ class Sample:
         refused: Whether ranks refused to divide it.
         took_s: Wall seconds.
         windows: Of each rank, in the order of ranks, what its trace holds.
+        num_trained: Processes that made steps.
     """
 
     folder: Path
@@ -126,6 +131,7 @@ class Sample:
     refused: bool = False
     took_s: float = 0.0
     windows: tuple[tuple[Window, ...], ...] = ()
+    num_trained: int = 0
 
     @property
     def is_timed(self) -> bool:
@@ -225,9 +231,11 @@ def _variables(setting: Setting, wanted: Wanted) -> dict[str, str]:
     return found
 
 
-def _limit_s(setting: Setting, wanted: Wanted) -> float:
+def _limits(setting: Setting, wanted: Wanted) -> Limits:
+    start_s = setting.terms.start_limit_s * wanted.num_ranks
     steps_s = setting.terms.start_limit_s if wanted.step_guess_s is None else wanted.num_steps * wanted.step_guess_s
-    return setting.terms.start_limit_s * wanted.num_ranks + SLOW * steps_s
+    still_s = max(PATIENCE * start_s, SLOW * (wanted.step_guess_s or 0.0))
+    return Limits(still_s, start_s + SLOW * steps_s)
 
 
 # -- one process, or a launcher's ------------------------------------------------------------------------------------
@@ -249,37 +257,25 @@ def _as_plain(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[], 
         name="run", environment={**QUIET_TRACKERS, **_variables(setting, wanted)}, passed_on=launched,
     )  # fmt: skip
     try:
-        hung = not _watched(launch, lambda: False, _limit_s(setting, wanted), wait)
+        end = watched(launch, lambda: False, _limits(setting, wanted), wait)
         if (refusal := isolation.refusal(scratch)) is not None:
             raise refusal
     finally:
         isolation.discard(scratch)
     found = _found(place, wanted, sorted(place.glob("trace-run.*.jsonl")) if launched else [_trace(place)])
-    if found.problem is None or not hung:
+    if found.problem is None:
         return found
-    return replace(found, problem=_hung(setting, wanted))
+    if end.hung_s is not None:
+        return replace(found, problem=_hung(setting, wanted, end.hung_s))
+    if launched and end.exit_code == 0 and found.header is None:
+        return replace(found, problem=not_reached(wanted.launcher))
+    return found
 
 
-def _watched(launch: Launch, is_over: Callable[[], bool], limit_s: float, wait: Callable[[], None]) -> bool:
-    """Wait until it ends, and end what is left of it; False where it took too long."""
-    until_s = time.perf_counter() + limit_s
-    with Child(launch) as child:
-        while child.alive and not is_over():
-            if time.perf_counter() > until_s:
-                return False
-            wait()
-            time.sleep(LOOK_S)
-    return True
-
-
-def _hung(setting: Setting, wanted: Wanted) -> ScriptError:
-    who = "one process" if wanted.num_ranks == 1 else f"{wanted.num_ranks} ranks"
-    who = f"`{wanted.launcher[0]}`" if wanted.launcher else who
-    return ScriptError(
-        f"`{setting.script.name}` did not make {wanted.num_steps} steps in {_limit_s(setting, wanted):.0f} s",
-        cause=f"{who} took much longer than was to be expected",
-        hint="`--start-limit` says how long the first steps may take",
-    )
+def _hung(setting: Setting, wanted: Wanted, after_s: float) -> Hung:
+    ranks = f" on {wanted.num_ranks} ranks" if wanted.num_ranks > 1 else ""
+    who = f"the ranks of `{shlex.join(wanted.launcher)}`" if wanted.launcher else f"`{setting.script.name}`{ranks}"
+    return hung(who, wanted.num_steps, after_s)
 
 
 # -- ranks -----------------------------------------------------------------------------------------------------------
@@ -308,15 +304,15 @@ def _on_ranks(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[], 
         return watch.look() or len(watch.ends()) == wanted.num_ranks
 
     try:
-        hung = not _watched(replace(launch, command=start.launcher()), is_over, _limit_s(setting, wanted), wait)
+        end = watched(replace(launch, command=start.launcher()), is_over, _limits(setting, wanted), wait)
         found = _found(place, wanted, sorted(place.glob("trace-run.*.jsonl")))
         found = replace(found, exchanges=watch.exchanges())
         if found.problem is None:
             return found
         refusal = start.problem()
         problem = watch.hang.error if watch.hang is not None else refusal or watch.ended_early()
-        if problem is None and hung:
-            problem = _hung(setting, wanted)
+        if problem is None and end.hung_s is not None:
+            problem = _hung(setting, wanted, end.hung_s)
         if problem is None and (failed := start.failed(watch.ends())) is not None:
             rank, how, told = failed
             last = told.strip().splitlines()[-1:] or ["it said nothing"]
@@ -332,9 +328,11 @@ def _on_ranks(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[], 
 def _found(place: Path, wanted: Wanted, traces: list[Path]) -> Sample:
     """The sample as its traces tell it."""
     records = [read for path in traces if (read := Follower(path).new())]
+    wanted_steps, launched = wanted.num_steps, bool(wanted.launcher)
     first = next((r for r in records if isinstance(r[0], Header) and r[0].rank == 0), None)
     if first is None:
-        return Sample(folder=place, problem=_ended(place, wanted, []))
+        unclaimed = Follower(_trace(place)).new()  # of processes that failed before they trained
+        return Sample(folder=place, problem=why_ended(place, wanted_steps, [*records, unclaimed], launched=launched))
     windows = [r for r in first if isinstance(r, Window)]
     peaks = [w.peak_memory_bytes for r in records for w in r if isinstance(w, Window)]
     known = [peak for peak in peaks if peak is not None]
@@ -351,10 +349,13 @@ def _found(place: Path, wanted: Wanted, traces: list[Path]) -> Sample:
         step_memory_bytes=_step_memory(place, wanted.num_ranks),
         header=first[0] if isinstance(first[0], Header) else None,
         windows=_windows_of(records),
-        ended=end is not None and end.num_steps < wanted.num_steps and _raised(first) is None,
+        num_trained=sum(any(isinstance(one, Window) for one in r) for r in records),
+        ended=end is not None and end.num_steps < wanted.num_steps and raised([first]) is None,
     )
-    problem = None if end is not None and end.num_steps >= wanted.num_steps else _ended(place, wanted, first)
-    return replace(found, problem=problem)
+    if end is not None and end.num_steps >= wanted_steps:
+        return found
+    told = sorted(records, key=lambda one: one is not first)
+    return replace(found, problem=why_ended(place, wanted_steps, told, launched=launched))
 
 
 def _windows_of(traces: list[list[Record]]) -> tuple[tuple[Window, ...], ...]:
@@ -375,24 +376,3 @@ def _step_memory(place: Path, num_ranks: int) -> int | None:
             return None
         found.append(int(stats.summarize(steps).median))
     return max(found)
-
-
-def _raised(records: list[Record]) -> Failure | None:
-    """What the script raised."""
-    return next((r for r in reversed(records) if isinstance(r, Failure) and r.stage == "script"), None)
-
-
-def _ended(place: Path, wanted: Wanted, records: list[Record]) -> ScriptError:
-    """Why a run has not made its steps."""
-    raised = _raised(records)
-    end = next((r for r in reversed(records) if isinstance(r, End)), None)
-    if raised is not None:
-        cause = ": ".join([raised.error, *raised.message.splitlines()[:1]])
-    elif end is not None:
-        cause = f"it ended after {end.num_steps} steps"
-    else:
-        told = [line for line in tail(place / "output-run.log").splitlines() if line.strip(" =-")]
-        cause = (told or ["it printed nothing"])[-1].strip()[:200]
-    return ScriptError(
-        f"the script did not make {wanted.num_steps} steps", cause=cause, hint="`flatout run` shows what it prints"
-    )

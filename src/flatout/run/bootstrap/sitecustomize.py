@@ -228,11 +228,23 @@ def _hide():
     for name in (b"FLATOUT_SESSION", b"FLATOUT_PYTHONPATH"):
         if name in values:
             _kept[name] = values.pop(name)
-    if b"FLATOUT_PYTHONPATH" in _kept:
-        values[b"PYTHONPATH"] = _kept[b"FLATOUT_PYTHONPATH"]  # in its place
-    else:
+    own = _without_us(values.get(b"PYTHONPATH"), _kept.get(b"FLATOUT_PYTHONPATH"))
+    if own is None:
         values.pop(b"PYTHONPATH", None)
+        _kept.pop(b"FLATOUT_PYTHONPATH", None)
+    else:
+        values[b"PYTHONPATH"] = _kept[b"FLATOUT_PYTHONPATH"] = own  # in its place
     return session
+
+
+def _without_us(found, own):
+    """The user's `PYTHONPATH`: `own` as it was given, or what a program in between has made of it and of our folder."""
+    ours, separator = os.fsencode(_FOLDER), os.fsencode(os.pathsep)
+    if found is None or found == (ours if own is None else ours + separator + own):
+        return own
+    if own is not None and ours + separator in found:
+        return found.replace(ours + separator, b"", 1)
+    return found.replace(ours, b"", 1)
 
 
 def _set_up_as_rank(words, folder):
