@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flatout.frameworks.pytorch.module_state import ModuleState
-from flatout.frameworks.pytorch.parallel import assembly, equality, replicas
+from flatout.frameworks.pytorch.parallel import assembly, equality, outside_state, replicas
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
 from flatout.frameworks.pytorch.parallel.cuts import Cut, entering, guesses
 from flatout.frameworks.pytorch.parallel.draws import Noise, Silence
 from flatout.frameworks.pytorch.parallel.group import Lost
 from flatout.frameworks.pytorch.parallel.held import Found, Passed
+from flatout.frameworks.pytorch.parallel.outside_state import OutsideState
 from flatout.frameworks.pytorch.parallel.pattern import Check, Computed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.remembered import is_remembered, remembered
@@ -51,6 +52,7 @@ class Confirmation:
     def __init__(self, division: Division) -> None:
         self._division = division
         self._group = division.group
+        self._outside: OutsideState | None = None
         self._decided = True
 
     def confirmed(
@@ -144,13 +146,16 @@ class Confirmation:
     ) -> tuple[Any, Computed]:
         """What the whole batch gives, as the module returns it, and the tensors of that."""
         module = self._division.module()
-        versions, kept_before = [t._version for t in inputs], _kept_graphs(module)
+        self._outside = outside = self._outside or OutsideState(module)
+        versions, kept_before, before = [t._version for t in inputs], _kept_graphs(module), outside.seen()
         new_args, new_kwargs, entered = entering(args, kwargs, [lambda whole: whole] * len(inputs))
         with self.apart(), silence.on(module), self._division.held.in_whole() as leaves:
             value = self._division.compute(*new_args, **new_kwargs)
         stray = _kept_graphs(module) - kept_before
         if stray and first:
             raise self._division.refused(f"it keeps a tensor that is to be trained as its attribute `{min(stray)}`")
+        if changed := outside.changed(before):
+            raise outside_state.refused(self._division, changed[0])
         if has_numbers_of_floats(value):
             raise self._division.refused("it returns a number that is no tensor, which may be that of a part")
         if versions != [t._version for t in inputs]:

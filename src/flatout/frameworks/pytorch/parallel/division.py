@@ -25,7 +25,7 @@ from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Held
 from flatout.frameworks.pytorch.parallel.node import NodeCall
 from flatout.frameworks.pytorch.parallel.pattern import Check, Pattern
-from flatout.frameworks.pytorch.parallel.refusal import FEWER_RANKS, ON_ONE_RANK, NotDivided
+from flatout.frameworks.pytorch.parallel.refusal import FEWER_RANKS, ON_ONE_RANK, ChangesOutside, NotDivided
 from flatout.frameworks.pytorch.parallel.skeleton import flags_of, skeleton
 from flatout.frameworks.pytorch.trees import tensors_of
 
@@ -120,6 +120,8 @@ class Division:
         if known is not None:
             try:
                 return self.confirmation.confirmed(args, kwargs, inputs, known)
+            except ChangesOutside:
+                raise
             except NotDivided:  # on all ranks alike; where they have diverged, that is the reason, or it is mended
                 self.compare()
                 return self.confirmation.confirmed(args, kwargs, inputs, known)

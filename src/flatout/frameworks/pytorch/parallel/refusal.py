@@ -13,3 +13,7 @@ class NotDivided(ScriptError):
 
     def __init__(self, error: str, *, cause: str, hint: str = ON_ONE_RANK) -> None:
         super().__init__(error, cause=cause, hint=hint)
+
+
+class ChangesOutside(NotDivided):
+    """A call changes what is outside of its module: computed once more it would change nothing any more."""
