@@ -585,6 +585,27 @@ def a_loss_kept_in_a_global_list() -> Trained:
     return trained(Returns(kept), loss_of)
 
 
+class Kept:
+    """What a script keeps beside a model."""
+
+    loss: Tensor
+
+
+KEPT = Kept()
+
+
+def a_loss_kept_in_another_object() -> Trained:
+    def kept(model: Any, x: Tensor, _: Tensor) -> Tensor:
+        scores: Tensor = model.inner(x)
+        KEPT.loss = scores.square().mean()
+        return scores
+
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x, y), y) + KEPT.loss
+
+    return trained(Returns(kept), loss_of)
+
+
 def a_small_part_that_sees_all_samples() -> Trained:
     def balanced(model: Any, x: Tensor, y: Tensor) -> Tensor:
         shares = model.beside(x).softmax(1)
@@ -599,6 +620,7 @@ REFUSED = {
     a_count_of_the_batch: "what it returns beside tensors",
     a_loss_kept_as_an_attribute: "as its attribute `aside`",
     a_loss_kept_in_a_global_list: "it changes `ASIDE`, a variable outside of it",
+    a_loss_kept_in_another_object: "it changes `KEPT.loss`, a variable outside of it",
     a_small_part_that_sees_all_samples: "gradients of parts of a batch differ",
     samples_that_see_each_other: "outputs for parts of a batch do not make up those of the whole one",
     a_trained_tensor_that_is_no_parameter: "is trained and is no parameter of it",

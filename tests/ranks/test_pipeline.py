@@ -20,7 +20,8 @@ REFUSED = {
     scenarios.batch_normalisation: "batch normalisation", scenarios.convolutions: "batch normalisation",
     scenarios.two_models_against_each_other: "batch normalisation",
     scenarios.noise_that_the_model_draws: "random numbers", scenarios.a_model_that_is_called_by_a_method: "modules",
-    **pipeline_scenarios.REFUSED,
+    scenarios.a_loss_kept_in_a_global_list: "it changes `ASIDE`",
+    scenarios.a_loss_kept_in_another_object: "it changes `KEPT.loss`", **pipeline_scenarios.REFUSED,
 }  # fmt: skip
 OTHERS = [
     *(one for one in (*scenarios.SAME, *sharded_scenarios.SAME, *tensor_scenarios.SAME) if one not in REFUSED),

@@ -13,6 +13,7 @@ from . import scenarios, sharded_scenarios, tensor_scenarios
 from .on_ranks import alone, on_ranks
 from .test_shard import agrees
 
+OUTSIDE = {one: why for one, why in scenarios.REFUSED.items() if "outside of it" in why}
 OTHERWISE = (scenarios.words_updated_by_hand, sharded_scenarios.heads_that_take_turns)
 """Refused: nothing but a recurrent layer and small ones; another way through the layers than in the first call."""
 
@@ -36,6 +37,12 @@ def test_what_cannot_be_divided_by_features_is_refused_with_its_reason(scenario)
     for found in on_ranks(2, scenario, "tensor"):
         assert "layers" in found["cause"]
         assert found["error"]
+
+
+@pytest.mark.parametrize("scenario", OUTSIDE, ids=lambda scenario: scenario.__name__)
+def test_what_changes_a_variable_outside_is_refused_by_its_name(scenario):
+    for found in on_ranks(2, scenario, "tensor"):
+        assert OUTSIDE[scenario] in found["cause"]
 
 
 def test_masks_of_dropout_are_other_ones_on_each_rank_and_ranks_stay_together():

@@ -1,6 +1,10 @@
 """What a model changes outside of itself is noticed; what it only keeps for itself, and what it reads, is not."""
 
-from collections import deque
+import logging
+import random
+import types
+from collections import defaultdict, deque
+from functools import partial, wraps
 
 import pytest
 import torch
@@ -14,11 +18,35 @@ ROWS = deque(maxlen=2)
 
 
 class Settings:
+    total = 0
+
     def __init__(self):
         self.temperature, self.seen = 1.0, []
 
+    def add(self, value):
+        self.seen.append(value)
+
 
 SETTINGS = Settings()
+ADD, ADD_TO_ROWS = Settings().add, partial(lambda rows, row: rows.append(row), [])
+LISTS = defaultdict(list, loss=[], rows=[torch.zeros(2)])
+GENERATOR, LOGGER = random.Random(0), logging.getLogger(__name__)
+OTHER = types.ModuleType("other")
+exec("LAST, ROWS = 0.0, []\ndef helper(row): ROWS.append(row)", vars(OTHER))
+
+
+def decorated(function):
+    @wraps(function)
+    def called(*args):
+        return function(*args)
+
+    return called
+
+
+@torch.no_grad()
+@decorated
+def DECORATED(x):
+    LISTED.append(x)
 
 
 def helper(value):
@@ -63,12 +91,70 @@ def sets_within_a_comprehension(x):
     [SETTINGS.seen.append(one) for one in x]
 
 
+def sets_a_new_field_that_is_trained(x):
+    SETTINGS.aside = x.requires_grad_()
+
+
+def lists_under_a_name(x):
+    LISTS["loss"].append(x)
+
+
+def writes_into_a_row(x):
+    LISTS["rows"][0].copy_(x)
+
+
+def adds_by_a_method(x):
+    ADD(x)
+
+
+def adds_by_a_part_of_a_function(x):
+    ADD_TO_ROWS(x)
+
+
+def is_decorated(x):
+    DECORATED(x)
+
+
+def calls_another_file(x):
+    OTHER.helper(x)
+
+
+def sets_a_variable_of_another_file(x):
+    OTHER.LAST = float(x.sum())
+
+
+def adds_to_a_class(x):
+    Settings.total += 1
+
+
+def counts_its_calls(x):
+    counts_its_calls.num += 1
+
+
 def keeps_what_is_trained(x):
     MASKS["trained"] = x.requires_grad_()
 
 
 def keeps_a_mask(x):
     MASKS.setdefault(len(x), torch.ones(len(x)))
+
+
+counts_its_calls.num = 0
+MADE_LATE = None
+
+
+def makes_a_mask_late(x):
+    global MADE_LATE
+    MADE_LATE = torch.ones(len(x)) if MADE_LATE is None else MADE_LATE
+
+
+def sets_what_was_not_there(x):
+    global NOT_THERE
+    NOT_THERE = float(x.sum())
+
+
+def draws_and_logs(x):
+    LOGGER.debug("%s", GENERATOR.gauss(0, 1) + random.gauss(0, 1))
 
 
 def reads(x):
@@ -79,8 +165,13 @@ def reads(x):
     ("act", "name"),
     [
         (lists, "LISTED"), (calls_a_helper, "KEPT"), (counts, "COUNTED"), (writes_in_place, "LAST"),
-        (goes_round, "ROWS"), (sets_a_field, "SETTINGS"), (sets_within_a_comprehension, "SETTINGS"),
-        (keeps_what_is_trained, "MASKS"), (keeps_a_mask, None), (reads, None),
+        (goes_round, "ROWS"), (sets_a_field, "SETTINGS.temperature"), (sets_within_a_comprehension, "SETTINGS.seen"),
+        (sets_a_new_field_that_is_trained, "SETTINGS.aside"), (lists_under_a_name, "LISTS"),
+        (writes_into_a_row, "LISTS"), (adds_by_a_method, "ADD.seen"),
+        (adds_by_a_part_of_a_function, "ADD_TO_ROWS"), (is_decorated, "LISTED"),
+        (calls_another_file, "ROWS"), (sets_a_variable_of_another_file, "LAST"), (adds_to_a_class, "Settings.total"),
+        (counts_its_calls, "counts_its_calls.num"), (keeps_what_is_trained, "MASKS"), (keeps_a_mask, None),
+        (makes_a_mask_late, None), (draws_and_logs, None), (reads, None),
     ],
 )  # fmt: skip
 def test_what_a_call_changes_outside_is_named(act, name):
@@ -90,6 +181,31 @@ def test_what_a_call_changes_outside_is_named(act, name):
     before = state.seen()
     model(torch.rand(2))
     assert state.changed(before) == ([name] if name else [])
+
+
+def test_what_was_not_there_is_noticed_at_the_second_call():
+    model = Model(sets_what_was_not_there)
+    state = OutsideState(model)
+    found = []
+    for x in torch.rand(2, 3):
+        before = state.seen()
+        model(x)
+        found.append(state.changed(before))
+    assert found == [[], ["NOT_THERE"]]
+
+
+def test_attributes_of_its_class_are_outside():
+    class Counting(nn.Module):
+        num = 0
+
+        def forward(self, x):
+            type(self).num += 1
+
+    model = Counting()
+    state = OutsideState(model)
+    before = state.seen()
+    model(torch.rand(2))
+    assert state.changed(before) == ["Counting.num"]
 
 
 def test_closures_are_seen_as_well():
@@ -104,6 +220,19 @@ def test_closures_are_seen_as_well():
     before = state.seen()
     model(torch.rand(2))
     assert state.changed(before) == ["last"]
+
+
+def test_objects_that_raise_are_left_alone():
+    class Odd:
+        def __getattribute__(self, name):
+            raise RuntimeError(name)
+
+    odd = Odd()
+    model = Model(lambda x: x if odd is None else -x)
+    state = OutsideState(model)
+    before = state.seen()
+    model(torch.rand(2))
+    assert state.changed(before) == []
 
 
 def test_modules_of_pytorch_have_nothing_outside():

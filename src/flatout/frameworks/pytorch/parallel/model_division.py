@@ -18,8 +18,9 @@ from flatout.frameworks.pytorch.parallel.division import Division
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Found, HeldByModel
 from flatout.frameworks.pytorch.parallel.node import NodeCall
+from flatout.frameworks.pytorch.parallel.outside_state import named_as_cause
 from flatout.frameworks.pytorch.parallel.pattern import Check, Pattern
-from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.refusal import ChangesOutside, NotDivided
 from flatout.frameworks.pytorch.trees import tensors_of
 
 Planner = Callable[["ModelDivision", tuple[Any, ...], dict[str, Any], Pattern], HeldByModel]
@@ -51,7 +52,8 @@ class ModelDivision(Division):
             known = self._cut(args, kwargs, inputs, former)
             if self.planner is not None:
                 self.confirmation.begin(inputs, first=True)
-                self.held, self.planner = self.planner(self, args, kwargs, known), None
+                with named_as_cause(self):
+                    self.held, self.planner = self.planner(self, args, kwargs, known), None
             pattern, check = self.confirmation.together(args, kwargs, inputs, known, first=former is None)
             if former is not None:
                 pattern.sizes, pattern.num_calls = former.sizes, former.num_calls
@@ -75,6 +77,8 @@ class ModelDivision(Division):
         try:
             with self.held.at_once():
                 return self.confirmation.confirmed(args, kwargs, inputs, None)[0]
+        except ChangesOutside:
+            raise
         except NotDivided as problem:
             self.confirmation.remark(f"batches are not cut: {problem.cause}")
             return whole
