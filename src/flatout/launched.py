@@ -30,7 +30,7 @@ def launched_by(words: tuple[str, ...], module: str | None = None, num_ranks: in
         if no_script and any(_is_python(word) for word in words[1:]):
             raise cannot_start(words, "there is no such program, or it may not be executed")
         return ()
-    if Path(words[0]).exists() and Path(words[0]).name not in LAUNCHERS:
+    if not is_launcher(words[0]):
         return ()
     if num_ranks is not None:
         raise UsageError(
@@ -38,6 +38,11 @@ def launched_by(words: tuple[str, ...], module: str | None = None, num_ranks: in
             hint=f"leave out `--ranks`, or `{words[0]}`",
         )  # fmt: skip
     return words
+
+
+def is_launcher(word: str) -> bool:
+    """Whether a command's first word is a program that starts scripts, not a script that may be executed."""
+    return shutil.which(word) is not None and (Path(word).name in LAUNCHERS or not Path(word).exists())
 
 
 def _is_python(word: str) -> bool:

@@ -134,9 +134,8 @@ def closing_line(ran: api.Ran) -> str:
         return seen + _failed(outcome)
     least = "" if outcome.ended else "at least "
     kind = "ranks" if ran.num_ranks > 1 else "processes"
-    of_all = (
-        f" of {ran.num_ranks}" if ran.num_ranks > max(outcome.num_processes, 1) else ""
-    )  # others are on other machines
+    are_elsewhere = ran.num_ranks > max(outcome.num_processes, 1)  # some, on other machines
+    of_all = f" of {ran.num_ranks}" if are_elsewhere else ""
     who = f"{outcome.num_processes}{of_all} {kind}, " if outcome.num_processes > 1 or of_all else ""
     steps = f"{who}{least}{outcome.num_steps:,} step{'s' * (outcome.num_steps != 1)}"
     if outcome.steps_s:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ import click
 
 from flatout import output_file
 from flatout.errors import ScriptError, UsageError
+from flatout.launched import is_launcher
 from flatout.ranks import GROUPED_MODES, MODES, Terms, sharing_ranks
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,7 +40,7 @@ class ScriptCommand(click.Command):
         except (ScriptError, UsageError) as problem:
             words = ctx.params["words"]
             path = Path(words[0]) if words and not ctx.params.get("module") else None
-            is_launched = bool(words) and shutil.which(words[0]) is not None  # its options are the launcher's
+            is_launched = path is not None and is_launcher(words[0])  # options behind it are the launcher's
             found = None if is_launched else behind_the_script(self, words if path is None else words[1:], path)
             if found is None:
                 raise

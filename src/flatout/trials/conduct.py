@@ -448,7 +448,7 @@ class Conduct:
         ratio, low, high = compared.ratio, compared.low, compared.high
         reason = compared.reason if compared.verdict == "inconclusive" else ""
         if not math.isfinite(ratio) and measured.baseline_s:
-            ratios = [a / b for a, b in zip(measured.baseline_s, measured.candidate_s, strict=True)]
+            ratios = measured.ratios
             ratio, low, high = stats.summarize(ratios).median, min(ratios), max(ratios)
             reason = measured.given_up or reason
         known = math.isfinite(ratio)

@@ -12,7 +12,7 @@ import os
 import random
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from flatout import running, stats
@@ -290,7 +290,7 @@ def _without_ratio(alone: Trial, outcome: Outcome, reason: str, begun_s: float) 
 
 def _timed(alone: Trial, pairs: Pairs, judged: Judgement, begun_s: float) -> Trial:
     compared = pairs.compare()
-    ratios: Sequence[float] = [a / b for a, b in zip(pairs.baseline_s, pairs.candidate_s, strict=True)]
+    ratios = pairs.ratios
     known = math.isfinite(compared.ratio)
     return Trial(
         levers=alone.levers, outcome=compared.verdict, reason=compared.reason, class_=alone.class_, remeasured=True,

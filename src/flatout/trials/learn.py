@@ -252,7 +252,7 @@ class Learning:
 
     def _trial_of(self, candidate: Candidate, pairs: Pairs, class_: str) -> Trial:
         compared = pairs.compare()
-        ratios = [a / b for a, b in zip(pairs.baseline_s, pairs.candidate_s, strict=True)]
+        ratios = pairs.ratios
         ratio, low, high = compared.ratio, compared.low, compared.high
         if not math.isfinite(ratio) and ratios:
             ratio, low, high = stats.summarize(ratios).median, min(ratios), max(ratios)

@@ -69,6 +69,11 @@ class Pairs:
     noise: float = 0.0
     looked_at: int = 0
 
+    @property
+    def ratios(self) -> list[float]:
+        """How many times as fast the candidate was, pair by pair."""
+        return [a / b for a, b in zip(self.baseline_s, self.candidate_s, strict=True)]
+
     def compare(self) -> Comparison:
         """The comparison of the pairs so far."""
         return stats.compare(self.baseline_s, self.candidate_s, share=self.share, noise=self.noise)
@@ -159,7 +164,7 @@ def is_done(pairs: Pairs, extent: Extent) -> bool:
 
 def is_hopeless(pairs: Pairs, to_beat: float = 1.0) -> bool:
     """Whether the first two pairs leave no hope."""
-    ratios = [a / b for a, b in zip(pairs.baseline_s, pairs.candidate_s, strict=True)]
+    ratios = pairs.ratios
     return len(ratios) == 2 and max(ratios) < HOPELESS * to_beat
 
 

@@ -65,7 +65,7 @@ def timed(division: Division) -> RankTrial:
     compared = pairs.compare()
     summary = stats.summarize(pairs.candidate_s)
     known = math.isfinite(compared.ratio)
-    ratios = ratios_of(division)
+    ratios = pairs.ratios
     own = (division.trial.outcome, division.trial.reason)
     outcome, reason = own if division.trial.outcome == "failed" else (compared.verdict, compared.reason)
     shares = [s.exchanges.least_share for s in division.samples if s.exchanges is not None]
@@ -88,11 +88,6 @@ def timed(division: Division) -> RankTrial:
     )
 
 
-def ratios_of(division: Division) -> list[float]:
-    """How many times as fast as one process it was, round by round."""
-    return [a / b for a, b in zip(division.pairs.baseline_s, division.pairs.candidate_s, strict=True)]
-
-
 def leave_slower(divisions: Sequence[Division]) -> None:
     """Closes each division that cannot be chosen any more, with its reason.
 
@@ -100,12 +95,13 @@ def leave_slower(divisions: Sequence[Division]) -> None:
     another one is not (so that one of them is measured to the end, whatever comes of it).
     """
     best = rank_tuning.best_of([d.trial for d in divisions if not d.is_open])
-    worst_of = {id(d): min(ratios_of(d), default=0.0) for d in divisions}
+    worst_of = {id(d): min(d.pairs.ratios, default=0.0) for d in divisions}
     for division in (d for d in divisions if d.is_open and d.pairs.baseline_s):
+        ratios = division.pairs.ratios
         to_beat = max((low for one, low in worst_of.items() if one != id(division)), default=0.0)
         if best is not None and best.ratio_low is not None and division.pairs.compare().high < best.ratio_low:
             _leave(division, f"slower than {best.num_ranks} ranks, {best.mode}: not pursued")
-        elif len(ratios_of(division)) == HOPELESS_ROUNDS and is_hopeless(max(ratios_of(division)), to_beat):
+        elif len(ratios) == HOPELESS_ROUNDS and is_hopeless(max(ratios), to_beat):
             _leave(division, f"{HOPELESS_ROUNDS} rounds, in each less than half as fast as one process: not pursued")
 
 

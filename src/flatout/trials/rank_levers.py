@@ -63,7 +63,7 @@ def with_gain(division: Division) -> RankTrial:
     if base is None or trial.outcome in ("failed", "refused"):
         return trial
     found = division.gains.compare()
-    ratios = [a / b for a, b in zip(division.gains.baseline_s, division.gains.candidate_s, strict=True)]
+    ratios = division.gains.ratios
     if not ratios:
         return replace(trial, outcome="inconclusive", reason=f"not timed beside {base.label}")
     known = math.isfinite(found.ratio)
