@@ -36,7 +36,7 @@ MOST_BACKGROUND = 64
 
 NUM_THREADS = 32
 BUFFER_BYTES = 2**20 + 2**16
-NOSUID, NODEV, DETACH = 2, 4, 2
+RDONLY, NOSUID, NODEV, DETACH = 1, 2, 4, 2
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -148,7 +148,7 @@ def mounted(target: Path) -> int:
     """
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
-    if LIBC.mount(b"throttled", os.fsencode(target), b"fuse", NOSUID | NODEV, options.encode()):
+    if LIBC.mount(b"throttled", os.fsencode(target), b"fuse", RDONLY | NOSUID | NODEV, options.encode()):
         code = ctypes.get_errno()
         os.close(device)
         raise OSError(code, f"mounting: {os.strerror(code)}")
@@ -195,15 +195,18 @@ def main() -> None:
     parser.add_argument("--megabytes-per-s", type=float, default=100.0)
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever began it ends it, by closing its input
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     device = mounted(arguments.target)
     server = Server(arguments.source.resolve(), device, arguments.latency_ms / 1000, arguments.megabytes_per_s * 1e6)
     options: dict[str, Any] = {"target": server.serve, "daemon": True}
     for _ in range(NUM_THREADS):
         threading.Thread(**options).start()
-    print("mounted", flush=True)
-    sys.stdin.read()
-    LIBC.umount2(os.fsencode(arguments.target), DETACH)
-    os._exit(0)  # threads may wait for the kernel
+    try:
+        print("mounted", flush=True)
+        sys.stdin.read()
+    finally:
+        LIBC.umount2(os.fsencode(arguments.target), DETACH)
+        os._exit(0)  # threads may wait for the kernel
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The planning, listing, explaining and discarding around an isolated trial; entering itself is tested end to end."""
 
+import errno
 import json
 import os
 import stat
@@ -37,7 +38,7 @@ def mounts():
 
 
 class FakeDisk(Disk):
-    """A tree written down: folder to entries; a name with a star is foreign, one with a dot is a file."""
+    """A tree written down: a name with a star is foreign, with a dot a file, with an exclamation mark closed."""
 
     def __init__(self, tree=None, foreign=()):
         self.tree, self.foreign = tree or {}, foreign
@@ -47,7 +48,10 @@ class FakeDisk(Disk):
 
     def entries(self, path):
         names = self.tree.get(path, [])
-        return tuple(Entry(name=n.strip("*"), is_folder="." not in n, foreign=n.endswith("*")) for n in names)
+        return tuple(
+            Entry(name=n.strip("*!"), is_folder="." not in n, foreign=n.endswith("*"), closed=n.endswith("!"))
+            for n in names
+        )
 
 
 def plan(mounts, wanted, *project, tree=None, foreign=(), run_folder=""):
@@ -101,6 +105,11 @@ def test_a_folder_with_mounts_beneath_is_rebuilt_and_each_of_its_folders_gets_an
         Layer(folder="/home/u/p/src"),
         Layer(folder="/home/u/q"),
     )
+
+
+def test_what_a_plain_run_could_not_enter_needs_no_overlay(mounts):
+    layers = plan(mounts, ["/home/u"], "/home/u/p", tree={"/home/u": ["theirs!", "p"]})
+    assert folders(layers) == ["/home/u", "/home/u/p"]
 
 
 def test_a_mount_of_its_own_without_others_beneath_is_one_overlay(mounts):
@@ -376,6 +385,15 @@ def test_written_reads_folders_that_the_trial_made_unreadable(made):
     assert [write.path for write in isolation.written(scratch)] == [f"{folder}/locked/a"]
 
 
+def test_what_was_written_lies_in_the_innermost_of_several_overlays(made):
+    folder, _, scratch, _ = made
+    spec = json.loads((scratch / "spec.json").read_text())
+    layers = [{"folder": "/"}, {"folder": str(folder)}, {"folder": str(folder / "deeper")}, {"folder": f"{folder}-not"}]
+    (scratch / "spec.json").write_text(json.dumps({**spec, "layers": layers}))
+    assert isolation.seen(scratch, folder / "a.json") == scratch / "layers" / "1" / "upper" / "a.json"
+    assert isolation.seen(scratch, folder / "deeper" / "b") == scratch / "layers" / "2" / "upper" / "b"
+
+
 def test_written_is_empty_where_no_trial_ran(tmp_path):
     assert isolation.written(tmp_path / "nothing") == []
 
@@ -463,3 +481,21 @@ def test_discard_refuses_a_link_to_a_scratch_folder(tmp_path, made):
     with pytest.raises(MachineError, match="cannot be removed"):
         isolation.discard(tmp_path / "link")
     assert (scratch / "spec.json").exists()
+
+
+def test_a_file_system_without_extended_attributes_can_be_overlaid(tmp_path, monkeypatch):
+    def refuse(number):
+        def listxattr(path):
+            raise OSError(number, os.strerror(number), path)
+
+        monkeypatch.setattr(enter_isolation.os, "listxattr", listxattr)
+
+    for name in ("source", "target"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "source").chmod(0o750)
+    refuse(errno.ENOTSUP)
+    enter_isolation._copy_attributes(str(tmp_path / "source"), str(tmp_path / "target"))
+    assert stat.S_IMODE((tmp_path / "target").stat().st_mode) == 0o750
+    refuse(errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        enter_isolation._copy_attributes(str(tmp_path / "source"), str(tmp_path / "target"))

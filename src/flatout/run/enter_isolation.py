@@ -14,6 +14,7 @@ Fails closed: a refused step ends with exit code 126 and one line of JSON in `en
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import shutil
@@ -177,13 +178,23 @@ def _copy_attributes(source: str, target: str) -> None:
         if not os.access(source, os.W_OK):
             mode &= ~0o222  # the copy is ours where the original is not: keep it as unwritable as that was
     os.chmod(target, mode)
-    for name in os.listxattr(source):
+    for name in _attributes(source):
         try:
             if not name.startswith("user.overlay."):
                 os.setxattr(target, name, os.getxattr(source, name))
         except OSError:
             continue
     os.utime(target, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+
+
+def _attributes(path: str) -> list[str]:
+    """The names of its extended attributes; none where its file system has no such thing, as many FUSE ones."""
+    try:
+        return os.listxattr(path)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        return []
 
 
 def _make_file(path: str) -> None:

@@ -276,10 +276,11 @@ def seen(scratch: Path, path: Path) -> Path:
     """Where a file or folder lies that the trial wrote to `path`; where it wrote nothing, nothing lies there."""
     shown = os.path.realpath(path)
     spec = json.loads((scratch / _SPEC).read_text("utf-8"))
-    for number, layer in enumerate(spec["layers"]):
-        if holds(layer["folder"], shown):
-            return scratch / "layers" / str(number) / "upper" / os.path.relpath(shown, layer["folder"])
-    return path
+    folders = [layer["folder"] for layer in spec["layers"]]
+    nearest = max((folder for folder in folders if holds(folder, shown)), key=len, default=None)
+    if nearest is None:
+        return path
+    return scratch / "layers" / str(folders.index(nearest)) / "upper" / os.path.relpath(shown, nearest)
 
 
 def written(scratch: Path) -> list[Write]:

@@ -100,11 +100,13 @@ class Entry:
         name: Its name.
         is_folder: A real folder, no link to one.
         foreign: A plain run may change it, but its owner or group is not mapped inside, so that a trial cannot.
+        closed: A folder of somebody else that a plain run could not even enter, so there is nothing to overlay.
     """
 
     name: str
     is_folder: bool = False
     foreign: bool = False
+    closed: bool = False
 
 
 class Disk:
@@ -136,11 +138,17 @@ class Disk:
 
     def _entry(self, entry: os.DirEntry[str]) -> Entry | None:
         try:
-            foreign = not entry.is_symlink() and self._unmapped(entry.stat(follow_symlinks=False))
+            seen = entry.stat(follow_symlinks=False)
         except FileNotFoundError:  # gone meanwhile: `/tmp` is everybody's
             return None
-        writable = foreign and os.access(entry.path, os.W_OK)
-        return Entry(name=entry.name, is_folder=entry.is_dir(follow_symlinks=False), foreign=writable)
+        is_folder = entry.is_dir(follow_symlinks=False)
+        foreign = not entry.is_symlink() and self._unmapped(seen)
+        return Entry(
+            name=entry.name,
+            is_folder=is_folder,
+            foreign=foreign and os.access(entry.path, os.W_OK),
+            closed=is_folder and seen.st_uid != os.geteuid() and not os.access(entry.path, os.X_OK),
+        )
 
 
 def plan_layers(
@@ -172,7 +180,7 @@ def plan_layers(
         found[path] = Layer(folder=path, rebuilt=covers or foreign, required=holds(path, project[0]))
         if covers or foreign:
             for entry in entries:
-                if entry.is_folder:
+                if entry.is_folder and not entry.closed:
                     expand(f"{path}/{entry.name}")
 
     usable = sorted({w for w in wanted if w != "/" and mount_of(mounts, w).usable})

@@ -40,6 +40,7 @@ def __getitem__(self, i):
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
+    monkeypatch.setattr(stored_module, "NUM_TIMED", 10**9)  # how busy this machine is decides nothing here
     return functools.partial(make, tmp_path, monkeypatch)
 
 
@@ -532,7 +533,8 @@ def test_a_dataset_that_says_it_is_huge_takes_no_memory_for_it(made, loaders):
     assert psutil.Process().memory_info().rss - before < 2**28
 
 
-def test_what_takes_longer_to_keep_than_to_compute_is_not_kept(made, loaders):
+def test_what_takes_longer_to_keep_than_to_compute_is_not_kept(made, loaders, monkeypatch):
+    monkeypatch.setattr(stored_module, "NUM_TIMED", 32)
     loader = DataLoader(made(WORKS), batch_size=5, sampler=[i % 50 for i in range(2000)])
     keeper = loaders.pipeline.stored.keeper(loader)
     keeper.begin()
