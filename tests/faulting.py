@@ -79,22 +79,24 @@ def write_plan(script, *levers, path=Path("flatout.toml"), **changes):
     plan_file.write(plan, path)
 
 
-def processes_with(text):
-    """The command lines of living processes in which the text stands."""
-    found = []
+def processes_of(folder):
+    """The command lines of living processes that work in a folder, or in whose command line it stands."""
+    found, folder = [], str(folder)
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            if text in words and state not in "ZX" and int(entry.name) != os.getpid():
+            place = os.readlink(entry / "cwd")
+            is_there = folder in words or place == folder or place.startswith(folder + "/")
+            if is_there and state not in "ZX" and int(entry.name) != os.getpid():
                 found.append(words)
     return found
 
 
-def left_behind(folder, text):
+def left_behind(folder):
     """Processes, pipes, claims, scratch folders, sessions and drafts that nobody needs any more."""
     deadline = time.monotonic() + 10
-    while (found := processes_with(text)) and time.monotonic() < deadline:
+    while (found := processes_of(folder)) and time.monotonic() < deadline:
         time.sleep(0.05)
     names = [p.name for p in Path(folder).rglob("*") if p.is_fifo()]
     names += [p.name for p in Path(folder).rglob("*") if p.name.startswith(("claim-", "scratch-", "."))]

@@ -60,4 +60,4 @@ def test_of_two_measurements_in_one_folder_the_second_is_refused_and_the_first_g
     said = first.communicate(timeout=120)[1]
     assert first.returncode == 0, said
     assert len(list(folder.glob(".flatout/*/result.json"))) == 1
-    assert left_behind(folder, str(folder)) == []
+    assert left_behind(folder) == []

@@ -67,7 +67,7 @@ def conducted(folder):
     yield start
     for bench in opened:
         bench.end()
-    assert left_behind(folder, str(folder)) == []
+    assert left_behind(folder) == []
 
 
 def test_a_child_that_is_killed_in_every_stage_of_why_costs_no_result(conducted, monkeypatch):
@@ -150,7 +150,7 @@ def test_the_script_killed_inside_its_isolation_is_started_again(folder):
     assert process.returncode == 0, said
     (kept,) = folder.glob(".flatout/*/result.json")
     assert any("killed by SIGKILL once" in text for text in json.loads(kept.read_text())["warnings"])
-    assert left_behind(folder, str(folder)) == []
+    assert left_behind(folder) == []
 
 
 @pytest.mark.skipif(REASON is not None, reason=f"trials cannot be isolated here: {REASON}")
@@ -163,7 +163,7 @@ def test_a_terminal_that_is_closed_ends_a_measurement_and_leaves_nothing(folder)
     for _ in range(2):  # the kernel says so, and the shell as well
         process.send_signal(signal.SIGHUP)
     assert process.wait(timeout=60) == 128 + signal.SIGHUP
-    assert _ended(script.name) and left_behind(folder, str(folder)) == []
+    assert _ended(script.name) and left_behind(folder) == []
     assert sorted(path.name for path in (folder / ".flatout").iterdir()) == [".gitignore", "lock"]
 
 
@@ -243,4 +243,4 @@ def test_a_run_that_is_killed_ends_by_that_signal_and_its_steps_are_there_to_be_
     done = flatout("report", "endless-1", "--export", "steps.csv")
     assert done.returncode == 0, done.stderr
     assert len(Path("steps.csv").read_text().splitlines()) > 100
-    assert left_behind(folder, "endless.py") == []
+    assert left_behind(folder) == []

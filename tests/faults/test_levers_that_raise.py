@@ -42,7 +42,7 @@ def test_a_run_goes_on_without_levers_that_raise_and_says_so(folder, unplanted, 
         assert ours.stdout == unplanted
     if place == "later call":  # batch statistics have seen one batch twice, random numbers none
         assert printed(ours.stdout)[2] == printed(unplanted)[2]
-    assert left_behind(folder, str(folder)) == []
+    assert left_behind(folder) == []
 
 
 def test_what_the_script_raises_and_catches_itself_costs_it_no_lever_and_no_random_number(folder):
@@ -223,4 +223,4 @@ def test_a_lever_that_raises_in_a_trial_is_a_failed_candidate_and_the_next_one_h
     assert conduct.bench.window({}, purpose="baseline").num_steps
     assert conduct.bench.window({"threads": {"num": 2}}, purpose="trial").levers == {"threads": {"num": 2}}
     conduct.bench.end()
-    assert left_behind(folder, str(folder)) == []
+    assert left_behind(folder) == []

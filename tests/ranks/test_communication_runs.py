@@ -27,7 +27,7 @@ def test_levers_that_are_named_are_at_work_on_ranks_that_end_well(here):
     done = flatout("run", "--ranks", "2", "--levers", named, "divides.py", "12")
     assert done.returncode == 0, done.stderr
     assert "not at work" not in done.stderr and "no effect" not in done.stderr
-    assert done.stdout.splitlines()[-1].startswith("11 ") and not left_behind(here, "divides.py")
+    assert done.stdout.splitlines()[-1].startswith("11 ") and not left_behind(here)
 
 
 def test_where_there_is_nothing_to_do_that_is_said(here):

@@ -210,5 +210,5 @@ def test_a_script_that_makes_itself_distributed_is_refused_with_the_ranks_that_i
         "d.init_process_group('gloo')\n"
     )
     done = on_two_ranks(tmp_path, "train.py")
-    assert done.returncode == 3 and not left_behind(tmp_path, "left_by_a_refused_rank")
+    assert done.returncode == 3 and not left_behind(tmp_path)
     assert parts(done.stderr)["error"] == "the script makes itself distributed (`init_process_group`)"

@@ -33,14 +33,14 @@ def test_what_wins_on_one_rank_is_measured_on_all_and_run_under_the_launcher(her
         assert "pair 4" in done.stderr
         ran = flatout("exec", *words)
         assert ran.returncode == 0 and "1 lever from flatout.toml" in ran.stderr
-    assert not left_behind(here, "loads_on_ranks.py")
+    assert not left_behind(here)
     assert not list((here / found["run"]).glob("sample-*"))
 
 
 def test_a_script_that_refuses_to_be_alone_is_told(here):
     done = flatout("tune", *LAUNCHER, "loads_on_ranks.py", "--alone-never")
     assert done.returncode != 0 and "one rank of `" in done.stderr and "two ranks are needed" in done.stderr
-    assert not left_behind(here, "loads_on_ranks.py")
+    assert not left_behind(here)
 
 
 def test_the_steps_of_all_ranks_are_taken_apart_and_shown_again(here):
@@ -81,7 +81,7 @@ def test_a_rank_that_raises_is_the_one_that_is_named(here):
     (here / "short.py").write_text(SHORT)
     done = flatout("why", *LAUNCHER, "short.py", "raise")
     assert done.returncode != 0 and "rank 1: ValueError: boom" in done.stderr, done.stderr
-    assert not left_behind(here, "short.py")
+    assert not left_behind(here)
 
 
 def test_ranks_whose_environment_is_replaced_are_not_said_to_have_failed(here):

@@ -60,7 +60,7 @@ def test_a_sample_on_ranks_trains_what_one_process_trains_and_leaves_nothing(her
         sample.forget()
     assert {p.name for p in here.iterdir()} == {"divides.py", ".flatout"}
     assert not list(common.run_folder.iterdir()) or [p.name for p in common.run_folder.iterdir()] == ["compiled"]
-    assert not left_behind(here, "divides.py")
+    assert not left_behind(here)
 
 
 def test_a_script_that_is_refused_or_ends_early_is_a_sample_with_its_reason(here):
@@ -112,7 +112,7 @@ def test_ranks_that_halve_a_planted_cost_win_and_go_into_the_plan(here):
     assert {p.name for p in here.iterdir()} <= {"divides.py", ".flatout", "flatout.toml"}
     if "faster on 2 ranks" in done.stdout:  # on a busy machine the interval may be too wide
         assert plan_file.read(Path("flatout.toml"), "divides.py").ranks.num == 2
-    assert not left_behind(here, "divides.py")
+    assert not left_behind(here)
 
 
 def test_why_takes_the_steps_of_each_rank_apart(here):
@@ -124,4 +124,4 @@ def test_why_takes_the_steps_of_each_rank_apart(here):
     for one in told["anatomies"]:
         assert {"forward", "backward", "communication"} <= set(one["phases_s"])
         assert sum(one["phases_s"].values()) == pytest.approx(one["step_s"])
-    assert not left_behind(here, "divides.py")
+    assert not left_behind(here)
