@@ -43,6 +43,8 @@ def _environment(spec: dict[str, Any], rank: int) -> dict[str, str]:
         found["CUDA_VISIBLE_DEVICES"] = devices[int(os.environ["LOCAL_RANK"])]
     if rank != spec["ranks"][0]:
         found["FLATOUT_RANK_FOLDER"] = spec["folder"]
+    if spec["stdin"] and spec["stdin"]["fills"]:
+        found["FLATOUT_RANK_STDIN"] = spec["stdin"]["path"]
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     found["FLATOUT_RANK"] = " ".join([str(os.getpid()), *(os.environ[name] for name in names)])
     return found
@@ -78,9 +80,10 @@ def _start(spec: dict[str, Any], rank: int, isolation: list[str] | None) -> int:
             file.write(str(os.getpid()))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_IGN if number.name in spec["ignored"] else signal.SIG_DFL)
+        if rank != spec["ranks"][0]:
+            os.dup2(_stdin(spec), 0)
         if rank:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-            os.dup2(_stdin(spec), 0)
             os.dup2(os.open(f"{spec['folder']}/output-rank-{rank}.log", flags, 0o644), 1)
             os.dup2(os.open(f"{spec['folder']}/errors-rank-{rank}.log", flags, 0o644), 2)
         os.execvpe(command[0], command, environment)
@@ -90,10 +93,10 @@ def _start(spec: dict[str, Any], rank: int, isolation: list[str] | None) -> int:
 
 
 def _stdin(spec: dict[str, Any]) -> int:
-    """What rank 0 reads, where that is a file; else nothing."""
-    path, offset = spec["stdin"] or (os.devnull, 0)
-    file = os.open(path, os.O_RDONLY)
-    os.lseek(file, offset, os.SEEK_SET)
+    """What the first rank reads, where that is a file, or is kept in one; else nothing."""
+    found = spec["stdin"] or {"path": os.devnull, "offset": 0}
+    file = os.open(found["path"], os.O_RDONLY)
+    os.lseek(file, found["offset"], os.SEEK_SET)
     return file
 
 

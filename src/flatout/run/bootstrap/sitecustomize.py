@@ -222,9 +222,10 @@ def _hide():
         os.unsetenv("FLATOUT_RANK")
         if int(rank.split()[0]) == os.getpid():
             _kept[b"FLATOUT_RANK"] = rank
-            _set_up_as_rank(rank.split(), values.get(b"FLATOUT_RANK_FOLDER"))
-    values.pop(b"FLATOUT_RANK_FOLDER", None)
-    os.unsetenv("FLATOUT_RANK_FOLDER")
+            _set_up_as_rank(rank.split(), values.get(b"FLATOUT_RANK_FOLDER"), values.get(b"FLATOUT_RANK_STDIN"))
+    for name in ("FLATOUT_RANK_FOLDER", "FLATOUT_RANK_STDIN"):
+        values.pop(name.encode(), None)
+        os.unsetenv(name)
     for name in (b"FLATOUT_SESSION", b"FLATOUT_PYTHONPATH"):
         if name in values:
             _kept[name] = values.pop(name)
@@ -247,15 +248,23 @@ def _without_us(found, own):
     return found.replace(ours, b"", 1)
 
 
-def _set_up_as_rank(words, folder):
-    """Let rank 0 go first where two had better not do the same."""
-    if folder is None:
+def _set_up_as_rank(words, folder, stdin):
+    """Let the first rank go first where two had better not do the same, and all read what it reads."""
+    if folder is None and stdin is None:
         return
     try:
         _load_flatout()
-        from flatout.run.rank_setup import arm
+        if stdin is not None:
+            from flatout.run import rank_stdin
 
-        arm(os.fsdecode(folder), int(words[1]), int(words[2]), int(words[6]))
+            if folder is None:
+                rank_stdin.keep(os.fsdecode(stdin))
+            else:
+                rank_stdin.follow(os.fsdecode(stdin), int(words[1]) - int(words[2]))
+        if folder is not None:
+            from flatout.run.rank_setup import arm
+
+            arm(os.fsdecode(folder), int(words[1]), int(words[2]), int(words[6]))
     except Exception:  # noqa: BLE001  then it sets up as rank 0 does
         if os.environ.get("FLATOUT_DEBUG"):
             import traceback
