@@ -39,6 +39,12 @@ def test_what_cannot_be_divided_by_features_is_refused_with_its_reason(scenario)
         assert found["error"]
 
 
+def test_hooks_are_named_where_they_keep_layers_from_being_divided():
+    alone(tensor_scenarios.hooks_on_all_layers)
+    for found in on_ranks(2, tensor_scenarios.hooks_on_all_layers, "tensor"):
+        assert found["cause"].startswith("the script has hooks on its layers, `0` and 1 more")
+
+
 @pytest.mark.parametrize("scenario", OUTSIDE, ids=lambda scenario: scenario.__name__)
 def test_what_changes_a_variable_outside_is_refused_by_its_name(scenario):
     for found in on_ranks(2, scenario, "tensor"):

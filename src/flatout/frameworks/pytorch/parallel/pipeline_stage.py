@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from flatout.frameworks.pytorch.parallel.intercepted import intercepted, plainly
 from flatout.frameworks.pytorch.parallel.pipeline_placeholders import Placeholders
 from flatout.frameworks.pytorch.parallel.pipeline_plan import StagePlan
+from flatout.frameworks.pytorch.parallel.watching import has_hooks_of_the_script
 from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
 
 Receive = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
@@ -204,10 +205,5 @@ class Stage:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether the script has hooks on inner modules; PyTorch's own (`weight_norm`) belong to their module."""
-    return any(
-        not str(getattr(hook, "__module__", type(hook).__module__)).startswith("torch.")
-        for part in module.modules() if part is not module
-        for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-        for hook in hooks.values()
-    )  # fmt: skip
+    """Whether the script has hooks on inner modules."""
+    return any(part is not module and has_hooks_of_the_script(part) for part in module.modules())

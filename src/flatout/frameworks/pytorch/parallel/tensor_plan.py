@@ -23,7 +23,7 @@ from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import part_of
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
 from flatout.frameworks.pytorch.parallel.tensor_layers import Layer, attributes, forwards
-from flatout.frameworks.pytorch.parallel.watching import Watched
+from flatout.frameworks.pytorch.parallel.watching import Watched, has_hooks_of_the_script
 from flatout.frameworks.pytorch.trees import tensors_of
 
 LEAST_SHARE = 0.01
@@ -73,6 +73,13 @@ class TensorPlan:
     def alone_only(self) -> list[Layer]:
         """Every layer divided by itself."""
         return [layer for one in self._usable for layer in self._alone(one)]
+
+    def hooked(self) -> list[str]:
+        """The names of layers that are not divided because their hooks are to see whole ones."""
+        return [
+            _name(self._module, one) for one in self._watched.order
+            if has_hooks_of_the_script(one) and (self._has_heads(one) or any(self._alone(one)))
+        ]  # fmt: skip
 
     def portions(self, layers: Sequence[Layer]) -> dict[int, Portions]:
         """How the parameters of layers are cut."""

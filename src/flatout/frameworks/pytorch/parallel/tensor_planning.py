@@ -67,9 +67,18 @@ def planned(
             state.restore()
     raise NotDivided(
         f"the layers of `{division.name}` cannot be divided over ranks",
-        cause="none of its layers is of a kind that can be divided by features, or dividing them changes its outputs",
+        cause=_why_not(plan),
         hint=f"`--mode shard` divides the memory of any model; or {REPLICATE}",
     )
+
+
+def _why_not(plan: TensorPlan) -> str:
+    if plan.alone_only() or plan.together:
+        return "it gives other outputs where its layers are divided by features"
+    if not (hooked := plan.hooked()):
+        return "none of its layers is of a kind that can be divided by features"
+    others = f" and {len(hooked) - 1} more" if len(hooked) > 1 else ""
+    return f"the script has hooks on its layers, `{hooked[0]}`{others}, which are to see whole ones"
 
 
 def _no_positions(name: str) -> NotDivided:
