@@ -290,14 +290,11 @@ def _without_ratio(alone: Trial, outcome: Outcome, reason: str, begun_s: float) 
 
 def _timed(alone: Trial, pairs: Pairs, judged: Judgement, begun_s: float) -> Trial:
     compared = pairs.compare()
-    ratios = pairs.ratios
-    known = math.isfinite(compared.ratio)
+    ratio, low, high = pairs.ratio()
     return Trial(
         levers=alone.levers, outcome=compared.verdict, reason=compared.reason, class_=alone.class_, remeasured=True,
-        ratio=compared.ratio if known else stats.summarize(ratios).median if ratios else None,
-        ratio_low=compared.low if known else min(ratios, default=None),
-        ratio_high=compared.high if known else max(ratios, default=None),
-        num_pairs=len(ratios), agreement=judged.verdict, agreement_detail=judged.detail,
+        ratio=ratio, ratio_low=low, ratio_high=high, num_pairs=len(pairs.ratios),
+        agreement=judged.verdict, agreement_detail=judged.detail,
         baseline_step_s=tuple(pairs.baseline_s), candidate_step_s=tuple(pairs.candidate_s),
         candidate_first=tuple(pairs.candidate_first), share=pairs.share, evidence=alone.evidence,
         took_s=time.perf_counter() - begun_s,

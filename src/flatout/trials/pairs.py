@@ -5,6 +5,7 @@ In: a bench, levers, how many pairs. Out: `Pairs` with the step times of both si
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -77,6 +78,14 @@ class Pairs:
     def compare(self) -> Comparison:
         """The comparison of the pairs so far."""
         return stats.compare(self.baseline_s, self.candidate_s, share=self.share, noise=self.noise)
+
+    def ratio(self) -> tuple[float | None, float | None, float | None]:
+        """How many times as fast the candidate was, and its interval; of too few pairs the median and the range."""
+        if math.isfinite((compared := self.compare()).ratio):
+            return compared.ratio, compared.low, compared.high
+        if not (ratios := self.ratios):
+            return None, None, None
+        return stats.summarize(ratios).median, min(ratios), max(ratios)
 
 
 Enough = Literal["known", "clear", "all"]

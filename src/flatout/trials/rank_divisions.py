@@ -64,8 +64,7 @@ def timed(division: Division) -> RankTrial:
     pairs = division.pairs
     compared = pairs.compare()
     summary = stats.summarize(pairs.candidate_s)
-    known = math.isfinite(compared.ratio)
-    ratios = pairs.ratios
+    ratio, low, high = pairs.ratio()
     own = (division.trial.outcome, division.trial.reason)
     outcome, reason = own if division.trial.outcome == "failed" else (compared.verdict, compared.reason)
     shares = [s.exchanges.least_share for s in division.samples if s.exchanges is not None]
@@ -74,10 +73,10 @@ def timed(division: Division) -> RankTrial:
         division.trial,
         outcome=outcome,
         reason=reason,
-        ratio=compared.ratio if known else stats.summarize(ratios).median,
-        ratio_low=compared.low if known else min(ratios),
-        ratio_high=compared.high if known else max(ratios),
-        num_pairs=len(ratios),
+        ratio=ratio,
+        ratio_low=low,
+        ratio_high=high,
+        num_pairs=len(pairs.ratios),
         step_s=summary.median,
         spread_fraction=summary.spread_fraction if summary.num > 1 else math.nan,
         peak_memory_bytes=max(peaks, default=None),

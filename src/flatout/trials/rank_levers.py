@@ -5,7 +5,6 @@ In: a division with its timed runs. Out: levers, or why not; its trial with what
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -63,12 +62,9 @@ def with_gain(division: Division) -> RankTrial:
     if base is None or trial.outcome in ("failed", "refused"):
         return trial
     found = division.gains.compare()
-    ratios = division.gains.ratios
-    if not ratios:
+    gain, low, high = division.gains.ratio()
+    if gain is None:
         return replace(trial, outcome="inconclusive", reason=f"not timed beside {base.label}")
-    known = math.isfinite(found.ratio)
-    gain = found.ratio if known else stats.summarize(ratios).median
-    low, high = (found.low, found.high) if known else (min(ratios), max(ratios))
     trial = replace(trial, gain=gain, gain_low=low, gain_high=high)
     told = f"{gain:.2f}x [{low:.2f}, {high:.2f}] beside {base.label}"
     if found.verdict == "faster":
