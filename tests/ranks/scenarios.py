@@ -121,6 +121,13 @@ def batch_normalisation() -> Trained:
     return trained(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 5)))
 
 
+def normalised_again() -> Trained:
+    """As in MobileNet: what is normalised has no mean, and what is remembered of the next layer's is rounding."""
+    torch.manual_seed(9)
+    inner = nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.Linear(16, 8, bias=False)
+    return trained(nn.Sequential(*inner, nn.BatchNorm1d(8, momentum=0.01), nn.ReLU(), nn.Linear(8, 5)))
+
+
 def convolutions() -> Trained:
     torch.manual_seed(3)
     head = nn.Sequential(nn.Flatten(), nn.Linear(16, 5))
@@ -460,7 +467,7 @@ def a_closure_of_sgd() -> Trained:
 SAME = (
     sgd_with_momentum, adam, a_last_batch_of_one, a_sum_as_loss, a_penalty_that_the_script_adds,
     a_model_that_returns_its_loss, a_model_that_returns_a_sum, targets_that_are_ignored, batch_normalisation,
-    convolutions, noise_that_the_model_draws, accumulated_gradients, two_models_against_each_other,
+    normalised_again, convolutions, noise_that_the_model_draws, accumulated_gradients, two_models_against_each_other,
     words_updated_by_hand, a_frozen_part, a_part_that_is_not_used, hooks_on_parameters, an_average_of_parameters,
     checkpoints_that_are_resumed, a_mask_of_the_batchs_size, a_model_that_is_called_by_a_method, a_closure_of_lbfgs,
     gradients_of_inputs, a_penalty_that_is_zero_at_first, a_part_that_is_computed_again, a_parameter_that_is_returned,

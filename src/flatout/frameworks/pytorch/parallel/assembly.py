@@ -183,8 +183,15 @@ def shape_at(rule: Rule, mine: torch.Tensor, share: Share, rank: int) -> tuple[i
     return tuple(shape)
 
 
-def is_close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Whether one is the other but for rounding; numbers that are no floats must be equal."""
+def is_close(found: torch.Tensor, wanted: torch.Tensor, *, rounded: float = 0.0) -> bool:
+    """Whether one is the other but for rounding; numbers that are no floats must be equal.
+
+    Args:
+        found: One.
+        wanted: The other.
+        rounded: The norm of what was rounded, where more than what came of it: a mean of large numbers may be next to
+            none.
+    """
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return False
     if not (found.is_floating_point() or found.is_complex()):
@@ -193,7 +200,7 @@ def is_close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
         return False
     exact = found.nan_to_num().double(), wanted.nan_to_num().double()
     distance, norm = (exact[0] - exact[1]).norm(), exact[1].norm()
-    return bool(distance <= tolerance(found.dtype) * norm + 1e-30)
+    return bool(distance <= tolerance(found.dtype) * (norm + rounded) + 1e-30)
 
 
 def tolerance(dtype: torch.dtype) -> float:
