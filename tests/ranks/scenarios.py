@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -188,6 +189,26 @@ def two_models_against_each_other() -> Trained:
         of_maker.step()
         said.append([round(loss.item(), 4) for loss in (real, fake, fooled)])
     return left(said, judge, maker)
+
+
+def a_critic_that_is_kept_from_training() -> Trained:
+    torch.manual_seed(3)
+    critic, maker = nn.Linear(8, 1), nn.Linear(4, 8)
+    of_critic, of_maker = (torch.optim.SGD(m.parameters(), lr=0.02) for m in (critic, maker))
+    said = []
+    for x, _ in batches():
+        gap = critic(maker(torch.randn(len(x), 4)).detach()).mean() - critic(x).mean()
+        of_critic.zero_grad()
+        gap.backward()
+        of_critic.step()
+        critic.requires_grad_(False)
+        fooled = -critic(maker(torch.randn(len(x), 4))).mean()
+        of_maker.zero_grad()
+        fooled.backward()
+        of_maker.step()
+        critic.requires_grad_(True)
+        said.append([round(gap.item(), 4), round(fooled.item(), 4)])
+    return left(said, critic, maker)
 
 
 class Words(nn.Module):
@@ -464,6 +485,65 @@ def a_closure_of_sgd() -> Trained:
     return left(said, model)
 
 
+class Keeping(nn.Module):
+    """Keeps something of its batch as an attribute."""
+
+    def __init__(self, keep: Callable[[Keeping, Tensor], None], kept: Any = 0) -> None:
+        super().__init__()
+        self.inner, self.keep, self.kept = mlp(), keep, kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x)
+        self.keep(self, found)
+        return found
+
+
+def counted_samples(model: Keeping, out: Tensor) -> None:
+    model.kept += len(out)
+
+
+def counted_calls(model: Keeping, out: Tensor) -> None:
+    model.kept += 1
+
+
+def a_logged_number(model: Keeping, out: Tensor) -> None:
+    model.kept.append(out.mean().item())
+
+
+def a_pair_of_states(model: Keeping, out: Tensor) -> None:
+    model.kept = out.detach(), out.detach().square()
+
+
+def a_loss_kept_aside(model: Keeping, out: Tensor) -> None:
+    model.kept["loss"] = out.square().mean()
+
+
+def a_counter_of_samples() -> Trained:
+    return trained(Keeping(counted_samples))
+
+
+def a_counter_of_calls() -> Trained:
+    model = Keeping(counted_calls)
+    left_of_it = trained(model)
+    left_of_it.said.append(model.kept)
+    return left_of_it
+
+
+def a_history_of_means() -> Trained:
+    return trained(Keeping(a_logged_number, deque(maxlen=100)))
+
+
+def states_in_a_tuple() -> Trained:
+    return trained(Keeping(a_pair_of_states))
+
+
+def a_loss_in_a_dict() -> Trained:
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y) + model.kept["loss"]  # type: ignore[index,operator]
+
+    return trained(Keeping(a_loss_kept_aside, {}), loss_of)
+
+
 SAME = (
     sgd_with_momentum, adam, a_last_batch_of_one, a_sum_as_loss, a_penalty_that_the_script_adds,
     a_model_that_returns_its_loss, a_model_that_returns_a_sum, targets_that_are_ignored, batch_normalisation,
@@ -472,7 +552,7 @@ SAME = (
     checkpoints_that_are_resumed, a_mask_of_the_batchs_size, a_model_that_is_called_by_a_method, a_closure_of_lbfgs,
     gradients_of_inputs, a_penalty_that_is_zero_at_first, a_part_that_is_computed_again, a_parameter_that_is_returned,
     outputs_laid_out_otherwise, a_closure_of_sgd, a_part_that_is_frozen_now_and_then,
-    texts_of_many_lengths,
+    texts_of_many_lengths, a_counter_of_calls, a_critic_that_is_kept_from_training,
 )  # fmt: skip
 """Each ends on ranks as in one process."""
 
@@ -632,7 +712,11 @@ REFUSED = {
     samples_that_see_each_other: "outputs for parts of a batch do not make up those of the whole one",
     a_trained_tensor_that_is_no_parameter: "is trained and is no parameter of it",
     gradients_of_gradients: "gradients of its gradients are taken",
-    a_buffer_of_the_whole_batch: "its buffers",
+    a_buffer_of_the_whole_batch: "what it keeps as `",
+    a_counter_of_samples: "what it keeps as `kept`",
+    a_history_of_means: "what it keeps as `kept`",
+    states_in_a_tuple: "what it keeps as `kept`",
+    a_loss_in_a_dict: "a tensor that is to be trained as its attribute `kept`",
     words_that_are_normalised: "`max_norm`",
     more_ranks_than_samples: "too few samples for",
 }

@@ -18,7 +18,8 @@ from .test_shard import agrees
 
 REFUSED = {
     scenarios.batch_normalisation: "batch normalisation", scenarios.convolutions: "batch normalisation",
-    scenarios.normalised_again: "batch normalisation",
+    scenarios.normalised_again: "batch normalisation", scenarios.a_counter_of_calls: "it counts or collects in `kept`",
+    scenarios.a_critic_that_is_kept_from_training: "it calls 0 modules",
     scenarios.two_models_against_each_other: "batch normalisation",
     scenarios.noise_that_the_model_draws: "random numbers", scenarios.a_model_that_is_called_by_a_method: "modules",
     scenarios.a_loss_kept_in_a_global_list: "it changes `ASIDE`",

@@ -86,6 +86,22 @@ def test_what_comes_through_a_pipe_is_read_by_all_ranks(asks):
     assert not left_behind(asks) and not list(asks.glob(".flatout/*/stdin*"))
 
 
+def test_a_script_that_looks_whether_there_is_something_to_read_goes_on(asks):
+    (asks / "asks.py").write_text(
+        "import select\n" + ASKS.replace('float(input("rate? "))', "0.1")
+        .replace("step == 6", "select.select([sys.stdin], [], [], 0)[0]").replace("repr(sys.stdin.read())", "''")
+    )  # fmt: skip
+    reading, writing = os.pipe()
+    done = [
+        subprocess.run(command, stdin=reading, capture_output=True, text=True, cwd=asks, env=environment(), timeout=90)
+        for command in ([sys.executable, "asks.py"], ON_RANKS)
+    ]
+    os.close(reading)
+    os.close(writing)
+    assert [one.returncode for one in done] == [0, 0], done[1].stderr
+    assert done[0].stdout == done[1].stdout
+
+
 def test_what_is_typed_at_a_terminal_is_read_by_all_ranks(asks):
     answers = ((b"rate? ", b"0.1\n"), (b"0.1", b"0.05\n\x04"))
     plain = at_a_terminal([sys.executable, "asks.py"], asks, *answers)

@@ -14,8 +14,11 @@ from .on_ranks import alone, on_ranks
 from .test_shard import agrees
 
 OUTSIDE = {one: why for one, why in scenarios.REFUSED.items() if "outside of it" in why}
-OTHERWISE = (scenarios.words_updated_by_hand, sharded_scenarios.heads_that_take_turns)
-"""Refused: nothing but a recurrent layer and small ones; another way through the layers than in the first call."""
+OTHERWISE = (
+    scenarios.words_updated_by_hand, scenarios.a_critic_that_is_kept_from_training,
+    sharded_scenarios.heads_that_take_turns,
+)  # fmt: skip
+"""Refused: nothing but a recurrent layer and small ones (twice); another way through the layers than at first."""
 
 SCENARIOS = [one for one in (*scenarios.SAME, *sharded_scenarios.SAME) if one not in OTHERWISE]
 

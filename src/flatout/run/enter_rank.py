@@ -13,10 +13,13 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
+
+_PASSED_ON_EVERY_S = 0.005
 
 MOST_LIVES = 3
 """So often a rank above 0 is started, where it ends before training."""
@@ -43,7 +46,7 @@ def _environment(spec: dict[str, Any], rank: int) -> dict[str, str]:
         found["CUDA_VISIBLE_DEVICES"] = devices[int(os.environ["LOCAL_RANK"])]
     if rank != spec["ranks"][0]:
         found["FLATOUT_RANK_FOLDER"] = spec["folder"]
-    if spec["stdin"] and spec["stdin"]["fills"]:
+    if rank == spec["ranks"][0] and spec["stdin"] and spec["stdin"]["fills"]:
         found["FLATOUT_RANK_STDIN"] = spec["stdin"]["path"]
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     found["FLATOUT_RANK"] = " ".join([str(os.getpid()), *(os.environ[name] for name in names)])
@@ -68,8 +71,11 @@ def _prepared(isolation: list[str], hidden: list[str], life: int) -> list[str]:
 def _start(spec: dict[str, Any], rank: int, isolation: list[str] | None) -> int:
     """Fork the script's process, in a world of its own for ranks above 0."""
     command, parent = [*(isolation or []), *spec["command"]], os.getpid()
+    stdin = 0 if rank == spec["ranks"][0] else _stdin(spec)
     pid = os.fork()
     if pid:
+        if stdin:
+            os.close(stdin)
         return pid
     try:
         _die_with_parent()
@@ -80,8 +86,8 @@ def _start(spec: dict[str, Any], rank: int, isolation: list[str] | None) -> int:
             file.write(str(os.getpid()))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_IGN if number.name in spec["ignored"] else signal.SIG_DFL)
-        if rank != spec["ranks"][0]:
-            os.dup2(_stdin(spec), 0)
+        if stdin:
+            os.dup2(stdin, 0)
         if rank:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
             os.dup2(os.open(f"{spec['folder']}/output-rank-{rank}.log", flags, 0o644), 1)
@@ -93,11 +99,37 @@ def _start(spec: dict[str, Any], rank: int, isolation: list[str] | None) -> int:
 
 
 def _stdin(spec: dict[str, Any]) -> int:
-    """What the first rank reads, where that is a file, or is kept in one; else nothing."""
-    found = spec["stdin"] or {"path": os.devnull, "offset": 0}
+    """What the first rank reads: the same file, or a pipe that gets what it has read from one; else nothing."""
+    found = spec["stdin"] or {"path": os.devnull, "offset": 0, "fills": False}
     file = os.open(found["path"], os.O_RDONLY)
-    os.lseek(file, found["offset"], os.SEEK_SET)
-    return file
+    if not found["fills"]:
+        os.lseek(file, found["offset"], os.SEEK_SET)
+        return file
+    stdin, writing = os.pipe()
+    threading.Thread(target=_passed_on, args=(spec, file, writing), daemon=True).start()
+    return stdin
+
+
+def _passed_on(spec: dict[str, Any], file: int, writing: int) -> None:
+    """Pass on what the first rank has kept in a file, from its beginning, until that rank is at the end of its stdin.
+
+    A pipe, because the script may ask whether there is something to read (`select`), and wait for it.
+    """
+    ends = f"{os.path.basename(spec['stdin']['path'])}-ended", f"ended-{spec['ranks'][0]}.json"
+    try:
+        while True:
+            is_over = _first_is(spec, *ends)  # looked at first: all that was read before is there
+            found = os.read(file, 65536)
+            while found:
+                found = found[os.write(writing, found) :]
+                is_over = False
+            if is_over:
+                break
+            time.sleep(_PASSED_ON_EVERY_S)
+    except OSError:  # the script has ended, or has closed its stdin
+        pass
+    os.close(writing)
+    os.close(file)
 
 
 def _write(path: str, value: Any) -> None:

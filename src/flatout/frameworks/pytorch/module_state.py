@@ -6,6 +6,7 @@ the module keeps on itself, a counter, a list that it appends to. In: a module. 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 MAX_ATTRIBUTE_BYTES = 64 * 2**20
 """Tensors kept as plain attributes are copied up to this size in all; larger ones are most often constants."""
 
-_INTERNAL = frozenset(vars(nn.Module())) - {"training"} | {"_compiled_call_impl"}
+INTERNAL = frozenset(vars(nn.Module())) - {"training"} | {"_compiled_call_impl"}
 
 
 class ModuleState:
@@ -49,13 +50,13 @@ class ModuleState:
             self._values.append((tensor, tensor.detach().clone()))
 
     def _keep_attributes(self, attributes: dict[str, Any], seen: set[int]) -> None:
-        own = {name: value for name, value in attributes.items() if name not in _INTERNAL}
+        own = {name: value for name, value in attributes.items() if name not in INTERNAL}
         self._attributes.append((attributes, own))
         buffers = attributes.get("_buffers")
         if isinstance(buffers, dict):  # a module may put another tensor in a buffer's place
             self._contents.append((buffers, dict(buffers)))
         for value in own.values():
-            if type(value) in (list, dict, set):
+            if type(value) in (list, dict, set, deque):
                 self._contents.append((value, value.copy()))
             elif isinstance(value, torch.Tensor) and not value.requires_grad:
                 size = value.numel() * value.element_size()
@@ -66,12 +67,15 @@ class ModuleState:
     def restore(self) -> None:
         """Put everything back, values into the tensors that held them."""
         for attributes, own in self._attributes:
-            for name in [n for n in attributes if n not in _INTERNAL and n not in own]:
+            for name in [n for n in attributes if n not in INTERNAL and n not in own]:
                 del attributes[name]
             attributes.update({name: value for name, value in own.items() if attributes.get(name) is not value})
         for container, content in self._contents:
             if isinstance(container, list):
                 container[:] = content
+            elif isinstance(container, deque):
+                container.clear()
+                container.extend(content)
             else:
                 container.clear()
                 container.update(content)

@@ -255,12 +255,9 @@ def _set_up_as_rank(words, folder, stdin):
     try:
         _load_flatout()
         if stdin is not None:
-            from flatout.run import rank_stdin
+            from flatout.run.rank_stdin import keep
 
-            if folder is None:
-                rank_stdin.keep(os.fsdecode(stdin))
-            else:
-                rank_stdin.follow(os.fsdecode(stdin), int(words[1]) - int(words[2]))
+            keep(os.fsdecode(stdin))
         if folder is not None:
             from flatout.run.rank_setup import arm
 

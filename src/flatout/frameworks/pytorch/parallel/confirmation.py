@@ -26,7 +26,7 @@ from flatout.frameworks.pytorch.parallel.held import Found, Passed
 from flatout.frameworks.pytorch.parallel.outside_state import OutsideState
 from flatout.frameworks.pytorch.parallel.pattern import Check, Computed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.remembered import is_remembered, remembered
+from flatout.frameworks.pytorch.parallel.remembered import forgotten, kept_graphs, remembered
 from flatout.frameworks.pytorch.parallel.sharded import part_of
 from flatout.frameworks.pytorch.parallel.skeleton import has_numbers_of_floats, skeleton
 from flatout.frameworks.pytorch.random_states import RandomStates
@@ -70,8 +70,8 @@ class Confirmation:
         for cut in [known.cut] if known is not None else guesses(inputs, group.world):
             _restore(kept)
             found, mine, why = self._attempt(cut, args, kwargs, inputs, (whole, skeleton(value)), silence)
-            if found is not None and not is_remembered(after, module):
-                why = "what it remembers of a batch (its buffers) depends on other samples"
+            if found is not None and (name := forgotten(after, module)) is not None:
+                why = f"what it keeps as `{name}` is that of the whole batch, of which a rank has a part"
                 found = None
             if group.everywhere(found is not None, "agreement on a division") and found is not None:
                 _restore(kept)
@@ -115,7 +115,7 @@ class Confirmation:
         found, wanted = passed.outputs, whole.outputs
         same = len(found) == len(wanted) and skeleton(passed.value) == skeleton(value)
         same = same and all(assembly.is_close(*pair) for pair in zip(found, wanted, strict=True))
-        same = same and is_remembered(after, module)
+        same = same and forgotten(after, module) is None
         _restore(kept)
         if not self._group.everywhere(same, "agreement on a division"):
             raise self._division.refused("what ranks compute together is not what one process computes")
@@ -147,11 +147,11 @@ class Confirmation:
         """What the whole batch gives, as the module returns it, and the tensors of that."""
         module = self._division.module()
         self._outside = outside = self._outside or OutsideState(module)
-        versions, kept_before, before = [t._version for t in inputs], _kept_graphs(module), outside.seen()
+        versions, kept_before, before = [t._version for t in inputs], kept_graphs(module), outside.seen()
         new_args, new_kwargs, entered = entering(args, kwargs, [lambda whole: whole] * len(inputs))
         with self.apart(), silence.on(module), self._division.held.in_whole() as leaves:
             value = self._division.compute(*new_args, **new_kwargs)
-        stray = _kept_graphs(module) - kept_before
+        stray = kept_graphs(module) - kept_before
         if stray and first:
             raise self._division.refused(f"it keeps a tensor that is to be trained as its attribute `{min(stray)}`")
         if changed := outside.changed(before):
@@ -357,16 +357,6 @@ def _fits(rule: Rule, parts: list[torch.Tensor], wanted: torch.Tensor, share: Sh
     if rule.kind in ("mean", "sum") and not wanted.is_floating_point():
         return rule.kind == "sum" and assembly.is_close(sum(parts[1:], parts[0]), wanted)
     return assembly.is_close(assembly.put_together(rule, parts, share), wanted)
-
-
-def _kept_graphs(module: torch.nn.Module) -> set[str]:
-    """Attributes in which tensors of a graph are kept, which the script may take gradients of by itself."""
-    return {
-        f"{prefix}.{name}".lstrip(".")
-        for prefix, part in module.named_modules()
-        for name, value in vars(part).items()
-        if isinstance(value, torch.Tensor) and value.grad_fn is not None
-    }
 
 
 def _hooked(module: torch.nn.Module) -> bool:

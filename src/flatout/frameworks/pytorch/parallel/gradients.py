@@ -104,6 +104,10 @@ class Aliases:
             keep: Whether the graph is gone through again.
         """
         gradients = [gradient * self._group.world for gradient in gradients]
+        if not self.used:  # a critic that is kept from training lets gradients through
+            if outputs:
+                torch.autograd.backward(list(outputs), gradients, retain_graph=keep)
+            return [None for _ in self.parameters]
         summed = iter(self._summing().gone_back(outputs, gradients, keep=keep))
         return [next(summed) if parameter.requires_grad else None for parameter in self.parameters]
 

@@ -1,32 +1,124 @@
 """What does a module know of earlier calls, and is it the same after another way of computing one?
 
-In: a module. Out: its buffers and the tensors that it keeps as attributes; whether others are alike.
+In: a module. Out: its buffers and what it keeps as attributes (numbers, tensors, arrays, containers and plain objects
+of these); the name of what is not alike.
 """
 
 from __future__ import annotations
 
+import math
+import types
+from collections import deque
+from typing import Any
+
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from flatout.frameworks.pytorch.parallel.assembly import is_close
+from flatout.frameworks.pytorch.module_state import INTERNAL
+from flatout.frameworks.pytorch.parallel.assembly import is_close, tolerance
+
+MOST_ELEMENTS = 1000
+"""Of larger containers only the number of elements is compared."""
+
+LEAST = 1e-7
+"""Numbers that are smaller than this are nought."""
+
+_NEVER = (torch.nn.Module, torch.optim.Optimizer, torch.Generator, type, types.ModuleType, types.FunctionType,
+          types.MethodType, types.BuiltinFunctionType)  # fmt: skip
 
 
-def remembered(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What a module knows of earlier calls: buffers, and tensors that it keeps as attributes, by name."""
-    found = {name: buffer.detach().clone() for name, buffer in module.named_buffers() if not buffer.is_meta}
+def remembered(module: torch.nn.Module) -> dict[str, Any]:
+    """A copy of what a module knows of earlier calls, by the names of buffers and attributes."""
+    found = {name: _copied(buffer) for name, buffer in module.named_buffers()}
     for prefix, part in module.named_modules():
         for name, value in vars(part).items():
-            if isinstance(value, torch.Tensor) and not value.requires_grad and not value.is_meta:
-                found[f"{prefix}.{name} "] = value.detach().clone()
+            if name not in INTERNAL:
+                found[f"{prefix}.{name}".removeprefix(".")] = _copied(value)
     return found
 
 
-def is_remembered(wanted: dict[str, torch.Tensor], module: torch.nn.Module) -> bool:
-    """Whether a module knows what was remembered."""
+def forgotten(wanted: dict[str, Any], module: torch.nn.Module) -> str | None:
+    """The name of something that a module does not know as it was remembered; None where it knows all."""
     found, averaged = remembered(module), _averaged(module)
-    return found.keys() == wanted.keys() and all(
-        is_close(found[name], wanted[name], rounded=averaged.get(name, 0.0)) for name in wanted
-    )
+    for name in [*wanted, *(name for name in found if name not in wanted)]:
+        if name not in found or name not in wanted:
+            return name
+        if not _is_alike(found[name], wanted[name], averaged.get(name, 0.0)):
+            return name
+    return None
+
+
+def kept_graphs(module: torch.nn.Module) -> set[str]:
+    """Attributes in which tensors of a graph are kept, which the script may take gradients of by itself."""
+    return {
+        f"{prefix}.{name}".removeprefix(".")
+        for prefix, part in module.named_modules()
+        for name, value in vars(part).items()
+        if name not in INTERNAL and _holds_graph(value)
+    }
+
+
+def _copied(value: Any, depth: int = 2) -> Any:
+    """What a comparison needs; None for what is not compared."""
+    if isinstance(value, torch.Tensor):
+        is_trained = value.requires_grad and value.grad_fn is None
+        return None if value.is_meta or is_trained else value.detach().clone()
+    if isinstance(value, bool | int | float | complex | str | bytes):
+        return value
+    if type(value).__module__ == "numpy":
+        return _of_numpy(value)
+    if not depth:
+        return None
+    if isinstance(value, dict | list | tuple | deque | set):
+        if isinstance(value, set) or len(value) > MOST_ELEMENTS:
+            return len(value)
+        if isinstance(value, dict):
+            return {name: _copied(one, depth - 1) for name, one in value.items()}
+        return [_copied(one, depth - 1) for one in value]
+    fields = _fields(value)
+    return None if fields is None else {name: _copied(one, depth - 1) for name, one in fields.items()}
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    """The attributes of a plain object; None for any other."""
+    if issubclass(type(value), _NEVER) or type(value).__module__.partition(".")[0] == "torch":
+        return None
+    try:
+        fields = vars(value)
+    except Exception:  # noqa: BLE001  an object may raise whatever it is asked for
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _of_numpy(value: Any) -> torch.Tensor | None:
+    try:
+        return torch.tensor(value)
+    except (TypeError, ValueError, RuntimeError):  # texts, objects
+        return None
+
+
+def _is_alike(found: Any, wanted: Any, rounded: float = 0.0) -> bool:
+    if isinstance(found, torch.Tensor) and isinstance(wanted, torch.Tensor):
+        return is_close(found, wanted, rounded=rounded)
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        return found.keys() == wanted.keys() and all(_is_alike(found[name], wanted[name]) for name in wanted)
+    if isinstance(found, list) and isinstance(wanted, list):
+        return len(found) == len(wanted) and all(map(_is_alike, found, wanted))
+    if type(found) is float and type(wanted) is float:
+        near = math.isclose(found, wanted, rel_tol=tolerance(torch.float32), abs_tol=LEAST)
+        return near or (math.isnan(found) and math.isnan(wanted))
+    return type(found) is type(wanted) and bool(found == wanted)
+
+
+def _holds_graph(value: Any, depth: int = 2) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.grad_fn is not None
+    if not depth:
+        return False
+    if isinstance(value, dict | list | tuple | deque):
+        inner = value.values() if isinstance(value, dict) else value
+        return len(value) <= MOST_ELEMENTS and any(_holds_graph(one, depth - 1) for one in inner)
+    return any(_holds_graph(one, depth - 1) for one in (_fields(value) or {}).values())
 
 
 def _averaged(module: torch.nn.Module) -> dict[str, float]:
