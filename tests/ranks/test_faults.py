@@ -203,6 +203,17 @@ def test_nonsense_is_refused_before_anything_starts(tmp_path, words, error):
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_rank_that_ends_before_it_meets_the_others_is_noticed_long_before_the_hang_timeout(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import os, sys, torch\n"
+        "if 'output-rank' in os.readlink('/proc/self/fd/1'):\n    sys.exit(0)\n"
+        "m = torch.nn.Linear(4, 1); o = torch.optim.SGD(m.parameters(), lr=0.1)\n"
+        "for _ in range(6):\n    o.zero_grad(); m(torch.ones(8, 4)).sum().backward(); o.step()\n"
+    )
+    done = on_two_ranks(tmp_path, "--hang-timeout", "10m", "train.py", limit_s=60)
+    assert done.returncode == 3 and parts(done.stderr)["error"] == "rank 1 ended, and rank 0 waits for it"
+
+
 def test_a_script_that_makes_itself_distributed_is_refused_with_the_ranks_that_it_has_started(tmp_path):
     (tmp_path / "train.py").write_text(
         "import subprocess, sys, torch.distributed as d\n"

@@ -44,8 +44,7 @@ def _environment(spec: dict[str, Any], rank: int) -> dict[str, str]:
     devices = spec["devices"]
     if devices:
         found["CUDA_VISIBLE_DEVICES"] = devices[int(os.environ["LOCAL_RANK"])]
-    if rank != spec["ranks"][0]:
-        found["FLATOUT_RANK_FOLDER"] = spec["folder"]
+    found["FLATOUT_RANK_FOLDER"] = spec["folder"]
     if rank == spec["ranks"][0] and spec["stdin"] and spec["stdin"]["fills"]:
         found["FLATOUT_RANK_STDIN"] = spec["stdin"]["path"]
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -86,6 +86,9 @@ class RankWatch:
         self._end_what_outlives_rank_0()
         stands = self.stands()
         waiting = [rank for rank, stand in stands.items() if stand.waits]
+        if (error := self._ended_unnoticed(stands, now_s)) is not None:
+            self.hang = Hang(error=error, stacks=self._stacks())
+            return True
         if self._some_end():
             return False
         if not waiting or any(now_s - stand.since_s < self._terms.hang_timeout_s for stand in stands.values()):
@@ -102,6 +105,13 @@ class RankWatch:
             if rank not in ends:
                 with contextlib.suppress(OSError, ValueError):
                     os.kill(int(pid_file(self._folder, rank).read_text()), signal.SIGKILL)
+
+    def _ended_unnoticed(self, stands: dict[int, Stand], now_s: float) -> ScriptError | None:
+        """That a rank ended well before it met the others, who wait and do not learn of it; None where none did."""
+        since = time.time() - OUTLIVED_S
+        gone = [rank for rank, end in self.ends().items() if rank and not end["code"] and end["unix_s"] < since]
+        waiting = [rank for rank, stand in stands.items() if stand.waits and now_s - stand.since_s > OUTLIVED_S]
+        return _waits_for(waiting[0], gone[0], stands) if gone and waiting else None
 
     def _some_end(self) -> bool:
         """Whether a rank is ending, or has just now: those that wait for it learn of it by themselves."""
@@ -129,13 +139,7 @@ class RankWatch:
         well = [rank for rank, end in ends.items() if end["code"] == 0]
         if not lost or not well:
             return None
-        stand, ended = stands.get(lost[0], Stand()), stands.get(well[0], Stand())
-        return ScriptError(
-            f"rank {well[0]} ended, and rank {lost[0]} waits for it",
-            cause=f"rank {lost[0]} was at exchange {stand.num_begun:,} ({stand.name}), rank {well[0]} made "
-            f"{ended.num_ended:,}: its data or its loop ended earlier",
-            hint="what a script reads or draws must not depend on the process; seed it, or run it on one rank",
-        )
+        return _waits_for(lost[0], well[0], stands)
 
     def exchanges(self) -> Exchanges | None:
         """What exchanges cost the run; None where it did not get to train."""
@@ -180,7 +184,8 @@ class RankWatch:
         return ScriptError(
             "ranks exchanged what does not fit together",
             cause=f"the exchanges they were in: {told}",
-            hint="models are called in another order on other ranks, or shapes of outputs depend on values: one rank",
+            hint="models or parts of one are called in another order on other ranks, or not at all, or shapes of "
+            "outputs depend on values: `--mode replicate`, or one rank",
         )
 
     def _told(self, stands: dict[int, Stand], now_s: float) -> ScriptError:
@@ -234,6 +239,17 @@ class RankWatch:
                     return lines
                 time.sleep(0.05)
         return []
+
+
+def _waits_for(waiting: int, gone: int, stands: dict[int, Stand]) -> ScriptError:
+    """That one rank waits for another that has ended."""
+    stand, ended = stands.get(waiting, Stand()), stands.get(gone, Stand())
+    return ScriptError(
+        f"rank {gone} ended, and rank {waiting} waits for it",
+        cause=f"rank {waiting} was at exchange {stand.num_begun:,} ({stand.name}), rank {gone} made "
+        f"{ended.num_ended:,}: its data or its loop ended earlier",
+        hint="what a script reads or draws must not depend on the process or the time; seed it, or run it on one rank",
+    )
 
 
 def _main_thread(text: str) -> list[str]:
