@@ -485,6 +485,25 @@ def a_closure_of_sgd() -> Trained:
     return left(said, model)
 
 
+class Diffusing(nn.Module):
+    """Draws a time for each sample, and a weight whose rows are a multiple of a rank's samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times, self.inner, self.out = nn.Embedding(50, 8), nn.Linear(8, 12), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.times(torch.randint(0, 50, (len(x),)))
+        weight = self.inner.weight + 0.1 * torch.randn_like(self.inner.weight)
+        found: Tensor = self.out(F.linear(x, weight, self.inner.bias).relu() + torch.randint(2, size=(len(x), 1)))
+        return found
+
+
+def times_and_weights_that_the_model_draws() -> Trained:
+    torch.manual_seed(4)
+    return trained(Diffusing())
+
+
 class Keeping(nn.Module):
     """Keeps something of its batch as an attribute."""
 
@@ -552,7 +571,8 @@ SAME = (
     checkpoints_that_are_resumed, a_mask_of_the_batchs_size, a_model_that_is_called_by_a_method, a_closure_of_lbfgs,
     gradients_of_inputs, a_penalty_that_is_zero_at_first, a_part_that_is_computed_again, a_parameter_that_is_returned,
     outputs_laid_out_otherwise, a_closure_of_sgd, a_part_that_is_frozen_now_and_then,
-    texts_of_many_lengths, a_counter_of_calls, a_critic_that_is_kept_from_training,
+    texts_of_many_lengths, times_and_weights_that_the_model_draws, a_counter_of_calls,
+    a_critic_that_is_kept_from_training,
 )  # fmt: skip
 """Each ends on ranks as in one process."""
 

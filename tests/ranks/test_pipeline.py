@@ -19,6 +19,7 @@ from .test_shard import agrees
 REFUSED = {
     scenarios.batch_normalisation: "batch normalisation", scenarios.convolutions: "batch normalisation",
     scenarios.normalised_again: "batch normalisation", scenarios.a_counter_of_calls: "it counts or collects in `kept`",
+    scenarios.times_and_weights_that_the_model_draws: "random numbers",
     scenarios.a_critic_that_is_kept_from_training: "it calls 0 modules",
     scenarios.two_models_against_each_other: "batch normalisation",
     scenarios.noise_that_the_model_draws: "random numbers", scenarios.a_model_that_is_called_by_a_method: "modules",

@@ -171,7 +171,7 @@ class Confirmation:
         if num is None or num < group.world:
             return None, None, ""
         share = Share.of(inputs, cut.dims, num, group.world)
-        noise = Noise(share, group.rank)
+        noise = Noise(share, group.rank, self._division.held.parameters)
         mine, entered, told, raised = self._part(cut, share, args, kwargs, silence, noise)
         every: list[Any] = group.objects(told, "shapes")
         shapes: list[Any] = [one and one[0] for one in every]

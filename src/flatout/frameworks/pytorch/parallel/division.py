@@ -204,7 +204,7 @@ class Division:
             if pattern.masks:
                 stack.enter_context(self._fork.on())
             if pattern.noise:
-                stack.enter_context(Noise(share, self.group.rank).on())
+                stack.enter_context(Noise(share, self.group.rank, self.held.parameters).on())
             return self.compute(*new_args, **new_kwargs), entered
 
 
@@ -242,7 +242,7 @@ class _Call(NodeCall):
         division, group = self.division, self._group
         with division.held.in_place(), batch_norm.synchronised(group), ExitStack() as stack:
             if self.pattern.noise:  # what is checkpointed is computed once more
-                stack.enter_context(Noise(self.share, group.rank).on())
+                stack.enter_context(Noise(self.share, group.rank, self.division.held.parameters).on())
             return self._gone_back(gradients, keep=keep)
 
     def _gone_back(self, gradients: Sequence[Any], *, keep: bool) -> list[Any]:

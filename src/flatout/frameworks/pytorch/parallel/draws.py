@@ -8,7 +8,7 @@ generators stand at the same place. In: a call's share. Out: contexts around it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -24,6 +24,7 @@ DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "
 
 LIKE = ("randn_like", "rand_like", "randint_like")
 OF_SHAPE = ("randn", "rand")
+OF_NUMBERS = ("randint",)
 OF_TENSORS = ("normal", "bernoulli", "poisson")
 IN_PLACE = ("normal_", "uniform_", "exponential_", "bernoulli_", "log_normal_", "cauchy_", "geometric_")
 
@@ -73,10 +74,17 @@ class Silence:
 
 
 class Noise:
-    """Draws for the whole batch, of which a rank takes its part."""
+    """Draws for the whole batch, of which a rank takes its part.
 
-    def __init__(self, share: Share, rank: int) -> None:
+    Args:
+        share: What of it each rank has.
+        rank: This one.
+        parameters: Of the module: noise of such a shape is that of a weight, unless it has just the part's samples.
+    """
+
+    def __init__(self, share: Share, rank: int, parameters: Iterable[torch.Tensor]) -> None:
         self._share = share
+        self._weights = {tuple(parameter.shape) for parameter in parameters}
         self._low, self._size = share.edges[rank], share.size(rank)
         self.drawn = False
         self._within = False
@@ -89,6 +97,8 @@ class Noise:
             replaced.append((torch, name, self._like(getattr(torch, name))))
         for name in OF_SHAPE:
             replaced.append((torch, name, self._of_shape(getattr(torch, name))))
+        for name in OF_NUMBERS:
+            replaced.append((torch, name, self._of_numbers(getattr(torch, name))))
         for name in OF_TENSORS:
             replaced.append((torch, name, self._of_tensors(getattr(torch, name))))
         kept = [(holder, name, getattr(holder, name)) for holder, name, _ in replaced]
@@ -110,7 +120,7 @@ class Noise:
         """The shape for the whole batch, the dimension that counts samples and how often; None where none does."""
         for dim, size in enumerate(shape):
             blocks, rest = divmod(size, self._size)
-            if blocks and not rest and (blocks == 1 or dim == 0):
+            if blocks and not rest and (blocks == 1 or (dim == 0 and shape not in self._weights)):
                 return (*shape[:dim], self._share.num * blocks, *shape[dim + 1 :]), dim, blocks
         return None
 
@@ -153,6 +163,18 @@ class Noise:
             return self._through(lambda new: plain(*new, **named), tuple(shape)).requires_grad_(wants)
 
         return of_shape
+
+    def _of_numbers(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """`randint(low, high, size)`: the shape comes last."""
+
+        def of_numbers(*given: Any, **named: Any) -> torch.Tensor:
+            if self._within or named.get("generator") is not None or named.get("out") is not None:
+                return plain(*given, **named)
+            shape = named.pop("size", given[-1])
+            limits = given if len(given) and isinstance(given[-1], int) else given[:-1]
+            return self._through(lambda new: plain(*limits, size=new, **named), tuple(shape))
+
+        return of_numbers
 
     def _of_tensors(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """Of tensors with the parameters of each element: those of the others do not matter."""
