@@ -17,13 +17,16 @@ from typing import Any
 
 from flatout.errors import ScriptError
 from flatout.rank_page import Stand, page_file, read
-from flatout.ranks import EXIT_LOST, STACKS_SIGNAL, Terms, ends_of, leaves_file, pid_file, stacks_file
+from flatout.ranks import EXIT_LOST, STACKS_SIGNAL, Terms, ends_of, leaves_file, pid_file, refusal_file, stacks_file
 from flatout.run.launch import signal_name
 from flatout.tracebacks import HERE
 
 LOOK_EVERY_S = 0.5
 STACKS_S = 2.0
 """So long a rank may take to write its stacks."""
+
+REFUSED_S = 3.0
+"""So long a rank may take to end after a refusal: one by a process that it has started does not end the rank."""
 
 OUTLIVED_S = 10.0
 """So long other ranks may take to end after rank 0."""
@@ -84,6 +87,7 @@ class RankWatch:
             return False
         self._next_s = now_s + LOOK_EVERY_S
         self._end_what_outlives_rank_0()
+        self._end_what_has_refused()
         stands = self.stands()
         waiting = [rank for rank, stand in stands.items() if stand.waits]
         if (error := self._ended_unnoticed(stands, now_s)) is not None:
@@ -103,8 +107,19 @@ class RankWatch:
             return
         for rank in self._terms.of_this_node:
             if rank not in ends:
-                with contextlib.suppress(OSError, ValueError):
-                    os.kill(int(pid_file(self._folder, rank).read_text()), signal.SIGKILL)
+                self._kill(rank)
+
+    def _end_what_has_refused(self) -> None:
+        """What has been refused is trained no further."""
+        for rank in self._terms.of_this_node:
+            with contextlib.suppress(OSError):
+                since_s = time.time() - refusal_file(self._folder, rank).stat().st_mtime
+                if since_s > REFUSED_S and rank not in self.ends():
+                    self._kill(rank)
+
+    def _kill(self, rank: int) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(pid_file(self._folder, rank).read_text()), signal.SIGKILL)
 
     def _ended_unnoticed(self, stands: dict[int, Stand], now_s: float) -> ScriptError | None:
         """That a rank ended well before it met the others, who wait and do not learn of it; None where none did."""

@@ -8,6 +8,7 @@ the world and where the others meet. Out: collectives, each with a time limit an
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import socket
 import time
@@ -59,10 +60,15 @@ class Group:
         """Told of the exchanges in which nothing is computed, while the parts of steps are observed."""
         self.on_lost: Callable[[Lost], None] | None = None
         """Told when a collective broke; it may end the process."""
+        self.on_child: Callable[[], None] = lambda: None
+        """Told when a process that a rank has forked would exchange, which would take the place of the rank's."""
+        self._pid = os.getpid()
 
     @property
     def processes(self) -> Any:
         """The process group; made when it is needed first, which all ranks wait for."""
+        if os.getpid() != self._pid:
+            self.on_child()
         if self._processes is None:
             self.page.begin("meeting of all ranks")
             self._processes = _process_group(self)
@@ -130,6 +136,8 @@ class Group:
         Raises:
             Lost: It broke.
         """
+        if os.getpid() != self._pid:
+            self.on_child()
         self.page.begin(name)
         try:
             with self._observed() if waiting else nullcontext():

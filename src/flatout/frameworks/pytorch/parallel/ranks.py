@@ -72,7 +72,7 @@ class Ranks:
         self._stacks = open(stacks_file(place, me.rank), "w")  # noqa: SIM115  written to when the process hangs
         faulthandler.register(STACKS_SIGNAL, self._stacks)
         self.group = Group(me, Page(page_file(place, me.rank), held_bytes), limit_s=terms.hang_timeout_s + BEYOND_S)
-        self.group.on_lost = self._lost
+        self.group.on_lost, self.group.on_child = self._lost, self._refuse_child
         self._check = RunningCheck(self.group, self._trained)
         self._patch: Patch | None = None
         self._refusals: list[Patch] = []
@@ -173,11 +173,7 @@ class Ranks:
 
     def _divide(self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if os.getpid() != self._pid:
-            self._refuse(
-                NotDivided(
-                    "a process that the script has started trains", cause="it is no rank, and cannot be one",
-                )
-            )  # fmt: skip
+            return self._in_child(call, args, kwargs)
         division = call.kept.get("division")
         if not self._trains:
             self._trains = True
@@ -195,6 +191,26 @@ class Ranks:
             self._has_divided = True
             self.group.page.trains()
         return found
+
+    def _in_child(self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call in a process that this rank has forked: as the script says, with models that are whole there."""
+        if not self._trains:
+            self._refuse(
+                NotDivided("a process that the script has started trains", cause="it is no rank, and cannot be one")
+            )
+        division = call.kept.get("division")
+        if division is not None and not division.holds_whole:
+            self._refuse_child()
+        return call.with_levers(args, kwargs)
+
+    def _refuse_child(self) -> NoReturn:
+        self._refuse(
+            NotDivided(
+                "a process that the script has started computes with a divided model",
+                cause="it is no rank, and would need what other ranks hold",
+                hint="`--mode replicate`, where each rank holds whole models",
+            )
+        )
 
     def _division(self, call: OuterCall) -> Division:
         """What divides the calls of a module that is called for the first time."""
@@ -234,6 +250,8 @@ class Ranks:
 
     def after_first_step(self) -> None:
         """The first update has been made: something must have been divided by now."""
+        if os.getpid() != self._pid:
+            return
         divisions = [call.kept["division"] for call in self._calls.found if "division" in call.kept]
         if any(division.num_divided for division in divisions) or torch.distributed.is_initialized():
             return
