@@ -314,6 +314,13 @@ def hooks_on_parameters() -> Trained:
     return trained(model)
 
 
+def hooks_that_change_what_goes_through() -> Trained:
+    model = mlp()
+    model[1].register_forward_hook(lambda _, __, out: 0.5 * out)
+    model[1].register_full_backward_hook(lambda _, given, __: (0.5 * given[0],))
+    return trained(model)
+
+
 def an_average_of_parameters() -> Trained:
     model = mlp()
     average = copy.deepcopy(model)
@@ -572,7 +579,7 @@ SAME = (
     gradients_of_inputs, a_penalty_that_is_zero_at_first, a_part_that_is_computed_again, a_parameter_that_is_returned,
     outputs_laid_out_otherwise, a_closure_of_sgd, a_part_that_is_frozen_now_and_then,
     texts_of_many_lengths, times_and_weights_that_the_model_draws, a_counter_of_calls,
-    a_critic_that_is_kept_from_training,
+    a_critic_that_is_kept_from_training, hooks_that_change_what_goes_through,
 )  # fmt: skip
 """Each ends on ranks as in one process."""
 
@@ -713,6 +720,29 @@ def a_loss_kept_in_another_object() -> Trained:
     return trained(Returns(kept), loss_of)
 
 
+class Features:
+    """Keeps what a layer computes."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.found: Any = None
+        layer.register_forward_hook(self.keep)
+
+    def keep(self, _: nn.Module, __: Any, out: Tensor) -> None:
+        self.found = out
+
+
+def a_feature_kept_by_a_hook() -> Trained:
+    model = mlp()
+    features = Features(model[1])
+    return trained(model, lambda m, x, y: F.cross_entropy(m(x), y) + features.found.square().mean())
+
+
+def gradients_kept_by_a_hook() -> Trained:
+    model, norms = mlp(), []
+    model[1].register_full_backward_hook(lambda _, __, found: norms.append(found[0].norm().item()))
+    return trained(model)
+
+
 def a_small_part_that_sees_all_samples() -> Trained:
     def balanced(model: Any, x: Tensor, y: Tensor) -> Tensor:
         shares = model.beside(x).softmax(1)
@@ -728,6 +758,8 @@ REFUSED = {
     a_loss_kept_as_an_attribute: "as its attribute `aside`",
     a_loss_kept_in_a_global_list: "it changes `ASIDE`, a variable outside of it",
     a_loss_kept_in_another_object: "it changes `KEPT.loss`, a variable outside of it",
+    a_feature_kept_by_a_hook: "it changes `Features.found`, a variable outside of it",
+    gradients_kept_by_a_hook: "it changes `norms`, a variable outside of it",
     a_small_part_that_sees_all_samples: "gradients of parts of a batch differ",
     samples_that_see_each_other: "outputs for parts of a batch do not make up those of the whole one",
     a_trained_tensor_that_is_no_parameter: "is trained and is no parameter of it",

@@ -24,6 +24,7 @@ REFUSED = {
     scenarios.two_models_against_each_other: "batch normalisation",
     scenarios.noise_that_the_model_draws: "random numbers", scenarios.a_model_that_is_called_by_a_method: "modules",
     scenarios.a_loss_kept_in_a_global_list: "it changes `ASIDE`",
+    scenarios.hooks_that_change_what_goes_through: "hooks",
     scenarios.a_loss_kept_in_another_object: "it changes `KEPT.loss`", **pipeline_scenarios.REFUSED,
 }  # fmt: skip
 OTHERS = [

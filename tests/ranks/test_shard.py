@@ -30,6 +30,15 @@ def test_pairs_of_ranks_that_share_parameters_end_where_one_process_ends(scenari
     agrees(scenario, 4, "hybrid")
 
 
+ON_THE_WAY_BACK = (scenarios.gradients_kept_by_a_hook, scenarios.a_small_part_that_sees_all_samples)
+
+
+@pytest.mark.parametrize("scenario", ON_THE_WAY_BACK, ids=lambda s: s.__name__)
+def test_what_is_refused_on_the_way_back_is_no_divergence(scenario):
+    for found in on_ranks(2, scenario, "shard"):
+        assert scenarios.REFUSED[scenario] in found["cause"]
+
+
 @pytest.mark.parametrize("scenario", sharded_scenarios.REFUSED, ids=lambda scenario: scenario.__name__)
 def test_what_cannot_be_done_with_rows_is_refused_with_its_reason(scenario):
     for found in on_ranks(2, scenario, "shard"):

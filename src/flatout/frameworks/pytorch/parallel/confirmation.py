@@ -27,6 +27,7 @@ from flatout.frameworks.pytorch.parallel.outside_state import OutsideState
 from flatout.frameworks.pytorch.parallel.pattern import Check, Computed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.remembered import forgotten, kept_graphs, remembered
+from flatout.frameworks.pytorch.parallel.script_hooks import is_hooked
 from flatout.frameworks.pytorch.parallel.sharded import part_of
 from flatout.frameworks.pytorch.parallel.skeleton import has_numbers_of_floats, skeleton
 from flatout.frameworks.pytorch.random_states import RandomStates
@@ -134,7 +135,7 @@ class Confirmation:
         different = equality.make_equal(module, self._group) if first else []  # later the running check tells
         if different:
             self.remark(f"{' and '.join(different)} of rank 0 were given to all ranks")
-        if first and _hooked(module):
+        if first and is_hooked(module):
             self.remark("hooks on its inner modules see a rank's part of the batch")
 
     def remark(self, text: str) -> None:
@@ -261,7 +262,9 @@ class Confirmation:
         self._compare(check, gradients, mine)
 
     def _compare(self, check: Check, gradients: Sequence[Any], summed: Found) -> None:
-        held = self._division.held
+        held, outside = self._division.held, self._outside
+        assert outside is not None
+        before = outside.seen()
         try:
             wanted, _ = self._gradients(check.whole, gradients, summed=False)
         except Lost:
@@ -270,6 +273,8 @@ class Confirmation:
             raise self._division.refused(
                 f"its gradients cannot be compared ({type(problem).__name__}: {str(problem).splitlines()[0]})"
             ) from problem
+        if changed := outside.changed(before):  # by hooks on the way back
+            raise outside_state.refused(self._division, changed[0])
         if any(one is not None and one.is_sparse for one in (*wanted, *summed)):
             raise self._division.refused("it has sparse gradients")
         wrong = far(summed, wanted, self._tolerance(check.whole.outputs, held.used))
@@ -357,12 +362,6 @@ def _fits(rule: Rule, parts: list[torch.Tensor], wanted: torch.Tensor, share: Sh
     if rule.kind in ("mean", "sum") and not wanted.is_floating_point():
         return rule.kind == "sum" and assembly.is_close(sum(parts[1:], parts[0]), wanted)
     return assembly.is_close(assembly.put_together(rule, parts, share), wanted)
-
-
-def _hooked(module: torch.nn.Module) -> bool:
-    """Whether the script has hooks on inner modules."""
-    inner = (part for part in module.modules() if part is not module)
-    return any(part._forward_hooks or part._backward_hooks for part in inner)
 
 
 def _restore(kept: tuple[ModuleState, RandomStates]) -> None:

@@ -8,8 +8,8 @@ Out: what the whole batch gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -239,21 +239,33 @@ class _Call(NodeCall):
 
     def gone_back(self, gradients: Sequence[Any], *, keep: bool) -> list[Any]:
         """See `NodeCall`: gradients are summed over ranks."""
-        division, group = self.division, self._group
-        with division.held.in_place(), batch_norm.synchronised(group), ExitStack() as stack:
-            if self.pattern.noise:  # what is checkpointed is computed once more
-                stack.enter_context(Noise(self.share, group.rank, self.division.held.parameters).on())
+        if self.check is not None:
+            self._compared(gradients)
+        with self._going_back():
             return self._gone_back(gradients, keep=keep)
+
+    @contextmanager
+    def _going_back(self) -> Iterator[None]:
+        held, group = self.division.held, self._group
+        with held.in_place(), batch_norm.synchronised(group), ExitStack() as stack:
+            if self.pattern.noise:  # what is checkpointed is computed once more
+                stack.enter_context(Noise(self.share, group.rank, held.parameters).on())
+            yield
+
+    def _compared(self, gradients: Sequence[Any]) -> None:
+        check, self.check = self.check, None
+        assert check is not None
+        try:
+            with self._going_back():
+                self.division.confirmation.check_gradients(check, self.rules, self.share, gradients)
+        except ChangesOutside:
+            raise
+        except NotDivided:
+            self.division.compare()  # ranks that have diverged are told as that
+            raise
 
     def _gone_back(self, gradients: Sequence[Any], *, keep: bool) -> list[Any]:
         division, group = self.division, self._group
-        if self.check is not None:
-            check, self.check = self.check, None
-            try:
-                division.confirmation.check_gradients(check, self.rules, self.share, gradients)
-            except NotDivided:
-                division.compare()  # ranks that have diverged are told as that
-                raise
         outs, grads = [], []
         for tensor, rule, gradient in zip(self._leaving, self.rules, gradients, strict=True):
             if tensor.requires_grad and gradient is not None:

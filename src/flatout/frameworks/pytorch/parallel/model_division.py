@@ -118,6 +118,8 @@ class _TogetherCall(NodeCall):
         assert check is not None
         try:
             self.division.confirmation.check_together(check, gradients)
+        except ChangesOutside:
+            raise
         except NotDivided:
             self.division.compare()  # ranks that have diverged are told as that
             raise

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from flatout.frameworks.pytorch.parallel.refusal import ChangesOutside, NotDivided
+from flatout.frameworks.pytorch.parallel.script_hooks import inner_hooks
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.parallel.division import Division
@@ -47,7 +48,8 @@ class OutsideState:
     """What a module's code can write outside of the module.
 
     Args:
-        module: A model; its code is that of all classes of its modules that are not PyTorch's.
+        module: A model; its code is that of all classes of its modules that are not PyTorch's, and of the script's
+            hooks on modules within it.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -59,6 +61,9 @@ class OutsideState:
         for part in module.modules():
             for member in vars(part).values():
                 walk.follow(member)
+        self._num_of_code = len(walk.places)
+        for hook in inner_hooks(module):
+            walk.enter(hook)
         self._places = list(walk.places.values())
 
     def seen(self) -> list[Any]:
@@ -69,10 +74,13 @@ class OutsideState:
         """Names of variables that are not what they were.
 
         A dict may have new keys, as one that keeps masks does, and what was None may be there, but nothing that is to
-        be trained.
+        be trained, and nothing that a hook puts there.
         """
-        found = zip(self._places, before, self.seen(), strict=True)
-        return sorted({_named(name, *pair) for (name, _), *pair in found if not _is_same(*pair)})
+        names, pairs = [name for name, _ in self._places], list(zip(before, self.seen(), strict=True))
+        found = {_named(name, *pair) for name, pair in zip(names, pairs, strict=True) if not _is_same(*pair)}
+        of_hooks = zip(names[self._num_of_code :], pairs[self._num_of_code :], strict=True)
+        found |= {_named(name, after, before) for name, (before, after) in of_hooks if not _is_same(after, before)}
+        return sorted(found)
 
 
 def refused(division: Division, name: str) -> ChangesOutside:
@@ -102,6 +110,20 @@ class _Walk:
         self.places: dict[tuple[int, str], tuple[str, Callable[[], Any]]] = {}
         """Each variable's name, and how its value is found, by what holds it."""
         self._visited: set[Any] = set()
+
+    def enter(self, hook: Any) -> None:
+        """Go through a function that is called, or a method or an object with all of its class."""
+        while _is(hook, partial):
+            self.places[id(hook), ""] = getattr(hook.func, "__name__", "partial"), partial(_itself, hook)
+            hook = hook.func
+        if _is(hook, types.FunctionType):
+            return self.follow(hook)
+        owner = hook.__self__ if _is(hook, types.MethodType) else hook
+        self.places[id(owner), ""] = type(owner).__name__, partial(_itself, owner)
+        for kind in type(owner).__mro__:
+            if not _is_foreign(kind.__module__):
+                for member in vars(kind).values():
+                    self.follow(member)
 
     def follow(self, member: Any) -> None:
         """Go through a function, or what stands for one."""

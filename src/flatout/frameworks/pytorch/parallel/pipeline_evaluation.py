@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.frameworks.pytorch.module_state import ModuleState
 from flatout.frameworks.pytorch.parallel import assembly
-from flatout.frameworks.pytorch.parallel.pipeline_stage import is_hooked
 from flatout.frameworks.pytorch.parallel.remembered import forgotten, remembered
+from flatout.frameworks.pytorch.parallel.script_hooks import is_hooked
 from flatout.frameworks.pytorch.parallel.skeleton import skeleton
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.trees import tensors_of

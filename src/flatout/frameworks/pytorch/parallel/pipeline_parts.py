@@ -27,9 +27,10 @@ from flatout.frameworks.pytorch.parallel.parts import Parts
 from flatout.frameworks.pytorch.parallel.pattern import Pattern
 from flatout.frameworks.pytorch.parallel.pipeline_evaluation import Evaluation
 from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Forms, Line, Parcel
-from flatout.frameworks.pytorch.parallel.pipeline_stage import AnotherWay, Computation, Stage, is_hooked
+from flatout.frameworks.pytorch.parallel.pipeline_stage import AnotherWay, Computation, Stage
 from flatout.frameworks.pytorch.parallel.portions import Portions
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.script_hooks import is_hooked
 from flatout.frameworks.pytorch.parallel.sharded import Sharded, become
 from flatout.frameworks.pytorch.parallel.skeleton import flags_of, skeleton
 from flatout.frameworks.pytorch.trees import map_tensors, tensors_of

@@ -25,10 +25,11 @@ from flatout.frameworks.pytorch.parallel.pattern import Pattern
 from flatout.frameworks.pytorch.parallel.pipeline_parts import PipelineParts, bubble, most_micro_batches
 from flatout.frameworks.pytorch.parallel.pipeline_placeholders import Placeholders, shapes_of
 from flatout.frameworks.pytorch.parallel.pipeline_plan import PipelinePlan, StagePlan
-from flatout.frameworks.pytorch.parallel.pipeline_stage import Computation, Stage, is_hooked
+from flatout.frameworks.pytorch.parallel.pipeline_stage import Computation, Stage
 from flatout.frameworks.pytorch.parallel.pipeline_timeline import Timeline
 from flatout.frameworks.pytorch.parallel.portions import REPLICATE, Portions
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.script_hooks import is_hooked
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.trees import tensors_of
 

@@ -19,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 from flatout.frameworks.pytorch.parallel.intercepted import intercepted, plainly
 from flatout.frameworks.pytorch.parallel.pipeline_placeholders import Placeholders
 from flatout.frameworks.pytorch.parallel.pipeline_plan import StagePlan
-from flatout.frameworks.pytorch.parallel.watching import has_hooks_of_the_script
 from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
 
 Receive = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
@@ -202,8 +201,3 @@ class Stage:
             return self._placeholder(module, given)
         args, kwargs = again.enter_again(given) if actions == {"enter"} else again.with_received(given)
         return plainly(module, args, kwargs)
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether the script has hooks on inner modules."""
-    return any(part is not module and has_hooks_of_the_script(part) for part in module.modules())

@@ -20,10 +20,11 @@ from flatout.frameworks.pytorch.parallel.cuts import bounds
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.portions import Portions
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.script_hooks import has_hooks
 from flatout.frameworks.pytorch.parallel.sharded import part_of
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
 from flatout.frameworks.pytorch.parallel.tensor_layers import Layer, attributes, forwards
-from flatout.frameworks.pytorch.parallel.watching import Watched, has_hooks_of_the_script
+from flatout.frameworks.pytorch.parallel.watching import Watched
 from flatout.frameworks.pytorch.trees import tensors_of
 
 LEAST_SHARE = 0.01
@@ -78,7 +79,7 @@ class TensorPlan:
         """The names of layers that are not divided because their hooks are to see whole ones."""
         return [
             _name(self._module, one) for one in self._watched.order
-            if has_hooks_of_the_script(one) and (self._has_heads(one) or any(self._alone(one)))
+            if has_hooks(one) and (self._has_heads(one) or any(self._alone(one)))
         ]  # fmt: skip
 
     def portions(self, layers: Sequence[Layer]) -> dict[int, Portions]:

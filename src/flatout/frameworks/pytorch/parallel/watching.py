@@ -101,14 +101,3 @@ def _kin(owner: nn.Module, within: list[nn.Module]) -> list[nn.Module]:
     """Who may read a module's parameters: itself; attention reads those of its last layer."""
     parents = [one for one in within if isinstance(one, nn.MultiheadAttention) and one.out_proj is owner]
     return [owner, *parents]
-
-
-def has_hooks_of_the_script(module: nn.Module) -> bool:
-    """Whether the script hooks its calls; PyTorch's own hooks (`weight_norm`) belong to the module."""
-    return any(
-        not str(getattr(hook, "__module__", type(hook).__module__)).startswith("torch.")
-        for hooks in (
-            module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-        )
-        for hook in hooks.values()
-    )  # fmt: skip
