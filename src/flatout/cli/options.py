@@ -167,6 +167,25 @@ def nodes(num_ranks: int, nnodes: int, node_rank: int, rdzv_endpoint: str | None
     return {"num_nodes": nnodes, "node_rank": node_rank, "rdzv_endpoint": rdzv_endpoint or ""}
 
 
+LEAST_PATIENCE_S = 1.0
+
+
+def patience(hang_timeout: str) -> float:
+    """Seconds after which a silent rank hangs.
+
+    Raises:
+        UsageError: They are too few for ranks to meet in.
+    """
+    limit_s = seconds(hang_timeout, "--hang-timeout")
+    if limit_s < LEAST_PATIENCE_S:
+        raise UsageError(
+            f"`--hang-timeout {hang_timeout}` gives ranks no time to meet",
+            cause=f"it is shorter than {LEAST_PATIENCE_S:.0f} s, and one that takes longer is taken for one that hangs",
+            hint="e.g. `--hang-timeout 5m`",
+        )
+    return limit_s
+
+
 def rank_terms(num_ranks: int | None, mode: str, hang_timeout: str, places: dict[str, Any]) -> Terms | None:
     """How a run is divided over ranks; None where nothing was said, so that a plan may say it.
 
