@@ -134,12 +134,27 @@ def widest(names) -> str:
     return max((LEVERS[name].class_ for name in names), key=CLASSES.index, default="exact")
 
 
+def in_groups(names):
+    """Few sets in which each lever is once, beside none of its rivals."""
+    groups = []
+    for name in names:
+        fitting = (one for one in groups if not any(are_rivals(name, other) for other in one))
+        group = next(fitting, None)
+        if group is None:
+            groups.append(group := [])
+        group.append(name)
+    return list(map(tuple, groups))
+
+
+def are_rivals(a, b) -> bool:
+    """Whether two levers do not go together."""
+    return b in LEVERS[a].conflicts or a in LEVERS[b].conflicts
+
+
 def together(names):
     """Few sets of levers in which each pair that goes together is together once."""
     names = list(names)
-    rivals = {(a, b) for a in names for b in (*LEVERS[a].conflicts,)}
-    rivals |= {(b, a) for a, b in rivals}
-    left = {pair for pair in itertools.combinations(names, 2) if pair not in rivals}
+    left = {pair for pair in itertools.combinations(names, 2) if not are_rivals(*pair)}
     sets = []
     while left:
         chosen = list(min(left, key=lambda pair: (names.index(pair[0]), names.index(pair[1]))))
@@ -147,7 +162,7 @@ def together(names):
             gains = {
                 name: sum({*pair} - {name} <= {*chosen} and name in pair for pair in left)
                 for name in names
-                if name not in chosen and all((name, one) not in rivals for one in chosen)
+                if name not in chosen and not any(are_rivals(name, one) for one in chosen)
             }
             best = max(gains, key=gains.__getitem__, default=None)
             if best is None or not gains[best]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from faulting import FLATOUT, REASON, environment, left_behind, parts
+
+from .on_ranks import on_ranks
+from .scenarios import mlp, trained
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"ranks cannot be isolated here: {REASON}")
 
@@ -79,9 +84,26 @@ def test_a_forked_process_computes_with_whole_models_as_in_one_process(tmp_path)
     assert (ranks.returncode, ranks.stdout) == (0, alone.stdout), ranks.stderr
 
 
+def evaluates_in_a_child():
+    model = mlp()
+    found = trained(model)
+    child = os.fork()
+    if not child:
+        with torch.no_grad():
+            model(torch.ones(8, 8))
+        os._exit(0)
+    os.waitpid(child, 0)
+    return found
+
+
 @pytest.mark.parametrize("mode", ["shard", "tensor", "pipeline"])
-def test_a_forked_process_is_refused_where_models_are_divided(tmp_path, mode):
-    done = ended(tmp_path / "ranks", FORKS, "--mode", mode)  # whose parent waits for the process's answer
+def test_a_forked_process_is_refused_where_models_are_divided(mode):
+    for found in on_ranks(2, evaluates_in_a_child, mode):
+        assert found["error"] == "a process that the script has started computes with a divided model"
+
+
+def test_a_rank_that_waits_for_a_process_that_is_refused_ends_with_it(tmp_path):
+    done = ended(tmp_path / "ranks", FORKS, "--mode", "shard")  # whose parent waits for the process's answer
     assert done.returncode == 3
     assert parts(done.stderr)["error"] == "a process that the script has started computes with a divided model"
     assert "`--mode replicate`" in parts(done.stderr)["hint"]
