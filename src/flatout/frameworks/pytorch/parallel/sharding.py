@@ -23,7 +23,7 @@ from flatout.frameworks.pytorch.parallel.portions import REPLICATE
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import Sharded
 from flatout.frameworks.pytorch.parallel.sharded_updates import ShardedUpdates
-from flatout.ranks import GROUPED_MODES, SEQUENCE_MODE, Terms, sharing_ranks
+from flatout.ranks import GROUPED_MODES, MODEL_MODES, SEQUENCE_MODE, Terms, sharing_ranks
 
 M_MMAP_THRESHOLD = -3
 """Source: `mallopt(3)`, Linux manual pages."""
@@ -49,25 +49,22 @@ class Sharding:
         """How a module's parameters are to be held, once it is known how its calls are divided.
 
         Raises:
-            NotDivided: They cannot be sharded.
+            NotDivided: They cannot be.
         """
         parameters = list(call.module.parameters())
-        if any(isinstance(p, Sharded) for p in parameters):
-            raise NotDivided(
-                f"`{call.name}` cannot be sharded",
-                cause="it is called in training by itself and within another module",
-                hint=REPLICATE,
-            )
-        if call.compiled_by_script:
-            raise NotDivided(
-                f"`{call.name}` cannot be sharded", cause="the script compiles it (`torch.compile`)", hint=REPLICATE
-            )
-        if any(getattr(part, "sparse", None) is True for part in call.module.modules()):
-            raise NotDivided(f"`{call.name}` cannot be sharded", cause="it has sparse gradients", hint=REPLICATE)
         kinds = {(p.dtype, p.device.type) for p in parameters if p.dim() and p.is_floating_point()}
-        if len(kinds) > 1:
-            told = ", ".join(sorted(f"{kind} on {device}" for kind, device in kinds))
-            raise NotDivided(f"`{call.name}` cannot be sharded", cause=f"its parameters are {told}", hint=REPLICATE)
+        cause = ""
+        if any(isinstance(p, Sharded) for p in parameters):
+            cause = "it is called in training by itself and within another module"
+        elif call.compiled_by_script:
+            cause = "the script compiles it (`torch.compile`)"
+        elif any(getattr(part, "sparse", None) is True for part in call.module.modules()):
+            cause = "it has sparse gradients"
+        elif len(kinds) > 1:
+            cause = f"its parameters are {', '.join(sorted(f'{kind} on {device}' for kind, device in kinds))}"
+        if cause:
+            how = "divided" if self._mode in MODEL_MODES else "sharded"
+            raise NotDivided(f"`{call.name}` cannot be {how} over ranks", cause=cause, hint=REPLICATE)
         return self._held
 
     def plan(self, division: ModelDivision, call: OuterCall) -> None:
