@@ -27,7 +27,7 @@ from flatout.frameworks.pytorch.parallel.outside_state import OutsideState
 from flatout.frameworks.pytorch.parallel.pattern import Check, Computed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.remembered import forgotten, kept_graphs, remembered
-from flatout.frameworks.pytorch.parallel.script_hooks import is_hooked
+from flatout.frameworks.pytorch.parallel.script_hooks import has_inner_hooks
 from flatout.frameworks.pytorch.parallel.sharded import part_of
 from flatout.frameworks.pytorch.parallel.skeleton import has_numbers_of_floats, skeleton
 from flatout.frameworks.pytorch.random_states import RandomStates
@@ -135,7 +135,7 @@ class Confirmation:
         different = equality.make_equal(module, self._group) if first else []  # later the running check tells
         if different:
             self.remark(f"{' and '.join(different)} of rank 0 were given to all ranks")
-        if first and is_hooked(module):
+        if first and has_inner_hooks(module):
             self.remark("hooks on its inner modules see a rank's part of the batch")
 
     def remark(self, text: str) -> None:

@@ -173,6 +173,17 @@ class Division:
         every = Pattern(Cut((None,) * len(inputs)), None)
         return self._divided(every, 0, args, kwargs, inputs, None)
 
+    @contextmanager
+    def divergence_told(self) -> Iterator[None]:
+        """What is refused within while ranks have diverged is told as that."""
+        try:
+            yield
+        except ChangesOutside:
+            raise
+        except NotDivided:
+            self.compare()
+            raise
+
     def refused(self, cause: str) -> NotDivided:
         """That calls of this module cannot be divided, and why."""
         return NotDivided(
@@ -255,14 +266,8 @@ class _Call(NodeCall):
     def _compared(self, gradients: Sequence[Any]) -> None:
         check, self.check = self.check, None
         assert check is not None
-        try:
-            with self._going_back():
-                self.division.confirmation.check_gradients(check, self.rules, self.share, gradients)
-        except ChangesOutside:
-            raise
-        except NotDivided:
-            self.division.compare()  # ranks that have diverged are told as that
-            raise
+        with self.division.divergence_told(), self._going_back():
+            self.division.confirmation.check_gradients(check, self.rules, self.share, gradients)
 
     def _gone_back(self, gradients: Sequence[Any], *, keep: bool) -> list[Any]:
         division, group = self.division, self._group

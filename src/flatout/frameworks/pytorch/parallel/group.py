@@ -67,13 +67,16 @@ class Group:
     @property
     def processes(self) -> Any:
         """The process group; made when it is needed first, which all ranks wait for."""
-        if os.getpid() != self._pid:
-            self.on_child()
+        self._keep_children_out()
         if self._processes is None:
             self.page.begin("meeting of all ranks")
             self._processes = _process_group(self)
             self.page.end(waiting=True)
         return self._processes
+
+    def _keep_children_out(self) -> None:
+        if os.getpid() != self._pid:
+            self.on_child()
 
     @property
     def limit(self) -> timedelta:
@@ -136,8 +139,7 @@ class Group:
         Raises:
             Lost: It broke.
         """
-        if os.getpid() != self._pid:
-            self.on_child()
+        self._keep_children_out()
         self.page.begin(name)
         try:
             with self._observed() if waiting else nullcontext():

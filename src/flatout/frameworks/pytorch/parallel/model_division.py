@@ -116,10 +116,5 @@ class _TogetherCall(NodeCall):
     def _compared(self, gradients: Sequence[Any]) -> None:
         check, self._check = self._check, None
         assert check is not None
-        try:
+        with self.division.divergence_told():
             self.division.confirmation.check_together(check, gradients)
-        except ChangesOutside:
-            raise
-        except NotDivided:
-            self.division.compare()  # ranks that have diverged are told as that
-            raise

@@ -56,11 +56,9 @@ class OutsideState:
         walk = _Walk()
         for kind in {one for part in module.modules() for one in type(part).__mro__ if not _is_foreign(one.__module__)}:
             walk.places[id(kind), ""] = kind.__qualname__.rpartition(".")[2], partial(_itself, kind)
-            for member in vars(kind).values():
-                walk.follow(member)
+            walk.follow(*vars(kind).values())
         for part in module.modules():
-            for member in vars(part).values():
-                walk.follow(member)
+            walk.follow(*vars(part).values())
         self._num_of_code = len(walk.places)
         for hook in inner_hooks(module):
             walk.enter(hook)
@@ -122,12 +120,11 @@ class _Walk:
         self.places[id(owner), ""] = type(owner).__name__, partial(_itself, owner)
         for kind in type(owner).__mro__:
             if not _is_foreign(kind.__module__):
-                for member in vars(kind).values():
-                    self.follow(member)
+                self.follow(*vars(kind).values())
 
-    def follow(self, member: Any) -> None:
-        """Go through a function, or what stands for one."""
-        for function in _functions(member):
+    def follow(self, *members: Any) -> None:
+        """Go through functions, and what stands for one."""
+        for function in (one for member in members for one in _functions(member)):
             if function not in self._visited:
                 self._visited.add(function)
                 self._through(function)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.frameworks.pytorch.module_state import ModuleState
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.remembered import forgotten, remembered
-from flatout.frameworks.pytorch.parallel.script_hooks import is_hooked
+from flatout.frameworks.pytorch.parallel.script_hooks import has_inner_hooks
 from flatout.frameworks.pytorch.parallel.skeleton import skeleton
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.trees import tensors_of
@@ -33,7 +33,7 @@ class Evaluation:
         """Compute one of them."""
         self._num_calls += 1
         is_due = self._num_calls & (self._num_calls - 1) == 0
-        if not self._in_stages or is_hooked(self._held.module):
+        if not self._in_stages or has_inner_hooks(self._held.module):
             return self._whole(compute, args, kwargs)
         if is_due:
             return self._both_ways(compute, args, kwargs)

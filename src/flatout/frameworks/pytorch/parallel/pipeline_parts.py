@@ -30,7 +30,7 @@ from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Forms, Line, 
 from flatout.frameworks.pytorch.parallel.pipeline_stage import AnotherWay, Computation, Stage
 from flatout.frameworks.pytorch.parallel.portions import Portions
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.script_hooks import is_hooked
+from flatout.frameworks.pytorch.parallel.script_hooks import has_inner_hooks
 from flatout.frameworks.pytorch.parallel.sharded import Sharded, become
 from flatout.frameworks.pytorch.parallel.skeleton import flags_of, skeleton
 from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
@@ -93,7 +93,7 @@ class PipelineParts(Parts):
         draws = self._apart if pattern.masks and not silent else nullcontext
         made = _Pass(self, pattern, args, kwargs)
         is_whole = False
-        if not is_hooked(self.module):
+        if not has_inner_hooks(self.module):
             with torch.enable_grad(), draws(), self.in_place():
                 is_whole = made.forward(compute, args, kwargs)
         if is_whole:

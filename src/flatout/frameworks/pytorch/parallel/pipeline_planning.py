@@ -29,7 +29,7 @@ from flatout.frameworks.pytorch.parallel.pipeline_stage import Computation, Stag
 from flatout.frameworks.pytorch.parallel.pipeline_timeline import Timeline
 from flatout.frameworks.pytorch.parallel.portions import REPLICATE, Portions
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.script_hooks import is_hooked
+from flatout.frameworks.pytorch.parallel.script_hooks import has_inner_hooks
 from flatout.frameworks.pytorch.random_states import RandomStates
 from flatout.frameworks.pytorch.trees import tensors_of
 
@@ -126,7 +126,7 @@ def _refuse_what_stages_change(division: ModelDivision) -> None:
     module = division.module()
     if any(isinstance(part, _BatchNorm) and part.training for part in module.modules()):
         raise _refused(division, "its batch normalisation would see micro-batches, whose statistics are others")
-    if is_hooked(module):
+    if has_inner_hooks(module):
         raise _refused(division, "the script has hooks on its inner modules, which are called on one rank each")
 
 

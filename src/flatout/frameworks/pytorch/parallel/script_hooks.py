@@ -1,4 +1,7 @@
-"""Which hooks has a script put on the modules of a model? PyTorch's own (`weight_norm`) belong to the module."""
+"""Which hooks has a script put on a module, and on those within it? PyTorch's own (`weight_norm`) are the module's.
+
+In: a module. Out: functions that are called around its calls and their way back.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from torch import nn
 
 
 def hooks_of(module: nn.Module) -> Iterator[Callable[..., Any]]:
-    """Those on a module, around its calls and their way back."""
+    """Those on a module itself."""
     for hooks in (
         module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     ):  # fmt: skip
@@ -30,6 +33,6 @@ def inner_hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
             yield from hooks_of(part)
 
 
-def is_hooked(module: nn.Module) -> bool:
+def has_inner_hooks(module: nn.Module) -> bool:
     """Whether there are hooks on modules within it."""
     return next(inner_hooks(module), None) is not None
