@@ -5,7 +5,8 @@
     ├── ScriptError       the user's script failed, or never trained                exit code 3
     ├── RecordError       a file is missing, torn or newer, or lacks what was asked exit code 4
     ├── MachineError      the machine refuses something that is needed              exit code 5
-    └── Inconclusive      there was not enough to judge by                          exit code 6
+    ├── Inconclusive      there was not enough to judge by                          exit code 6
+    └── InternalError     flatout itself failed in a way that nobody foresaw        exit code 7
 
 In: plain strings. Out: an exception that prints itself as `error:`, `cause:`, `hint:`.
 """
@@ -76,6 +77,12 @@ class Inconclusive(FlatoutError):
     """There was not enough to judge by."""
 
     exit_code = 6
+
+
+class InternalError(FlatoutError):
+    """Flatout itself failed in a way that nobody foresaw; neither the script nor its user is to blame."""
+
+    exit_code = 7
 
 
 def cannot_write(place: object, problem: OSError) -> MachineError:

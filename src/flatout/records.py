@@ -7,16 +7,22 @@ JSON has no NaN and no infinity, and browsers and `jq` refuse Python's spelling 
 infinities as `"Infinity"` and `"-Infinity"`. A `float` field reads all three back; a `float | None` field reads a NaN
 back as None, for both say that the number is not known.
 
+What a script makes goes into records as it is: a size may be an integer of NumPy, a rate a tensor. It becomes the plain
+number or text that it stands for here, and nowhere else.
+
 This module is imported in the user's process: it needs the standard library only.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
+import numbers
+import os
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -25,6 +31,7 @@ from flatout.errors import RecordError
 R = TypeVar("R")
 
 _INFINITIES = {"Infinity": math.inf, "-Infinity": -math.inf}
+_WORDS = {number: word for word, number in _INFINITIES.items()}
 
 
 def to_json(value: Any) -> Any:
@@ -38,18 +45,59 @@ def to_json(value: Any) -> Any:
     {'x_s': 0.5, 'name': None}
     >>> to_json([float("nan"), float("-inf")])
     [None, '-Infinity']
+
+    Raises:
+        TypeError: A value stands for nothing of the kind; its place is named.
     """
+    try:
+        return _json(value)
+    except _Misfit as problem:
+        raise TypeError(problem.error(type(value).__name__).error) from None
+
+
+def _json(value: Any) -> Any:
+    if value is None or type(value) in (str, bool, int):
+        return value
     if isinstance(value, float):
-        if math.isfinite(value):
-            return value
-        return None if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        value = float(value)
+        return value if math.isfinite(value) else None if math.isnan(value) else _WORDS[value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return _json_table((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
     if isinstance(value, Mapping):
-        return {str(k): to_json(v) for k, v in value.items()}
+        return _json_table((str(k), v) for k, v in value.items())
     if isinstance(value, list | tuple):
-        return [to_json(v) for v in value]
-    return value
+        try:
+            return [_json(v) for v in value]
+        except _Misfit as problem:
+            raise problem.inside("[]") from None
+    return _json(_plain(value))
+
+
+def _json_table(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found = {}
+    for name, value in pairs:
+        try:
+            found[name] = _json(value)
+        except _Misfit as problem:
+            raise problem.inside(name) from None
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """The number, text or member's value that a value stands for: of NumPy, PyTorch, or a class of the script's own."""
+    try:
+        if isinstance(value, enum.Enum):
+            return value.value
+        if isinstance(value, str | os.PathLike):
+            return str.__str__(value) if isinstance(value, str) else os.fsdecode(value)
+        if isinstance(value, numbers.Integral) or not hasattr(value, "item"):
+            return int(value) if hasattr(value, "__index__") else float(value)
+        found = float(value) if isinstance(value, numbers.Real) else value.item()
+        if type(found) in (bool, int, float, str):
+            return found
+    except Exception:  # noqa: BLE001  what a script's own class does when it is asked is its own
+        pass
+    raise _Misfit(f"{type(value).__module__}.{type(value).__qualname__}", "a plain number or text")
 
 
 def from_json(kind: type[R], value: Any, *, where: str = "record") -> R:

@@ -569,12 +569,32 @@ def test_a_trial_answers_every_order_wherever_it_breaks(conducted, broken):
         assert [f.stage for f in records(here, Failure)] == ["engage", "release"]
         return
     here.framework.step(100)
-    if broken == "settled":  # it never stands at its first boundary, and says why
+    if broken == "settled":  # it never stands at its first boundary, and nobody waits for that: why is said before
         assert {f.message for f in records(here, Failure)} == {"settled is broken"}
-    elif broken == "facts":  # not even a header could be written, but then it stands there all the same
-        assert records(here, Failure)
-    else:
-        assert ready(here) == [-1, 0, 1, 2, 3, 4]
+        assert {*ready(here)} == {-1} and len(records(here, Failure)) > child.MAX_PROBLEMS
+        return
+    if broken == "facts":
+        assert [f.message for f in records(here, Failure)] == ["facts is broken"] and not records(here, Facts)
+        assert records(here)[0].num_threads == 0
+    assert ready(here) == [-1, 0, 1, 2, 3, 4]
+
+
+class NoNumber:
+    pass
+
+
+@pytest.mark.parametrize("mode", ["run", "trial"])
+def test_facts_that_cannot_be_written_are_named_and_all_else_is_recorded(conducted, monkeypatch, mode):
+    here = conducted(order(0, levers=BF16, num_steps=2), mode=mode, levers=BF16)
+    found = Facts(device="cpu", models=(), optimizers=(), loaders=(), num_threads=1, calls_per_update=NoNumber())
+    monkeypatch.setattr(here.framework, "facts", lambda: found)
+    here.framework.step(100)
+    (failed,) = records(here, Failure)
+    assert (failed.stage, failed.error) == ("recorder", "TypeError")
+    assert failed.message == f"Facts: `calls_per_update` is `{__name__}.NoNumber`, not a plain number or text"
+    here.conductor._at_exit()
+    assert records(here, Window) and not records(here, Facts)
+    assert here.framework.levers == BF16
 
 
 def test_after_many_failures_of_our_own_the_script_is_left_to_itself(conducted):

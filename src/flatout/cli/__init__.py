@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -11,7 +12,7 @@ import click
 
 from flatout import __version__
 from flatout.cli.options import ScriptCommand, ended_by_module, own_options
-from flatout.errors import FlatoutError, Inconclusive, UsageError, did_you_mean
+from flatout.errors import FlatoutError, Inconclusive, InternalError, UsageError, did_you_mean
 
 COMMANDS = {
     "tune": "measure, diagnose, try, choose; writes a plan and a report",
@@ -76,6 +77,9 @@ class Commands(click.Group):
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return 141
+        except Exception as problem:  # noqa: BLE001  a traceback of ours tells nobody what to do
+            complain(failed := own_failure(problem))
+            return failed.exit_code
 
 
 def load(name: str) -> click.Command:
@@ -87,6 +91,30 @@ def load(name: str) -> click.Command:
 def complain(problem: FlatoutError) -> None:
     """Three lines on stderr."""
     tell(str(problem))
+
+
+def own_failure(problem: Exception) -> InternalError:
+    """The error for what nobody foresaw; what there is to report goes into a file in `.flatout`, or a temporary one."""
+    import platform
+    import tempfile
+    import traceback
+
+    last = traceback.extract_tb(problem.__traceback__)[-1]
+    what = " ".join(f"{type(problem).__name__}: {problem}".removesuffix(": ").split())[:300]
+    versions = f"flatout {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
+    hint = "please report it, with the command that you typed"
+    for folder in (".flatout", None):
+        with contextlib.suppress(OSError):
+            descriptor, path = tempfile.mkstemp(".txt", "error-", folder)
+            with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
+                file.write(versions + "".join(traceback.format_exception(problem)))
+            hint = f"please report it, with the command that you typed and `{path}`"
+            break
+    return InternalError(
+        "flatout itself failed",
+        cause=f"`{what}` at line {last.lineno} of `{os.path.basename(last.filename)}`; the script is not to blame",
+        hint=hint,
+    )
 
 
 def tell(text: str) -> None:

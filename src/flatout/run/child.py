@@ -191,13 +191,22 @@ class Conductor:
                 pid=self._pid,
                 rank=self._rank,
                 world_size=self._world,
-                num_threads=self.framework.facts().num_threads,
+                num_threads=self._num_threads(),
                 affinity=_affinity(),
                 start_s=time.perf_counter() - self.spec.flatout_started_s,
                 zero_monotonic_s=self._started_s,
             )
         )
         self._pipe.open()
+
+    def _num_threads(self) -> int:
+        """0 where the facts cannot be told; that is said where they are due, behind the header."""
+        try:
+            return self.framework.facts().num_threads
+        except Exception as problem:
+            if raised_by_handler(problem):
+                raise
+            return 0
 
     def _watch_end(self) -> None:
         former = sys.excepthook
@@ -338,6 +347,8 @@ class Conductor:
             os._exit(1)
         if self._num_problems >= MAX_PROBLEMS and self.spec.mode != "trial":
             self._give_up()
+        elif self._num_problems >= MAX_PROBLEMS and self._settled_at is None:
+            self._write(Ready(order=-1, num_steps=self.num_steps))  # it would be waited for in vain, and why is known
 
     def _abandon_order(self) -> None:
         """Answer an order that broke, so that the parent does not wait for it; what it began is forgotten."""
@@ -395,14 +406,19 @@ class Conductor:
             return
         self._settled_at = self.num_steps
         try:
-            warm_up_step_s = sum(self._first_step_s) / len(self._first_step_s)
-            self._write(dataclasses.replace(self.framework.facts(), warm_up_step_s=warm_up_step_s))
+            self._write_facts(warm_up_step_s=sum(self._first_step_s) / len(self._first_step_s))
             if self.spec.mode == "run" and self.spec.levers:
                 self._toggle(self.spec.levers, "plan")
             if self.spec.mode != "trial":
                 self._open_free_window()
         finally:  # whatever broke: a parent that waits must learn that we stand here
             self._write(Ready(order=-1, num_steps=self.num_steps))
+
+    def _write_facts(self, warm_up_step_s: float) -> None:
+        try:
+            self._write(dataclasses.replace(self.framework.facts(), warm_up_step_s=warm_up_step_s))
+        except Exception as problem:  # noqa: BLE001  the rest is recorded, and the levers of a run do not depend on it
+            self.on_failure("recorder", problem)
 
     # -- orders --------------------------------------------------------------------------------------------------
 

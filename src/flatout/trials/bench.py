@@ -32,7 +32,7 @@ from flatout.store_folder import stores_folder
 from flatout.trace import Agreement, Census, Header, Levers, Record, Refused, Scaling, Setting, Toggle, Window
 from flatout.trials.ends import CandidateFailed, Kills, not_released, raise_failures
 from flatout.trials.terms import Terms
-from flatout.trials.unmeasurable import cannot_measure, cannot_release
+from flatout.trials.unmeasurable import cannot_measure, cannot_record, cannot_release
 from flatout.trials.window_size import MAX_STEPS, WINDOW_S, Size, size_for
 
 WARM_UP_STEPS = 30
@@ -102,6 +102,7 @@ class Bench:
 
         Raises:
             ScriptError: The plain script failed, or never trained.
+            Inconclusive: What it does could not be recorded.
             CandidateFailed: It failed under process levers.
         """
         self.end()
@@ -125,6 +126,8 @@ class Bench:
                 raise problem from None
             break
         self._note(records)
+        if self.header is None or self.facts is None:
+            raise cannot_record(self.script, "what it does", records)
         for note in isolation.notes(self._scratch) if self._scratch is not None else ():
             self.warnings[note] = None
 
@@ -302,7 +305,7 @@ class Bench:
 
         Raises:
             CandidateFailed: The script broke under the levers.
-            Inconclusive: It always ends too early.
+            Inconclusive: It always ends too early, or its plain steps could not be recorded.
         """
         records = self._ask(
             levers,
@@ -314,6 +317,8 @@ class Bench:
             skip_steps=self.size.skip_steps if skip is None else skip,
         )
         found = next((r for r in reversed(records) if isinstance(r, Window)), None)
+        if found is None and not levers:
+            raise cannot_record(self.script, "its steps", records)
         if found is None:
             raise CandidateFailed("could not be engaged")
         self.last_toggle_s = sum(r.took_s for r in records if isinstance(r, Toggle))

@@ -19,6 +19,7 @@ from flatout.activity import Activity, activity_of, slow_steps
 from flatout.anatomy import Anatomy, dissect
 from flatout.ceilings import Ceilings, Machine
 from flatout.diagnosis import Diagnosis, diagnose
+from flatout.errors import Inconclusive
 from flatout.findings import Findings
 from flatout.host_reads import HostReads
 from flatout.looks import Looks
@@ -136,7 +137,7 @@ class Plain:
     def _stacks(self, levers: Levers) -> Stacks | None:
         self.bench.last_stacks = None
         skip = self.bench.size.loader_skip_steps if levers else self.bench.size.skip_steps
-        with contextlib.suppress(CandidateFailed):  # a loader that bears no other setting
+        with contextlib.suppress(CandidateFailed, Inconclusive):  # a loader that bears no other setting
             self.bench.window(levers, purpose="stacks", observe="stacks", skip=skip)
         return self.bench.last_stacks
 
@@ -145,7 +146,7 @@ class Plain:
         seen: list[HostReads] = []
         for _ in range(READS_WINDOWS):
             self.bench.last_reads = None
-            with contextlib.suppress(CandidateFailed):
+            with contextlib.suppress(Inconclusive):  # the rest does not depend on it
                 self.bench.window({}, purpose="reads", observe="reads", skip=self.bench.size.skip_steps)
             if (found := self.bench.last_reads) is not None:
                 seen.append(found)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from flatout.errors import Inconclusive, ScriptError
 from flatout.report.words import nearby, printable
 from flatout.run.launch import Ended
 from flatout.run.script import Script
+from flatout.trace import Failure, Record
+from flatout.trials.ends import sentence
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -67,6 +70,16 @@ def cannot_release(script: Script, broke: str) -> Inconclusive:
         f"`{script.name}` could not be measured plainly: a lever could not be released",
         cause=printable(broke),
         hint="`--without LEVER` leaves it out",
+    )
+
+
+def cannot_record(script: Script, what: str, records: Iterable[Record]) -> Inconclusive:
+    """The error for a script that trains, of which `what` is not among the records: that is flatout's own fault."""
+    broke = [sentence(one) for one in records if isinstance(one, Failure) and one.stage != "script"]
+    return Inconclusive(
+        f"`{script.name}` trains, but {what} could not be recorded",
+        cause=printable(broke[-1]) if broke else "the record is not there, and nothing says why",
+        hint="the script is not to blame: please report it, with the newest folder in `.flatout`",
     )
 
 

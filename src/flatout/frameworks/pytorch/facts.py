@@ -126,16 +126,16 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
     iterable = isinstance(loader.dataset, IterableDataset)
     try:
         num_batches = None if iterable else len(loader)
-    except TypeError:
+    except Exception:  # noqa: BLE001  a sampler of the script's own may raise anything
         num_batches = None
     return LoaderFacts(
         dataset=type(loader.dataset).__name__,
         batch_size=loader.batch_size,
         num_batches=num_batches,
-        num_workers=loader.num_workers,
-        persistent=loader.persistent_workers,
+        num_workers=int(loader.num_workers),  # PyTorch takes True for one of them, and 1 for True below
+        persistent=bool(loader.persistent_workers),
         prefetch_factor=loader.prefetch_factor,
-        pinned=loader.pin_memory,
+        pinned=bool(loader.pin_memory),
         iterable=iterable,
         generator=loader.generator is not None,
         picklable=_picklable(loader),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import numbers
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -46,7 +47,7 @@ def _varied(seed: Callable[..., Any], run: int, unseeded: Iterator[int]) -> Call
         value = values[0] if values else named[name] if name is not None else None
         if value is None:  # from the operating system: different in every run otherwise
             other: Any = _mixed(f"unseeded {next(unseeded)}", run)
-        elif run > 0 and isinstance(value, (int, float, str, bytes, list, tuple)):
+        elif run > 0 and isinstance(value, (numbers.Number, str, bytes, list, tuple)):
             other = _mixed(value, run)
         else:
             other = value

@@ -6,6 +6,7 @@ In: optimizers whose gradients are complete. Out: how far each parameter moved.
 from __future__ import annotations
 
 import math
+import numbers
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from threading import get_ident
@@ -95,7 +96,7 @@ class _OptimizerState:
         self._optimizer = optimizer
         self._state = {owner: _kept(state) for owner, state in optimizer.state.items()}
         self._groups = [_kept({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
-        self._own = {k: v for k, v in vars(optimizer).items() if type(v) in (bool, int, float, str, type(None))}
+        self._own = {k: v for k, v in vars(optimizer).items() if isinstance(v, numbers.Number | str | None)}
 
     def restore(self) -> None:
         state = self._optimizer.state
@@ -200,8 +201,8 @@ def _lessen(optimizer: torch.optim.Optimizer, meant: Callable[[str], bool]) -> N
 
 
 def _lessened(value: Any, *, integers: bool = False) -> Any:
-    if type(value) is float or (integers and type(value) is int):
-        return LESS * value
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return LESS * value if integers or not isinstance(value, numbers.Integral) else value
     if isinstance(value, torch.Tensor) and value.is_floating_point():
         return LESS * value
     return type(value)(_lessened(part) for part in value) if type(value) in (tuple, list) else value

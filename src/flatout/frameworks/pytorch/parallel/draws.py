@@ -156,7 +156,7 @@ class Noise:
 
     def _of_shape(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def of_shape(*size: Any, **named: Any) -> torch.Tensor:
-            shape = named.pop("size", size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
+            shape = named.pop("size", size[0] if len(size) == 1 and isinstance(size[0], list | tuple) else size)
             if self._within or named.get("generator") is not None or named.get("out") is not None:
                 return plain(*shape, **named)
             wants = named.pop("requires_grad", False)
@@ -170,8 +170,7 @@ class Noise:
         def of_numbers(*given: Any, **named: Any) -> torch.Tensor:
             if self._within or named.get("generator") is not None or named.get("out") is not None:
                 return plain(*given, **named)
-            shape = named.pop("size", given[-1])
-            limits = given if len(given) and isinstance(given[-1], int) else given[:-1]
+            limits, shape = (given, named.pop("size")) if "size" in named else (given[:-1], given[-1])
             return self._through(lambda new: plain(*limits, size=new, **named), tuple(shape))
 
         return of_numbers

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -136,7 +137,7 @@ def _numbers(module: nn.Module) -> dict[str, tuple[Any, Any]]:
     for prefix, part in module.named_modules():
         for name, value in vars(part).items():
             place = f"{prefix}.{name}".lstrip(".")
-            if isinstance(value, int | float) and name != "training":
+            if isinstance(value, numbers.Number) and name != "training":
                 found[place] = value, getattr(type(part), name, value)
             elif isinstance(value, list | dict | set) and not name.startswith("_"):
                 found[place] = len(value), len(value)

@@ -5,6 +5,7 @@ In: any value. Out: its numbers, words and kinds of objects with their places, a
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def skeleton(value: Any) -> str:
 
 def has_numbers_of_floats(value: Any, depth: int = 0) -> bool:
     """Whether there is a float among what is no tensor: most often it was computed from the batch."""
-    if isinstance(value, float):
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
         return True
     if isinstance(value, torch.Tensor) or depth >= MAX_DEPTH:
         return False
@@ -39,7 +40,7 @@ def flags_of(module: nn.Module) -> str:
 def _of(value: Any, depth: int) -> str:
     if isinstance(value, torch.Tensor):
         return "T"
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+    if value is None or isinstance(value, numbers.Number | str | bytes):
         return repr(value)
     if depth >= MAX_DEPTH:
         return type(value).__name__

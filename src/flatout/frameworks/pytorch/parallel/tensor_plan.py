@@ -8,6 +8,7 @@ layers, and how their parameters are cut.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -173,12 +174,12 @@ class TensorPlan:
         widths = {one.out_features // blocks for one in columns}
         for path, inner in scope.named_modules():
             for name, value in vars(inner).items():
-                if not isinstance(value, int) or isinstance(value, bool) or value % world or value < world:
+                if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value % world or value < world:
                     continue
                 is_heads = "head" in name and not any(word in name for word in ("dim", "size"))
                 is_width = len(names) > 1 and value in widths and any(word in name for word in names[1:])
                 if (is_heads or is_width) and not isinstance(inner, nn.Linear):
-                    found.append((path, name, value // world))
+                    found.append((path, name, int(value) // world))
         return found
 
     def _holds(self, scope: nn.Module, columns: list[Any], row: Any, blocks: int, told: list[Told]) -> bool:
