@@ -1,8 +1,12 @@
 """Records to JSON and back."""
 
 import dataclasses
+import decimal
+import enum
+import fractions
 import json
 import math
+import pathlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -93,6 +97,91 @@ def test_nan_inside_lists_and_tables_is_no_literal_that_browsers_refuse():
     text = json.dumps(to_json(record), allow_nan=False)
     assert '"b": null' in text and '"Infinity"' in text
     assert math.isnan(back(record).table["a"]["b"])
+
+
+class Width(enum.IntEnum):
+    HIDDEN = 16
+
+
+class Word(str):
+    def __str__(self):
+        return "another"
+
+
+class Steps(int):
+    pass
+
+
+class Sized:
+    """Something of a script's own that can be counted with."""
+
+    def __index__(self):
+        return 7
+
+
+class Silent:
+    def item(self):
+        return self
+
+
+class Breaks:
+    def __float__(self):
+        raise OSError("gone")
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (Width.HIDDEN, 16),
+        (enum.Enum("Kind", {"A": "a"}).A, "a"),
+        (enum.Enum("Rate", {"A": fractions.Fraction(1, 4)}).A, 0.25),
+        (Word("own"), "own"),
+        (Steps(3), 3),
+        (Sized(), 7),
+        (pathlib.PurePosixPath("a/b"), "a/b"),
+        (fractions.Fraction(1, 2), 0.5),
+        (decimal.Decimal("1.5"), 1.5),
+        (decimal.Decimal("NaN"), None),
+    ],
+)
+def test_what_stands_for_a_number_or_a_text_is_written_as_that(value, plain):
+    (found,) = to_json([value])
+    assert found == plain and type(found) is type(plain)
+
+
+def test_scalars_of_numpy_are_written_as_the_numbers_they_are():
+    np = pytest.importorskip("numpy")
+    values = [
+        np.int64(3),
+        np.uint8(3),
+        np.float64(0.5),
+        np.float32(0.5),
+        np.longdouble(0.5),
+        np.bool_(True),
+        np.str_("a"),
+    ]
+    found = to_json([*values, np.array(3), np.array(0.5), np.float32("nan"), np.float64("inf")])
+    assert found == [3, 3, 0.5, 0.5, 0.5, True, "a", 3, 0.5, None, "Infinity"]
+    assert [type(one) for one in found[:8]] == [int, int, float, float, float, bool, str, int]
+    record = Outer(x_s=np.float32(0.5), num=np.array((4, 2)).prod(), flag=np.bool_(True), choice=np.int64(3))
+    assert back(record) == Outer(x_s=0.5, num=8, flag=True, choice=3)
+    assert to_json({np.int64(3): np.int64(4)}) == {"3": 4}
+
+
+def test_tensors_of_one_number_are_written_as_it():
+    torch = pytest.importorskip("torch")
+    found = to_json([torch.tensor(3), torch.tensor(0.5), torch.tensor(True), torch.nn.Parameter(torch.ones(1))])
+    assert found == [3, 0.5, True, 1.0] and [type(one) for one in found] == [int, float, bool, float]
+    with pytest.raises(TypeError, match=r"`num` is `torch\.Tensor`"):
+        to_json(Outer(x_s=0.0, num=torch.ones(2)))
+
+
+@pytest.mark.parametrize("value", [object(), {1}, b"bytes", 1j, int, Silent(), Breaks()])
+def test_what_stands_for_nothing_plain_is_named_with_its_place(value):
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    with pytest.raises(TypeError) as caught:
+        to_json(Outer(x_s=0.0, table={"k": {"v": [1.0, value]}}))
+    assert str(caught.value) == f"Outer: `table.k.v[]` is `{kind}`, not a plain number or text"
 
 
 def test_a_whole_number_is_read_into_a_float_field_as_float():

@@ -10,10 +10,12 @@ from flatout import measuring, result
 from flatout.errors import Inconclusive, MachineError, ScriptError, cannot_write
 from flatout.run.launch import Ended
 from flatout.run.script import Script
-from flatout.trace import Failure, Window
+from flatout.trace import Failure, Ready, Window
 from flatout.trials import bench
+from flatout.trials.ends import CandidateFailed
 from flatout.trials.terms import Terms
 from flatout.trials.unmeasurable import cannot_measure
+from handmade import HEADER
 
 
 @pytest.mark.parametrize(
@@ -147,3 +149,50 @@ def test_a_lever_that_a_child_could_not_release_once_is_no_reason_to_stop(tmp_pa
     monkeypatch.setattr(one, "start", lambda process_levers: setattr(one, "_child", children.pop(0)))
     assert one.window({}, purpose="baseline").step_s == (1.0,)
     assert one.unreleased == "release: NotReleased: bf16: KeyError: 'gone'"
+
+
+class Standing:
+    """A child that stands at its first boundary, and has written no more than these."""
+
+    alive = True
+
+    def __init__(self, *records):
+        self.records = [*records, Ready(order=-1, num_steps=6)]
+
+    def ready(self, limit_s, wait):
+        return self.records
+
+    def ask(self, limit_s, wait, **what):
+        return self.records
+
+    def end(self):
+        pass
+
+
+LOST = Failure(stage="recorder", error="TypeError", message="Facts: `loaders[].batch_size` is `a.B`, not a number")
+
+
+@pytest.mark.parametrize(
+    ("written", "cause"),
+    [
+        ((HEADER, LOST), "recorder: TypeError: Facts: `loaders[].batch_size` is `a.B`, not a number"),
+        ((LOST,), "recorder: TypeError: Facts: `loaders[].batch_size` is `a.B`, not a number"),
+        ((HEADER,), "the record is not there, and nothing says why"),
+    ],
+)
+def test_a_script_whose_facts_could_not_be_written_is_refused_with_the_reason(tmp_path, monkeypatch, written, cause):
+    one = bench.Bench(Script(path="train.py"), tmp_path, {}, Terms(isolate=False))
+    monkeypatch.setattr(one, "_launch", lambda environment: setattr(one, "_child", Standing(*written)))
+    with pytest.raises(Inconclusive, match=r"`train\.py` trains, but what it does could not be recorded") as caught:
+        one.start()
+    assert caught.value.cause == cause and "report" in caught.value.hint
+
+
+def test_a_plain_window_that_could_not_be_written_is_told_and_one_under_levers_is_a_failed_candidate(tmp_path):
+    one = bench.Bench(Script(path="train.py"), tmp_path, {}, Terms())
+    one._child = Standing(replace(LOST, message="Window: `losses[]` is `a.B`"))
+    with pytest.raises(Inconclusive, match="its steps could not be recorded") as caught:
+        one.window({}, purpose="baseline")
+    assert "losses" in caught.value.cause
+    with pytest.raises(CandidateFailed, match="could not be engaged"):
+        one.window({"a": {}}, purpose="trial")

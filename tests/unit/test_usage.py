@@ -1,7 +1,9 @@
 """What is typed wrongly is said in three parts, and a result is shown again as it was."""
 
 import json
+import re
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +44,35 @@ def complaint(capsys, *words, code=2):
     error, cause, hint = err.splitlines()
     assert (out, error[:7], cause[:7], hint[:7]) == ("", "error: ", "cause: ", "hint:  ")
     return error[7:], cause[7:], hint[7:]
+
+
+# -- failures of our own --------------------------------------------------------------------------------------------
+
+
+def breaks(*_, **__):
+    raise AssertionError
+
+
+@pytest.mark.parametrize("kept_in", [".flatout", None])
+def test_what_nobody_foresaw_ends_in_three_parts_and_its_traceback_lies_in_a_file(
+    capsys, monkeypatch, tmp_path, kept_in
+):
+    monkeypatch.setattr(measuring, "measured", breaks)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    place = tmp_path / (kept_in or "temporary")
+    place.mkdir()
+    error, cause, hint = complaint(capsys, "why", "train.py", code=7)
+    assert error == "flatout itself failed"
+    assert re.fullmatch(r"`AssertionError` at line \d+ of `test_usage.py`; the script is not to blame", cause)
+    (file,) = place.iterdir()
+    assert hint == f"please report it, with the command that you typed and `{file}`"
+    assert file.read_text().startswith("flatout ") and "Traceback" in file.read_text()
+
+
+def test_a_failure_of_our_own_that_no_file_can_be_written_of_is_said_all_the_same(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(measuring, "measured", breaks)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    assert complaint(capsys, "why", "train.py", code=7)[2] == "please report it, with the command that you typed"
 
 
 # -- options --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ np = pytest.importorskip("numpy")
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
+from flatout import trace_file  # noqa: E402
 from flatout.frameworks.pytorch import dataset_state  # noqa: E402
 from flatout.frameworks.pytorch.dataset_state import fingerprint, held_open  # noqa: E402
 
@@ -136,6 +137,33 @@ def test_loaders_are_described_as_the_script_made_them(watch):
     assert loader.changeable and not loader.iterable and not loader.generator
     assert loader.fetches_per_step == pytest.approx(1, abs=0.1)
     assert loader.batch_bytes == 8 * 3 * 8 * 8 * 4
+
+
+def test_sizes_and_switches_of_other_kinds_become_plain_in_the_record_of_the_facts(watch):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(np.int64(192), np.array((4, 4)).prod()), nn.Linear(np.int64(16), 2))
+    loader = DataLoader(Rows(), batch_size=8, num_workers=np.int64(0), pin_memory=np.bool_(False), persistent_workers=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=np.float64(1e-4), momentum=np.float32(0.9))
+    facts = train(watch, model, loader, optimizer, num=3)
+    read = trace_file.decode(trace_file.encode(facts))
+    assert read == facts and read.models[0].num_aligned_linears == 1
+    assert (read.loaders[0].num_workers, read.loaders[0].pinned, read.loaders[0].persistent) == (0, False, False)
+
+
+@pytest.mark.parametrize("number", [1, np.bool_(True)])
+def test_a_switch_that_is_a_number_is_a_switch_in_the_facts(watch, number):
+    loader = DataLoader(Rows(), batch_size=8, num_workers=True, persistent_workers=number, pin_memory=number)
+    facts = train(watch, images(), loader, num=1)
+    (found,) = trace_file.decode(trace_file.encode(facts)).loaders
+    assert (found.num_workers, found.persistent, found.pinned) == (1, True, True)
+
+
+def test_a_loader_whose_length_raises_has_none_in_the_facts(watch):
+    class Endless(torch.utils.data.RandomSampler):
+        def __len__(self):
+            raise NotImplementedError
+
+    facts = train(watch, images(), DataLoader(Rows(), batch_size=8, sampler=Endless(Rows(), num_samples=40)), num=3)
+    assert facts.loaders[0].num_batches is None
 
 
 def test_a_batch_that_cannot_be_looked_into_has_no_size(watch):

@@ -148,5 +148,8 @@ def test_options_are_lessened_whatever_they_are_made_of_and_switches_and_counts_
     assert _lessened(0.5) == 0.25 and _lessened((0.5, (1.0, None))) == (0.25, (0.5, None))
     assert _lessened([0.5, True]) == [0.25, True] and _lessened(3) == 3
     assert _lessened(3, integers=True) == 1.5 and _lessened(True, integers=True) is True
+    np = pytest.importorskip("numpy")
+    assert _lessened(np.float64(0.5)) == _lessened(np.float32(0.5)) == 0.25 and _lessened(np.int64(3)) == 3
+    assert _lessened(np.int64(3), integers=True) == 1.5 and _lessened(np.bool_(True)) is np.True_
     betas = (torch.tensor(0.5), 0.5)
     assert _lessened(betas)[0] == 0.25 and betas[0] == 0.5, "the script's own tensor stays as it is"

@@ -18,9 +18,12 @@ torch.manual_seed(3); random.seed(3); np.random.seed(seed=3)
 own = [float(torch.rand(())), random.random(), float(np.random.rand()), float(np.random.default_rng(3).random())]
 torch.manual_seed(4)
 other = float(torch.rand(()))
+torch.manual_seed(np.int64(3)); np.random.seed(np.int32(3))
+numbers = [float(torch.rand(())), float(np.random.rand())]
 torch.manual_seed(3)
 loader = torch.utils.data.DataLoader(range(64), batch_size=8, shuffle=True, num_workers=int(sys.argv[2]))
-print(json.dumps({"first": first, "fresh": fresh, "own": own, "other": other, "order": [b.tolist() for b in loader]}))
+order = [b.tolist() for b in loader]
+print(json.dumps({"first": first, "fresh": fresh, "own": own, "other": other, "numbers": numbers, "order": order}))
 """
 
 
@@ -47,7 +50,7 @@ def test_run_0_draws_what_the_script_seeds_for_itself(runs):
 
 
 def test_each_run_draws_others_whatever_the_script_seeds_with(runs):
-    for key in ("first", "own", "fresh"):
+    for key in ("first", "own", "fresh", "numbers"):
         assert len({json.dumps(runs[run][key]) for run in runs}) == 3, key
     assert all(runs[run]["other"] != runs[run]["own"][0] for run in runs), "its own seeds stay different ones"
     assert runs[1]["fresh"][0] != runs[1]["fresh"][1], "generators without a seed too"

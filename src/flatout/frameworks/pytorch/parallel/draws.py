@@ -160,7 +160,7 @@ class Noise:
             if self._within or named.get("generator") is not None or named.get("out") is not None:
                 return plain(*shape, **named)
             wants = named.pop("requires_grad", False)
-            return self._through(lambda new: plain(*new, **named), tuple(shape)).requires_grad_(wants)
+            return self._through(lambda new: plain(*new, **named), tuple(map(int, shape))).requires_grad_(wants)
 
         return of_shape
 
@@ -171,7 +171,7 @@ class Noise:
             if self._within or named.get("generator") is not None or named.get("out") is not None:
                 return plain(*given, **named)
             limits, shape = (given, named.pop("size")) if "size" in named else (given[:-1], given[-1])
-            return self._through(lambda new: plain(*limits, size=new, **named), tuple(shape))
+            return self._through(lambda new: plain(*limits, size=new, **named), tuple(map(int, shape)))
 
         return of_numbers
 
