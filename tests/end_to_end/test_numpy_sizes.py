@@ -16,13 +16,14 @@ from flatout.run import isolation
 pytest.importorskip("torch")
 
 SCRIPT = str(Path(__file__).resolve().parent.parent / "scripts" / "numpy_sizes.py")
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 HERE = [] if isolation.available() is None else ["--allow-writes"]
 
 
 def flatout(*words: str, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "flatout", *words], cwd=folder, capture_output=True, text=True, timeout=250, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=ONE_THREAD,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -41,7 +42,7 @@ def test_tune_tries_a_lever(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [(), ("--loader",)])
 def test_a_run_has_the_scripts_lines_and_a_record(tmp_path: Path, words: tuple[str, ...]) -> None:
-    plain = subprocess.run([sys.executable, SCRIPT, *words], capture_output=True, text=True, check=True)
+    plain = subprocess.run([sys.executable, SCRIPT, *words], capture_output=True, text=True, check=True, env=ONE_THREAD)
     assert flatout("run", SCRIPT, *words, folder=tmp_path) == plain.stdout
     (trace,) = tmp_path.glob(".flatout/*/trace-run.jsonl")
     read = trace_file.read(trace)
