@@ -66,10 +66,7 @@ def _json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return _json_table((str(k), v) for k, v in value.items())
     if isinstance(value, list | tuple):
-        try:
-            return [_json(v) for v in value]
-        except _Misfit as problem:
-            raise problem.inside("[]") from None
+        return [_json(v) for v in value]
     return _json(_plain(value))
 
 

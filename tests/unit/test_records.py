@@ -181,7 +181,7 @@ def test_what_stands_for_nothing_plain_is_named_with_its_place(value):
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     with pytest.raises(TypeError) as caught:
         to_json(Outer(x_s=0.0, table={"k": {"v": [1.0, value]}}))
-    assert str(caught.value) == f"Outer: `table.k.v[]` is `{kind}`, not a plain number or text"
+    assert str(caught.value) == f"Outer: `table.k.v` is `{kind}`, not a plain number or text"
 
 
 def test_a_whole_number_is_read_into_a_float_field_as_float():
