@@ -54,6 +54,9 @@ BINDINGS = (
     "nothing",
 )
 
+NOT_CONCLUDED = "not concluded"
+"""Instead of what binds, where measurements of the same step contradict each other."""
+
 WORTH_A_ROW = 1.05
 """A cause that few scripts have is among the bounds from here on."""
 
@@ -123,19 +126,20 @@ class Diagnosis:
     """What holds the script back.
 
     Attributes:
-        binding: One of `BINDINGS`.
+        binding: One of `BINDINGS`, or `not concluded`.
         part: Where the input binds, or is nearly as large as what does, which part of fetching takes most: `storage`,
             `decode`, `transform`, `collate` or `worker start-up`; empty where it was not seen.
         also: Causes that are nearly as large as what binds, and parts of fetching nearly as large as `part`.
         sentence: The same for people, in one sentence.
         evidence: The measurements that say so.
-        bounds: One per remedy, largest first.
+        bounds: One per remedy, largest first; where nothing is concluded those alone that were measured in pairs.
         model_flops_per_step: Multiply-adds of matrix products and convolutions times two; None where not counted.
         achieved_flops_per_s: The same over the step time.
         model_flops_utilization: Achieved over the measured ceiling of `arithmetic`; None where either is missing. Above
             1 it is said in the notes, never clamped.
         arithmetic: What the script multiplies in: `float32`, `tf32`, `bfloat16` ...
         notes: What the reader must know, e.g. operations that were not counted.
+        contradictions: Measurements of the same step that exclude each other, and why perhaps: nothing is concluded.
     """
 
     binding: str
@@ -149,10 +153,13 @@ class Diagnosis:
     arithmetic: str = "float32"
     part: str = ""
     also: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = ()
 
 
 def diagnose(found: Findings) -> Diagnosis:
-    """Name what binds."""
+    """Name what binds, where the account of the step closes."""
+    if contradictions := tuple(explained.contradictions(found)):
+        return _not_concluded(found, contradictions)
     alone = causes(found)
     bounds = tuple(sorted(_bounds(found, alone), key=lambda b: -b.ratio))
     worth = on_one_scale(alone, found)
@@ -181,6 +188,20 @@ def diagnose(found: Findings) -> Diagnosis:
     )
 
 
+def _not_concluded(found: Findings, contradictions: tuple[str, ...]) -> Diagnosis:
+    """What does not rest on the step that was taken apart: what was measured beside plain windows in turn with them."""
+    return Diagnosis(
+        binding=NOT_CONCLUDED,
+        sentence=f"{NOT_CONCLUDED}: {'; '.join(contradictions)}",
+        evidence=(),
+        bounds=tuple(sorted(_measured_bounds(found), key=lambda b: -b.ratio)),
+        model_flops_per_step=found.census.flops if found.census and found.census.flops else None,
+        notes=tuple(explained.notes(found, None)),
+        arithmetic=arithmetic_of(found.facts),
+        contradictions=contradictions,
+    )
+
+
 def _main_share(binding: str, found: Findings) -> list[str]:
     phase = PHASE_OF.get(binding, "")
     share = found.anatomy.share(phase)
@@ -194,19 +215,12 @@ def _best_bounds(binding: str, bounds: Sequence[Bound]) -> list[str]:
 
 
 def _bounds(found: Findings, worth: Mapping[str, float]) -> list[Bound]:
-    result = []
-    free_data = found.counterfactuals.get("free_data")
+    result = _measured_bounds(found)
     data = found.anatomy.phases_s.get("data")
-    if free_data is not None and math.isfinite(free_data.ratio):
-        result.append(_measured("free data", free_data, "one cached batch replayed", ("data",)))
-    elif data is not None:
+    if data is not None and all(bound.remedy != "free data" for bound in result):
         error = math.hypot(phase_error(found, "data"), assumed_s(data, found) / found.anatomy.step_s)
         ratio = uninterrupted(data, found)
         result.append(_of_share("free data", ratio, error, _said(SHARE, ratio, data, found), ("data",)))
-    threads = found.counterfactuals.get("fitting_threads")
-    if threads is not None and math.isfinite(threads.ratio):
-        shortened = ("forward", "loss", "backward", "optimizer", "data")
-        result.append(_measured("threads that fit", threads, f"{found.num_cores} threads in turn with now", shortened))
     nan = float("nan")
     seconds = (
         ("free launches", fixed_s(found), nan, "model calls replayed at half the batch",
@@ -222,6 +236,18 @@ def _bounds(found: Findings, worth: Mapping[str, float]) -> list[Bound]:
         if saved_s is not None:
             result.append(_of_share(remedy, without(saved_s, found), error, how, shortens))
     return result + _rare_bounds(found, worth)
+
+
+def _measured_bounds(found: Findings) -> list[Bound]:
+    """Those of remedies that were engaged beside plain."""
+    result = []
+    free_data, threads = (found.counterfactuals.get(name) for name in ("free_data", "fitting_threads"))
+    if free_data is not None and math.isfinite(free_data.ratio):
+        result.append(_measured("free data", free_data, "one cached batch replayed", ("data",)))
+    if threads is not None and math.isfinite(threads.ratio):
+        shortened = ("forward", "loss", "backward", "optimizer", "data")
+        result.append(_measured("threads that fit", threads, f"{found.num_cores} threads in turn with now", shortened))
+    return result
 
 
 def _rare_bounds(found: Findings, worth: Mapping[str, float]) -> list[Bound]:

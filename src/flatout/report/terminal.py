@@ -257,6 +257,8 @@ def _limit_words(result: Result) -> str:
     binding, _, rest = result.diagnosis.sentence.partition(": ")
     ceiling = f"this machine's {result.diagnosis.arithmetic} ceiling"
     at = f", at {words.percent(used)} of {ceiling}" if used is not None else ""
+    if result.diagnosis.contradictions:
+        return f"What binds is {result.diagnosis.sentence}"
     if result.diagnosis.binding == "nothing":
         return f"{rest[:1].upper()}{rest[1:]}{at}"
     return f"The step is bound by {binding}{at}: {rest}" if rest else f"The step is bound by {binding}{at}"
