@@ -20,6 +20,9 @@ AS_IT_COMES = ("other", "garbage")
 MOST_DRIFT = 2.0
 """A machine whose cores nobody else uses becomes so many times as slow or fast between two measurements at the most."""
 
+RECORDING_S = 70e-6
+"""What timing the phases of a step makes it longer by: 3.4 to 7.8 % of 0.9 ms in runs of `benchmarks/overhead.py`."""
+
 ROUNDING = 1e-12
 """A remainder below this share of the whole comes from adding floats."""
 
@@ -62,24 +65,24 @@ class Account:
 
     Attributes:
         plain_s: Seconds of a step, of each plain window.
-        other_s: The same of the others, without what looking is known to cost.
+        other_s: The same of the others.
+        cost_s: What looking may make a step of theirs longer by, seconds; infinite where that is not known.
         in_turn: Whether they are pairs, measured next to each other.
         noise: The standard deviation of log ratios between equal sides, as it was seen before.
-        dearer: Whether looking costs an unknown time, so that only steps that are faster contradict plain ones.
     """
 
     plain_s: tuple[float, ...]
     other_s: tuple[float, ...]
+    cost_s: float = RECORDING_S
     in_turn: bool = False
     noise: float = 0.0
-    dearer: bool = False
 
     def seems_to_differ(self, times: float) -> bool:
         """Whether the one takes more than so many times as long as the other in the median, however sure that is."""
         if not (self.plain_s and self.other_s):
             return False
         ratio = stats.summarize(self.plain_s).median / stats.summarize(self.other_s).median
-        return ratio > times or (not self.dearer and ratio < 1 / times)
+        return self._outside(ratio, ratio, times)
 
     def contradicts(self, times: float) -> bool:
         """Whether the one surely takes more than so many times as long as the other, and `MOST_DRIFT` if not in turn.
@@ -88,18 +91,14 @@ class Account:
         """
         if min(len(self.plain_s), len(self.other_s)) < stats.MIN_PAIRS:
             return False
-        low, high = min(self.plain_s) / max(self.other_s), max(self.plain_s) / min(self.other_s)
         if self.in_turn:
             found = stats.compare(self.plain_s, self.other_s, noise=self.noise)
-            low, high = found.low99, found.high99
-        else:
-            times = max(times, MOST_DRIFT)
-        return low > times or (not self.dearer and high < 1 / times)
+            return self._outside(found.low99, found.high99, times)
+        low, high = min(self.plain_s) / max(self.other_s), max(self.plain_s) / min(self.other_s)
+        return self._outside(low, high, max(times, MOST_DRIFT))
 
-
-def undisturbed_s(window: Window) -> float:
-    """Mean seconds of a training step without the recorder's own work; NaN in an empty window."""
-    return window.training_step_s - math.fsum(window.phases.get("recorder", ())) / max(window.num_steps, 1)
+    def _outside(self, low: float, high: float, times: float) -> bool:
+        return low > times or high < 1 / (times + self.cost_s / stats.summarize(self.plain_s).median)
 
 
 def dissect(windows: Sequence[Window]) -> Anatomy:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flatout import explained
 from flatout.causes import (
@@ -158,8 +158,6 @@ class Diagnosis:
 
 def diagnose(found: Findings) -> Diagnosis:
     """Name what binds, where the account of the step closes."""
-    if contradictions := tuple(explained.contradictions(found)):
-        return _not_concluded(found, contradictions)
     alone = causes(found)
     bounds = tuple(sorted(_bounds(found, alone), key=lambda b: -b.ratio))
     worth = on_one_scale(alone, found)
@@ -168,7 +166,7 @@ def diagnose(found: Findings) -> Diagnosis:
     parts = data_parts(found) if "input" in (binding, *also) else ()
     flops = found.census.flops if found.census and found.census.flops else None
     utilization = _utilization(found, flops)
-    return Diagnosis(
+    named = Diagnosis(
         binding=binding,
         part=parts[0] if parts else "",
         also=(*also, *parts[1:]),
@@ -186,20 +184,20 @@ def diagnose(found: Findings) -> Diagnosis:
         notes=tuple(explained.notes(found, utilization)),
         arithmetic=arithmetic_of(found.facts),
     )
+    contradictions = tuple(explained.contradictions(found))
+    return _not_concluded(named, contradictions) if contradictions else named
 
 
-def _not_concluded(found: Findings, contradictions: tuple[str, ...]) -> Diagnosis:
-    """What does not rest on the step that was taken apart: what was measured beside plain windows in turn with them."""
-    return Diagnosis(
-        binding=NOT_CONCLUDED,
-        sentence=f"{NOT_CONCLUDED}: {'; '.join(contradictions)}",
-        evidence=(),
-        bounds=tuple(sorted(_measured_bounds(found), key=lambda b: -b.ratio)),
-        model_flops_per_step=found.census.flops if found.census and found.census.flops else None,
-        notes=tuple(explained.notes(found, None)),
-        arithmetic=arithmetic_of(found.facts),
-        contradictions=contradictions,
-    )
+def _not_concluded(named: Diagnosis, contradictions: tuple[str, ...]) -> Diagnosis:
+    """Without what rests on the step that was taken apart; what was measured in pairs with plain does not."""
+    paired = (b for b in named.bounds if b.remedy in ("free data", "threads that fit") and b.how not in (SHARE, EASED))
+    rest = replace(
+        named, part="", also=(), evidence=contradictions, bounds=tuple(paired), achieved_flops_per_s=None,
+        model_flops_utilization=None, contradictions=contradictions,
+    )  # fmt: skip
+    if named.binding == "thread oversubscription":  # so was this
+        return rest
+    return replace(rest, binding=NOT_CONCLUDED, sentence=f"{NOT_CONCLUDED}: {'; '.join(contradictions)}", evidence=())
 
 
 def _main_share(binding: str, found: Findings) -> list[str]:
@@ -215,12 +213,19 @@ def _best_bounds(binding: str, bounds: Sequence[Bound]) -> list[str]:
 
 
 def _bounds(found: Findings, worth: Mapping[str, float]) -> list[Bound]:
-    result = _measured_bounds(found)
+    result = []
+    free_data = found.counterfactuals.get("free_data")
     data = found.anatomy.phases_s.get("data")
-    if data is not None and all(bound.remedy != "free data" for bound in result):
+    if free_data is not None and math.isfinite(free_data.ratio):
+        result.append(_measured("free data", free_data, "one cached batch replayed", ("data",)))
+    elif data is not None:
         error = math.hypot(phase_error(found, "data"), assumed_s(data, found) / found.anatomy.step_s)
         ratio = uninterrupted(data, found)
         result.append(_of_share("free data", ratio, error, _said(SHARE, ratio, data, found), ("data",)))
+    threads = found.counterfactuals.get("fitting_threads")
+    if threads is not None and math.isfinite(threads.ratio):
+        shortened = ("forward", "loss", "backward", "optimizer", "data")
+        result.append(_measured("threads that fit", threads, f"{found.num_cores} threads in turn with now", shortened))
     nan = float("nan")
     seconds = (
         ("free launches", fixed_s(found), nan, "model calls replayed at half the batch",
@@ -236,18 +241,6 @@ def _bounds(found: Findings, worth: Mapping[str, float]) -> list[Bound]:
         if saved_s is not None:
             result.append(_of_share(remedy, without(saved_s, found), error, how, shortens))
     return result + _rare_bounds(found, worth)
-
-
-def _measured_bounds(found: Findings) -> list[Bound]:
-    """Those of remedies that were engaged beside plain."""
-    result = []
-    free_data, threads = (found.counterfactuals.get(name) for name in ("free_data", "fitting_threads"))
-    if free_data is not None and math.isfinite(free_data.ratio):
-        result.append(_measured("free data", free_data, "one cached batch replayed", ("data",)))
-    if threads is not None and math.isfinite(threads.ratio):
-        shortened = ("forward", "loss", "backward", "optimizer", "data")
-        result.append(_measured("threads that fit", threads, f"{found.num_cores} threads in turn with now", shortened))
-    return result
 
 
 def _rare_bounds(found: Findings, worth: Mapping[str, float]) -> list[Bound]:

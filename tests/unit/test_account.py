@@ -1,12 +1,13 @@
 """Is nothing concluded where measurements of the same step contradict each other, and is it said with both numbers?"""
 
+import math
 import random
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from flatout.anatomy import Account, undisturbed_s
+from flatout.anatomy import RECORDING_S, Account
 from flatout.causes import WORTHWHILE
 from flatout.diagnosis import BINDINGS, Bound, diagnose
 from flatout.findings import Findings
@@ -51,7 +52,7 @@ CONTRADICTED = diagnosed({"taken apart": account(0.423, 0.023)})
         account(0.423, 0.023, num_plain=4, in_turn=True),
         account(0.030, 0.023, num_plain=8, num_other=8, in_turn=True),
         account(0.023, 0.030, num_plain=8, num_other=8, in_turn=True),
-        account(0.423, 0.023, dearer=True),
+        account(0.423, 0.023, cost_s=math.inf),
     ],
 )
 def test_steps_that_surely_differ_by_more_than_a_cause_must_be_worth_contradict_each_other(one):
@@ -68,7 +69,7 @@ def test_steps_that_surely_differ_by_more_than_a_cause_must_be_worth_contradict_
         account(0.060, 0.023, spread=0.5),
         account(0.423, 0.023, num_other=3),
         account(0.423, 0.023, num_plain=3, num_other=3, in_turn=True),
-        account(0.023, 0.423, dearer=True),  # looking costs something
+        account(0.023, 0.423, cost_s=math.inf),  # looking costs something
         Account(plain_s=(), other_s=()),
     ],
 )
@@ -80,7 +81,7 @@ def test_swapping_the_sides_of_a_contradiction_leaves_it_one():
     lots = random.Random(3)
     for _ in range(200):
         in_turn, ratio, spread = lots.random() < 0.5, lots.uniform(0.3, 3), lots.uniform(0, 0.3)
-        one = account(0.02, 0.02 * ratio, spread=spread, num_other=8, in_turn=in_turn)
+        one = account(0.02, 0.02 * ratio, spread=spread, num_other=8, in_turn=in_turn, cost_s=0.0)
         other = replace(one, plain_s=one.other_s, other_s=one.plain_s)
         assert one.contradicts(WORTHWHILE) == other.contradicts(WORTHWHILE)
 
@@ -96,9 +97,11 @@ def test_equal_steps_hardly_ever_contradict_each_other_however_noisy_they_are():
     assert raised <= 20
 
 
-def test_what_the_recorder_is_known_to_cost_is_no_difference():
-    seen = window((0.012, 0.012), {"forward": 0.009, "recorder": 0.002})
-    assert undisturbed_s(seen) == pytest.approx(0.010)
+def test_what_recording_is_known_to_cost_a_short_step_contradicts_nothing():
+    one = account(100e-6, 160e-6, num_other=8, in_turn=True)
+    assert not one.contradicts(WORTHWHILE) and replace(one, cost_s=0.0).contradicts(WORTHWHILE)
+    assert replace(one, plain_s=one.other_s, other_s=one.plain_s).contradicts(WORTHWHILE)
+    assert account(0.02, 0.03, num_other=8, in_turn=True, cost_s=RECORDING_S).contradicts(WORTHWHILE)
 
 
 # -- what follows ------------------------------------------------------------------------------------------------------
@@ -113,7 +116,7 @@ def test_a_contradiction_is_said_with_both_numbers_their_spreads_and_what_it_may
 
 
 def test_an_account_that_closes_is_concluded_as_before():
-    closes = {"taken apart": account(0.0231, 0.0230), "sampled": account(0.023, 0.030, dearer=True)}
+    closes = {"taken apart": account(0.0231, 0.0230), "sampled": account(0.023, 0.030, cost_s=math.inf)}
     found = diagnosed(closes)
     assert repr(found) == repr(diagnosed({})) and found.binding == "compute" and found.contradictions == ()
 
@@ -124,8 +127,19 @@ def test_bounds_of_a_contradicted_account_are_no_facts_but_those_that_were_measu
     assert {b.remedy: b.ratio for b in found.bounds} == {"free data": 1.2} and CONTRADICTED.bounds == ()
 
 
+def test_too_many_threads_were_seen_in_pairs_and_are_named_even_so():
+    ratio = Comparison(verdict="faster", ratio=3.0, low=2.5, high=3.5, low99=2.4, high99=3.6, num_pairs=8)
+    found = diagnosed(
+        {"taken apart": account(0.423, 0.023)},
+        counterfactuals={"fitting_threads": ratio},
+        facts=replace(FACTS, num_threads=8),
+    )
+    assert found.binding == "thread oversubscription" and [b.remedy for b in found.bounds] == ["threads that fit"]
+    assert found.evidence == found.contradictions != ()
+
+
 def test_a_step_that_is_faster_while_it_is_sampled_is_not_the_one_that_the_samples_tell_of():
-    found = diagnosed({"sampled": account(0.423, 0.023, dearer=True)})
+    found = diagnosed({"sampled": account(0.423, 0.023, cost_s=math.inf)})
     assert found.binding == "not concluded" and "where it is sampled" in found.sentence
 
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from flatout import __version__, agreement, search, stats
-from flatout.anatomy import Account, dissect, undisturbed_s
+from flatout.anatomy import Account, dissect
 from flatout.causes import WORTHWHILE
 from flatout.ceilings import Machine
 from flatout.diagnosis import NOT_CONCLUDED, Diagnosis
@@ -190,7 +190,7 @@ class Learning:
         except Inconclusive:
             self.stopped = "no step could be taken apart"
             return Space(singles=(), untried=())
-        account = Account(plain_s=tuple(times), other_s=tuple(undisturbed_s(w) for w in apart if w.training_s > 0))
+        account = Account(plain_s=tuple(times), other_s=tuple(w.training_step_s for w in apart if w.training_s > 0))
         known = replace(UNKNOWN, contradictions=(NOT_CONCLUDED,) if account.contradicts(WORTHWHILE) else ())
         return space_of(toggled, self.facts, self.machine, (anatomy, known), self.choice)
 

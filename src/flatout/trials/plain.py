@@ -17,7 +17,7 @@ from typing import Any
 
 from flatout import stats
 from flatout.activity import Activity, activity_of, slow_steps
-from flatout.anatomy import Account, Anatomy, dissect, undisturbed_s
+from flatout.anatomy import RECORDING_S, Account, Anatomy, dissect
 from flatout.causes import WORTHWHILE
 from flatout.ceilings import Ceilings, Machine
 from flatout.diagnosis import Diagnosis, diagnose
@@ -129,9 +129,9 @@ class Plain:
         """
         plain, others = self.baseline, self._seen(purpose, observe)
         account = Account(
-            plain_s=tuple(undisturbed_s(w) for w in plain if w.training_s > 0),
-            other_s=tuple(undisturbed_s(w) for w in others if w.training_s > 0),
-            dearer=observe != "phases",  # what looking costs is told apart there
+            plain_s=tuple(w.training_step_s for w in plain if w.training_s > 0),
+            other_s=tuple(w.training_step_s for w in others if w.training_s > 0),
+            cost_s=RECORDING_S if observe == "phases" else math.inf,
         )
         sure = account.contradicts(WORTHWHILE) and all(calm(w) for w in (*plain, *others))
         return account if sure or not account.seems_to_differ(WORTHWHILE) else self._in_turn(account, purpose, observe)
@@ -144,7 +144,7 @@ class Plain:
             order = [("baseline", "ends"), (purpose, observe)]
             for one, how in order if self.bench.lots.random() < 0.5 else order[::-1]:
                 window = self.bench.window({}, purpose=one, observe=how, skip=self.bench.size.skip_steps)
-                sides[how].append(undisturbed_s(window))
+                sides[how].append(window.training_step_s)
         self.baseline = self._seen("baseline", "ends")
         plain_s, other_s = (tuple(side) for side in sides.values())
         return replace(account, plain_s=plain_s, other_s=other_s, in_turn=True, noise=self.bench.noise)
