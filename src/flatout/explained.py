@@ -52,7 +52,8 @@ def contradictions(found: Findings) -> list[str]:
 def _step(seen_s: Sequence[float]) -> str:
     """Seconds of a step, and half the interquartile range between windows."""
     found = stats.summarize(seen_s)
-    return f"{1e3 * found.median:.3g} ms ± {percent(found.spread_fraction)}"
+    step = f"{found.median:.3g} s" if found.median >= 1 else f"{1e3 * found.median:.3g} ms"
+    return f"{step} ± {percent(found.spread_fraction)}"
 
 
 def sentence(binding: str, parts: Sequence[str], found: Findings) -> str:

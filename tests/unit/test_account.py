@@ -11,9 +11,9 @@ from flatout.anatomy import RECORDING_S, Account
 from flatout.causes import WORTHWHILE
 from flatout.diagnosis import BINDINGS, Bound, diagnose
 from flatout.findings import Findings
-from flatout.report import screen, story, terminal, tried
+from flatout.report import screen, story, terminal, thinned, tried
 from flatout.report.html import html_text
-from flatout.result import summary_of
+from flatout.result import TimelineStep, summary_of
 from flatout.space import bound_of
 from flatout.stats import Comparison
 from flatout.trials.plain import Plain
@@ -168,6 +168,11 @@ def test_terminal_and_page_say_that_nothing_is_concluded_and_call_the_step_that_
     assert "what binds is not concluded" in story.tell(replace(found, command="why")).sentence
 
 
+def test_steps_that_were_sampled_are_not_drawn_among_those_of_the_plain_script():
+    steps = tuple(TimelineStep(start_s=n, step_s=0.1, group=group) for n, group in enumerate(("baseline", "stacks")))
+    assert [dot.kind for dot in thinned.dots(result(timeline=steps))] == ["plain", "aside"]
+
+
 def test_json_says_it_too():
     found = summary_of(result(command="why", diagnosis=CONTRADICTED))
     assert found["binding"] == "not concluded" and found["bounds"] == {}
@@ -225,7 +230,7 @@ def test_steps_that_are_many_times_apart_on_a_quiet_machine_contradict_each_othe
 def test_what_only_seems_to_contradict_is_measured_in_turn(plain_s, foreign_fraction, tmp_path):
     bench = Bench(lambda observe, num: plain_s if observe == "ends" else 0.02, foreign_fraction)
     _, found = looked_at(bench, tmp_path)
-    assert found.in_turn and found.contradicts(WORTHWHILE)
+    assert len(bench.windows) > 18 and found.contradicts(WORTHWHILE)
 
 
 @pytest.mark.parametrize(("before_s", "foreign_fraction"), [(0.03, 0.0), (0.4, 0.6)])
@@ -233,6 +238,13 @@ def test_a_machine_that_changed_meanwhile_contradicts_nothing(before_s, foreign_
     bench = Bench(lambda observe, num: before_s if num < 8 else 0.02, foreign_fraction)
     _, found = looked_at(bench, tmp_path)
     assert found.in_turn and not found.contradicts(WORTHWHILE)
+
+
+def test_steps_that_are_always_many_times_as_fast_contradict_plain_ones_however_much_they_scatter(tmp_path):
+    lots = random.Random(5)
+    bench = Bench(lambda observe, num: 1.8 if observe == "ends" else 10 ** lots.uniform(-3, -0.4), 0.9)
+    _, found = looked_at(bench, tmp_path)
+    assert found.contradicts(WORTHWHILE)
 
 
 def test_where_the_budget_is_spent_nothing_more_is_measured_and_nothing_contradicted(tmp_path):

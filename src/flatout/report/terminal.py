@@ -179,7 +179,7 @@ def _evidence(screen: Screen, result: Result, *, verbose: bool) -> None:
     notes = [note for note in diagnosis.notes if not note.startswith("not observed: ")]  # stands above already
     for number, note in enumerate(notes):
         screen.say("notes" if number == 0 else "", note)
-    if verbose:
+    if verbose and diagnosis.bounds:
         _bounds(screen, result)
 
 

@@ -147,6 +147,9 @@ class Plain:
                 sides[how].append(window.training_step_s)
         self.baseline = self._seen("baseline", "ends")
         plain_s, other_s = (tuple(side) for side in sides.values())
+        whole = replace(account, plain_s=account.plain_s + plain_s, other_s=account.other_s + other_s)
+        if whole.contradicts(WORTHWHILE):  # so do those in turn, whatever others did before
+            return whole
         return replace(account, plain_s=plain_s, other_s=other_s, in_turn=True, noise=self.bench.noise)
 
     def _sample(self) -> Activity | None:
