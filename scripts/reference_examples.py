@@ -61,8 +61,13 @@ TUNE: list[Row] = [
 ]
 WHY: list[Row] = [
     ("phases", "object of numbers", "share of the step by phase, 0 to 1; they sum to 1, `unattributed` included"),
-    ("binding", "string", "what binds: one of `flatout.diagnosis.BINDINGS`"),
+    ("binding", "string", "what binds: one of `flatout.diagnosis.BINDINGS`, or `not concluded`"),
     ("bounds", "object of numbers", "by remedy, the most that it can bring: step time now over step time then"),
+    (
+        "contradictions",
+        "list of strings",
+        "measurements of the same step that exclude each other: nothing is concluded",
+    ),
     ("steps_per_s", "number", "training steps per second"),
     (
         "model_flops_utilization",

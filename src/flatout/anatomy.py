@@ -17,6 +17,12 @@ from flatout.trace import OUTSIDE, PHASES, Window
 AS_IT_COMES = ("other", "garbage")
 """Phases that are seen wherever they come up: where none is written down there was none."""
 
+MOST_DRIFT = 2.0
+"""A machine whose cores nobody else uses becomes so many times as slow or fast between two measurements at the most."""
+
+RECORDING_S = 70e-6
+"""What timing the phases of a step makes it longer by: 3.4 to 7.8 % of 0.9 ms in runs of `benchmarks/overhead.py`."""
+
 ROUNDING = 1e-12
 """A remainder below this share of the whole comes from adding floats."""
 
@@ -51,6 +57,48 @@ class Anatomy:
         """The phase's share of the step, or None where it was not observed."""
         seconds = self.phases_s.get(phase)
         return None if seconds is None or not self.step_s > 0 else seconds / self.step_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """The same step, timed in plain windows and in windows of another kind: does one contradict the other?
+
+    Attributes:
+        plain_s: Seconds of a step, of each plain window.
+        other_s: The same of the others.
+        cost_s: What looking may make a step of theirs longer by, seconds; infinite where that is not known.
+        in_turn: Whether they are pairs, measured next to each other.
+        noise: The standard deviation of log ratios between equal sides, as it was seen before.
+    """
+
+    plain_s: tuple[float, ...]
+    other_s: tuple[float, ...]
+    cost_s: float = RECORDING_S
+    in_turn: bool = False
+    noise: float = 0.0
+
+    def seems_to_differ(self, times: float) -> bool:
+        """Whether the one takes more than so many times as long as the other in the median, however sure that is."""
+        if not (self.plain_s and self.other_s):
+            return False
+        ratio = stats.summarize(self.plain_s).median / stats.summarize(self.other_s).median
+        return self._outside(ratio, ratio, times)
+
+    def contradicts(self, times: float) -> bool:
+        """Whether the one surely takes more than so many times as long as the other, and `MOST_DRIFT` if not in turn.
+
+        Of pairs that is the 99 % interval; of others every window must: of 4 beside 8, one case in 250 by luck.
+        """
+        if min(len(self.plain_s), len(self.other_s)) < stats.MIN_PAIRS:
+            return False
+        if self.in_turn:
+            found = stats.compare(self.plain_s, self.other_s, noise=self.noise)
+            return self._outside(found.low99, found.high99, times)
+        low, high = min(self.plain_s) / max(self.other_s), max(self.plain_s) / min(self.other_s)
+        return self._outside(low, high, max(times, MOST_DRIFT))
+
+    def _outside(self, low: float, high: float, times: float) -> bool:
+        return low > times or high < 1 / (times + self.cost_s / stats.summarize(self.plain_s).median)
 
 
 def dissect(windows: Sequence[Window]) -> Anatomy:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flatout import explained
 from flatout.causes import (
@@ -53,6 +53,9 @@ BINDINGS = (
     "own code",
     "nothing",
 )
+
+NOT_CONCLUDED = "not concluded"
+"""Instead of what binds, where measurements of the same step contradict each other."""
 
 WORTH_A_ROW = 1.05
 """A cause that few scripts have is among the bounds from here on."""
@@ -123,19 +126,20 @@ class Diagnosis:
     """What holds the script back.
 
     Attributes:
-        binding: One of `BINDINGS`.
+        binding: One of `BINDINGS`, or `not concluded`.
         part: Where the input binds, or is nearly as large as what does, which part of fetching takes most: `storage`,
             `decode`, `transform`, `collate` or `worker start-up`; empty where it was not seen.
         also: Causes that are nearly as large as what binds, and parts of fetching nearly as large as `part`.
         sentence: The same for people, in one sentence.
         evidence: The measurements that say so.
-        bounds: One per remedy, largest first.
+        bounds: One per remedy, largest first; where nothing is concluded those alone that were measured in pairs.
         model_flops_per_step: Multiply-adds of matrix products and convolutions times two; None where not counted.
         achieved_flops_per_s: The same over the step time.
         model_flops_utilization: Achieved over the measured ceiling of `arithmetic`; None where either is missing. Above
             1 it is said in the notes, never clamped.
         arithmetic: What the script multiplies in: `float32`, `tf32`, `bfloat16` ...
         notes: What the reader must know, e.g. operations that were not counted.
+        contradictions: Measurements of the same step that exclude each other, and why perhaps: nothing is concluded.
     """
 
     binding: str
@@ -149,10 +153,11 @@ class Diagnosis:
     arithmetic: str = "float32"
     part: str = ""
     also: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = ()
 
 
 def diagnose(found: Findings) -> Diagnosis:
-    """Name what binds."""
+    """Name what binds, where the account of the step closes."""
     alone = causes(found)
     bounds = tuple(sorted(_bounds(found, alone), key=lambda b: -b.ratio))
     worth = on_one_scale(alone, found)
@@ -161,7 +166,7 @@ def diagnose(found: Findings) -> Diagnosis:
     parts = data_parts(found) if "input" in (binding, *also) else ()
     flops = found.census.flops if found.census and found.census.flops else None
     utilization = _utilization(found, flops)
-    return Diagnosis(
+    named = Diagnosis(
         binding=binding,
         part=parts[0] if parts else "",
         also=(*also, *parts[1:]),
@@ -179,6 +184,20 @@ def diagnose(found: Findings) -> Diagnosis:
         notes=tuple(explained.notes(found, utilization)),
         arithmetic=arithmetic_of(found.facts),
     )
+    contradictions = tuple(explained.contradictions(found))
+    return _not_concluded(named, contradictions) if contradictions else named
+
+
+def _not_concluded(named: Diagnosis, contradictions: tuple[str, ...]) -> Diagnosis:
+    """Without what rests on the step that was taken apart; what was measured in pairs with plain does not."""
+    paired = (b for b in named.bounds if b.remedy in ("free data", "threads that fit") and b.how not in (SHARE, EASED))
+    rest = replace(
+        named, part="", also=(), evidence=contradictions, bounds=tuple(paired), achieved_flops_per_s=None,
+        model_flops_utilization=None, contradictions=contradictions,
+    )  # fmt: skip
+    if named.binding == "thread oversubscription":  # so was this
+        return rest
+    return replace(rest, binding=NOT_CONCLUDED, sentence=f"{NOT_CONCLUDED}: {'; '.join(contradictions)}", evidence=())
 
 
 def _main_share(binding: str, found: Findings) -> list[str]:

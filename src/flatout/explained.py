@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from flatout import stats
 from flatout.causes import OF_THE_MODEL, WORTHWHILE, nearly_as_large
 from flatout.ceilings import utilization_fault
 from flatout.findings import Findings, fixed_share, phase_s, without
@@ -16,6 +17,9 @@ COUNTED_TWICE = 0.01
 
 WORTH_A_PLACE = 0.05
 """A line of the script is named from this share of the step on."""
+
+MAY_BE = "perhaps another thread of the script holds the interpreter, or others used the machine"
+"""Why the step may take another time when it is looked at."""
 
 HIDDEN = 0.05
 """From this share on it is said what may hide in the time that no phase explains."""
@@ -29,6 +33,27 @@ PARTS = {
     "collate": "items are put together into batches",
     "worker start-up": "workers are started and ended at every epoch",
 }
+
+
+def contradictions(found: Findings) -> list[str]:
+    """Measurements of the same thing that surely differ by what a cause must be worth to be named, and why perhaps."""
+    lines = [
+        f"a step takes {_step(account.plain_s)} in plain windows and {_step(account.other_s)} where it is {looked}"
+        for looked, account in found.accounts.items()
+        if account.contradicts(WORTHWHILE)
+    ]
+    lines += [MAY_BE] if lines else []
+    twice = -(found.anatomy.share("unattributed") or 0.0)
+    if twice > WORTHWHILE - 1:  # in the same windows: no noise
+        lines.append(f"the phases sum to {percent(twice)} more than the step: something was counted twice")
+    return lines
+
+
+def _step(seen_s: Sequence[float]) -> str:
+    """Seconds of a step, and half the interquartile range between windows."""
+    found = stats.summarize(seen_s)
+    step = f"{found.median:.3g} s" if found.median >= 1 else f"{1e3 * found.median:.3g} ms"
+    return f"{step} ± {percent(found.spread_fraction)}"
 
 
 def sentence(binding: str, parts: Sequence[str], found: Findings) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flatout import stats
 from flatout.activity import Activity, SlowSteps
-from flatout.anatomy import Anatomy
+from flatout.anatomy import Account, Anatomy
 from flatout.ceilings import Ceiling, Ceilings
 from flatout.facts import Facts
 from flatout.stats import Comparison
@@ -38,6 +38,8 @@ class Findings:
     ceilings: Ceilings | None = None
     activity: Activity | None = None
     slow_steps: SlowSteps | None = None
+    accounts: Mapping[str, Account] = field(default_factory=dict)
+    """By how the step was looked at: `taken apart`, `sampled`."""
 
 
 def arithmetic_of(facts: Facts) -> str:

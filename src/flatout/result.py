@@ -358,6 +358,7 @@ def _why_summary(result: Result) -> dict[str, Any]:
         "phases": {name: result.anatomy.share(name) for name in result.anatomy.phases_s},
         "binding": result.diagnosis.binding,
         "bounds": {bound.remedy: bound.ratio for bound in result.diagnosis.bounds},
+        "contradictions": list(result.diagnosis.contradictions),
         "steps_per_s": result.baseline_steps_per_s,
         "model_flops_utilization": result.diagnosis.model_flops_utilization,
         "not_observed": list(result.anatomy.not_observed),

@@ -188,6 +188,8 @@ def bound_of(lever: Lever, anatomy: Anatomy, diagnosis: Diagnosis) -> float:
         if hidden or set(lever.shortens) & {"forward", "backward", "optimizer"}:
             share += max(anatomy.share("unattributed") or 0.0, 0.0)
         bound = 1 / max(1 - share, 1e-3)
+    if diagnosis.contradictions:  # so are these shares not those of the step
+        bound = math.inf
     for known in diagnosis.bounds:
         if known.remedy == "free data" and set(lever.shortens) <= {"data"}:
             # A worker takes the fetch off the step; the measured counterfactual includes what sharing a core costs.

@@ -55,6 +55,35 @@ def test_far_more_threads_than_cores_are_oversubscription(tmp_path: Path) -> Non
     assert found["binding"] == "thread oversubscription" and found["bounds"]["threads that fit"] > 1.1
 
 
+def test_nothing_is_concluded_where_a_step_is_many_times_as_fast_while_it_is_sampled(tmp_path: Path) -> None:
+    script = Path(SCRIPT).with_name("waits_its_turn.py")
+    command = [sys.executable, "-m", "flatout", "why", "--json", "--budget", "25s", *HERE, str(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    result = json.loads((tmp_path / found["run"] / "result.json").read_text())
+    if (result["foreign_fraction"] or 0.0) > 0.08:
+        pytest.skip(f"other processes used {result['foreign_fraction']:.0%} of the CPU")
+    assert found["binding"] == "not concluded" and found["bounds"] == {}
+    assert "in plain windows and" in found["contradictions"][0] and "sampled" in found["contradictions"][0]
+
+
+def test_nothing_is_concluded_from_parts_of_a_step_that_the_plain_run_contradicts(tmp_path: Path) -> None:
+    """Beside a thread that never sleeps a step takes 20 ms or 400 ms, and it may be either where it is looked at."""
+    script = Path(SCRIPT).with_name("polls.py")
+    command = [sys.executable, "-m", "flatout", "why", "--json", "--budget", "40s", *HERE, str(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    result = json.loads((tmp_path / found["run"] / "result.json").read_text())
+    times = result["anatomy"]["step_s"] * found["steps_per_s"]
+    if found["binding"] == "not concluded":
+        assert found["bounds"] == {} and "in plain windows and" in found["contradictions"][0]
+    else:
+        unsure = (result["foreign_fraction"] or 0.0) > 0.08 or result["baseline_spread_fraction"] > 0.25
+        assert unsure or 0.5 < times < 2
+
+
 def test_a_read_that_is_printed_and_one_that_stops_the_training_are_named_by_their_lines(tmp_path: Path) -> None:
     script = Path(SCRIPT).with_name("reads.py")
     command = [sys.executable, "-m", "flatout", "why", "--json", "--budget", "25s", *HERE, str(script)]

@@ -38,7 +38,7 @@ def phase_colour(name: str) -> str:
 
 def step(result: Result) -> Markup | None:
     """The plain step, and the winner's below it on the same scale, as stacked bars."""
-    bars = [("plain", result.anatomy)]
+    bars = [("taken apart" if result.diagnosis.contradictions else "plain", result.anatomy)]
     if result.tuned_anatomy is not None and result.plan is not None:
         bars = [("before", result.anatomy), ("with the plan", result.tuned_anatomy)]
     return stacked(bars)

@@ -161,10 +161,11 @@ def _unproven(result: Result, found: Trial) -> Story:
 
 def _why(result: Result) -> Story:
     bounds = result.diagnosis.bounds
+    bound = "was measured; what binds is" if result.diagnosis.contradictions else "is bound by"
     return Story(
         number=words.rate(result.baseline_steps_per_s).removesuffix(" steps/s"),
         unit="steps a second",
-        sentence=f"is bound by {result.diagnosis.sentence or 'something that was not found'}{answer.doubt(result)}.",
+        sentence=f"{bound} {result.diagnosis.sentence or 'something that was not found'}{answer.doubt(result)}.",
         lead=tuple(
             f"{bound.remedy.capitalize()} would bring at most {words.times(bound.ratio)} ({bound.how})."
             for bound in bounds[:1]

@@ -179,7 +179,7 @@ def _evidence(screen: Screen, result: Result, *, verbose: bool) -> None:
     notes = [note for note in diagnosis.notes if not note.startswith("not observed: ")]  # stands above already
     for number, note in enumerate(notes):
         screen.say("notes" if number == 0 else "", note)
-    if verbose:
+    if verbose and diagnosis.bounds:
         _bounds(screen, result)
 
 
@@ -257,6 +257,8 @@ def _limit_words(result: Result) -> str:
     binding, _, rest = result.diagnosis.sentence.partition(": ")
     ceiling = f"this machine's {result.diagnosis.arithmetic} ceiling"
     at = f", at {words.percent(used)} of {ceiling}" if used is not None else ""
+    if result.diagnosis.contradictions:
+        return f"What binds is {result.diagnosis.sentence}"
     if result.diagnosis.binding == "nothing":
         return f"{rest[:1].upper()}{rest[1:]}{at}"
     return f"The step is bound by {binding}{at}: {rest}" if rest else f"The step is bound by {binding}{at}"

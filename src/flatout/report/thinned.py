@@ -138,7 +138,7 @@ def _far(ordered: list[Dot], fence_s: float) -> list[Dot]:
 
 
 def _kind(step: TimelineStep, chosen: str | None) -> Kind:
-    if step.group in ("anatomy", "warm-up", "counterfactual", "reads"):
+    if step.group in ("anatomy", "warm-up", "counterfactual", "stacks", "reads"):
         return "aside"
     if step.label == "plain":
         return "plain"

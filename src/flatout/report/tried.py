@@ -141,6 +141,8 @@ def input_reached(result: Result) -> str:
     won = percent(share_won(found.ratio or 1.0, bound.ratio))
     most = f"{ratio(bound.ratio)}x {interval(bound.low, bound.high)}".rstrip()
     gain = f"{ratio(found.ratio)}x {ends(found)}".rstrip()
+    if ends(found) and (found.ratio_low or 0.0) > bound.high:
+        return f"`{found.label}` brings {gain}, more than free data at most: {most}; the two contradict each other"
     return f"free data would bring {most}, `{found.label}` brings {gain}: {won} of the time that waiting for data takes"
 
 

@@ -35,6 +35,7 @@ def result_of(conduct: Conduct) -> Result:
     tuned_step_s = baseline_step_s / won.ratio if won and won.ratio else baseline_step_s
     foreign = [w.foreign_fraction for _, w in bench.windows if w.foreign_fraction is not None]
     saved_s = baseline_step_s - tuned_step_s
+    told = conduct.plain.diagnosis.contradictions
     result = Result(
         format=FORMAT,
         command=conduct.command,
@@ -68,7 +69,7 @@ def result_of(conduct: Conduct) -> Result:
         refused=tuple(bench.refused),
         written=tuple(bench.written),
         isolation="namespaces with overlays" if conduct.goal.terms.isolate else "none (`--allow-writes`)",
-        warnings=(*_warnings(bench.warnings, foreign), *_other_speed(conduct)),
+        warnings=(*_warnings(bench.warnings, foreign), *([] if told else _other_speed(conduct))),
         timeline=tuple(_timeline(bench.windows)),
         run=str(conduct.run_folder),
         stopped=conduct.stopped,

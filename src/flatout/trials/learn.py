@@ -16,9 +16,10 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from flatout import __version__, agreement, search, stats
-from flatout.anatomy import dissect
+from flatout.anatomy import Account, dissect
+from flatout.causes import WORTHWHILE
 from flatout.ceilings import Machine
-from flatout.diagnosis import Diagnosis
+from flatout.diagnosis import NOT_CONCLUDED, Diagnosis
 from flatout.errors import Inconclusive
 from flatout.facts import Facts
 from flatout.plan import PLAN_FORMAT, Candidate, Lever, Plan, Trial
@@ -41,7 +42,8 @@ WAIT_S, MOST_WAITS = 3.0, 40
 """Where others use the CPU the run goes on plainly for so long, and is looked at again; so many times in all."""
 
 NUM_PLAIN = 8
-NUM_TAKEN_APART = 3
+NUM_TAKEN_APART = stats.MIN_PAIRS
+"""With fewer, nobody could tell whether these steps are the plain ones."""
 WINDOW_LIMIT_S = 1.5
 """A window ends here at the latest: a candidate may be many times slower than plain."""
 
@@ -188,7 +190,9 @@ class Learning:
         except Inconclusive:
             self.stopped = "no step could be taken apart"
             return Space(singles=(), untried=())
-        return space_of(toggled, self.facts, self.machine, (anatomy, UNKNOWN), self.choice)
+        account = Account(plain_s=tuple(times), other_s=tuple(w.training_step_s for w in apart if w.training_s > 0))
+        known = replace(UNKNOWN, contradictions=(NOT_CONCLUDED,) if account.contradicts(WORTHWHILE) else ())
+        return space_of(toggled, self.facts, self.machine, (anatomy, known), self.choice)
 
     def _resize(self, window: Window | None) -> None:
         if window is not None and window.training_step_s > 0:

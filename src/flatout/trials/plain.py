@@ -11,12 +11,14 @@ import math
 import time
 import tokenize
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flatout import stats
 from flatout.activity import Activity, activity_of, slow_steps
-from flatout.anatomy import Anatomy, dissect
+from flatout.anatomy import RECORDING_S, Account, Anatomy, dissect
+from flatout.causes import WORTHWHILE
 from flatout.ceilings import Ceilings, Machine
 from flatout.diagnosis import Diagnosis, diagnose
 from flatout.errors import Inconclusive
@@ -68,6 +70,7 @@ class Plain:
         self.noise: Comparison | None = None
         self.baseline: list[Window] = []
         self.anatomy: Anatomy | None = None
+        self.accounts: dict[str, Account] = {}
         self.activity: Activity | None = None
         self.reads: ReadSites | None = None
         self.diagnosis: Diagnosis | None = None
@@ -101,9 +104,7 @@ class Plain:
         measured = pairing.measure(self.bench, {}, extent)
         self.noise = measured.compare()
         self.bench.noise = stats.scatter(measured.baseline_s, measured.candidate_s)
-        self.baseline = [w for _, w in self.bench.windows if w.purpose == "baseline" and calm(w)]
-        if not self.baseline:
-            self.baseline = [w for _, w in self.bench.windows if w.purpose == "baseline"]
+        self.baseline = self._seen("baseline", "ends")
         self.bench.step_guess_s = stats.summarize([w.training_step_s for w in self.baseline]).median
         self.joules.weigh({})
 
@@ -114,11 +115,43 @@ class Plain:
             num_calm += calm(window)
             if num_calm == ANATOMY_WINDOWS or time.perf_counter() > self.budget.deadline_s(0.4):
                 break
-        self.anatomy = dissect(self._taken_apart())
+        self.accounts["taken apart"] = self._account("anatomy", "phases")
+        self.anatomy = dissect(self._seen("anatomy", "phases"))
 
-    def _taken_apart(self) -> list[Window]:
-        seen = [w for _, w in self.bench.windows if w.purpose == "anatomy" and w.observe == "phases"]
+    def _seen(self, purpose: str, observe: str) -> list[Window]:
+        """The plain windows of a purpose that nothing disturbed; all of them where there are none."""
+        seen = [w for _, w in self.bench.windows if w.purpose == purpose and w.observe == observe and not w.levers]
         return [w for w in seen if calm(w)] or seen
+
+    def _account(self, purpose: str, observe: str) -> Account:
+        """Whether the step that is looked at is the plain one; measured in turn where the two seem to differ.
+
+        The machine may have changed from the one to the other, which contradicts nothing.
+        """
+        plain, others = self.baseline, self._seen(purpose, observe)
+        account = Account(
+            plain_s=tuple(w.training_step_s for w in plain if w.training_s > 0),
+            other_s=tuple(w.training_step_s for w in others if w.training_s > 0),
+            cost_s=RECORDING_S if observe == "phases" else math.inf,
+        )
+        sure = account.contradicts(WORTHWHILE) and all(calm(w) for w in (*plain, *others))
+        return account if sure or not account.seems_to_differ(WORTHWHILE) else self._in_turn(account, purpose, observe)
+
+    def _in_turn(self, account: Account, purpose: str, observe: str) -> Account:
+        sides: dict[str, list[float]] = {"ends": [], observe: []}
+        for number in range(stats.RANKED_PAIRS):
+            if time.perf_counter() > self.budget.deadline_s(0.6 if number >= stats.MIN_PAIRS else 0.9):
+                break
+            order = [("baseline", "ends"), (purpose, observe)]
+            for one, how in order if self.bench.lots.random() < 0.5 else order[::-1]:
+                window = self.bench.window({}, purpose=one, observe=how, skip=self.bench.size.skip_steps)
+                sides[how].append(window.training_step_s)
+        self.baseline = self._seen("baseline", "ends")
+        plain_s, other_s = (tuple(side) for side in sides.values())
+        whole = replace(account, plain_s=account.plain_s + plain_s, other_s=account.other_s + other_s)
+        if whole.contradicts(WORTHWHILE):  # so do those in turn, whatever others did before
+            return whole
+        return replace(account, plain_s=plain_s, other_s=other_s, in_turn=True, noise=self.bench.noise)
 
     def _sample(self) -> Activity | None:
         """Look at what the training thread does; where workers fetch, also without them."""
@@ -131,6 +164,7 @@ class Plain:
         facts = self.bench.facts
         if not seen or facts is None:
             return None
+        self.accounts["sampled"] = self._account("stacks", "stacks")
         by_workers = [one for one in facts.loaders if one.num_workers and one.changeable]
         return activity_of(seen, self._stacks({"workers": {"num": 0}}) if by_workers else None)
 
@@ -186,7 +220,8 @@ class Plain:
             scaling=scaling,
             ceilings=self.ceilings,
             activity=self.activity,
-            slow_steps=slow_steps(self.baseline, self._taken_apart()),
+            slow_steps=slow_steps(self.baseline, self._seen("anatomy", "phases")),
+            accounts=self.accounts,
         )
         with contextlib.suppress(OSError):  # kept so that other rules can be held against it; not needed for the rest
             (self.run_folder / FINDINGS).write_text(json.dumps(to_json(findings)) + "\n", encoding="utf-8")
