@@ -41,7 +41,6 @@ class Opened:
         iterator: What the loader's `__iter__` gives.
         settings: The worker settings that were asked for at the time.
         before: The random states before it was made, where the settings took effect; else None.
-        fingerprint: The dataset's at the time.
         drawn: Whether the seed that opening draws had been drawn at `before`.
         shuffle: What moves a generator of the script's own, where the iterator does not.
     """
@@ -53,13 +52,11 @@ class Opened:
         settings: dict[str, Any],
         *,
         before: RandomStates | None = None,
-        fingerprint: int = 0,
     ) -> None:
         self.loader = loader
         self.iterator = iterator
         self.settings = settings
         self.before = before
-        self.fingerprint = fingerprint
         self.drawn = False
         self.shuffle: Shuffle | None = None
 
@@ -129,10 +126,7 @@ class Pass:
     def __init__(self, loader: DataLoader[Any], owner: Loaders) -> None:
         self._owner = owner
         self._loader = loader
-        self._opened = owner.open(loader)
-        self._inner = self._opened.iterator
-        self._num_drawn = 0
-        """Batches drawn since the pass was last opened."""
+        self._open()
         self._num_untold = 0
         """Batches drawn of which it is not known yet whether a step follows."""
         self._cached: list[Any] = []
@@ -206,7 +200,7 @@ class Pass:
     def _draw(self) -> Any:
         while True:
             try:
-                batch = self._opened.following(self._owner.following)
+                batch = self._opened.following(self._compared)
                 break
             except StopIteration:
                 is_over = True
@@ -226,6 +220,13 @@ class Pass:
         self._num_untold += 1
         return batch
 
+    def _compared(self, iterator: Any) -> Any:
+        """The next batch of the iterator, which is plain's."""
+        batch = self._owner.following(iterator)
+        if self._check is not None:
+            self._check.compare(batch, self._num_drawn)
+        return batch
+
     def _start_over(self) -> bool:
         """The pass has come to its end; whether another has begun in its place."""
         owner = self._owner
@@ -239,7 +240,9 @@ class Pass:
     def _open(self) -> None:
         self._opened = self._owner.open(self._loader)
         self._inner = self._opened.iterator
+        self._check = self._owner.check_of(self._opened)
         self._num_drawn = 0
+        """Batches drawn since the pass was last opened."""
 
     def _go_on_plain(self) -> None:
         """Put the script's own iterator in place of ours, in the same order and at the same batch."""
@@ -247,3 +250,4 @@ class Pass:
 
         self._opened = given_back(self._owner, self._opened, self._num_drawn)
         self._inner = self._opened.iterator
+        self._check = None

@@ -85,11 +85,11 @@ class Workers(Lever):
         """From the next pass on (in a trial from the next fetch on)."""
         num = int(settings["num"])
         session.loaders.num_changed = 0
-        session.loaders.set(num_workers=num, persistent_workers=bool(num))
+        session.loaders.set(num_workers=num)
 
     def release(self, session: Session) -> None:
         """Back to the script's."""
-        session.loaders.unset("num_workers", "persistent_workers")
+        session.loaders.unset("num_workers")
 
     def evidence(self, session: Session) -> str | None:
         """Passes that were opened so, and the workers they have."""
