@@ -33,7 +33,7 @@ from flatout.tracebacks import hide_ours
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.pipeline.engine import InputPipeline, Part
     from flatout.frameworks.pytorch.transfer.transfer import Transfer
-    from flatout.frameworks.pytorch.worker_check import Check, Checks
+    from flatout.frameworks.pytorch.worker_check import Checks
 
 
 class Loaders:
@@ -275,15 +275,6 @@ class Loaders:
             self.refuse(loader, "engage", problem)
             let_through(problem)
         return self.open_plain(loader)
-
-    def check_of(self, opened: Opened) -> Check | None:
-        """What sees that workers of ours give what plain would; None where they are as the script's own."""
-        if not opened.changed or not opened.settings.get("num_workers"):
-            return None
-        from flatout.frameworks.pytorch.worker_check import Checks
-
-        checks = self.checks.get(opened.loader) or self.checks.setdefault(opened.loader, Checks())
-        return checks.of(opened)
 
     def _settings_for(self, loader: DataLoader[Any]) -> Mapping[str, Any]:
         """What may be changed about this loader; empty where nothing."""

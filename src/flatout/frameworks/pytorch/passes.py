@@ -21,6 +21,7 @@ from flatout.tracebacks import hide_ours
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.loaders import Loaders
     from flatout.frameworks.pytorch.shuffles import Shuffle
+    from flatout.frameworks.pytorch.worker_check import Check
 
 
 class FetchObserver(Protocol):
@@ -240,7 +241,7 @@ class Pass:
     def _open(self) -> None:
         self._opened = self._owner.open(self._loader)
         self._inner = self._opened.iterator
-        self._check = self._owner.check_of(self._opened)
+        self._check = _check_of(self._owner, self._opened)
         self._num_drawn = 0
         """Batches drawn since the pass was last opened."""
 
@@ -251,3 +252,13 @@ class Pass:
         self._opened = given_back(self._owner, self._opened, self._num_drawn)
         self._inner = self._opened.iterator
         self._check = None
+
+
+def _check_of(owner: Loaders, opened: Opened) -> Check | None:
+    """What sees that workers of ours give what plain would; None where there are none of ours."""
+    if not opened.changed or not opened.settings.get("num_workers"):
+        return None
+    from flatout.frameworks.pytorch.worker_check import Checks
+
+    checks = owner.checks.get(opened.loader) or owner.checks.setdefault(opened.loader, Checks())
+    return checks.of(opened)
