@@ -359,7 +359,7 @@ def test_a_loader_that_is_left_to_its_workers_is_no_failure():
     found = Failure(stage="step", error="SetAsideError", message="OSError in an item")
     outcome = Outcome(num_steps=2, ended=True, failures=[found])
     ran = Ran(engagement=Engagement(levers={"bf16": {}}), outcome=outcome, registry=REGISTRY, run="")
-    assert closing_line(ran).endswith("a loader was left to the script's own workers: OSError in an item")
+    assert closing_line(ran).endswith("a loader was left to the script's own way: OSError in an item")
 
 
 def test_a_plan_that_is_slower_but_not_surely_is_kept_and_that_is_said():

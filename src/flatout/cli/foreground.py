@@ -260,7 +260,7 @@ def _failed(outcome: Outcome) -> str:
         return ""
     first = outcome.failures[0]
     if first.error == "SetAsideError":
-        return f"\n  a loader was left to the script's own workers: {first.message}"
+        return f"\n  a loader was left to the script's own way: {first.message}"
     return f"; {first.stage} failed, running on without: {first.error}: {(first.message.splitlines() or [''])[0][:100]}"
 
 

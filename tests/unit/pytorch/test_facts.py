@@ -3,6 +3,7 @@
 import multiprocessing
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
 from flatout import trace_file  # noqa: E402
 from flatout.frameworks.pytorch import dataset_state  # noqa: E402
-from flatout.frameworks.pytorch.dataset_state import fingerprint, held_open  # noqa: E402
+from flatout.frameworks.pytorch.dataset_state import held_open, marks  # noqa: E402
 
 
 class Rows(Dataset):
@@ -243,24 +244,66 @@ class Thing:
         lambda d: d.shared.numpy().fill(7.0),
     ],
 )
-def test_a_change_of_a_datasets_attributes_changes_its_fingerprint(change):
+def test_a_change_of_a_datasets_attributes_changes_its_marks(change):
     dataset = Thing(
         epoch=0, transform=Thing(size=8), paths=["a", "b"], options={"flip": True}, weights=torch.ones(2),
         inner=[Thing(fold=1)], items=np.zeros(9), grid=np.zeros((4, 6)).T, shared=torch.zeros(3),
     )  # fmt: skip
     dataset.itself = dataset
-    before = fingerprint(dataset)
-    assert fingerprint(dataset) == before
+    before = marks(dataset)
+    assert marks(dataset) == before
     change(dataset)
-    assert fingerprint(dataset) != before
+    assert marks(dataset) != before
 
 
-def test_an_array_that_is_too_large_to_read_counts_as_changed_unless_nobody_may_write_to_it(monkeypatch):
+def test_an_array_that_is_too_large_to_read_is_known_by_what_it_is(monkeypatch):
     monkeypatch.setattr(dataset_state, "MOST_BYTES", 64)
     dataset = Thing(items=np.zeros(100))
-    assert fingerprint(dataset) != fingerprint(dataset)
-    dataset.items.flags.writeable = False
-    assert fingerprint(dataset) == fingerprint(dataset)
+    before = marks(dataset)
+    dataset.items[0] = 1
+    assert marks(dataset) == before
+    dataset.items = np.zeros(100)
+    assert marks(dataset) != before
+
+
+SETTINGS = {"size": 8}
+LEVEL = 1
+
+
+class Config:
+    level = 1
+
+
+def helper():
+    return SETTINGS["size"]
+
+
+class Reads:
+    def __getitem__(self, k):
+        return k * helper() * LEVEL * Config.level + kinds.LEVEL
+
+
+kinds = types.ModuleType(__name__)
+kinds.LEVEL = 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch: patch.setitem(SETTINGS, "size", 9),
+        lambda patch: patch.setitem(globals(), "LEVEL", 2),
+        lambda patch: patch.setattr(Config, "level", 2),
+        lambda patch: patch.setattr(kinds, "LEVEL", 2),
+        lambda patch: patch.setattr(Reads, "__getitem__", lambda self, k: 7),
+    ],
+    ids=["a dictionary", "a name", "a class", "a module", "a method"],
+)
+def test_a_change_of_what_a_datasets_code_reads_is_seen(change, monkeypatch):
+    dataset = Reads()
+    before = marks(dataset)
+    assert marks(dataset) == before
+    change(monkeypatch)
+    assert marks(dataset) != before
 
 
 def test_a_large_dataset_is_looked_at_and_not_gone_through():
@@ -268,7 +311,7 @@ def test_a_large_dataset_is_looked_at_and_not_gone_through():
         def __iter__(self):
             raise AssertionError("gone through")
 
-    fingerprint(Thing(items=Counting(range(10**6)), names={str(k): k for k in range(10**5)}))
+    marks(Thing(items=Counting(range(10**6)), names={str(k): k for k in range(10**5)}))
 
 
 def test_open_files_and_connections_are_noticed_wherever_they_lie(tmp_path):

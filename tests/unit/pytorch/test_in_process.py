@@ -200,3 +200,19 @@ def test_the_lever_applies_where_the_dataset_is_read_shows_its_effect_and_is_rel
         assert type(iter(loader)._inner).__name__.startswith("_Multi" if workers else "_Single")
     finally:
         loaders.remove()
+
+
+GAINS = {"gain": 1.0}
+
+
+class Scaled(TensorDataset):
+    def __getitem__(self, k):
+        return self.tensors[0][k] * GAINS["gain"]
+
+
+def test_items_that_read_what_the_script_may_change_outside_the_dataset_are_left_to_workers():
+    loaders = Loaders()
+    loaders.studies = True
+    loader = DataLoader(Scaled(ITEMS), batch_size=8, num_workers=2)
+    assert "`GAINS`" in loaders.why_not("workers", loader, for_workers=True)
+    assert loaders.why_not("fused", DataLoader(Scaled(ITEMS), batch_size=8), for_workers=False) is None

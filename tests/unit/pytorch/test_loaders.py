@@ -27,13 +27,13 @@ from torch.utils.data import (  # noqa: E402
 )
 
 from flatout.frameworks.pytorch.batches import digest  # noqa: E402
-from flatout.frameworks.pytorch.loaders import MOST_KEPT, Loaders  # noqa: E402
+from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.passes import Pass  # noqa: E402
 from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
 from flatout.frameworks.pytorch.worker_processes import OurWorkers  # noqa: E402
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-WORKERS = {"num_workers": 2, "persistent_workers": True}
+WORKERS = {"num_workers": 2}
 
 
 class Squares(Dataset):
@@ -258,7 +258,7 @@ def test_what_a_handler_of_a_signal_raises_while_workers_are_waited_for_reaches_
 
     def rest():
         batches = iter(own_generator_of(Slow(12)))
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
         with pytest.raises(Alarm):
             next(batches)
         return [batch["label"].tolist() for batch in batches]
@@ -427,7 +427,7 @@ def test_workers_that_the_script_keeps_are_kept_beside_those_of_many_other_loade
     problems = []
     loaders.on_failure = lambda stage, problem: problems.append(problem)
     keeping = DataLoader(Squares(), batch_size=4, num_workers=1, persistent_workers=True)
-    others = [DataLoader(Squares(), batch_size=4, shuffle=True) for _ in range(MOST_KEPT + 1)]
+    others = [DataLoader(Squares(), batch_size=4, shuffle=True) for _ in range(3)]
     loaders.change(WORKERS)
     for loader in (keeping, *others):
         loaders.note(loader, 1)
@@ -441,22 +441,22 @@ def test_workers_that_the_script_keeps_are_kept_beside_those_of_many_other_loade
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_workers_are_kept_between_epochs_of_ours_and_not_otherwise(loaders):
+def test_workers_that_the_script_does_not_keep_begin_anew_at_every_pass(loaders):
     loader = DataLoader(Squares(), batch_size=4, shuffle=True)
     loaders.change(WORKERS)
     pids = []
     for _ in range(3):
         passing = iter(loader)
         for _ in passing:
-            pids.append({worker.pid for worker in passing._workers})
+            pids.append(frozenset(worker.pid for worker in passing._workers))
             loaders.num_steps += 1
-    assert len(pids[0]) == 2 and all(found == pids[0] for found in pids)
+        wait_for_no_children()
+    assert len({*pids}) == 3 and {len(found) for found in pids} == {2}
     loaders.change({})
-    wait_for_no_children()
     assert not has_workers(iter(loader))
 
 
-def test_a_dataset_that_the_script_changes_between_epochs_is_seen_by_kept_workers(loaders):
+def test_a_dataset_that_the_script_changes_between_epochs_is_seen_by_workers(loaders):
     def curriculum():
         torch.manual_seed(7)
         dataset = Squares()
@@ -1110,11 +1110,3 @@ def test_what_pytorch_loses_between_processes_arrives(kind, loaders):
         assert torch.equal(torch.dequantize(mine) if kind == "quantized" else mine,
                            torch.dequantize(plain) if kind == "quantized" else plain)  # fmt: skip
         assert vars(mine) == vars(plain)
-
-
-def test_workers_of_few_loaders_wait_for_a_next_pass(loaders):
-    loaders.change(WORKERS)
-    many = [DataLoader(Squares(), batch_size=4, shuffle=True) for _ in range(7)]
-    for loader in many:
-        list(loader)
-    assert len(multiprocessing.active_children()) <= 2 * 4

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
-from flatout.frameworks.pytorch.dataset_state import fingerprint  # noqa: E402
+from flatout.frameworks.pytorch.dataset_state import marks  # noqa: E402
 from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.of_loader import NAME, known  # noqa: E402
 from imagery import TRANSFORMS, Photos, photographs  # noqa: E402
@@ -93,7 +93,7 @@ def test_a_copy_of_a_loader_has_nothing_of_it(loaders):
     loaders.engage("fused", True)
     dataset = HoldsItsLoader()
     first = [batch.tolist() for batch in dataset.loader]
-    before = fingerprint(dataset)
+    before = marks(dataset)
     for copied in (copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))):
         other = copied(dataset.loader)
         assert [batch.tolist() for batch in other] == first
@@ -101,12 +101,12 @@ def test_a_copy_of_a_loader_has_nothing_of_it(loaders):
     assert b"flatout.frameworks" not in pickle.dumps(DataLoader(dataset.rows).__class__) + pickle.dumps(
         {name: value for name, value in vars(dataset.loader).items() if name == NAME}
     )
-    assert fingerprint(dataset) == before
+    assert marks(dataset) == before
 
 
 def test_what_is_known_is_no_change_of_a_dataset_that_holds_its_loader(loaders):
     dataset = HoldsItsLoader()
-    before = fingerprint(dataset)
+    before = marks(dataset)
     loaders.engage("fused", True)
     list(dataset.loader)
-    assert NAME in vars(dataset.loader) and fingerprint(dataset) == before
+    assert NAME in vars(dataset.loader) and marks(dataset) == before

@@ -19,7 +19,7 @@ from flatout.frameworks.pytorch import worker_processes  # noqa: E402
 from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.worker_processes import OurWorkers, signs_of_life  # noqa: E402
 
-WORKERS = {"num_workers": 2, "prefetch_factor": 2, "persistent_workers": True}
+WORKERS = {"num_workers": 2, "prefetch_factor": 2}
 
 
 class Numbers(Dataset):
@@ -149,7 +149,7 @@ class Stuck(torch.utils.data.Dataset):
 
 loaders = Loaders()
 loaders.install()
-loaders.change({"num_workers": 2, "prefetch_factor": 2, "persistent_workers": True})
+loaders.change({"num_workers": 2, "prefetch_factor": 2})
 loader = DataLoader(Stuck(), batch_size=4)
 loaders.note(loader, 1)
 batches = iter(loader)
@@ -227,7 +227,7 @@ def test_where_there_is_no_room_for_workers_nothing_is_said_and_the_script_goes_
         "loaders.install()\n"
         "problems = []\n"
         "loaders.on_failure = lambda stage, problem: problems.append(stage)\n"
-        "loaders.change({'num_workers': 2, 'prefetch_factor': 2, 'persistent_workers': True})\n"
+        "loaders.change({'num_workers': 2, 'prefetch_factor': 2})\n"
         "list(DataLoader(torch.arange(8), batch_size=4))\n"
         f"most = len(os.listdir('/proc/self/fd')) + {room}\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))\n"

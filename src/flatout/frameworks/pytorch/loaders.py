@@ -1,7 +1,8 @@
 """How are batches fetched, and how can that be changed while the script runs?
 
 `DataLoader.__iter__` is replaced so that each pass over a loader is a `Pass` (`flatout.frameworks.pytorch.passes`).
-Here passes are opened, with the script's own worker settings or with others, and workers are kept between epochs.
+Here passes are opened, with the script's own worker settings or with others; workers are kept between epochs where the
+script keeps its own.
 In: the loaders that the script iterates. Out: iterators, and what is known about the loaders.
 """
 
@@ -17,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from flatout.facts import NOT_LOOKED_AT
-from flatout.frameworks.pytorch.dataset_state import Copies, fingerprint, held_open, keeps_workers
+from flatout.frameworks.pytorch.dataset_state import Copies, held_open, keeps_workers
 from flatout.frameworks.pytorch.of_loader import is_itself_alone
 from flatout.frameworks.pytorch.passes import FetchObserver, Later, Opened, Pass
 from flatout.frameworks.pytorch.patches import Patch
@@ -32,9 +33,7 @@ from flatout.tracebacks import hide_ours
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.pipeline.engine import InputPipeline, Part
     from flatout.frameworks.pytorch.transfer.transfer import Transfer
-
-MOST_KEPT = 4
-"""Loaders whose workers wait for a next pass, where plain's would end: each has processes and some ten descriptors."""
+    from flatout.frameworks.pytorch.worker_check import Checks
 
 
 class Loaders:
@@ -74,6 +73,7 @@ class Loaders:
         self._seeds: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
         """Loaders whose workers the script keeps between passes: the seed of the latest workers."""
         self._copies = Copies()
+        self.checks: weakref.WeakKeyDictionary[DataLoader[Any], Checks] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
         """Replace `DataLoader.__iter__`."""
@@ -164,12 +164,12 @@ class Loaders:
         self.put_by(opened)
 
     def put_by(self, opened: Opened) -> None:
-        """Keep persistent workers of ours for the next pass, and end others."""
-        keeps = self.settings.get("persistent_workers") or keeps_workers(opened.loader)
-        if opened.changed and opened.settings == self.settings and keeps:
+        """Keep workers of ours for the next pass where the script keeps its own, and end others.
+
+        Those see nothing of what the script changes between passes: neither may ours, and no others may be kept.
+        """
+        if opened.changed and opened.settings == self.settings and keeps_workers(opened.loader):
             self._kept[opened.loader] = opened
-            for spare in [loader for loader in self._kept if not keeps_workers(loader)][:-MOST_KEPT]:
-                self._kept.pop(spare).close()
         else:
             opened.close()
 
@@ -222,8 +222,9 @@ class Loaders:
         return self._pipeline
 
     def remarks(self) -> list[str]:
-        """What is to be said of kept items in the end; nothing is written to the disk after that."""
-        return [] if self._pipeline is None else self._pipeline.stored.keeping.remarks()
+        """What is to be said of workers and kept items in the end; nothing is written to the disk after that."""
+        said = [remark for checks in self.checks.values() for remark in checks.remarks()]
+        return said if self._pipeline is None else [*said, *self._pipeline.stored.keeping.remarks()]
 
     def engage(self, part: Part, on: bool) -> None:
         """Have a part of the input pipeline fetch from now on, where it is known how, or no longer."""
@@ -282,7 +283,7 @@ class Loaders:
             return {}
         if settings.get(IN_PROCESS) and self.pipeline.workers.why_not(loader) is None:
             return settings
-        if not self._feeds_training(loader) and not (loader in self._kept and keeps_workers(loader)):
+        if not self._feeds_training(loader) and loader not in self._kept:
             return {}
         if self.may_change(loader) and not (settings.get("num_workers") == 0 and needs_workers(loader)):
             return {name: value for name, value in settings.items() if name != IN_PROCESS}
@@ -348,19 +349,14 @@ class Loaders:
         if started is None:
             opened.before = None
             return self.open_plain(loader, drawn=True).iterator
-        opened.fingerprint, opened.shuffle = started.fingerprint, started.shuffle
+        opened.shuffle = started.shuffle
         if self._pipeline is not None:
             self._pipeline.attach(loader, started.iterator)
         return started.iterator
 
     def _start(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:
         kept = self._kept.pop(loader, None)
-        keeps = keeps_workers(loader)
-        mark = fingerprint(loader.dataset, surely=not keeps)
-        if kept is not None and kept.fingerprint != mark and not (keeps and kept.bare.has_copy):
-            kept.close()  # its workers have the dataset as it was
-            kept = None
-        if kept is None and keeps:
+        if kept is None and keeps_workers(loader):
             self._copies.check(loader)
         former = {name: getattr(loader, name) for name in WORKER_ATTRIBUTES}
         ahead = loader.num_workers * (loader.prefetch_factor or 0)
@@ -378,7 +374,7 @@ class Loaders:
             loader.__dict__.update(former)
         self._remember(loader, iterator)
         self.num_changed += 1
-        opened = Opened(loader, iterator, dict(self.settings), before=before, fingerprint=mark)
+        opened = Opened(loader, iterator, dict(self.settings), before=before)
         opened.shuffle = getattr(iterator, "shuffle", None)
         return opened
 

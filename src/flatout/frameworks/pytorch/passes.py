@@ -21,6 +21,7 @@ from flatout.tracebacks import hide_ours
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.loaders import Loaders
     from flatout.frameworks.pytorch.shuffles import Shuffle
+    from flatout.frameworks.pytorch.worker_check import Check
 
 
 class FetchObserver(Protocol):
@@ -41,7 +42,6 @@ class Opened:
         iterator: What the loader's `__iter__` gives.
         settings: The worker settings that were asked for at the time.
         before: The random states before it was made, where the settings took effect; else None.
-        fingerprint: The dataset's at the time.
         drawn: Whether the seed that opening draws had been drawn at `before`.
         shuffle: What moves a generator of the script's own, where the iterator does not.
     """
@@ -53,13 +53,11 @@ class Opened:
         settings: dict[str, Any],
         *,
         before: RandomStates | None = None,
-        fingerprint: int = 0,
     ) -> None:
         self.loader = loader
         self.iterator = iterator
         self.settings = settings
         self.before = before
-        self.fingerprint = fingerprint
         self.drawn = False
         self.shuffle: Shuffle | None = None
 
@@ -129,10 +127,7 @@ class Pass:
     def __init__(self, loader: DataLoader[Any], owner: Loaders) -> None:
         self._owner = owner
         self._loader = loader
-        self._opened = owner.open(loader)
-        self._inner = self._opened.iterator
-        self._num_drawn = 0
-        """Batches drawn since the pass was last opened."""
+        self._open()
         self._num_untold = 0
         """Batches drawn of which it is not known yet whether a step follows."""
         self._cached: list[Any] = []
@@ -206,7 +201,7 @@ class Pass:
     def _draw(self) -> Any:
         while True:
             try:
-                batch = self._opened.following(self._owner.following)
+                batch = self._opened.following(self._compared)
                 break
             except StopIteration:
                 is_over = True
@@ -226,6 +221,13 @@ class Pass:
         self._num_untold += 1
         return batch
 
+    def _compared(self, iterator: Any) -> Any:
+        """The next batch of the iterator, which is plain's."""
+        batch = self._owner.following(iterator)
+        if self._check is not None:
+            self._check.compare(batch, self._num_drawn)
+        return batch
+
     def _start_over(self) -> bool:
         """The pass has come to its end; whether another has begun in its place."""
         owner = self._owner
@@ -239,7 +241,9 @@ class Pass:
     def _open(self) -> None:
         self._opened = self._owner.open(self._loader)
         self._inner = self._opened.iterator
+        self._check = _check_of(self._owner, self._opened)
         self._num_drawn = 0
+        """Batches drawn since the pass was last opened."""
 
     def _go_on_plain(self) -> None:
         """Put the script's own iterator in place of ours, in the same order and at the same batch."""
@@ -247,3 +251,14 @@ class Pass:
 
         self._opened = given_back(self._owner, self._opened, self._num_drawn)
         self._inner = self._opened.iterator
+        self._check = None
+
+
+def _check_of(owner: Loaders, opened: Opened) -> Check | None:
+    """What sees that workers of ours give what plain would; None where there are none of ours."""
+    if not opened.changed or not opened.settings.get("num_workers"):
+        return None
+    from flatout.frameworks.pytorch.worker_check import Checks
+
+    checks = owner.checks.get(opened.loader) or owner.checks.setdefault(opened.loader, Checks())
+    return checks.of(opened)

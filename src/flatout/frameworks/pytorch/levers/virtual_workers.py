@@ -3,8 +3,8 @@
 Where items are small, workers hurt: handing a batch from a process to another costs more than computing it, which is
 done at once where it is known what the dataset computes. Images have their pixel work done on threads, as under
 `pixel_threads`, one batch ahead. Each worker's random stream is kept apart. Like each worker, it has a copy of the
-dataset, made when the workers would begin; only what the training writes into an array in place is seen here at once,
-and by workers late or never.
+dataset, made when the workers would begin; items that read settings outside it are left to workers. Only what the
+training writes into an array in place is seen here at once, and by workers late or never.
 """
 
 from __future__ import annotations

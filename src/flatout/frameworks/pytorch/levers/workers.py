@@ -1,9 +1,12 @@
-"""workers: build batches in worker processes, beside the model, and keep the workers between epochs.
+"""workers: build batches in worker processes, beside the model.
 
 Exact where items are deterministic: same items, same order, same random streams (the check compares hashes). Where
 items are random, workers draw other random numbers: then the check says so and it takes `--accept statistical`. Workers
-are ahead of the training and have a copy of the dataset: what the training changes in it while a pass is under way
-reaches them late or never, which the check does not see.
+are ahead of the training and have a copy of everything. So they begin anew at every pass, unless the script keeps its
+own; the first batch of every pass, and some later ones, are computed once more as plain does; and where the script has
+no workers it is looked at every batch whether the dataset, or a setting that its code reads, has changed. What differs
+is left to plain from there on, and the run says so. Not seen at once is what a script without workers writes in
+mid-pass into an array, a long list, or by code that is not its own: only a batch that is computed once more shows it.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ class Workers(Lever):
 
     name = "workers"
     parameter = "num"
-    summary = "batches built in worker processes that stay between epochs; exact unless items draw random numbers"
+    summary = "batches built in worker processes; exact unless items draw random numbers, compared in every pass"
     class_ = "exact"
     shortens: ClassVar = ("data",)
     toggles = "epoch"
@@ -85,11 +88,11 @@ class Workers(Lever):
         """From the next pass on (in a trial from the next fetch on)."""
         num = int(settings["num"])
         session.loaders.num_changed = 0
-        session.loaders.set(num_workers=num, persistent_workers=bool(num))
+        session.loaders.set(num_workers=num)
 
     def release(self, session: Session) -> None:
         """Back to the script's."""
-        session.loaders.unset("num_workers", "persistent_workers")
+        session.loaders.unset("num_workers")
 
     def evidence(self, session: Session) -> str | None:
         """Passes that were opened so, and the workers they have."""

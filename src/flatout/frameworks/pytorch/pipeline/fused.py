@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from flatout.frameworks.pytorch.pipeline.suited import why_unsuited
 from flatout.frameworks.pytorch.pipeline.unheard import unheard
 from flatout.frameworks.pytorch.plain_lines import caller_in
 from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.frameworks.pytorch.script_code import is_the_scripts
 from flatout.frameworks.pytorch.worker_settings import KEPT_WORKERS
 from flatout.interruptions import let_through
 
@@ -77,6 +79,8 @@ class FusedFetch:
             why = reading.why_not
             if for_workers and loader.persistent_workers and reading.program is not None and reading.program.draws:
                 why = KEPT_WORKERS
+            if for_workers and why is None and (name := _outside(reading.program)):
+                why = f"its items read `{name}`, which workers would have as it was when they began"
         return why
 
     def reading(self, loader: DataLoader[Any]) -> Reading:
@@ -153,6 +157,15 @@ def _unsuited(loader: DataLoader[Any], *, for_workers: bool = False) -> str | No
     if loader.collate_fn is not default_collate:
         return "the batches are put together by a function of the script's"
     return why_unsuited(loader, for_workers=for_workers, tables=True)
+
+
+def _outside(program: Program | None) -> str | None:
+    """The name of something outside the dataset that items read and the script may write to; arrays apart."""
+    for name, value in program.read_from if program is not None else ():
+        code = isinstance(value, type | types.FunctionType | types.ModuleType | property)
+        if type(value) in (dict, list, set) or (not code and is_the_scripts(type(value))):
+            return name
+    return None
 
 
 class FusedFetcher:

@@ -9,12 +9,13 @@ twin.
 from __future__ import annotations
 
 import copy
-import sys
 from collections import OrderedDict
 from typing import Any
 
 from torch import nn
 from torch.utils.data import Dataset
+
+from flatout.frameworks.pytorch.script_code import is_the_scripts
 
 MOST_ELEMENTS = 1000
 """Elements of a list or a dictionary that are looked into; a longer one is copied, and its elements are shared."""
@@ -62,18 +63,9 @@ def _is_looked_into(kind: type) -> bool:
     """Whether objects of a class are attributes and nothing else, and of a kind that items are made by."""
     if not hasattr(kind, "__dict__") or kind.__new__ not in (object.__new__, getattr(Dataset, "__new__", None)):
         return False
-    if not (issubclass(kind, Dataset) or kind.__module__.startswith("torchvision.transforms") or _is_the_scripts(kind)):
+    if not (issubclass(kind, Dataset) or kind.__module__.startswith("torchvision.transforms") or is_the_scripts(kind)):
         return False
     usual = nn.Module if issubclass(kind, nn.Module) else object
     if any(getattr(kind, name, None) is not getattr(usual, name, None) for name in _CHANGES_COPIES):
         return False
     return not any(vars(base).get("__slots__") for base in kind.__mro__ if base.__module__ != "typing")
-
-
-def _is_the_scripts(kind: type) -> bool:
-    if kind.__module__ == "__main__":
-        return True
-    if kind.__module__.partition(".")[0] in sys.stdlib_module_names:
-        return False
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or "-packages"
-    return "-packages" not in file  # neither `site-packages` nor `dist-packages`

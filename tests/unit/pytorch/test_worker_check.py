@@ -1,0 +1,140 @@
+"""Does a loop that changes what items follow from see what plain shows it, to the last pass, and is it said if not?"""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
+
+from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "changes_items.py"
+
+
+@pytest.fixture
+def printed(monkeypatch, capsys):
+    """What the script prints, under settings or plainly; and the problems that were told."""
+
+    def run(settings, *words):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words])
+        owner, problems = Loaders(), []
+        owner.on_failure = lambda stage, problem: problems.append(str(problem))
+        if settings:
+            owner.install()
+            owner.change(settings)
+
+        def count(*_):
+            owner.num_steps += 1
+
+        counted = register_optimizer_step_post_hook(count)
+        try:
+            module = runpy.run_path(str(SCRIPT), run_name="changes_items")
+            monkeypatch.setitem(sys.modules, "changes_items", sys.modules[__name__])  # whose file is the tests' own
+            module["main"]()
+        finally:
+            counted.remove()
+            owner.remove()
+        assert owner.num_changed == (3 if settings and not problems else owner.num_changed)
+        return capsys.readouterr().out, problems
+
+    return run
+
+
+@pytest.mark.parametrize("kind", ["settings", "labels", "epoch"])
+@pytest.mark.parametrize(("num", "settings"), [("0", {"num_workers": 2}), ("2", {"num_workers": 1})])
+def test_what_changes_between_passes_is_seen(kind, num, settings, printed):
+    plain, _ = printed({}, kind, num)
+    ours, problems = printed(settings, kind, num)
+    assert ours == plain and problems == []
+
+
+def test_what_changes_in_mid_pass_leaves_the_rest_to_plain_and_is_said(printed):
+    plain, _ = printed({}, "settings", "0", "--mid")
+    ours, problems = printed({"num_workers": 2}, "settings", "0", "--mid")
+    assert ours == plain and len(problems) == 1 and "while a pass was under way" in problems[0]
+
+
+def test_a_sampler_that_is_told_something_in_mid_pass_is_said(printed):
+    """Its order has been asked for ahead by then, and no sampler can be asked again."""
+    _, problems = printed({"num_workers": 2}, "epoch", "0", "--mid")
+    assert len(problems) == 1 and "items or their order" in problems[0]
+
+
+def test_what_changes_in_mid_pass_is_not_seen_where_the_scripts_own_workers_do_not_see_it(printed):
+    plain, _ = printed({}, "settings", "2", "--mid")
+    assert printed({"num_workers": 1}, "settings", "2", "--mid") == (plain, [])
+
+
+@pytest.mark.parametrize(("num", "ours_num"), [("0", 2), ("2", 1)])
+def test_items_that_begin_to_draw_random_numbers_are_left_to_plain_from_that_pass_on(num, ours_num, printed):
+    plain, _ = printed({}, "augments", num)
+    ours, problems = printed({"num_workers": ours_num}, "augments", num)
+    assert ours == plain and len(problems) == 1 and "in pass 2, batch 1 was not what plain computes" in problems[0]
+
+
+class Changing(Dataset):
+    """Items that change by themselves where nobody looks, or draw random numbers from the beginning."""
+
+    def __init__(self, labels=(), draws=False):
+        self.labels, self.draws = list(labels), draws
+        self.num_asked = 0
+
+    def __len__(self):
+        return 128
+
+    def __getitem__(self, k):
+        self.num_asked += 1
+        return k, self.labels[k] if self.labels else 0, torch.rand(()) if self.draws else 0
+
+
+@pytest.fixture
+def loaders():
+    owner = Loaders()
+    owner.problems = []
+    owner.on_failure = lambda stage, problem: owner.problems.append(str(problem))
+    owner.install()
+    owner.change({"num_workers": 2})
+    yield owner
+    owner.remove()
+
+
+def test_a_change_that_no_look_at_the_dataset_shows_is_found_at_one_of_the_batches_that_are_compared(loaders):
+    dataset = Changing(range(128))
+    seen = []
+    for number, (_, labels, _) in enumerate(DataLoader(dataset, batch_size=4, shuffle=True)):
+        seen.append(labels.min().item())
+        if number == 9:
+            dataset.labels[64:] = [-1] * 64  # of a long list only the first elements are looked at
+            dataset.labels[:64] = list(range(64))
+    assert all(label >= 0 for label in seen[:15]), "seen late"
+    assert min(seen[15:]) == -1 and len(loaders.problems) == 1 and "batch 16" in loaders.problems[0]
+
+
+def test_random_items_are_not_compared_and_it_is_said_in_the_end(loaders):
+    loader = DataLoader(Changing(draws=True), batch_size=4, shuffle=True)
+    for _ in range(2):
+        for _ in loader:
+            loaders.num_steps += 1
+    assert loaders.problems == [] and loaders.num_changed == 2
+    assert len(loaders.remarks()) == 1 and "`Changing` draw random numbers" in loaders.remarks()[0]
+
+
+def test_comparing_moves_no_random_number_and_asks_nothing_of_the_scripts_dataset(loaders):
+    def states():
+        found = []
+        torch.manual_seed(5)
+        for _ in DataLoader(dataset, batch_size=4, shuffle=True):
+            found.append(RandomStates())
+        return found
+
+    dataset = Changing()
+    ours = states()
+    assert dataset.num_asked == 0 and loaders.problems == []
+    loaders.change({})
+    assert all(a.equals(b) for a, b in zip(ours, states(), strict=True)) and dataset.num_asked == 128
