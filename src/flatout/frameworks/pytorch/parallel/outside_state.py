@@ -54,7 +54,7 @@ class OutsideState:
 
     def __init__(self, module: torch.nn.Module) -> None:
         walk = _Walk()
-        for kind in {one for part in module.modules() for one in type(part).__mro__ if not _is_foreign(one.__module__)}:
+        for kind in {one for part in module.modules() for one in type(part).__mro__ if not is_foreign(one.__module__)}:
             walk.places[id(kind), ""] = kind.__qualname__.rpartition(".")[2], partial(_itself, kind)
             walk.follow(*vars(kind).values())
         for part in module.modules():
@@ -66,7 +66,7 @@ class OutsideState:
 
     def seen(self) -> list[Any]:
         """A copy of what is there; it keeps what it holds alive, so that nothing new is taken for it."""
-        return [_copied_safely(value()) for _, value in self._places]
+        return [copied_safely(value()) for _, value in self._places]
 
     def changed(self, before: list[Any]) -> list[str]:
         """Names of variables that are not what they were.
@@ -75,9 +75,9 @@ class OutsideState:
         be trained, and nothing that a hook puts there.
         """
         names, pairs = [name for name, _ in self._places], list(zip(before, self.seen(), strict=True))
-        found = {_named(name, *pair) for name, pair in zip(names, pairs, strict=True) if not _is_same(*pair)}
+        found = {_named(name, *pair) for name, pair in zip(names, pairs, strict=True) if not is_same(*pair)}
         of_hooks = zip(names[self._num_of_code :], pairs[self._num_of_code :], strict=True)
-        found |= {_named(name, after, before) for name, (before, after) in of_hooks if not _is_same(after, before)}
+        found |= {_named(name, after, before) for name, (before, after) in of_hooks if not is_same(after, before)}
         return sorted(found)
 
 
@@ -119,7 +119,7 @@ class _Walk:
         owner = hook.__self__ if _is(hook, types.MethodType) else hook
         self.places[id(owner), ""] = type(owner).__name__, partial(_itself, owner)
         for kind in type(owner).__mro__:
-            if not _is_foreign(kind.__module__):
+            if not is_foreign(kind.__module__):
                 self.follow(*vars(kind).values())
 
     def follow(self, *members: Any) -> None:
@@ -132,7 +132,7 @@ class _Walk:
     def _through(self, function: types.FunctionType) -> None:
         space, names = function.__globals__, set(_names(function.__code__))
         cells = list(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        if _is_foreign(space.get("__name__")):  # a decorator, at most
+        if is_foreign(space.get("__name__")):  # a decorator, at most
             for _, cell in cells:
                 self.follow(_content(cell))
             return
@@ -148,13 +148,13 @@ class _Walk:
         self.follow(value)
         if _is(value, types.ModuleType):
             space = vars(value)
-            if not _is_foreign(space.get("__name__")):
+            if not is_foreign(space.get("__name__")):
                 for inner in names & space.keys():
                     if not isinstance(space[inner], types.ModuleType):
                         self._variable(space, inner, partial(space.get, inner), names - {inner})
             return
         for kind in (value if _is(value, type) else type(value)).__mro__:
-            if not _is_foreign(kind.__module__) and not issubclass(kind, torch.nn.Module):
+            if not is_foreign(kind.__module__) and not issubclass(kind, torch.nn.Module):
                 for inner in (names | {"__call__"}) & vars(kind).keys():
                     self.follow(vars(kind)[inner])
 
@@ -206,11 +206,13 @@ def _stored(code: types.CodeType) -> Iterator[str]:
             yield from (each.argval for each in dis.get_instructions(one) if each.opname == "STORE_GLOBAL")
 
 
-def _is_foreign(module: object) -> bool:
+def is_foreign(module: object) -> bool:
+    """Whether code of a module is no model's own."""
     return str(module).partition(".")[0] in _FOREIGN
 
 
-def _copied_safely(value: Any) -> Any:
+def copied_safely(value: Any) -> Any:
+    """What `is_same` needs of a value."""
     try:
         return _copied(value)
     except Exception:  # noqa: BLE001  an object may raise whatever it is asked for
@@ -247,11 +249,12 @@ def _is_data(value: Any) -> bool:
 def _is_foreign_object(value: Any) -> bool:
     """Whether an object is PyTorch's, or a function or class of others."""
     if isinstance(value, type | types.FunctionType):
-        return _is_foreign(value.__module__)
+        return is_foreign(value.__module__)
     return type(value).__module__.partition(".")[0] == "torch"
 
 
-def _is_same(before: Any, after: Any) -> bool:
+def is_same(before: Any, after: Any) -> bool:
+    """Whether a copy is another one, or has come of it: there may be more in a dict, and something where None was."""
     if before is after:
         return True
     if before is None:
@@ -263,13 +266,13 @@ def _is_same(before: Any, after: Any) -> bool:
     if isinstance(before, dict) and isinstance(after, dict):
         return not _differing(before, after)
     if isinstance(before, list) and isinstance(after, list):
-        return len(before) == len(after) and all(map(_is_same, before, after))
+        return len(before) == len(after) and all(map(is_same, before, after))
     return False
 
 
 def _differing(before: dict[Any, Any], after: dict[Any, Any]) -> list[Any]:
     """Keys that are gone or have another value, and new ones whose value is to be trained."""
-    found = [name for name, value in before.items() if name not in after or not _is_same(value, after[name])]
+    found = [name for name, value in before.items() if name not in after or not is_same(value, after[name])]
     return found + [name for name, value in after.items() if name not in before and _is_trained(value)]
 
 
