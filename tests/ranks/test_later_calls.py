@@ -100,8 +100,8 @@ def test_no_run_ends_well_whose_last_calls_are_not_what_one_process_computes(tmp
 
 
 def noted(model):
-    changes = Changes(lambda: model)
-    changes.note()
+    changes = Changes()
+    changes.note(model)
     assert not changes.look()
     return changes
 
@@ -112,7 +112,7 @@ def test_what_changes_before_every_call_is_news_ever_more_rarely():
     for number in range(1, 20):
         model.p = number / 20
         news.append(changes.look())
-        changes.note()
+        changes.note(model)
     assert [number for number, is_new in enumerate(news, 1) if is_new] == [1, 2, 4, 8, 16]
 
 
@@ -120,7 +120,7 @@ def test_what_changes_within_a_call_is_none():
     model = later.Rows(lambda m: False)
     changes = noted(model)
     model(torch.ones(2, 8))
-    changes.note()
+    changes.note(model)
     assert not changes.look()
 
 

@@ -72,7 +72,7 @@ class Division:
         self.hold: Hold | None = None
         """How parameters are held once it is known how calls are divided; None: as they are."""
         self.confirmation = Confirmation(self)
-        self.changes, self.last = Changes(module), LastCalls(self)
+        self.changes, self.last = Changes(), LastCalls(self)
         self._num_changes = self._since = 0
         self._fork = Fork(group.rank)
         self._patterns: dict[tuple[Any, ...], Pattern] = {}
@@ -89,7 +89,7 @@ class Division:
             self._since = 0
             self._num_changes += self.changes.look()
             out = self._called(args, kwargs)
-            self.changes.note()
+            self.changes.note(self.module())
             return out
         except NotDivided as problem:
             self.refuse(problem)
@@ -132,20 +132,19 @@ class Division:
         if former.decided:
             pattern.rules, pattern.decided = former.rules_with(pattern), True
 
-    def again(self, args: Any, kwargs: Any, pattern: Pattern) -> tuple[NodeCall, Check]:
-        """Compute a former call both ways, to compare its gradients; how it is divided is known.
+    def again(self, args: Any, kwargs: Any, pattern: Pattern) -> tuple[NodeCall, Sequence[torch.Tensor]]:
+        """Compute a former call both ways; with its outputs, of whose gradients those of both may be compared.
 
         Raises:
             NotDivided: It is not what the whole batch gives.
         """
-        inputs = tensors_of((args, kwargs), unique=False)
-        self._since = pattern.confirmed_at
+        inputs, self._since = tensors_of((args, kwargs), unique=False), pattern.confirmed_at
         found, check = self._confirmed(args, kwargs, inputs, pattern)
         self._make_alike(found, pattern)
         share = Share.of(inputs, found.cut.dims, found.cut.num_samples(inputs) or 0, self.group.world)
         call = _Call(self, found, share, args, kwargs, check)
         call.fit(check.mine.outputs)
-        return call, check
+        return call, check.whole.outputs
 
     def _note(self, pattern: Pattern, shapes: tuple[Any, ...]) -> None:
         """A call was found to be what the whole batch gives."""
@@ -184,11 +183,7 @@ class Division:
         return (self.module().training, switches, ignoring, *((t.dim(), t.dtype, t.requires_grad) for t in inputs))
 
     def _is_due(self, pattern: Pattern, shapes: tuple[Any, ...], args: Any, kwargs: Any) -> bool:
-        """Whether a call is computed both ways, the same on all ranks.
-
-        Those are new shapes, calls after something was changed, where no rule is sure yet or samples do not agree;
-        and ever rarer ones, until they take little of the time.
-        """
+        """Whether a call is computed both ways: new shapes, after changes, no rule is sure yet, samples disagree."""
         pattern.num_calls += 1
         num, self._since = pattern.num_calls, pattern.confirmed_at
         if is_rare(num, self.group.world) or not pattern.decided or pattern.num_changes != self._num_changes:

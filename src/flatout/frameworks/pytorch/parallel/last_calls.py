@@ -1,91 +1,76 @@
-"""Was the last call of each kind what the whole batch gives? So that no run ends well with calls that nobody confirmed.
+"""Was the last call of each kind what one process computes? No run ends well with calls that nobody has confirmed.
 
-They are computed both ways at the end, with the parameters of then, gradients by made-up ones of the outputs. In:
-calls, and the end. Out: nothing, or a refusal.
+In: calls, and the end of training. Out: the last ones computed both ways, with the parameters of then; or a refusal.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
+from flatout.frameworks.pytorch.parallel.changes import Changes
 from flatout.frameworks.pytorch.parallel.cuts import entering
 from flatout.frameworks.pytorch.parallel.group import Lost
 from flatout.frameworks.pytorch.parallel.pattern import Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.trees import tensors_of
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.parallel.division import Division
 
 MOST_KEPT = 4
-"""Kinds of calls whose last one is kept; one more, and the oldest is confirmed at once."""
+"""Kinds of calls whose last one is kept; with one more the oldest is confirmed at once."""
 
 
 class LastCalls:
-    """The calls of one module that came after the last confirmed one of their kind. It keeps the module alive."""
+    """The calls of a module that came after the last confirmed one of their kind. While there are any, it stays."""
 
     def __init__(self, division: Division) -> None:
         self._division = division
-        self._kept: dict[Any, tuple[Pattern, Any, Any, nn.Module, Callable[[], AbstractContextManager[Any]]]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._kept)
+        self.kept: dict[Any, tuple[Any, ...]] = {}
 
     def keep(self, kind: Any, pattern: Pattern, args: Any, kwargs: Any, *, is_confirmed: bool) -> None:
         """A call is made."""
-        self._kept.pop(kind, None)
-        if is_confirmed:
-            return
-        module = self._division.module()
-        if any(tensor.grad_fn is not None for tensor in tensors_of((args, kwargs))):  # of a graph nothing is kept
-            args, kwargs, _ = entering(args, kwargs, itertools.repeat(lambda whole: whole))
-        self._kept[kind] = pattern, args, kwargs, module, _autocast(next(module.parameters()).device.type)
-        if len(self._kept) > MOST_KEPT:
-            self._confirm(next(iter(self._kept)))
+        self.kept.pop(kind, None)
+        if not is_confirmed:
+            module = self._division.module()
+            args, kwargs, _ = entering(args, kwargs, itertools.repeat(lambda whole: whole))  # without their graphs
+            self.kept[kind] = pattern, args, kwargs, _autocast(next(module.parameters()).device.type), module
+        while len(self.kept) > MOST_KEPT:
+            self._confirm(*self.kept.pop(next(iter(self.kept))))
 
     def confirm(self) -> None:
         """Confirm those that are left.
 
         Raises:
-            NotDivided: One of them is not what the whole batch gives.
+            NotDivided: One of them is not what one process computes.
         """
-        while self._kept:
-            self._confirm(next(iter(self._kept)))
-        self._division.changes.forget()
+        while self.kept:
+            self._confirm(*self.kept.pop(next(iter(self.kept))))
+        self._division.changes = Changes()
 
-    def _confirm(self, kind: Any) -> None:
+    def _confirm(self, pattern: Pattern, args: Any, kwargs: Any, autocast: AbstractContextManager[Any], _: Any) -> None:
         division = self._division
-        pattern, args, kwargs, _module, autocast = self._kept.pop(kind)
-        with ExitStack() as stack:
-            for context in (division.apart(), division.changes.taken_back(), autocast()):
-                stack.enter_context(context)
-            try:
+        try:
+            with division.apart(), division.changes.taken_back(), autocast:
                 division.held.renew()
-                call, check = division.again(args, kwargs, pattern)
-                pairs = zip(check.whole.outputs, pattern.taken or (), strict=False)
-                gradients = [_made_up(out) if was and out.requires_grad else None for out, was in pairs]
-                if any(one is not None for one in gradients):
-                    call.compared(gradients)
-            except (Lost, NotDivided):
-                raise
-            except Exception as problem:
-                raise division.refused(
-                    f"its last call cannot be made again to confirm it ({type(problem).__name__}: {problem})"
-                ) from problem
+                call, outputs = division.again(args, kwargs, pattern)
+                pairs = zip(outputs, pattern.taken or (), strict=False)
+                call.compared([_made_up(out) if was and out.requires_grad else None for out, was in pairs])
+        except (Lost, NotDivided):
+            raise
+        except Exception as problem:
+            cause = f"its last call cannot be made again to confirm it ({type(problem).__name__}: {problem})"
+            raise division.refused(cause) from problem
 
 
 def _made_up(output: torch.Tensor) -> torch.Tensor:
-    """A gradient of an output, the same on all ranks, that nothing a model does to its outputs makes vanish."""
+    """A gradient for an output; one like the output itself would vanish where that is normalised."""
     waves = torch.arange(output.numel(), device=output.device, dtype=torch.float32).sin_()
     return waves.view(output.shape).to(output.dtype)
 
 
-def _autocast(device: str) -> Callable[[], AbstractContextManager[Any]]:
-    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    return lambda: torch.autocast(device, dtype, enabled=enabled)
+def _autocast(device: str) -> AbstractContextManager[Any]:
+    return torch.autocast(device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device))

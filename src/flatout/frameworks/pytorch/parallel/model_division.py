@@ -69,12 +69,11 @@ class ModelDivision(Division):
         differentiable = [t for t in inputs if t.requires_grad]
         return call.made(*differentiable, *self.held.parameters)
 
-    def again(self, args: Any, kwargs: Any, pattern: Pattern) -> tuple[NodeCall, Check]:
+    def again(self, args: Any, kwargs: Any, pattern: Pattern) -> tuple[NodeCall, Sequence[torch.Tensor]]:
         """See `Division`."""
-        inputs = tensors_of((args, kwargs), unique=False)
-        self._since = pattern.confirmed_at
+        inputs, self._since = tensors_of((args, kwargs), unique=False), pattern.confirmed_at
         found, check = self.confirmation.together(args, kwargs, inputs, pattern, first=False)
-        return _TogetherCall(self, found, args, kwargs, check), check
+        return _TogetherCall(self, found, args, kwargs, check), check.whole.outputs
 
     def _cut(self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], former: Pattern | None) -> Pattern:
         """Where the batch is in a call; nowhere, where it stays whole."""

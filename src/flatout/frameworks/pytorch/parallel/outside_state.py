@@ -54,7 +54,7 @@ class OutsideState:
 
     def __init__(self, module: torch.nn.Module) -> None:
         walk = _Walk()
-        for kind in {one for part in module.modules() for one in type(part).__mro__ if not is_foreign(one.__module__)}:
+        for kind in {one for part in module.modules() for one in type(part).__mro__ if not _is_foreign(one.__module__)}:
             walk.places[id(kind), ""] = kind.__qualname__.rpartition(".")[2], partial(_itself, kind)
             walk.follow(*vars(kind).values())
         for part in module.modules():
@@ -119,7 +119,7 @@ class _Walk:
         owner = hook.__self__ if _is(hook, types.MethodType) else hook
         self.places[id(owner), ""] = type(owner).__name__, partial(_itself, owner)
         for kind in type(owner).__mro__:
-            if not is_foreign(kind.__module__):
+            if not _is_foreign(kind.__module__):
                 self.follow(*vars(kind).values())
 
     def follow(self, *members: Any) -> None:
@@ -132,7 +132,7 @@ class _Walk:
     def _through(self, function: types.FunctionType) -> None:
         space, names = function.__globals__, set(_names(function.__code__))
         cells = list(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        if is_foreign(space.get("__name__")):  # a decorator, at most
+        if _is_foreign(space.get("__name__")):  # a decorator, at most
             for _, cell in cells:
                 self.follow(_content(cell))
             return
@@ -148,13 +148,13 @@ class _Walk:
         self.follow(value)
         if _is(value, types.ModuleType):
             space = vars(value)
-            if not is_foreign(space.get("__name__")):
+            if not _is_foreign(space.get("__name__")):
                 for inner in names & space.keys():
                     if not isinstance(space[inner], types.ModuleType):
                         self._variable(space, inner, partial(space.get, inner), names - {inner})
             return
         for kind in (value if _is(value, type) else type(value)).__mro__:
-            if not is_foreign(kind.__module__) and not issubclass(kind, torch.nn.Module):
+            if not _is_foreign(kind.__module__) and not issubclass(kind, torch.nn.Module):
                 for inner in (names | {"__call__"}) & vars(kind).keys():
                     self.follow(vars(kind)[inner])
 
@@ -206,8 +206,7 @@ def _stored(code: types.CodeType) -> Iterator[str]:
             yield from (each.argval for each in dis.get_instructions(one) if each.opname == "STORE_GLOBAL")
 
 
-def is_foreign(module: object) -> bool:
-    """Whether code of a module is no model's own."""
+def _is_foreign(module: object) -> bool:
     return str(module).partition(".")[0] in _FOREIGN
 
 
@@ -249,7 +248,7 @@ def _is_data(value: Any) -> bool:
 def _is_foreign_object(value: Any) -> bool:
     """Whether an object is PyTorch's, or a function or class of others."""
     if isinstance(value, type | types.FunctionType):
-        return is_foreign(value.__module__)
+        return _is_foreign(value.__module__)
     return type(value).__module__.partition(".")[0] == "torch"
 
 

@@ -29,7 +29,7 @@ class Evaluation:
     def __init__(self, held: PipelineParts) -> None:
         self._held = held
         self._num_calls = 0
-        self._changes = Changes(lambda: held.module)
+        self._changes = Changes()
         self._in_stages = True
 
     def computed(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -39,7 +39,7 @@ class Evaluation:
         try:
             return self._value(compute, args, kwargs, is_due=is_due)
         finally:
-            self._changes.note()
+            self._changes.note(self._held.module)
 
     def _value(self, compute: Callable[..., Any], args: Any, kwargs: Any, *, is_due: bool) -> Any:
         if not self._in_stages or has_inner_hooks(self._held.module):

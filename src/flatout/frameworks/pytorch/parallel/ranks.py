@@ -59,7 +59,7 @@ BEYOND_S = 60.0
 WAIT_FOR_CULPRIT_S = 5.0
 """So long a rank whose exchange broke waits to hear that another one has ended, before it says so itself."""
 
-WAITS_S = 2.0
+WAITS_S = 5.0
 """So long another rank may be in an exchange, while this one has come to its end, before it is taken to stay there."""
 
 WAIT_FOR_LEAVING_S = 60.0
@@ -148,7 +148,7 @@ class Ranks:
         @functools.wraps(original)
         def _apply(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if patch.active and not self._calls.inside and os.getpid() == self._pid:
-                self._confirm([one for one in self._divisions() if one.last and one.module() in module.modules()])
+                self._confirm(lambda division: division.module() in module.modules())
             return original(module, *args, **kwargs)
 
         return _apply
@@ -237,7 +237,7 @@ class Ranks:
                     cause="an embedding normalises the words of a batch (`max_norm`): a rank sees those of its part",
                 )
             )
-        self._confirm(self._divisions())  # of models that the script may not train any more
+        self._confirm()  # of models that the script may not train any more
         kind = ModelDivision if self._terms.mode in MODEL_MODES else Division
         found = kind(call.name, lambda: call.module, _computing(call), self.group, self._refuse, self._apart)
         found.samples_tell = found.samples_tell and not call.compiled_by_script
@@ -291,49 +291,42 @@ class Ranks:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def confirm(self) -> None:
-        """The script is over: no run ends well with calls that nobody has confirmed."""
-        divisions = [division for division in self._divisions() if division.last]
-        if not divisions or getattr(sys, "last_type", None) is not None:  # it has raised
+        """The script is over: it has not ended well before its last calls are confirmed."""
+        has_raised = getattr(sys, "last_type", None) is not None
+        if has_raised or not any(division.last.kept for division in self._divisions()) or not self._all_end():
             return
-        if not self._all_end():
-            return
-        self._confirm(divisions)
+        self._confirm()
         try:
             self._check.compare()
         except NotDivided as problem:
             self._refuse(problem)
 
-    def _confirm(self, divisions: list[Division]) -> None:
+    def _confirm(self, which: Callable[[Division], bool] = lambda division: True) -> None:
         try:
-            for division in divisions:
-                division.last.confirm()
+            for division in self._divisions():
+                if division.last.kept and which(division):
+                    division.last.confirm()
         except NotDivided as problem:
             self._refuse(problem)
 
     def _all_end(self) -> bool:
         """Whether all ranks come to the end; not where one waits for this one in an exchange, and will tell of it."""
-        store, place, mine = self.group.store, Path(self._terms.folder), self.group.rank
-        store.set(f"end-{mine}", str(self._check.num_calls))
-        others = [rank for rank in range(self.group.world) if rank != mine]
-        names = [f"end-{rank}" for rank in others]
-        until_s = time.monotonic() + self.group.limit.total_seconds()
+        store, place, num_calls = self.group.store, Path(self._terms.folder), self._check.num_calls
+        store.set(f"end-{self.group.rank}", str(num_calls))
+        others = [rank for rank in range(self.group.world) if rank != self.group.rank]
+        names, begun_s = [f"end-{rank}" for rank in others], time.perf_counter()
         while not store.check(names):
+            now_s = time.perf_counter()
             gone = any(leaves_file(place, rank).exists() or ended_file(place, rank).exists() for rank in others)
-            if gone or time.monotonic() > until_s:
+            if gone or now_s - begun_s > self.group.limit.total_seconds():
                 leave(EXIT_LOST)
             stands = (read(page_file(place, rank)) for rank in others)
-            if any(one is not None and one.waits and time.perf_counter() - one.since_s > WAITS_S for one in stands):
+            if any(one is not None and one.waits and now_s - max(one.since_s, begun_s) > WAITS_S for one in stands):
                 return False
             time.sleep(0.01)
-        numbers = sorted({self._check.num_calls, *(int(store.get(name)) for name in names)})
-        if len(numbers) > 1:
-            self._refuse(
-                NotDivided(
-                    "ranks have ended after different numbers of calls, and cannot confirm the last ones",
-                    cause=f"they have made {' and '.join(map(str, numbers))}: the script was interrupted, or looks at "
-                    "the time",
-                )
-            )
+        if any(int(store.get(name)) != num_calls for name in names):
+            cause = f"this one has made {num_calls:,}: the script was interrupted, or looks at the time"
+            self._refuse(NotDivided("ranks have ended after different numbers of calls", cause=cause))
         return True
 
     def _close(self) -> None:
