@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.utils.prune
 from torch import Tensor, nn
 
 from .scenarios import Trained, entropy, left, mlp, samples
@@ -105,15 +106,15 @@ class _Centred(nn.Module):
 
 def a_count_of_calls_that_switches_on() -> Trained:
     """And off again before the end."""
-    return trained_on(Rows(lambda m: 40 < m.num_calls <= 50), 54)
+    return trained_on(Rows(lambda m: 90 < m.num_calls <= 100), 104)
 
 
 def a_count_of_calls_with_batch_normalisation() -> Trained:
-    return trained_on(Rows(lambda m: 40 < m.num_calls <= 50, nn.BatchNorm1d(5)), 54)
+    return trained_on(Rows(lambda m: 90 < m.num_calls <= 100, nn.BatchNorm1d(5)), 104)
 
 
 def a_count_of_calls_with_dropout() -> Trained:
-    return trained_on(Rows(lambda m: 40 < m.num_calls <= 50, nn.Dropout(0.2)), 54)
+    return trained_on(Rows(lambda m: 90 < m.num_calls <= 100, nn.Dropout(0.2)), 104)
 
 
 def a_count_of_calls_just_before_the_end() -> Trained:
@@ -146,7 +147,7 @@ AT_ONCE = (
 SOON = (
     a_count_of_calls_that_switches_on, a_count_of_calls_with_batch_normalisation, a_count_of_calls_with_dropout,
 )  # fmt: skip
-"""Refused at the 49th."""
+"""Refused at the 97th."""
 
 IN_THE_END = (
     a_count_of_calls_just_before_the_end, a_model_of_which_nothing_is_left_at_the_end,
@@ -217,9 +218,16 @@ def another_head_at_the_end() -> Trained:
     return left_of_it
 
 
+def weights_that_are_pruned_at_the_end() -> Trained:
+    model = mlp()
+    left_of_it = trained_on(model, 20)
+    nn.utils.prune.l1_unstructured(model[0], "weight", 0.3)
+    return left_of_it
+
+
 LEGAL = (
     layers_that_are_frozen, evaluation_in_between, a_temperature_that_falls,
-    a_model_that_is_trained_in_double_precision_later, another_head_at_the_end,
+    a_model_that_is_trained_in_double_precision_later, another_head_at_the_end, weights_that_are_pruned_at_the_end,
 )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """What of a module has its script changed between two calls?
 
-Attributes of all modules within it, with what containers and objects among them hold; hooks; modules; variables outside
-that its code names. What a call itself changes may differ from rank to rank, and is not looked at. In: a module, after
-each call. Out: whether something has changed, the same on all ranks, for all run the same script.
+Attributes of all modules within it, with what containers and objects among them hold; parameters (which, not what they
+hold), hooks, modules; variables outside that its code names. What a call itself changes may differ from rank to rank,
+and is not looked at. In: a module, after each call. Out: whether something has changed, the same on all ranks, for all
+run the same script.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from torch import nn
 from flatout.frameworks.pytorch.module_state import INTERNAL
 from flatout.frameworks.pytorch.parallel.outside_state import OutsideState, copied_safely, is_same
 
-_WITHIN = ("_modules", "_forward_hooks", "_forward_pre_hooks")
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None), nn.Module)
+_WITHIN = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 Kept = list[tuple[dict[Any, Any], dict[Any, Any]]]
 
 
@@ -34,13 +35,14 @@ class Changes:
 
     def note(self, module: nn.Module) -> None:
         """A call is over: the next one should find what is there now."""
+        if self._outside is None or not all(_is_equal(*pair) for pair in self._dicts):
+            fields = [vars(part) for part in module.modules()]
+            dicts = [live for own in fields for live in (own, *map(own.get, _WITHIN)) if isinstance(live, dict)]
+            self._dicts = [(live, live.copy()) for live in dicts]
+            found = [one for own in fields for name, one in own.items() if name not in INTERNAL]
+            self._values = [(one, None) for one in {id(one): one for one in found}.values() if type(one) not in _SIMPLE]
         self._outside = self._outside or OutsideState(module)
-        fields = [vars(part) for part in module.modules()]
-        dicts = [live for own in fields for live in (own, *map(own.get, _WITHIN)) if isinstance(live, dict)]
-        self._dicts = [(live, live.copy()) for live in dicts]
-        items = [item for own in fields for item in own.items()]
-        values = {id(one): one for name, one in items if not isinstance(one, _SIMPLE) and name not in INTERNAL}
-        self._values = [(value, copied_safely(value)) for value in values.values()]
+        self._values = [(value, copied_safely(value)) for value, _ in self._values]
         self._seen = self._outside.seen()
 
     def look(self) -> bool:
@@ -64,7 +66,7 @@ class Changes:
 
     @contextmanager
     def taken_back(self) -> Iterator[None]:
-        """Within, attributes, hooks and modules are those of the last call."""
+        """Within, attributes, parameters, hooks and modules are those of the last call."""
         present = [(live, live.copy()) for live, _ in self._dicts]
         _put(self._dicts)
         try:

@@ -38,7 +38,7 @@ Hold = Callable[[torch.nn.Module, Collection[int]], Held]
 NUM_CONFIRMED = 4
 """So many shapes of one kind of call are computed both ways; then the kind is trusted with other shapes."""
 
-SAMPLE_EVERY = 16
+SAMPLE_EVERY = 32
 """Calls between looks at samples: one takes at most a forward pass, a third of a step."""
 
 TOO_FEW = "has too few samples for"
