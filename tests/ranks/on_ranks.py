@@ -86,6 +86,8 @@ def _rank(
             vars(ranks.group.communication).update(sending)
             ranks.begin()
         found = scenario()
+        if port is not None:
+            ranks.confirm()
         if port is not None and isinstance(found, scenarios.Trained):
             found.communication = ranks.group.communication
     except BaseException as problem:

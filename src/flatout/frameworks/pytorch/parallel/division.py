@@ -14,17 +14,19 @@ from typing import Any, NoReturn
 
 import torch
 
-from flatout.frameworks.pytorch.parallel import assembly, batch_norm
+from flatout.frameworks.pytorch.parallel import assembly, batch_norm, sampling
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
 from flatout.frameworks.pytorch.parallel.called import Called
+from flatout.frameworks.pytorch.parallel.changes import Changes
 from flatout.frameworks.pytorch.parallel.confirmation import Confirmation
 from flatout.frameworks.pytorch.parallel.cuts import Cut, part_entering
 from flatout.frameworks.pytorch.parallel.draws import Fork, Noise
 from flatout.frameworks.pytorch.parallel.gradients import Aliases
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Held
+from flatout.frameworks.pytorch.parallel.last_calls import LastCalls
 from flatout.frameworks.pytorch.parallel.node import NodeCall
-from flatout.frameworks.pytorch.parallel.pattern import Check, Pattern
+from flatout.frameworks.pytorch.parallel.pattern import Check, Pattern, is_rare
 from flatout.frameworks.pytorch.parallel.refusal import FEWER_RANKS, ON_ONE_RANK, ChangesOutside, NotDivided
 from flatout.frameworks.pytorch.parallel.skeleton import flags_of, skeleton
 from flatout.frameworks.pytorch.trees import tensors_of
@@ -35,6 +37,9 @@ Hold = Callable[[torch.nn.Module, Collection[int]], Held]
 
 NUM_CONFIRMED = 4
 """So many shapes of one kind of call are computed both ways; then the kind is trusted with other shapes."""
+
+SAMPLE_EVERY = 32
+"""Calls between looks at samples: one takes at most a forward pass, a third of a step."""
 
 TOO_FEW = "has too few samples for"
 
@@ -51,6 +56,9 @@ class Division:
         apart: Entered while a call is gone back through: modules that are called then are no calls of the script's.
     """
 
+    samples_tell = True
+    """Whether ranks compute different samples."""
+
     def __init__(
         self, name: str, module: Callable[[], torch.nn.Module], compute: Compute, group: Group,
         refuse: Callable[[NotDivided], NoReturn], apart: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -64,6 +72,8 @@ class Division:
         self.hold: Hold | None = None
         """How parameters are held once it is known how calls are divided; None: as they are."""
         self.confirmation = Confirmation(self)
+        self.changes, self.last = Changes(), LastCalls(self)
+        self._num_changes = self._since = 0
         self._fork = Fork(group.rank)
         self._patterns: dict[tuple[Any, ...], Pattern] = {}
         self._weighs = False
@@ -76,7 +86,11 @@ class Division:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call's outputs for the whole batch."""
         try:
-            return self._called(args, kwargs)
+            self._since = 0
+            self._num_changes += self.changes.look()
+            out = self._called(args, kwargs)
+            self.changes.note(self.module())
+            return out
         except NotDivided as problem:
             self.refuse(problem)
 
@@ -87,7 +101,7 @@ class Division:
         pattern = self._patterns.get(kind)
         shapes = tuple(t.shape for t in inputs)
         check = None
-        if pattern is None or self._is_due(pattern, shapes):
+        if pattern is None or self._is_due(pattern, shapes, args, kwargs):
             if all(max(t.shape, default=0) < self.group.world for t in inputs) or (
                 pattern is not None and (pattern.cut.num_samples(inputs) or 0) < self.group.world
             ):
@@ -96,12 +110,9 @@ class Division:
             former = pattern
             pattern, check = self._confirmed(args, kwargs, inputs, former)
             if former is not None:
-                if former.decided and pattern.decided and not former.is_alike(pattern):
-                    raise self.refused("how its outputs make up those of the whole batch changes from call to call")
-                pattern.sizes, pattern.num_calls = former.sizes, former.num_calls
-                if former.decided:  # this batch may tell less than an earlier one did
-                    pattern.rules, pattern.decided = former.rules_with(pattern), True
-            pattern.sizes.add(shapes)
+                self._make_alike(pattern, former)
+                pattern.follow(former)
+            self._note(pattern, shapes)
             self._patterns[kind] = pattern
             if not self._weighs and any(rule.kind == "mean" for rule in pattern.rules or ()):
                 self._weighs = True
@@ -111,7 +122,34 @@ class Division:
             raise self.refused("its inputs do not agree on the number of samples")
         if num < self.group.world or self._has_idle(pattern, num, inputs):
             return self._whole(args, kwargs)  # a small last batch: every rank computes all of it, with the same outcome
+        self.last.keep(kind, pattern, args, kwargs, is_confirmed=check is not None)
         return self._divided(pattern, num, args, kwargs, inputs, check)
+
+    def _make_alike(self, pattern: Pattern, former: Pattern) -> None:
+        """Calls of a kind are put together in one way; one batch may tell less of it than an earlier one did."""
+        if former.decided and pattern.decided and not former.is_alike(pattern):
+            raise self.refused("how its outputs make up those of the whole batch changes from call to call")
+        if former.decided:
+            pattern.rules, pattern.decided = former.rules_with(pattern), True
+
+    def again(self, args: Any, kwargs: Any, pattern: Pattern) -> tuple[NodeCall, Sequence[torch.Tensor]]:
+        """Compute a former call both ways; with its outputs, of whose gradients those of both may be compared.
+
+        Raises:
+            NotDivided: It is not what the whole batch gives.
+        """
+        inputs, self._since = tensors_of((args, kwargs), unique=False), pattern.confirmed_at
+        found, check = self._confirmed(args, kwargs, inputs, pattern)
+        self._make_alike(found, pattern)
+        share = Share.of(inputs, found.cut.dims, found.cut.num_samples(inputs) or 0, self.group.world)
+        call = _Call(self, found, share, args, kwargs, check)
+        call.fit(check.mine.outputs)
+        return call, check.whole.outputs
+
+    def _note(self, pattern: Pattern, shapes: tuple[Any, ...]) -> None:
+        """A call was found to be what the whole batch gives."""
+        pattern.sizes.add(shapes)
+        pattern.num_changes, pattern.confirmed_at = self._num_changes, self.num_divided + self.num_whole + 1
 
     def _confirmed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], known: Pattern | None
@@ -144,11 +182,15 @@ class Division:
         ignoring = tuple(assembly.has_ignored(t) for t in inputs) if self._weighs else ()
         return (self.module().training, switches, ignoring, *((t.dim(), t.dtype, t.requires_grad) for t in inputs))
 
-    def _is_due(self, pattern: Pattern, shapes: tuple[Any, ...]) -> bool:
-        """Whether a call is computed both ways: new shapes, ever rarer ones, or where no rule is sure yet."""
+    def _is_due(self, pattern: Pattern, shapes: tuple[Any, ...], args: Any, kwargs: Any) -> bool:
+        """Whether a call is computed both ways: new shapes, after changes, no rule is sure yet, samples disagree."""
         pattern.num_calls += 1
-        is_rare = pattern.num_calls & (pattern.num_calls - 1) == 0
-        return is_rare or not pattern.decided or (shapes not in pattern.sizes and len(pattern.sizes) < NUM_CONFIRMED)
+        num, self._since = pattern.num_calls, pattern.confirmed_at
+        if is_rare(num, self.group.world) or not pattern.decided or pattern.num_changes != self._num_changes:
+            return True
+        if shapes not in pattern.sizes and len(pattern.sizes) < NUM_CONFIRMED:
+            return True
+        return self.samples_tell and num % SAMPLE_EVERY == 0 and not sampling.agrees(self, pattern, args, kwargs)
 
     def _has_idle(self, pattern: Pattern, num: int, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether nothing of a rank's part counts, so that it has no way back on which parameters are gathered."""
@@ -186,9 +228,10 @@ class Division:
 
     def refused(self, cause: str) -> NotDivided:
         """That calls of this module cannot be divided, and why."""
+        since = f"; its call {self._since:,} was the last that is known to be right" if self._since else ""
         return NotDivided(
-            f"the calls of `{self.name}` cannot be divided over ranks",
-            cause=cause,
+            f"the calls of `{self.name}` cannot be divided over ranks{' any more' if since else ''}",
+            cause=cause + since,
             hint=FEWER_RANKS if TOO_FEW in cause else ON_ONE_RANK,
         )
 
@@ -225,8 +268,8 @@ class _Call(NodeCall):
     def __init__(
         self, division: Division, pattern: Pattern, share: Share, args: Any, kwargs: Any, check: Check | None
     ) -> None:
-        super().__init__(division)
-        self.pattern, self.share, self.check = pattern, share, check
+        super().__init__(division, pattern)
+        self.share, self.check = share, check
         self._args, self._kwargs = args, kwargs
         self.rules: tuple[Rule, ...] = ()
         self.entered: list[torch.Tensor] = []
@@ -240,18 +283,22 @@ class _Call(NodeCall):
         self.mine = tensors_of(value)
         with torch.enable_grad():  # a parameter that is returned as it is would be ready before its gradient is
             self._leaving = [t.view_as(t) if t.is_leaf and t.requires_grad else t for t in self.mine]
-        rules = self.pattern.rules or tuple(Rule("same") for _ in self.mine)
-        if len(rules) != len(self.mine):
-            raise self.division.refused(f"it returns {len(self.mine)} tensors, and {len(rules)} before")
-        fitted = (assembly.fitted(*pair, self.share, self._group.rank) for pair in zip(rules, self.mine, strict=True))
-        rules = self.rules = tuple(fitted)
+        self.fit(self.mine)
         name = f"outputs of `{self.division.name}`"
-        return assembly.of_all_ranks(self.mine, rules, self.share, self._group, name)
+        return assembly.of_all_ranks(self.mine, self.rules, self.share, self._group, name)
+
+    def fit(self, mine: Sequence[torch.Tensor]) -> None:
+        """How this rank's outputs are put together with those of the others."""
+        rules = self.pattern.rules or tuple(Rule("same") for _ in mine)
+        if len(rules) != len(mine):
+            raise self.division.refused(f"it returns {len(mine)} tensors, and {len(rules)} before")
+        pairs = zip(rules, mine, strict=True)
+        self.rules = tuple(assembly.fitted(*pair, self.share, self._group.rank) for pair in pairs)
 
     def gone_back(self, gradients: Sequence[Any], *, keep: bool) -> list[Any]:
         """See `NodeCall`: gradients are summed over ranks."""
         if self.check is not None:
-            self._compared(gradients)
+            self.compared(gradients)
         with self._going_back():
             return self._gone_back(gradients, keep=keep)
 
@@ -263,7 +310,8 @@ class _Call(NodeCall):
                 stack.enter_context(Noise(self.share, group.rank, held.parameters).on())
             yield
 
-    def _compared(self, gradients: Sequence[Any]) -> None:
+    def compared(self, gradients: Sequence[Any]) -> None:
+        """See `NodeCall`."""
         check, self.check = self.check, None
         assert check is not None
         with self.division.divergence_told(), self._going_back():

@@ -32,6 +32,7 @@ class ModelDivision(Division):
 
     planner: Planner | None = None
     """Until the first call."""
+    samples_tell = False
     cuts_batches = False
     """Whether the batch is cut, beside the model."""
     sharing: Group
@@ -47,7 +48,7 @@ class ModelDivision(Division):
         kind = self._kind(args, kwargs, inputs)
         shapes = tuple(t.shape for t in inputs)
         pattern, check = self._patterns.get(kind), None
-        if pattern is None or self._is_due(pattern, shapes):
+        if pattern is None or self._is_due(pattern, shapes, args, kwargs):
             former = pattern
             known = self._cut(args, kwargs, inputs, former)
             if self.planner is not None:
@@ -56,16 +57,23 @@ class ModelDivision(Division):
                     self.held, self.planner = self.planner(self, args, kwargs, known), None
             pattern, check = self.confirmation.together(args, kwargs, inputs, known, first=former is None)
             if former is not None:
-                pattern.sizes, pattern.num_calls = former.sizes, former.num_calls
-            pattern.sizes.add(shapes)
+                pattern.follow(former)
+            self._note(pattern, shapes)
             self._patterns[kind] = pattern
             if not self._weighs and any(rule.kind == "mean" for rule in pattern.rules or ()):
                 self._weighs = True
                 self._patterns = {self._kind(args, kwargs, inputs): pattern}
         self.num_divided += 1
+        self.last.keep(kind, pattern, args, kwargs, is_confirmed=check is not None)
         call = _TogetherCall(self, pattern, args, kwargs, check)
         differentiable = [t for t in inputs if t.requires_grad]
         return call.made(*differentiable, *self.held.parameters)
+
+    def again(self, args: Any, kwargs: Any, pattern: Pattern) -> tuple[NodeCall, Sequence[torch.Tensor]]:
+        """See `Division`."""
+        inputs, self._since = tensors_of((args, kwargs), unique=False), pattern.confirmed_at
+        found, check = self.confirmation.together(args, kwargs, inputs, pattern, first=False)
+        return _TogetherCall(self, found, args, kwargs, check), check.whole.outputs
 
     def _cut(self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], former: Pattern | None) -> Pattern:
         """Where the batch is in a call; nowhere, where it stays whole."""
@@ -88,16 +96,15 @@ class _TogetherCall(NodeCall):
     """One call that all ranks compute together."""
 
     def __init__(self, division: ModelDivision, pattern: Pattern, args: Any, kwargs: Any, check: Check | None) -> None:
-        super().__init__(division)
-        self._division = division
-        self._pattern, self._check = pattern, check
+        super().__init__(division, pattern)
+        self._division, self._check = division, check
         self._args, self._kwargs = args, kwargs
         self._passed: Any = None
 
     def forward(self) -> list[torch.Tensor]:
         """See `NodeCall`."""
         with torch.enable_grad():
-            passed = replicas.passed(self._division, self._args, self._kwargs, self._pattern, silent=False)
+            passed = replicas.passed(self._division, self._args, self._kwargs, self.pattern, silent=False)
         self._args = self._kwargs = None
         self.value, passed.value = passed.value, None
         self.mine, self._passed = passed.outputs, passed
@@ -107,14 +114,15 @@ class _TogetherCall(NodeCall):
         """See `NodeCall`."""
         division = self._division
         if self._check is not None:
-            self._compared(gradients)
-            division.return_memory()
+            self.compared(gradients)
         with division.held.in_place():
             of_parameters, of_inputs = self._passed.backward(gradients, keep=keep)
         return [*of_inputs, *of_parameters]
 
-    def _compared(self, gradients: Sequence[Any]) -> None:
+    def compared(self, gradients: Sequence[Any]) -> None:
+        """See `NodeCall`."""
         check, self._check = self._check, None
         assert check is not None
         with self.division.divergence_told():
             self.division.confirmation.check_together(check, gradients)
+        self._division.return_memory()

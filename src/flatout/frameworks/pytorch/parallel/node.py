@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flatout.frameworks.pytorch.parallel.pattern import Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.trees import map_tensors
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 class NodeCall:
     """A divided call, between its way forward and its way back."""
 
-    def __init__(self, division: Division) -> None:
-        self.division = division
+    def __init__(self, division: Division, pattern: Pattern) -> None:
+        self.division, self.pattern = division, pattern
         self.value: Any = None
         """What the module returned here, until it was rebuilt."""
         self.mine: list[torch.Tensor] = []
@@ -34,6 +35,10 @@ class NodeCall:
 
     def gone_back(self, gradients: Sequence[Any], *, keep: bool) -> list[Any]:
         """The gradients of the inputs that want one, and of the parameters; `keep`: it is gone through again."""
+        raise NotImplementedError
+
+    def compared(self, gradients: Sequence[Any]) -> None:
+        """Compare the gradients of a call that was computed both ways, by those of its outputs."""
         raise NotImplementedError
 
     def made(self, *tensors: torch.Tensor) -> Any:
@@ -64,6 +69,7 @@ class _Node(torch.autograd.Function):
         try:
             if torch.is_grad_enabled():
                 raise call.division.refused("gradients of its gradients are taken (`create_graph=True`)")
+            call.pattern.taken = tuple(one is not None for one in gradients)
             keep = torch._C._autograd._get_current_graph_task_keep_graph()
             with call.division.apart():
                 return (None, *call.gone_back(gradients, keep=keep))

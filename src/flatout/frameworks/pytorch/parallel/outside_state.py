@@ -66,7 +66,7 @@ class OutsideState:
 
     def seen(self) -> list[Any]:
         """A copy of what is there; it keeps what it holds alive, so that nothing new is taken for it."""
-        return [_copied_safely(value()) for _, value in self._places]
+        return [copied_safely(value()) for _, value in self._places]
 
     def changed(self, before: list[Any]) -> list[str]:
         """Names of variables that are not what they were.
@@ -75,9 +75,9 @@ class OutsideState:
         be trained, and nothing that a hook puts there.
         """
         names, pairs = [name for name, _ in self._places], list(zip(before, self.seen(), strict=True))
-        found = {_named(name, *pair) for name, pair in zip(names, pairs, strict=True) if not _is_same(*pair)}
+        found = {_named(name, *pair) for name, pair in zip(names, pairs, strict=True) if not is_same(*pair)}
         of_hooks = zip(names[self._num_of_code :], pairs[self._num_of_code :], strict=True)
-        found |= {_named(name, after, before) for name, (before, after) in of_hooks if not _is_same(after, before)}
+        found |= {_named(name, after, before) for name, (before, after) in of_hooks if not is_same(after, before)}
         return sorted(found)
 
 
@@ -210,7 +210,8 @@ def _is_foreign(module: object) -> bool:
     return str(module).partition(".")[0] in _FOREIGN
 
 
-def _copied_safely(value: Any) -> Any:
+def copied_safely(value: Any) -> Any:
+    """What `is_same` needs of a value."""
     try:
         return _copied(value)
     except Exception:  # noqa: BLE001  an object may raise whatever it is asked for
@@ -251,7 +252,8 @@ def _is_foreign_object(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "torch"
 
 
-def _is_same(before: Any, after: Any) -> bool:
+def is_same(before: Any, after: Any) -> bool:
+    """Whether a copy is another one, or has come of it: there may be more in a dict, and something where None was."""
     if before is after:
         return True
     if before is None:
@@ -263,13 +265,13 @@ def _is_same(before: Any, after: Any) -> bool:
     if isinstance(before, dict) and isinstance(after, dict):
         return not _differing(before, after)
     if isinstance(before, list) and isinstance(after, list):
-        return len(before) == len(after) and all(map(_is_same, before, after))
+        return len(before) == len(after) and all(map(is_same, before, after))
     return False
 
 
 def _differing(before: dict[Any, Any], after: dict[Any, Any]) -> list[Any]:
     """Keys that are gone or have another value, and new ones whose value is to be trained."""
-    found = [name for name, value in before.items() if name not in after or not _is_same(value, after[name])]
+    found = [name for name, value in before.items() if name not in after or not is_same(value, after[name])]
     return found + [name for name, value in after.items() if name not in before and _is_trained(value)]
 
 

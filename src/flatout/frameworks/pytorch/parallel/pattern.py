@@ -12,6 +12,19 @@ from flatout.frameworks.pytorch.parallel.assembly import Rule, are_alike
 from flatout.frameworks.pytorch.parallel.cuts import Cut
 from flatout.frameworks.pytorch.parallel.held import Leaves
 
+WHOLE_EVERY = 100
+"""A call is computed both ways every so many calls, times the ranks and one: that takes a rank about as long as so many
+calls of its part as there are ranks, and one; so 1 % of the time."""
+
+
+def is_rare(num: int, world: int) -> bool:
+    """Whether the call of a kind with this number is computed both ways, for no other reason.
+
+    >>> [num for num in range(1, 1025) if is_rare(num, 2)]
+    [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 512, 600, 900, 1024]
+    """
+    return num & (num - 1) == 0 or num % (WHOLE_EVERY * (world + 1)) == 0
+
 
 @dataclass(slots=True)
 class Pattern:
@@ -34,6 +47,20 @@ class Pattern:
     """Calls since the first."""
     sizes: set[tuple[Any, ...]] = field(default_factory=set)
     """Shapes with which it was confirmed."""
+
+    num_changes: int = 0
+    """How often the script had changed something of the module when it was confirmed last (`changes.py`)."""
+    confirmed_at: int = 0
+    """The call of the module at which that was."""
+    is_sampled: bool = True
+    """Whether samples tell something of it (`sampling.py`)."""
+    taken: tuple[bool, ...] = ()
+    """Of which outputs the script took gradients, the last time."""
+
+    def follow(self, former: Pattern) -> None:
+        """Take over what was known of the kind."""
+        self.sizes, self.num_calls = former.sizes, former.num_calls
+        self.is_sampled, self.taken = former.is_sampled, former.taken
 
     def is_alike(self, other: Pattern) -> bool:
         """Whether the outputs of two calls are put together in one way."""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.frameworks.pytorch.module_state import ModuleState
 from flatout.frameworks.pytorch.parallel import assembly
+from flatout.frameworks.pytorch.parallel.changes import Changes
+from flatout.frameworks.pytorch.parallel.pattern import is_rare
 from flatout.frameworks.pytorch.parallel.remembered import forgotten, remembered
 from flatout.frameworks.pytorch.parallel.script_hooks import has_inner_hooks
 from flatout.frameworks.pytorch.parallel.skeleton import skeleton
@@ -27,12 +29,19 @@ class Evaluation:
     def __init__(self, held: PipelineParts) -> None:
         self._held = held
         self._num_calls = 0
+        self._changes = Changes()
         self._in_stages = True
 
     def computed(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Compute one of them."""
         self._num_calls += 1
-        is_due = self._num_calls & (self._num_calls - 1) == 0
+        is_due = self._changes.look() or is_rare(self._num_calls, self._held.group.world)
+        try:
+            return self._value(compute, args, kwargs, is_due=is_due)
+        finally:
+            self._changes.note(self._held.module)
+
+    def _value(self, compute: Callable[..., Any], args: Any, kwargs: Any, *, is_due: bool) -> Any:
         if not self._in_stages or has_inner_hooks(self._held.module):
             return self._whole(compute, args, kwargs)
         if is_due:

@@ -33,7 +33,7 @@ from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.running_check import RunningCheck
 from flatout.frameworks.pytorch.parallel.sharded import Sharded
 from flatout.frameworks.pytorch.patches import Patch
-from flatout.rank_page import Page, page_file
+from flatout.rank_page import Page, page_file, read
 from flatout.ranks import (
     EXIT_LOST,
     MODEL_MODES,
@@ -41,6 +41,7 @@ from flatout.ranks import (
     STACKS_SIGNAL,
     RankPlace,
     Terms,
+    ended_file,
     ends_of,
     leave,
     leaves_file,
@@ -57,6 +58,9 @@ BEYOND_S = 60.0
 
 WAIT_FOR_CULPRIT_S = 5.0
 """So long a rank whose exchange broke waits to hear that another one has ended, before it says so itself."""
+
+WAITS_S = 5.0
+"""So long another rank may be in an exchange, while this one has come to its end, before it is taken to stay there."""
 
 WAIT_FOR_LEAVING_S = 60.0
 """So long it waits for one that is ending: on a busy machine an interpreter may take long to."""
@@ -113,6 +117,7 @@ class Ranks:
         if self._sharding is not None:
             self._calls.evaluate = self._sharding.evaluated
         self.watch()
+        self._refusals.append(Patch(nn.Module, "_apply", self._changing))
         group = torch.distributed.distributed_c10d
         for holder, name in ((torch.distributed, "init_process_group"), (group, "init_process_group")):
             self._refusals.append(Patch(holder, name, self._own_ranks("makes itself distributed")))
@@ -136,6 +141,17 @@ class Ranks:
             return refused
 
         return make
+
+    def _changing(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+        """A model is moved, or its type is changed (`model.half()`): its last calls are confirmed as it is."""
+
+        @functools.wraps(original)
+        def _apply(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if patch.active and not self._calls.inside and os.getpid() == self._pid:
+                self._confirm(lambda division: division.module() in module.modules())
+            return original(module, *args, **kwargs)
+
+        return _apply
 
     def watch(self) -> None:
         """Look for modules that are called; `rest` ends it."""
@@ -221,8 +237,10 @@ class Ranks:
                     cause="an embedding normalises the words of a batch (`max_norm`): a rank sees those of its part",
                 )
             )
+        self._confirm()  # of models that the script may not train any more
         kind = ModelDivision if self._terms.mode in MODEL_MODES else Division
         found = kind(call.name, lambda: call.module, _computing(call), self.group, self._refuse, self._apart)
+        found.samples_tell = found.samples_tell and not call.compiled_by_script
         if self._sharding is not None:
             try:
                 if isinstance(found, ModelDivision):
@@ -242,6 +260,9 @@ class Ranks:
         finally:
             self._calls.inside = former
 
+    def _divisions(self) -> list[Division]:
+        return [call.kept["division"] for call in self._calls.found if "division" in call.kept]
+
     def _trained(self) -> list[torch.Tensor]:
         """Parameters and buffers of all models that are divided, each once."""
         models = [call.module for call in self._calls.found if "division" in call.kept]
@@ -252,7 +273,7 @@ class Ranks:
         """The first update has been made: something must have been divided by now."""
         if os.getpid() != self._pid:
             return
-        divisions = [call.kept["division"] for call in self._calls.found if "division" in call.kept]
+        divisions = self._divisions()
         if any(division.num_divided for division in divisions) or torch.distributed.is_initialized():
             return
         self._refuse(
@@ -264,10 +285,49 @@ class Ranks:
 
     def remarks(self) -> list[str]:
         """What is to be said in the end."""
-        divisions = [call.kept["division"] for call in self._calls.found if "division" in call.kept]
+        divisions = self._divisions()
         return [text for division in divisions for text in division.remarks]
 
     # -- ends ----------------------------------------------------------------------------------------------------
+
+    def confirm(self) -> None:
+        """The script is over: it has not ended well before its last calls are confirmed."""
+        has_raised = getattr(sys, "last_type", None) is not None
+        if has_raised or not any(division.last.kept for division in self._divisions()) or not self._all_end():
+            return
+        self._confirm()
+        try:
+            self._check.compare()
+        except NotDivided as problem:
+            self._refuse(problem)
+
+    def _confirm(self, which: Callable[[Division], bool] = lambda division: True) -> None:
+        try:
+            for division in self._divisions():
+                if division.last.kept and which(division):
+                    division.last.confirm()
+        except NotDivided as problem:
+            self._refuse(problem)
+
+    def _all_end(self) -> bool:
+        """Whether all ranks come to the end; not where one waits for this one in an exchange, and will tell of it."""
+        store, place, num_calls = self.group.store, Path(self._terms.folder), self._check.num_calls
+        store.set(f"end-{self.group.rank}", str(num_calls))
+        others = [rank for rank in range(self.group.world) if rank != self.group.rank]
+        names, begun_s = [f"end-{rank}" for rank in others], time.perf_counter()
+        while not store.check(names):
+            now_s = time.perf_counter()
+            gone = any(leaves_file(place, rank).exists() or ended_file(place, rank).exists() for rank in others)
+            if gone or now_s - begun_s > self.group.limit.total_seconds():
+                leave(EXIT_LOST)
+            stands = (read(page_file(place, rank)) for rank in others)
+            if any(one is not None and one.waits and now_s - max(one.since_s, begun_s) > WAITS_S for one in stands):
+                return False
+            time.sleep(0.01)
+        if any(int(store.get(name)) != num_calls for name in names):
+            cause = f"this one has made {num_calls:,}: the script was interrupted, or looks at the time"
+            self._refuse(NotDivided("ranks have ended after different numbers of calls", cause=cause))
+        return True
 
     def _close(self) -> None:
         """The process ends: what holds threads goes before the interpreter does.
@@ -276,6 +336,7 @@ class Ranks:
         """
         if os.getpid() != self._pid:
             return
+        self.confirm()
         self.group.page.tell()
         with contextlib.suppress(OSError):
             leaves_file(Path(self._terms.folder), self.group.rank).touch()

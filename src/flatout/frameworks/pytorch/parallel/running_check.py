@@ -40,7 +40,7 @@ class RunningCheck:
 
     def __init__(self, group: Group, parameters: Callable[[], Sequence[torch.Tensor]]) -> None:
         self._group, self._parameters = group, parameters
-        self._num_calls = 0
+        self.num_calls = 0
         self._next_at = FIRST_AT
         self._first_s = 0.0
         self._spent_s, self._exchange_s = 0.0, EXCHANGE_S
@@ -54,10 +54,10 @@ class RunningCheck:
         Raises:
             NotDivided: They have diverged.
         """
-        self._num_calls += 1
-        if self._num_calls == 2:  # the first is no measure: it is computed both ways
+        self.num_calls += 1
+        if self.num_calls == 2:  # the first is no measure: it is computed both ways
             self._first_s = perf_counter()
-        if self._num_calls >= self._next_at:
+        if self.num_calls >= self._next_at:
             self.compare()
 
     def compare(self) -> None:
@@ -70,7 +70,7 @@ class RunningCheck:
         parameters = self._parameters()
         same = [_bits(parameters), _generator()]
         arrived_s = perf_counter()
-        call_s = (begun_s - self._first_s) / max(self._num_calls - 2, 1)
+        call_s = (begun_s - self._first_s) / max(self.num_calls - 2, 1)
         summed_s = arrived_s - begun_s
         costs = self._spent_s, summed_s + self._exchange_s, call_s
         mine = torch.tensor([*same, arrived_s, *costs], dtype=torch.float64)
@@ -80,7 +80,7 @@ class RunningCheck:
             self._mend(parameters)
         if not is_same[1]:
             raise self._diverged("their random numbers", "something draws on some ranks and not on others")
-        self._next_at = self._num_calls + _calls_until_next(rows[:, 3:].tolist(), self._num_calls)
+        self._next_at = self.num_calls + _calls_until_next(rows[:, 3:].tolist(), self.num_calls)
         self._exchange_s = perf_counter() - self._last_arrival(rows[:, 2].tolist(), arrived_s)
         self._spent_s += summed_s + self._exchange_s
         self._group.page.check(summed_s + self._exchange_s)
@@ -101,7 +101,7 @@ class RunningCheck:
 
     def _diverged(self, what: str, cause: str) -> NotDivided:
         return NotDivided(
-            f"ranks have diverged: {what} differ after {self._num_calls:,} calls",
+            f"ranks have diverged: {what} differ after {self.num_calls:,} calls",
             cause=cause,
             hint="what a script reads or draws must not depend on the process; seed it, or run it on one rank",
         )

@@ -1,0 +1,93 @@
+"""What of a module has its script changed between two calls?
+
+Attributes of all modules within it, with what containers and objects among them hold; parameters (which, not what they
+hold), hooks, modules; variables outside that its code names. What a call itself changes may differ from rank to rank,
+and is not looked at. In: a module, after each call. Out: whether something has changed, the same on all ranks, for all
+run the same script.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from flatout.frameworks.pytorch.module_state import INTERNAL
+from flatout.frameworks.pytorch.parallel.outside_state import OutsideState, copied_safely, is_same
+
+_WITHIN = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+Kept = list[tuple[dict[Any, Any], dict[Any, Any]]]
+
+
+class Changes:
+    """Of one module."""
+
+    def __init__(self) -> None:
+        self._dicts: Kept = []
+        self._values: list[tuple[Any, Any]] = []
+        self._outside: OutsideState | None = None
+        self._seen: list[Any] = []
+        self._num_changes: Counter[Any] = Counter()
+
+    def note(self, module: nn.Module) -> None:
+        """A call is over: the next one should find what is there now."""
+        if self._outside is None or not all(_is_equal(*pair) for pair in self._dicts):
+            fields = [vars(part) for part in module.modules()]
+            dicts = [live for own in fields for live in (own, *map(own.get, _WITHIN)) if isinstance(live, dict)]
+            self._dicts = [(live, live.copy()) for live in dicts]
+            found = [one for own in fields for name, one in own.items() if name not in INTERNAL]
+            self._values = [(one, None) for one in {id(one): one for one in found}.values() if type(one) not in _SIMPLE]
+        self._outside = self._outside or OutsideState(module)
+        self._values = [(value, copied_safely(value)) for value, _ in self._values]
+        self._seen = self._outside.seen()
+
+    def look(self) -> bool:
+        """Whether something has changed since then, for the 1st, 2nd, 4th, 8th ... time.
+
+        What is changed before every call, as a temperature that falls, is no news for ever.
+        """
+        places: list[Any] = [
+            (id(live), name)
+            for live, before in self._dicts
+            if not _is_equal(live, before)
+            for name in {*live, *before} - INTERNAL
+            if name not in live or name not in before or not _is_equal(live[name], before[name])
+        ]
+        places += [id(value) for value, before in self._values if not _is_one(before, copied_safely(value))]
+        if self._outside is not None:
+            pairs = zip(self._seen, self._outside.seen(), strict=True)
+            places += [place for place, pair in enumerate(pairs) if not _is_one(*pair)]
+        self._num_changes.update(places)
+        return any(self._num_changes[place] & (self._num_changes[place] - 1) == 0 for place in places)
+
+    @contextmanager
+    def taken_back(self) -> Iterator[None]:
+        """Within, attributes, parameters, hooks and modules are those of the last call."""
+        present = [(live, live.copy()) for live, _ in self._dicts]
+        _put(self._dicts)
+        try:
+            yield
+        finally:
+            _put(present)
+
+
+def _is_equal(found: Any, before: Any) -> bool:
+    try:
+        return found is before or bool(found == before)
+    except Exception:  # noqa: BLE001  arrays, and objects that may raise whatever they are asked for
+        return False
+
+
+def _is_one(before: Any, after: Any) -> bool:
+    return is_same(before, after) and is_same(after, before)
+
+
+def _put(contents: Iterable[tuple[dict[Any, Any], dict[Any, Any]]]) -> None:
+    for live, content in contents:
+        if not _is_equal(live, content):
+            live.clear()
+            live.update(content)
