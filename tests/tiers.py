@@ -1,9 +1,10 @@
-"""Which tests `make test` runs of folders whose tests start processes: those that are marked `smoke`."""
+"""Which tests `make test` runs: not those that are marked `slow`, which `make test-all` runs too."""
 
 import pytest
 
 
 def some(values, *chosen):
-    """Values of a parameter, of which the chosen ones are run by `make test` and all by `make test-all`."""
+    """Values of a parameter: `make test` runs the chosen ones, of several parameters those that all of them chose."""
     assert all(one in values for one in chosen), "one that is not there"
-    return [pytest.param(value, marks=pytest.mark.smoke) if value in chosen else value for value in values]
+    mark = {True: pytest.mark.smoke, False: pytest.mark.slow}
+    return [pytest.param(value, marks=mark[value in chosen]) for value in values]
