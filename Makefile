@@ -1,16 +1,19 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# Two commands do everything on a fresh machine: `make demo` and `make test`. `make test-all` runs the slow tests too.
 PYTHON ?= python3
 BIN := .venv/bin
 CONSTRAINTS := constraints.txt
 INSTALLED := .venv/installed
 
-.PHONY: demo test bench clean
+.PHONY: demo test test-all bench clean
 
 demo: $(INSTALLED)
 	@bash scripts/demo
 
 test: $(INSTALLED)
 	@bash scripts/check
+
+test-all: $(INSTALLED)
+	@bash scripts/check all
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/run_all.py

@@ -5,6 +5,7 @@ longer needed fails as well, so that the lists stay short.
 """
 
 import ast
+import functools
 import json
 import os
 import re
@@ -132,6 +133,7 @@ def name_of(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -167,9 +169,8 @@ def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (function.end_lineno or 0) - function.lineno + 1 - docstring
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_every_module_says_what_it_answers(path):
-    assert ast.get_docstring(tree_of(path)), f"`{name_of(path)}` has no docstring"
+def test_every_module_says_what_it_answers():
+    assert [name_of(path) for path in modules() if not ast.get_docstring(tree_of(path))] == [], "without a docstring"
 
 
 def test_no_module_has_a_name_that_says_nothing():
@@ -329,17 +330,35 @@ def made_errors() -> list[tuple[str, ast.Call]]:
     ]
 
 
-@pytest.mark.parametrize(("where", "call"), [pytest.param(w, c, id=w) for w, c in made_errors()])
-def test_every_error_says_what_happened_why_and_what_to_do(where, call):
-    assert call.args, f"{where}: an error begins with what happened"
-    assert {"cause", "hint"} <= {keyword.arg for keyword in call.keywords}, f"{where}: `cause` and `hint` are needed"
-    parts = {"error": call.args[0], **{k.arg: k.value for k in call.keywords if k.arg}}
+def test_every_error_says_what_happened_why_and_what_to_do():
+    made = made_errors()
+    assert made
+    assert [f"{where}: {problem}" for where, call in made for problem in wrong_with(call)] == []
+
+
+def wrong_with(call: ast.Call) -> Iterator[str]:
+    if not call.args:
+        yield "an error begins with what happened"
+    if not {"cause", "hint"} <= {keyword.arg for keyword in call.keywords}:
+        yield "`cause` and `hint` are needed"
+    parts = {**dict(zip(["error"], call.args, strict=False)), **{k.arg: k.value for k in call.keywords if k.arg}}
     for part, value in parts.items():
         for text, is_head, is_tail in literals(value):
-            if is_head and re.match(r"[A-Z]", text):
-                assert text.startswith(PROPER_NAMES), f"{where}: `{part}` begins in lower case: {text!r}"
-            if is_tail:
-                assert not re.search(r"(?<!\.)\.$", text.rstrip()), f"{where}: `{part}` has no final stop: {text!r}"
+            if is_head and re.match(r"[A-Z]", text) and not text.startswith(PROPER_NAMES):
+                yield f"`{part}` begins in lower case: {text!r}"
+            if is_tail and re.search(r"(?<!\.)\.$", text.rstrip()):
+                yield f"`{part}` has no final stop: {text!r}"
+
+
+def test_the_check_of_errors_finds_wrong_ones():
+    wrong = {
+        "FlatoutError()": 2,
+        "FlatoutError('a', cause='b')": 1,
+        "FlatoutError('A', cause='b.', hint='c...')": 2,
+        "FlatoutError(f'A {b}', cause=f'{b}.', hint='Linux')": 2,
+        "FlatoutError('a', cause='b', hint='c')": 0,
+    }
+    assert {text: len([*wrong_with(ast.parse(text, mode="eval").body)]) for text in wrong} == wrong
 
 
 def literals(node: ast.expr) -> Iterator[tuple[str, bool, bool]]:
@@ -367,25 +386,28 @@ def lever_files() -> list[Path]:
     return [path for path in sorted(LEVERS.glob("*.py")) if path.stem != "__init__"]
 
 
-@pytest.mark.parametrize("path", lever_files(), ids=lambda path: path.stem)
-def test_a_lever_is_one_file_one_registry_line_one_row_in_the_docs_and_a_test(path):
+def test_a_lever_is_one_file_one_registry_line_one_row_in_the_docs_and_a_test():
     from flatout.frameworks.pytorch.levers import LEVERS as registered
 
-    here = [kind for kind in registered if kind.__module__.endswith(f".levers.{path.stem}")]
-    assert len(here) == 1, f"`{path.name}` has {len(here)} lines in the registry, not one"
-    name = here[0].name
-    assert name == path.stem, "a lever's file bears its name"
-    page = (ROOT / "docs" / "reference" / "levers.md").read_text(encoding="utf-8")
-    assert len(re.findall(rf"^\| \[`{name}`\]", page, re.MULTILINE)) == 1, "`python scripts/make_reference.py`"
-    tested = bool(naming_tests(name, here[0].__name__))
-    assert tested or name in UNTESTED_LEVERS, f"no test names the lever `{name}`"
+    page, tests = (ROOT / "docs" / "reference" / "levers.md").read_text(encoding="utf-8"), texts_of_tests()
+    problems, files = [], lever_files()
+    assert files
+    for path in files:
+        here = [kind for kind in registered if kind.__module__.endswith(f".levers.{path.stem}")]
+        if len(here) != 1:
+            problems.append(f"`{path.name}` has {len(here)} lines in the registry, not one")
+            continue
+        name = here[0].name
+        if name != path.stem:
+            problems.append(f"`{path.name}` is the file of `{name}`: a lever's file bears its name")
+        if len(re.findall(rf"^\| \[`{name}`\]", page, re.MULTILINE)) != 1:
+            problems.append(f"`{name}` has no row or several: `python scripts/make_reference.py`")
+        named = re.compile(rf"""["'\s,`]{name}["'=,\s]|\b{here[0].__name__}\b""")
+        if name not in UNTESTED_LEVERS and not any(map(named.search, tests)):
+            problems.append(f"no test names the lever `{name}`")
+    assert problems == []
 
 
-def naming_tests(name: str, kind: str) -> list[Path]:
+def texts_of_tests() -> list[str]:
     own = {Path(__file__), ROOT / "tests" / "unit" / "test_docs.py", ROOT / "tests" / "golden" / "test_surface.py"}
-    pattern = re.compile(rf"""["'\s,`]{name}["'=,\s]|\b{kind}\b""")
-    return [
-        path
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        if path not in own and pattern.search(path.read_text(encoding="utf-8"))
-    ]
+    return [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py") if path not in own]

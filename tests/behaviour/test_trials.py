@@ -147,6 +147,7 @@ def test_tuning_a_script_that_tells_the_world_leaves_no_trace(project, listener)
     assert marked(mark) == ([], [])
 
 
+@pytest.mark.smoke
 def test_a_run_tells_every_tracker_as_the_user_wants(project, listener):
     words = ("run", "-q", "--levers", "fused_optimizer", "tracked.py", listener.address, "none", "--steps", "40")
     done = flatout(*words, folder=project, **ON_PURPOSE)
@@ -154,6 +155,7 @@ def test_a_run_tells_every_tracker_as_the_user_wants(project, listener):
     assert set(listener.heard) == TRACKERS
 
 
+@pytest.mark.smoke
 def test_what_a_user_says_about_trackers_gives_way_in_trials(tmp_path, monkeypatch):
     for name, value in ON_PURPOSE.items():
         monkeypatch.setenv(name, value)

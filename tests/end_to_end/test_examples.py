@@ -123,6 +123,7 @@ def test_another_seed_gives_another_run(name):
     assert later_outputs(name)[1] not in ("", first_output(name))
 
 
+@pytest.mark.smoke
 def test_there_is_a_run_for_every_example_and_none_of_them_knows_flatout():
     scripts = sorted(EXAMPLES.glob("*.py"))
     assert sorted(NAMES) == [script.stem for script in scripts]

@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from flatout.run import isolation
+from tiers import some
 
 SOURCE = Path(isolation.__file__).parents[1]
 REASON = isolation.available()
@@ -312,7 +313,7 @@ assert os.path.exists(T) and not os.path.exists("out")
 HEAD = "import os, shutil, sys\nT = sys.argv[1]\n"
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", some(list(ATTACKS), "checkpoints and logs at every step"))
 def test_the_users_disk_is_the_same_after(user, attack):
     token, before = f"flatout-token-{uuid.uuid4().hex}", untouched(user)
     answer = user.script(HEAD + ATTACKS[attack], token)
@@ -444,6 +445,7 @@ for place in (sys.argv[1], "elsewhere"):
         link.unlink()
 
 
+@pytest.mark.smoke
 def test_no_way_round_leads_to_the_real_disk(user, outside):
     before, kept = snapshot(outside), untouched(user)
     user.script(
@@ -600,6 +602,7 @@ assert open("train.log").read() == "epoch 1\\nmore" and os.stat("best.pt").st_si
     }
 
 
+@pytest.mark.smoke
 def test_two_trials_at_once_do_not_see_each_other(tmp_path):
     folder = tmp_path / "work"
     folder.mkdir()
@@ -771,6 +774,7 @@ def test_a_machine_without_user_namespaces_says_which_setting_forbids_them(tmp_p
     assert "`user.max_user_namespaces=0`" in said
 
 
+@pytest.mark.smoke
 def test_probing_the_machine_leaves_nothing_behind():
     before = set(os.listdir(tempfile.gettempdir()))
     assert isolation.available() is None

@@ -86,6 +86,7 @@ def test_an_exact_enough_lever_is_equal_and_leaves_no_file_and_the_proof_goes_on
     assert len(list(tmp_path.glob(".flatout/proved-*"))) == 1
 
 
+@pytest.mark.smoke
 def test_a_lever_that_harms_convergence_is_caught(tmp_path):
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     levers = tmp_path / "src" / "flatout" / "frameworks" / "pytorch" / "levers"

@@ -111,6 +111,7 @@ def test_the_page_is_silent_and_asks_for_nothing(browser, files, name):
         assert page.requests == [files[name].as_uri()]
 
 
+@pytest.mark.smoke
 def test_the_page_is_the_same_without_scripts(browser, files):
     with opened(browser, files["lenet"], java_script_enabled=False) as page:
         assert page.locator("svg.wide").first.is_visible()

@@ -18,6 +18,7 @@ import pytest
 
 import flatout
 from flatout.run.script import as_typed
+from tiers import some
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 PYTHON = as_typed(sys.executable)
@@ -118,7 +119,7 @@ def assert_nothing_left(text, limit_s=10.0):
 @pytest.mark.parametrize(
     "words",
     [
-        ("surroundings.py",),
+        pytest.param(("surroundings.py",), marks=pytest.mark.smoke),
         ("./surroundings.py", "--plan", "x", "--json", "-q", "-m", "y", "--", "--levers"),
         ("-m", "surroundings", "--plan", "x", "--json", "-q", "-m", "y"),
     ],
@@ -151,6 +152,7 @@ def test_importtime_is_passed_on(folder):
     assert "import time:" in ours.err
 
 
+@pytest.mark.smoke
 def test_a_package_a_folder_and_an_archive_run_as_under_python(folder):
     package = folder / "package"
     (package / "inner").mkdir(parents=True)
@@ -195,6 +197,7 @@ def test_sitecustomize_and_usercustomize_of_the_user_run_once(folder):
     assert "ValueError: in it" in assert_same(folder, "surroundings.py", environment={"PYTHONPATH": str(own)}).err
 
 
+@pytest.mark.smoke
 def test_children_of_every_kind_see_what_they_would_see_without_us(folder):
     assert_same(folder, "children.py", "delete", environment={"PYTHONPATH": "/some:/other"})
     assert_same(folder, "children.py")
@@ -235,11 +238,12 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", some(ENDS, "return", "exit 3", "exception", "SIGKILL", "SIGINT"))
 def test_a_script_ends_in_the_same_way(folder, end):
     assert_same(folder, "ends.py", end)
 
 
+@pytest.mark.smoke
 def test_the_two_lines_of_ours_are_all_that_is_added(folder):
     plain = Done([PYTHON, "ends.py", "exit text"])
     ours = Done([*RUN, "ends.py", "exit text"])
@@ -297,7 +301,7 @@ def start(command, **settings):
     return process
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGQUIT", "SIGALRM"])
+@pytest.mark.parametrize("name", some(["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGQUIT", "SIGALRM"], "SIGINT"))
 def test_a_signal_arrives_once_whether_it_was_sent_to_us_or_to_the_group(folder, name):
     number = getattr(signal, name)
     for send in (os.kill, os.killpg):
@@ -341,6 +345,7 @@ def test_a_signal_that_the_shell_ignores_stays_ignored(folder):
     assert Done(["sh", "-c", shell.format(" ".join(RUN) + " -q")]).shown() == plain.shown()
 
 
+@pytest.mark.smoke
 def test_the_script_dies_with_flatout(folder):
     process = start([*RUN, "-q", "waits.py", "SIGUSR1"])
     process.kill()
@@ -372,6 +377,7 @@ def at_terminal(command, *, answer=b"", interrupt_after=None):
     return os.waitpid(pid, 0)[1], re.sub(b"0x[0-9a-f]{6,}", b"0x", shown)
 
 
+@pytest.mark.smoke
 def test_ctrl_c_at_a_terminal_interrupts_the_script_once_and_ends_both_in_the_same_way(folder):
     Path("interrupted.py").write_text(
         "import time\n"
@@ -454,6 +460,7 @@ def test_ctrl_c_while_we_start_leaves_nothing(folder, delay_s):
 # -- training ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 @needs_torch
 def test_a_training_script_prints_writes_and_sees_the_same(folder):
     stdin = b"one line\nthe rest\n"
@@ -487,7 +494,7 @@ def frames(text, folder):
 
 
 @needs_torch
-@pytest.mark.parametrize("place", ["before", "forward", "worker", "group"])
+@pytest.mark.parametrize("place", some(["before", "forward", "worker", "group"], "forward"))
 def test_an_exception_shows_the_scripts_frames_and_none_of_ours(folder, place):
     plain, _, ours, _ = both(folder, "raises.py", place)
     assert (ours.status, ours.out) == (plain.status, plain.out)
@@ -570,6 +577,7 @@ def test_training_goes_on_when_its_record_cannot_be_kept(folder):
         shutil.rmtree(".flatout")
 
 
+@pytest.mark.smoke
 def test_a_folder_that_cannot_be_written_is_said_in_one_line(folder):
     Path(".flatout").write_text("in the way")
     plain = Done([PYTHON, "ends.py", "exit 3"])
@@ -616,6 +624,7 @@ def test_a_summary_that_cannot_be_written_does_not_change_the_status(folder):
 # -- exec ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_a_launcher_gets_its_words_and_its_status_is_ours(folder):
     for words in (
         ["sh", "-c", "exit 5"],
@@ -640,6 +649,7 @@ def test_a_script_where_a_command_is_wanted_is_told_what_to_type_before_anything
     assert "`flatout exec -- python train.py --lr 0.1`" in done.err
 
 
+@pytest.mark.smoke
 @needs_torch
 def test_programs_one_after_the_other_are_each_reached(folder):
     words = ["sh", "-c", f"{PYTHON} tiny.py && echo 'between \"them\"' && {PYTHON} tiny.py; exit 4"]

@@ -62,11 +62,13 @@ def test_why_prints_one_json_object_and_nothing_else(why: dict[str, object]) -> 
     assert set(why) >= {"phases", "binding", "bounds", "steps_per_s", "model_flops_utilization"}
 
 
+@pytest.mark.smoke
 def test_the_phases_that_why_prints_sum_to_the_step(why: dict[str, object]) -> None:
     assert sum(why["phases"].values()) == pytest.approx(1.0, abs=1e-6)
     assert "copy" not in why["phases"], "nothing is copied to a device here, which is not the same as 0"
 
 
+@pytest.mark.smoke
 def test_a_sleep_in_every_item_is_named_as_the_input(why: dict[str, object]) -> None:
     assert why["binding"] == "input"
     assert why["bounds"]["free data"] > 3
@@ -94,6 +96,7 @@ def skip_where_busy(folder: Path, verdict: dict[str, object]) -> None:
         pytest.skip(f"other processes used {foreign:.0%} of the CPU, so nothing could be judged")
 
 
+@pytest.mark.smoke
 def test_tune_finds_workers_for_a_slow_dataset(tuned: tuple[Path, dict[str, object]]) -> None:
     folder, verdict = tuned
     skip_where_busy(folder, verdict)
@@ -103,6 +106,7 @@ def test_tune_finds_workers_for_a_slow_dataset(tuned: tuple[Path, dict[str, obje
     assert verdict["break_even_steps"] > 0
 
 
+@pytest.mark.smoke
 def test_run_engages_the_plan_that_tune_wrote(tuned: tuple[Path, dict[str, object]]) -> None:
     folder, verdict = tuned
     skip_where_busy(folder, verdict)

@@ -30,11 +30,13 @@ def test_runs_that_are_stopped_at_any_moment_end_by_that_signal_and_leave_nothin
     assert sum(found["ends"].values()) == 20
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("code", [0, 1, 3, 999])
 def test_another_end_is_found(start_stop, code):
     assert not start_stop.ends_in_its_way(code, signal.SIGTERM, "")
 
 
+@pytest.mark.smoke
 def test_what_is_left_is_found(start_stop, tmp_path):
     (tmp_path / "temporary").mkdir()
     assert start_stop.left(tmp_path) == []

@@ -20,6 +20,7 @@ from flatout.space import Choice
 from flatout.trials import ends
 from flatout.trials.conduct import Conduct, Goal, Show
 from flatout.trials.terms import Terms
+from tiers import some
 
 pytest.importorskip("torch")
 
@@ -178,6 +179,7 @@ def test_a_measurement_without_a_terminal_is_not_ended_by_its_closing(folder):
     assert process.wait(timeout=120) == 0
 
 
+@pytest.mark.smoke
 @pytest.mark.skipif(REASON is not None, reason=f"trials cannot be isolated here: {REASON}")
 def test_a_script_that_has_not_begun_to_train_ends_with_flatout_that_is_killed(folder):
     script = folder / "prepares.py"
@@ -226,7 +228,7 @@ def _trainer(name):
     return sorted(found)
 
 
-@pytest.mark.parametrize("levers", ["none", "threads=1"])
+@pytest.mark.parametrize("levers", some(["none", "threads=1"], "threads=1"))
 def test_a_run_that_is_killed_ends_by_that_signal_and_its_steps_are_there_to_be_exported(folder, levers):
     copied("endless.py", folder)
     process = subprocess.Popen(

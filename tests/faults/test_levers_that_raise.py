@@ -29,7 +29,12 @@ def unplanted():
 
 @pytest.mark.parametrize(
     ("place", "stage"),
-    [("engage", "engage"), ("first call", "step"), ("later call", "step"), ("release", "release")],
+    [
+        pytest.param("engage", "engage", marks=pytest.mark.smoke),
+        ("first call", "step"),
+        ("later call", "step"),
+        ("release", "release"),
+    ],
 )
 def test_a_run_goes_on_without_levers_that_raise_and_says_so(folder, unplanted, place, stage):
     copied("faulty.py", folder)
@@ -123,6 +128,7 @@ def attached():
     pytorch.detach()
 
 
+@pytest.mark.smoke
 def test_one_lever_that_cannot_be_released_does_not_keep_the_others(attached, monkeypatch):
     from flatout.frameworks.contract import NotReleased
     from flatout.frameworks.pytorch.levers.bf16 import Bf16
@@ -139,6 +145,7 @@ def test_one_lever_that_cannot_be_released_does_not_keep_the_others(attached, mo
     train(3)
 
 
+@pytest.mark.smoke
 def test_a_step_that_breaks_under_levers_that_cannot_be_released_either_is_made_plainly(attached, monkeypatch):
     from flatout.frameworks.pytorch.levers.bf16 import Bf16
 
@@ -153,6 +160,7 @@ def test_a_step_that_breaks_under_levers_that_cannot_be_released_either_is_made_
     monkeypatch.undo()
 
 
+@pytest.mark.smoke
 def test_what_breaks_holds_no_memory_while_the_call_is_made_again(attached):
     import gc
     import weakref
@@ -174,6 +182,7 @@ def test_what_breaks_holds_no_memory_while_the_call_is_made_again(attached):
     assert failures == [("step", "OutOfMemoryError", "CUDA out of memory")]
 
 
+@pytest.mark.smoke
 def test_levers_are_back_after_an_exception_of_the_scripts_own(attached):
     pytorch, model, train, failures = attached
     pytorch.engage({"bf16": {}})

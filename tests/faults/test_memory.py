@@ -17,6 +17,7 @@ from flatout.run.outcome import Outcome
 from flatout.running import Engagement
 
 
+@pytest.mark.smoke
 def test_a_run_that_is_short_of_memory_goes_on_and_the_next_one_goes_without(folder):
     copied("faulty.py", folder)
     write_plan("faulty.py", "foreach_optimizer", "bf16")
@@ -41,6 +42,7 @@ def test_a_run_that_is_short_of_memory_goes_on_and_the_next_one_goes_without(fol
 NOTED = Plan(**{name: getattr(plan("train.py"), name) for name in Plan.__slots__})
 
 
+@pytest.mark.smoke
 def test_levers_that_take_memory_are_to_blame_and_all_where_none_does():
     levers = registry()
     assert shortage.suspects({"bf16": {}, "device_store": {}, "workers": {"num": 1}}, levers) == (
@@ -50,6 +52,7 @@ def test_levers_that_take_memory_are_to_blame_and_all_where_none_does():
     assert shortage.suspects({"bf16": {}, "threads": {"num": 1}}, levers) == ("bf16", "threads")
 
 
+@pytest.mark.smoke
 def test_a_note_adds_up_and_lapses_with_the_plan(tmp_path):
     from dataclasses import replace
 
@@ -63,6 +66,7 @@ def test_a_note_adds_up_and_lapses_with_the_plan(tmp_path):
     assert shortage.left_out(tmp_path, replace(one, script="other.py")) == ()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "null", '{"format": 2, "plans": {}}', '{"format": 1, "plans": []}', "[" * 100_000, "\ufeff\x00",
@@ -75,6 +79,7 @@ def test_a_note_that_was_edited_into_nonsense_notes_nothing_and_is_written_anew(
     assert shortage.left_out(tmp_path, NOTED) == (next(iter(NOTED.levers)),)
 
 
+@pytest.mark.smoke
 def test_a_note_that_cannot_be_written_is_not_promised(tmp_path):
     assert not shortage.note(tmp_path / "gone", NOTED, ("bf16",))
 
@@ -83,6 +88,7 @@ def memory_ran_out(stage):
     return Failure(stage=stage, error="OutOfMemoryError", message="", out_of_memory=True)
 
 
+@pytest.mark.smoke
 def test_memory_that_runs_out_for_the_script_counts_while_levers_are_at_work():
     raised = memory_ran_out("script")
     assert Outcome(raised=raised, engaged=True).out_of_memory

@@ -69,12 +69,14 @@ def outcome_of(path):
         return named
 
 
+@pytest.mark.smoke
 def test_the_plan_itself_is_engaged(written):
     path, text = written
     path.write_text(text)
     assert dict(outcome_of(path).levers) == PLAN.levers
 
 
+@pytest.mark.smoke
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(change=st.data())
 def test_a_value_that_was_replaced_or_taken_out_is_an_error_in_three_parts_or_a_plan_that_can_be_engaged(
@@ -101,6 +103,7 @@ def test_a_value_that_was_replaced_or_taken_out_is_an_error_in_three_parts_or_a_
     outcome_of(path)
 
 
+@pytest.mark.smoke
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(change=st.data())
 def test_a_file_with_bytes_changed_cut_or_doubled_is_an_error_in_three_parts_or_a_plan_that_can_be_engaged(
@@ -131,7 +134,7 @@ def test_a_file_with_bytes_changed_cut_or_doubled_is_an_error_in_three_parts_or_
         ("num = 2", "num = -5", "the lever `threads` needs a number"),
         ("num = 2", 'num = "many"', "the lever `threads` needs a number"),
         ("num = 2", "num = 1e9", "the lever `threads` needs a number"),
-        ("num = 2", "numb = 2", "has no setting `numb`"),
+        pytest.param("num = 2", "numb = 2", "has no setting `numb`", marks=pytest.mark.smoke),
         (".threads]", ".thread]", "names the lever `thread`, which this version does not have"),
         ("[plan.", "[[plan.", ""),
     ],

@@ -36,6 +36,7 @@ def mounted(script, *, where, size):
 # -- the disk ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_a_disk_that_fills_up_in_a_run_costs_the_rest_of_the_record_alone(folder):
     (folder / "small").mkdir()
     script = copied("starved.py", folder)
@@ -67,6 +68,7 @@ def test_a_disk_that_fills_up_in_a_measurement_is_an_error_that_says_so(folder):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.smoke
 def test_a_record_that_meets_a_full_disk_half_way_in_a_line_is_read_up_to_there(tmp_path, monkeypatch):
     from flatout.trace import Remark
     from flatout.trace_file import Follower, Writer
@@ -107,6 +109,7 @@ def test_a_clock_that_is_set_to_and_fro_changes_no_duration(folder):
         assert 0 <= one.get("took_s", 0) < took_s
 
 
+@pytest.mark.smoke
 def test_a_clock_that_jumps_ahead_removes_no_record_of_the_last_runs(tmp_path, monkeypatch):
     for number in range(run_folders.KEPT_RUNS):
         (tmp_path / f"train-{number + 1}").mkdir()
@@ -136,6 +139,7 @@ def sampler(monkeypatch):
     return stack_samples.StackSampler(threading.get_ident(), lambda: "forward", frozenset())
 
 
+@pytest.mark.smoke
 def test_a_sampler_of_stacks_that_dies_keeps_what_it_saw_and_says_nothing(monkeypatch, unheard):
     from flatout.frameworks.pytorch import stack_samples
 
@@ -158,6 +162,7 @@ def test_a_sampler_of_stacks_that_dies_keeps_what_it_saw_and_says_nothing(monkey
     assert unheard == [] and sys.getswitchinterval() == interval_s
 
 
+@pytest.mark.smoke
 def test_a_sampler_of_stacks_that_gets_no_thread_sees_nothing(monkeypatch, unheard):
     def refuse(self):
         raise RuntimeError("can't start new thread")
@@ -192,6 +197,7 @@ def test_a_run_needs_no_home(folder, home):
     assert "Traceback" not in done.stderr and "failed" not in done.stderr
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("refused", [errno.EROFS, errno.EACCES, errno.ENOSPC])
 def test_a_cache_that_cannot_be_written_costs_measuring_again(tmp_path, monkeypatch, refused):
     from flatout.run import calibrate
@@ -215,6 +221,7 @@ FORBIDDEN = (
 )
 
 
+@pytest.mark.smoke
 def test_where_affinity_may_not_be_read_nothing_is_known_of_it(monkeypatch):
     from flatout.frameworks.pytorch.pipeline.pixels import owner
     from flatout.run import child, foreign_cpu, machine

@@ -3,6 +3,7 @@
 `python tests/golden/report_examples.py` writes the golden files anew; look at the difference before committing it.
 """
 
+import functools
 import random
 import sys
 from dataclasses import replace
@@ -692,6 +693,7 @@ EXAMPLES = {
 }  # fmt: skip
 
 
+@functools.cache
 def terminal_texts():
     """Every golden file's name with what belongs into it."""
     from flatout.report import machine, ranks, screen, terminal

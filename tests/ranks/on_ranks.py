@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import functools
 import json
 import multiprocessing
 import os
@@ -16,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from flatout.frameworks.pytorch.calls import Calls
+from flatout.frameworks.pytorch.parallel import ranks as ranks_module
 from flatout.frameworks.pytorch.parallel.ranks import Ranks
 from flatout.ranks import RankPlace, Terms
 
@@ -23,8 +26,12 @@ from . import scenarios
 
 Scenario = Callable[[], Any]
 LIMIT_S = 40.0
+PARALLEL = Path(ranks_module.__file__).parent
+LOADED = ["torch._dynamo", *(f"{ranks_module.__package__}.{path.stem}" for path in sorted(PARALLEL.glob("*.py")))]
+"""What the process has loaded from which ranks are forked: a fork costs a tenth of a second, these modules a half."""
 
 
+@functools.cache  # the same for all modes and numbers of ranks
 def alone(scenario: Scenario) -> Any:
     """What the scenario gives in one process, which draws what a fresh one would."""
     return _in_processes(1, scenario, None)[0]
@@ -44,7 +51,7 @@ def _in_processes(
     sending: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Any]:
     context = multiprocessing.get_context("forkserver")  # a clean process to fork from: PyTorch is loaded once
-    context.set_forkserver_preload(["flatout.frameworks.pytorch.parallel.ranks", "torch._dynamo"])
+    context.set_forkserver_preload(LOADED)
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             context.Process(target=_rank, args=(rank, world, port, scenario, folder, mode, dict(sending)))
@@ -57,7 +64,8 @@ def _in_processes(
         hung = [process.pid for process in processes if process.is_alive()]
         for process in processes:
             process.kill()
-        assert not hung, f"{len(hung)} of {world} ranks hang"
+        stacks = [path.read_text() for path in sorted(Path(folder).glob("stack-*"))]
+        assert not hung, "\n".join((f"{len(hung)} of {world} ranks hang", *stacks))
         return [_found(Path(folder), rank) for rank in range(world)]
 
 
@@ -74,7 +82,7 @@ def _found(folder: Path, rank: int) -> Any:
 def _rank(
     rank: int, world: int, port: int | None, scenario: Scenario, folder: str, mode: str, sending: dict[str, Any]
 ) -> None:
-
+    faulthandler.dump_traceback_later(LIMIT_S - 5, file=os.open(f"{folder}/stack-{rank}", os.O_CREAT | os.O_WRONLY))
     torch.set_num_threads(1)
     torch.manual_seed(67280421310721)
     scenarios.THIS_RANK[0] = rank

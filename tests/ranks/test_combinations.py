@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tiers import some
+
 from . import pipeline_scenarios, scenarios, sharded_scenarios, tensor_scenarios
 from .on_ranks import on_ranks
 from .test_shard import agrees
@@ -19,7 +21,9 @@ BOTH = (
 
 
 @pytest.mark.parametrize("mode", ["replicate+tensor", "replicate+pipeline"])
-@pytest.mark.parametrize("scenario", BOTH, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize(
+    "scenario", some(BOTH, tensor_scenarios.blocks_of_a_user), ids=lambda scenario: scenario.__name__
+)
 def test_two_groups_of_two_end_where_one_process_ends(scenario, mode):
     agrees(scenario, 4, mode)
 

@@ -74,12 +74,14 @@ def test_bf16_gradients_are_summed_where_ranks_share_parameters(mode):
     assert all_alike(found)
 
 
+@pytest.mark.smoke
 def test_bf16_gradients_of_three_ranks_that_share_rows_are_divided_in_float32():
     wanted = alone(two_layers)
     found = on_ranks(3, two_layers, "shard", in_bf16=True)
     assert 0 < distance(found[0].state, wanted.state) <= FURTHEST_OF_BF16 and all_alike(found)
 
 
+@pytest.mark.smoke
 def test_gradients_that_are_not_float32_are_sent_as_they_are():
     wanted = alone(in_double)
     for one in on_ranks(2, in_double, in_bf16=True):

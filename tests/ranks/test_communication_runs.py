@@ -22,6 +22,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.smoke
 def test_levers_that_are_named_are_at_work_on_ranks_that_end_well(here):
     named = "gradient_buckets=0,bf16_gradients"
     done = flatout("run", "--ranks", "2", "--levers", named, "divides.py", "12")

@@ -66,6 +66,7 @@ def ranks(tmp_path, monkeypatch):
     return both
 
 
+@pytest.mark.smoke
 def test_a_folder_that_the_first_rank_has_made_is_made_once_more(tmp_path, ranks):
     first, other = ranks
     first(tmp_path / "a")
@@ -78,6 +79,7 @@ def test_a_folder_that_the_first_rank_has_made_is_made_once_more(tmp_path, ranks
     other(os.fsencode(tmp_path / "a"))
 
 
+@pytest.mark.smoke
 def test_a_folder_of_the_users_is_in_the_way_on_all_ranks(tmp_path, ranks):
     os.mkdir(tmp_path / "theirs")
     for mkdir in ranks:

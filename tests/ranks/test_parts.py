@@ -24,6 +24,8 @@ from flatout.ranks import EXIT_LOST, Terms, ended_file, leaves_file, stacks_file
 from flatout.run.rank_start import crowding, devices_for
 from flatout.run.rank_watch import RankWatch
 
+pytestmark = pytest.mark.smoke  # in this process
+
 
 @given(num=st.integers(1, 500), world=st.integers(1, 16))
 def test_every_sample_is_one_ranks_and_shares_are_nearly_equal(num, world):

@@ -11,6 +11,7 @@ from flatout.frameworks.pytorch.parallel.pipeline_parts import bubble
 from flatout.frameworks.pytorch.parallel.pipeline_placeholders import Placeholders, shapes_of
 from flatout.frameworks.pytorch.parallel.pipeline_plan import PipelinePlan, StagePlan
 from flatout.frameworks.pytorch.parallel.pipeline_timeline import Timeline
+from tiers import some
 
 from . import pipeline_scenarios, scenarios, sharded_scenarios, tensor_scenarios
 from .on_ranks import alone, on_ranks
@@ -34,7 +35,11 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize("scenario", pipeline_scenarios.SAME, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize(
+    "scenario",
+    some(pipeline_scenarios.SAME, pipeline_scenarios.a_chain_of_layers),
+    ids=lambda scenario: scenario.__name__,
+)
 def test_stages_end_where_one_process_ends(scenario, world):
     agrees(scenario, world, "pipeline")
 
@@ -52,6 +57,7 @@ def test_what_makes_no_stages_is_refused_with_its_reason(scenario):
         assert found["error"] and found["hint"]
 
 
+@pytest.mark.smoke
 def test_masks_of_dropout_are_other_ones_on_each_rank_and_ranks_stay_together():
     first, second = on_ranks(2, scenarios.masks_of_dropout, "pipeline")
     assert first.said == second.said
@@ -72,6 +78,7 @@ def _timeline(module: nn.Module, *inputs: torch.Tensor) -> Timeline:
     return timeline
 
 
+@pytest.mark.smoke
 def test_stages_share_the_work_and_a_parameter_is_where_it_is_computed_with():
     module = nn.Sequential(*(nn.Linear(32, 32) for _ in range(6)))
     plan = PipelinePlan(_timeline(module, torch.randn(4, 32)), Alone(3), lambda call: True)
@@ -83,6 +90,7 @@ def test_stages_share_the_work_and_a_parameter_is_where_it_is_computed_with():
     assert owners == [(0, 32, 32, 32)] * 2 + [(0, 0, 32, 32)] * 2 + [(0, 0, 0, 32)] * 2
 
 
+@pytest.mark.smoke
 def test_what_several_stages_compute_with_stays_whole():
     gpt = pipeline_scenarios.Gpt()
     timeline = _timeline(gpt, torch.randint(0, 37, (2, 8)))
@@ -92,6 +100,7 @@ def test_what_several_stages_compute_with_stays_whole():
     assert whole == {"words.weight", "places", "mask.scale"}  # tied; read by the model itself; without a dimension
 
 
+@pytest.mark.smoke
 def test_a_stage_skips_what_came_before_and_is_given_what_is_passed_along():
     gpt = pipeline_scenarios.Gpt()
     timeline = _timeline(gpt, torch.randint(0, 37, (2, 8)))
@@ -102,6 +111,7 @@ def test_a_stage_skips_what_came_before_and_is_given_what_is_passed_along():
     assert id(gpt.blocks[0].attention) not in stage.actions and id(gpt.head) not in stage.actions
 
 
+@pytest.mark.smoke
 def test_placeholders_have_the_shapes_of_what_is_not_computed():
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -126,6 +136,7 @@ def test_placeholders_have_the_shapes_of_what_is_not_computed():
         assert found["out"].isnan().all()  # what reads it shows
 
 
+@pytest.mark.smoke
 def test_what_is_sent_arrives():
     sent = [torch.randn(3, 2, requires_grad=True), None, torch.arange(5), torch.ones(2, 2, dtype=torch.bool).T]
     parcel = Parcel.of([*sent, torch.zeros(0, 4)])
@@ -135,6 +146,7 @@ def test_what_is_sent_arrives():
     assert all(torch.equal(a, b) for a, b in zip(found.tensors, sent, strict=False) if b is not None)
 
 
+@pytest.mark.smoke
 def test_a_form_is_sent_once():
     here, there, tensor = Forms(), Forms(), torch.ones(2)
     for number in range(3):
@@ -145,6 +157,7 @@ def test_a_form_is_sent_once():
         assert torch.equal(found[0].logits, tensor + number) and found[1][0] is found[1][1]
 
 
+@pytest.mark.smoke
 def test_the_bubble_is_what_ranks_wait():
     assert bubble([0.25] * 4, 16) == pytest.approx(3 / 19)
     assert bubble([0.02, 0.98], 1000) == pytest.approx(0.49, abs=0.001)  # one rank has next to nothing to do

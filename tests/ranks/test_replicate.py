@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tiers import some
+
 from . import scenarios
 from .on_ranks import alone, on_ranks
 
@@ -18,7 +20,9 @@ def distance(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
 
 
 @pytest.mark.parametrize(
-    "scenario", [*scenarios.SAME, *scenarios.SAME_WHERE_PARAMETERS_ARE_WHOLE], ids=lambda scenario: scenario.__name__
+    "scenario",
+    some([*scenarios.SAME, *scenarios.SAME_WHERE_PARAMETERS_ARE_WHOLE], scenarios.adam),
+    ids=lambda scenario: scenario.__name__,
 )
 def test_ranks_end_where_one_process_ends(scenario):
     wanted = alone(scenario)
@@ -28,6 +32,7 @@ def test_ranks_end_where_one_process_ends(scenario):
         assert found.drawn == wanted.drawn
 
 
+@pytest.mark.smoke
 def test_all_ranks_end_with_the_same_bits():
     first, *others = on_ranks(2, scenarios.convolutions)
     for other in others:
@@ -49,6 +54,7 @@ def test_masks_of_dropout_are_other_ones_on_each_rank_and_ranks_stay_together():
     assert all(torch.equal(a, b) for a, b in zip(first.state, second.state, strict=True))
 
 
+@pytest.mark.smoke
 def test_ranks_that_drift_apart_end_with_an_error():
     for found in on_ranks(2, scenarios.parameters_that_move_on_one_rank):
         assert "ranks have diverged: their parameters" in found["error"]

@@ -11,6 +11,8 @@ from flatout.frameworks.pytorch.parallel import running_check
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.running_check import MOST_SHARE, RunningCheck
 
+pytestmark = pytest.mark.smoke  # in this process
+
 STEP_S = 0.005
 
 

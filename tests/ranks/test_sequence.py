@@ -5,13 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tiers import some
+
 from . import scenarios, sequence_scenarios
 from .on_ranks import on_ranks
 from .test_shard import agrees
 
 
 @pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("scenario", sequence_scenarios.SAME, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize(
+    "scenario",
+    some(sequence_scenarios.SAME, sequence_scenarios.blocks_of_words),
+    ids=lambda scenario: scenario.__name__,
+)
 def test_ranks_that_share_positions_end_where_one_process_ends(scenario, world):
     agrees(scenario, world, "tensor+sequence")
 

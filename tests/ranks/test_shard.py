@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tiers import some
+
 from . import scenarios, sharded_scenarios
 from .on_ranks import alone, on_ranks
 from .test_replicate import FURTHEST, distance
@@ -17,7 +19,9 @@ def agrees(scenario, world, mode):
         assert found.drawn == wanted.drawn
 
 
-@pytest.mark.parametrize("scenario", [*scenarios.SAME, *sharded_scenarios.SAME], ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize(
+    "scenario", some([*scenarios.SAME, *sharded_scenarios.SAME], scenarios.adam), ids=lambda scenario: scenario.__name__
+)
 def test_ranks_that_share_parameters_end_where_one_process_ends(scenario):
     agrees(scenario, 3, "shard")  # an uneven share of rows, and of batches
 
@@ -25,7 +29,7 @@ def test_ranks_that_share_parameters_end_where_one_process_ends(scenario):
 HYBRID = (scenarios.adam, scenarios.two_models_against_each_other, *sharded_scenarios.SAME[:3])
 
 
-@pytest.mark.parametrize("scenario", HYBRID, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize("scenario", some(HYBRID, scenarios.adam), ids=lambda scenario: scenario.__name__)
 def test_pairs_of_ranks_that_share_parameters_end_where_one_process_ends(scenario):
     agrees(scenario, 4, "hybrid")
 

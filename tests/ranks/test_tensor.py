@@ -8,6 +8,7 @@ from torch import nn
 
 from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan
 from flatout.frameworks.pytorch.parallel.watching import Watched
+from tiers import some
 
 from . import scenarios, sharded_scenarios, tensor_scenarios
 from .on_ranks import alone, on_ranks
@@ -29,7 +30,9 @@ def test_ranks_that_share_layers_end_where_one_process_ends(scenario):
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize("scenario", tensor_scenarios.SAME, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize(
+    "scenario", some(tensor_scenarios.SAME, tensor_scenarios.blocks_of_a_user), ids=lambda scenario: scenario.__name__
+)
 def test_attention_and_pairs_are_divided_evenly_or_not(scenario, world):
     agrees(scenario, world, "tensor")
 
@@ -42,6 +45,7 @@ def test_what_cannot_be_divided_by_features_is_refused_with_its_reason(scenario)
         assert found["error"]
 
 
+@pytest.mark.smoke
 def test_hooks_are_named_where_they_keep_layers_from_being_divided():
     alone(tensor_scenarios.hooks_on_all_layers)
     for found in on_ranks(2, tensor_scenarios.hooks_on_all_layers, "tensor"):
@@ -54,6 +58,7 @@ def test_what_changes_a_variable_outside_is_refused_by_its_name(scenario):
         assert OUTSIDE[scenario] in found["cause"]
 
 
+@pytest.mark.smoke
 def test_masks_of_dropout_are_other_ones_on_each_rank_and_ranks_stay_together():
     first, second = on_ranks(2, scenarios.masks_of_dropout, "tensor")
     assert first.said == second.said
@@ -75,6 +80,7 @@ class TwoRanks:
         return tensor
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("num", [1, 2])
 def test_a_pair_is_found_only_where_nothing_else_sees_its_features(num):
     class Pair(nn.Module):

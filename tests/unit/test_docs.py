@@ -9,6 +9,7 @@ import importlib
 import re
 import shlex
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -27,11 +28,15 @@ PAGES = [
     *sorted(p for p in DOCS.rglob("*.md") if "decisions" not in p.parts),
     *sorted((ROOT / "changelog.d").glob("*.md")),
 ]
+assert len(PAGES) > 30
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```\s*$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(flatout [^`]+)`")
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+def found_in_pages(problems_of: Callable[[Path], Iterable[str]]) -> list[str]:
+    """What is wrong, with the page it is on."""
+    return [f"{page.relative_to(ROOT).as_posix()}: {problem}" for page in PAGES for problem in problems_of(page)]
 
 
 def text_of(page: Path) -> str:
@@ -76,18 +81,23 @@ def anchors(page: Path) -> set[str]:
     return found
 
 
-@every_page
-def test_links_lead_somewhere(page):
+def wrong_links(page: Path) -> Iterator[str]:
     for target in LINK.findall(FENCE.sub("", text_of(page))):
         if re.match(r"[a-z]+:", target):
             continue
         file, _, anchor = target.partition("#")
         place = (page.parent / file).resolve() if file else page
-        assert place.exists(), f"`{target}` leads nowhere"
-        if page.is_relative_to(DOCS):
-            assert place.is_relative_to(DOCS), f"`{target}` leaves docs/, which the built pages cannot"
-        if anchor:
-            assert anchor in anchors(place), f"`{target}`: no such heading; there are {sorted(anchors(place))}"
+        if not place.exists():
+            yield f"`{target}` leads nowhere"
+            continue
+        if page.is_relative_to(DOCS) and not place.is_relative_to(DOCS):
+            yield f"`{target}` leaves docs/, which the built pages cannot"
+        if anchor and anchor not in anchors(place):
+            yield f"`{target}`: no such heading; there are {sorted(anchors(place))}"
+
+
+def test_links_lead_somewhere():
+    assert found_in_pages(wrong_links) == []
 
 
 def test_every_page_is_in_the_navigation():
@@ -133,8 +143,7 @@ def parse(line: str) -> None:
     command.make_context(words[0], list(words[1:]), parent=context, resilient_parsing=False)
 
 
-@every_page
-def test_commands_that_a_page_shows_can_be_typed(page):
+def wrong_commands(page: Path) -> Iterator[str]:
     for line in commands_in(page):
         if "..." in line or line.split()[1:2] == ["COMMAND"]:
             continue
@@ -143,7 +152,11 @@ def test_commands_that_a_page_shows_can_be_typed(page):
         except (click.exceptions.Exit, click.exceptions.NoArgsIsHelpError):
             continue  # --help
         except (click.UsageError, AssertionError) as problem:
-            pytest.fail(f"`{line}`: {problem}")
+            yield f"`{line}`: {problem}"
+
+
+def test_commands_that_a_page_shows_can_be_typed():
+    assert found_in_pages(wrong_commands) == []
 
 
 def test_the_check_of_commands_finds_a_wrong_one():
@@ -165,26 +178,63 @@ def test_every_command_is_described_in_the_readme_and_the_reference():
 # -- Python --------------------------------------------------------------------------------------------------------
 
 
-@every_page
-def test_python_in_a_page_compiles_and_uses_names_that_exist(page):
+def wrong_python(page: Path) -> Iterator[str]:
     for body in blocks(page, "python"):
         if ">>>" in body:
-            assert body.endswith("\n\n"), "doctest takes the closing fence for output: leave a blank line before it"
-            assert page.name == "README.md" or page.is_relative_to(DOCS), "pytest does not look here"
+            if not body.endswith("\n\n"):
+                yield "doctest takes the closing fence for output: leave a blank line before it"
+            if page.name != "README.md" and not page.is_relative_to(DOCS):
+                yield "pytest does not look here"
             continue
-        for node in ast.walk(ast.parse(body)):
+        try:
+            tree = ast.parse(body)
+        except SyntaxError as problem:
+            yield f"{problem} in {body!r}"
+            continue
+        for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "flatout":
-                assert node.attr in flatout.__all__, f"`flatout.{node.attr}` is not public"
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flatout":
+                if node.attr not in flatout.__all__:
+                    yield f"`flatout.{node.attr}` is not public"
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flatout":
                 module = importlib.import_module(node.module)
-                assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
+                if not all(hasattr(module, alias.name) for alias in node.names):
+                    yield f"no such name: {ast.unparse(node)}"
+
+
+def test_python_in_a_page_compiles_and_uses_names_that_exist():
+    assert found_in_pages(wrong_python) == []
 
 
 # -- what is to be filled in ---------------------------------------------------------------------------------------
 
 
-@every_page
-def test_places_for_real_output_are_whole(page):
+def wrong_places(page: Path) -> Iterator[str]:
     marks = re.findall(r"<!-- ([\w:-]+-output):(begin|end) -->", text_of(page))
-    assert marks[::2] == [(name, "begin") for name, _ in marks[::2]]
-    assert marks[1::2] == [(name, "end") for name, _ in marks[::2]]
+    whole = [(name, which) for name, _ in marks[::2] for which in ("begin", "end")]
+    if marks != whole:
+        yield f"{marks}, not {whole}"
+
+
+def test_places_for_real_output_are_whole():
+    assert found_in_pages(wrong_places) == []
+
+
+@pytest.mark.parametrize(
+    ("check", "text", "problem"),
+    [
+        (wrong_links, "[a](nowhere.md)", "`nowhere.md` leads nowhere"),
+        (wrong_links, "# A b\n[a](#a-b) [c](#c)", "`#c`: no such heading; there are ['a-b']"),
+        (wrong_commands, "`flatout store rm --older 3`", "`flatout store rm --older 3`: "),
+        (wrong_python, "```python\n>>> 1\n1\n```\n", "doctest takes the closing fence"),
+        (wrong_python, "```python\nflatout.nothing()\n```\n", "`flatout.nothing` is not public"),
+        (wrong_python, "```python\nfrom flatout.plan import nothing\n```\n", "no such name"),
+        (wrong_python, "```python\n1 +\n```\n", "invalid syntax"),
+        (wrong_places, "<!-- a-output:begin --><!-- b-output:end -->", "[('a-output', 'begin')"),
+        (wrong_places, "<!-- a-output:begin -->", "[('a-output', 'begin')]"),
+    ],
+)
+def test_the_checks_of_pages_find_wrong_ones(check, text, problem, tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text(text)
+    (found,) = check(page)
+    assert found.startswith(problem)

@@ -48,6 +48,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 
 import report_examples as examples
 
+from tiers import some
+
 RESULTS = {name: make() for name, make in examples.EXAMPLES.items()}
 PROVED = {name: make() for name, make in PROOFS.items()}
 VOID = {"meta", "br", "wbr", "link", "img", "input", "hr"}
@@ -107,7 +109,7 @@ class Page(HTMLParser):
         return [found for name, found in self.elements if name == tag]
 
 
-@pytest.fixture(params=PAGE_NAMES)
+@pytest.fixture(scope="module", params=PAGE_NAMES)  # all that is asked of a page, then the next page
 def page(request):
     return Page(PAGES[request.param])
 
@@ -303,6 +305,7 @@ def test_no_control_character_reaches_the_page():
 hostile = st.text(st.sampled_from("<>&\"'`$\\{}%;/=\x00\x1b\n\u202e\ud800\uffffaA0 訓"), max_size=30)
 
 
+@pytest.mark.slow
 @given(name=hostile, lever=hostile, reason=hostile)
 @settings(max_examples=15, deadline=None)
 def test_whatever_the_names_are_the_page_is_well_formed(name, lever, reason):
@@ -561,7 +564,7 @@ def test_ticks_between_two_values_are_few_round_and_inside(low, high):
 
 
 @pytest.mark.parametrize("name", sorted(RESULTS))
-@pytest.mark.parametrize("foreign", [0.58, 0.0, None])
+@pytest.mark.parametrize("foreign", some([0.58, 0.0, None], 0.58))
 def test_the_page_and_the_terminal_say_the_same_of_plain_of_what_binds_and_of_what_is_next(name, foreign):
     found = replace(RESULTS[name], foreign_fraction=foreign, options="--accept exact --levers none")
     page = " ".join("".join(Page(html.html_text(found)).words).split())

@@ -626,6 +626,7 @@ def test_two_frameworks_at_once_can_leave_in_the_order_in_which_they_came(watch)
     assert untouched(before) == []
 
 
+@pytest.mark.slow
 def test_a_whole_script_prints_the_same_watched_and_plain():
     script = SCRIPTS / "many_ways.py"
     plain = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200, check=True)

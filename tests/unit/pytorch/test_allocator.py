@@ -65,6 +65,7 @@ def test_the_script_has_the_library_and_sees_nothing_of_it_nor_do_its_children(i
     assert seen == {"own": {}, "child": {}, "mapped": [installed], "mapped by the child": False}
 
 
+@pytest.mark.slow
 def test_what_the_user_preloads_and_tells_the_allocator_stays(installed, no_preload, tmp_path):
     own = {"LD_PRELOAD": "libm.so.6", "MALLOC_CONF": "narenas:2"}
     for name, value in own.items():
@@ -75,12 +76,14 @@ def test_what_the_user_preloads_and_tells_the_allocator_stays(installed, no_prel
     assert seen == {"own": own, "child": own, "mapped": [installed], "mapped by the child": False}
 
 
+@pytest.mark.slow
 def test_under_a_launcher_the_library_reaches_what_it_starts(installed, no_preload, tmp_path):
     environment = LEVER.environment({"library": installed})
     seen = looked(tmp_path, environment, passed_on=True)
     assert seen["own"] == seen["child"] == environment and seen["mapped by the child"]
 
 
+@pytest.mark.slow
 def test_without_the_lever_the_users_variables_are_not_touched(no_preload, tmp_path):
     no_preload.setenv("LD_PRELOAD", "libm.so.6")
     assert looked(tmp_path, {})["own"] == {"LD_PRELOAD": "libm.so.6"}

@@ -293,7 +293,14 @@ def end(how, folder):
 
 
 @pytest.mark.parametrize(
-    ("how", "code"), [("end", 0), ("exit", 3), ("raise", 1), ("thread", 0), ("handler", 0), ("fork", 0)]
+    ("how", "code"),
+    [
+        *[("end", 0), ("raise", 1)],
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("exit", 3), ("thread", 0), ("handler", 0), ("fork", 0))
+        ),
+    ],
 )
 def test_every_way_out_of_a_process_leaves_the_file(how, code, tmp_path):
     done = end(how, tmp_path)

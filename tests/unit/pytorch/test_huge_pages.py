@@ -70,6 +70,7 @@ def test_fresh_memory_costs_few_faults_and_the_script_sees_nothing_of_the_variab
     assert engaged["own"] is None and engaged["child"] is None
 
 
+@pytest.mark.slow
 @asked
 def test_what_the_user_tells_glibc_stays(untold, tmp_path):
     untold.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
@@ -84,12 +85,14 @@ def test_what_the_user_decides_about_huge_pages_is_not_overridden(untold):
     assert LEVER.environment({}) == {}
 
 
+@pytest.mark.slow
 @asked
 def test_under_a_launcher_the_setting_reaches_what_it_starts(untold, tmp_path):
     seen = looked(tmp_path, LEVER.environment({}), passed_on=True)
     assert seen["own"] == seen["child"] == "glibc.malloc.hugetlb=1"
 
 
+@pytest.mark.slow
 @asked
 def test_beside_heap_large_blocks_ask_as_well(untold, tmp_path):
     code = """

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from flatout.frameworks.pytorch.levers.interop_threads import TASKS, InteropThreads  # noqa: E402
 from handmade import FACTS, MACHINE  # noqa: E402
+from tiers import some  # noqa: E402
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "forks.py"
 FORKING = replace(FACTS, forks_work=True, num_interop_threads=2)
@@ -52,7 +53,7 @@ def test_the_present_number_is_not_tried():
 
 
 @needs_tasks
-@pytest.mark.parametrize("num", [1, 3])
+@pytest.mark.parametrize("num", some([1, 3], 3))
 def test_the_number_is_what_forked_work_has_and_the_proof_comes_with_the_first_fork(num):
     said = forks(num)
     assert "without forks False {'interop_threads': 'no effect was seen'}" in said

@@ -633,6 +633,7 @@ def test_what_is_free_is_what_a_user_may_take(tmp_path, monkeypatch):
     assert store_state.free_bytes(tmp_path) < 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="only root can mount a small disk")
 def test_a_disk_that_is_really_full(made, tmp_path):
     place = tmp_path / "disk"
@@ -1070,6 +1071,7 @@ print(seen.hexdigest(), loss.item(), torch.rand(1).item())
 """
 
 
+@pytest.mark.slow
 def test_a_script_prints_the_same_in_every_run(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}

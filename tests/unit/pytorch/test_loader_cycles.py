@@ -16,6 +16,7 @@ pytest.importorskip("PIL")
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "loader_cycles.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num"), [("fused_fetch", 400), ("sample_store", 400), ("virtual_workers", 60), ("prefetch", 200)]
 )
@@ -28,6 +29,7 @@ def test_cycles_of_loaders_leave_nothing_behind(name, num):
     assert any(json.loads(line)["took_effect"] for line in done.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_cycles_with_workers_of_ours_leave_nothing_behind():
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "40", "--only", "workers 2"],

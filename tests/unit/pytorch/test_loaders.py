@@ -31,6 +31,7 @@ from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.passes import Pass  # noqa: E402
 from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
 from flatout.frameworks.pytorch.worker_processes import OurWorkers  # noqa: E402
+from tiers import some  # noqa: E402
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 WORKERS = {"num_workers": 2}
@@ -336,8 +337,8 @@ def test_a_generator_of_the_scripts_own_moves_as_far_as_the_script_goes_and_no_f
     assert loaders.num_changed
 
 
-@pytest.mark.parametrize("num", [23, 24])
-@pytest.mark.parametrize("prefetch_factor", [1, 2, 7])
+@pytest.mark.parametrize("num", some([23, 24], 23))
+@pytest.mark.parametrize("prefetch_factor", some([1, 2, 7], 2))
 @pytest.mark.parametrize("stop_after", [*range(1, 7), None])
 def test_a_generator_of_the_scripts_own_moves_as_its_own_workers_move_it(num, prefetch_factor, stop_after, loaders):
     """They are ahead by another number of batches than ours, and reach the end of the order elsewhere."""
@@ -951,6 +952,7 @@ def test_a_pass_that_is_over_stays_over(loaders):
     assert len(list(passing)) == 2 and list(passing) == []
 
 
+@pytest.mark.slow
 def test_a_whole_script_with_workers_of_ours_ends_with_the_output_of_plain_and_no_process(shuffled_epochs):
     script, plain = SCRIPTS / "shuffled_epochs.py", shuffled_epochs
     watched = subprocess.run(

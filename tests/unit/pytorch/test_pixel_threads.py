@@ -39,6 +39,7 @@ from flatout.frameworks.pytorch.pipeline.shadow import EVERY, difference  # noqa
 from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
 from flatout.frameworks.pytorch.session import Session  # noqa: E402
 from handmade import MACHINE  # noqa: E402
+from tiers import some  # noqa: E402
 
 Photos, OPENERS, TRANSFORMS, OwnTensor = imagery.Photos, imagery.OPENERS, imagery.TRANSFORMS, imagery.OwnTensor
 
@@ -563,7 +564,9 @@ ENDING = """
 """
 
 
-@pytest.mark.parametrize("end", ["sys.exit(3)", "raise KeyboardInterrupt", "pending = None; sys.exit(3)"])
+@pytest.mark.parametrize(
+    "end", some(["sys.exit(3)", "raise KeyboardInterrupt", "pending = None; sys.exit(3)"], "sys.exit(3)")
+)
 def test_a_process_ends_though_everything_is_full(end, paths):
     code = textwrap.dedent(ENDING).format(path=sys.path, folder=str(Path(paths[0]).parent), end=end)
     begun_s = time.monotonic()

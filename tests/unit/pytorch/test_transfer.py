@@ -391,6 +391,7 @@ print(call(torch.ones(2)).tolist())
 """
 
 
+@pytest.mark.slow
 def test_a_compiled_function_copies_as_ever_without_a_break_in_its_graph():
     """In a process of its own: what counts is what the compiler finds when it is used for the first time."""
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=120, check=True)

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402
 from flatout.frameworks.pytorch import worker_processes  # noqa: E402
 from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.worker_processes import OurWorkers, signs_of_life  # noqa: E402
+from tiers import some  # noqa: E402
 
 WORKERS = {"num_workers": 2, "prefetch_factor": 2}
 
@@ -219,7 +220,7 @@ def test_a_worker_that_died_unseen_does_not_hold_up_the_end_of_a_pass(loaders):
     assert time.monotonic() - begun_s < 3 and not any(worker.is_alive() for worker in workers)
 
 
-@pytest.mark.parametrize("room", [0, 3, 6, 9])
+@pytest.mark.parametrize("room", some([0, 3, 6, 9], 3))
 def test_where_there_is_no_room_for_workers_nothing_is_said_and_the_script_goes_on(room):
     code = SCRIPT.split("class Stuck")[0] + (
         "import resource\n"
