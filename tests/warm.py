@@ -88,13 +88,17 @@ def inherited():
     return os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0), limits
 
 
-_servers: list[Server] = []
+_servers: list[Server | None] = []
 
 
-def server() -> Server:
-    """That of this process; one that is gone is started anew."""
-    if not _servers or (_servers[-1].process is not None and _servers[-1].process.poll() is not None):
-        _servers.append(Server.start())
+def server() -> Server | None:
+    """That of this process; one that is gone is started anew, one that cannot be started is not tried again."""
+    last = _servers[-1] if _servers else None
+    if not _servers or (last is not None and last.process is not None and last.process.poll() is not None):
+        try:
+            _servers.append(Server.start())
+        except OSError:
+            _servers.append(None)
     return _servers[-1]
 
 
@@ -107,7 +111,7 @@ class Popen(subprocess.Popen):
         descriptors = [number if fd < 0 else fd for number, fd in enumerate(descriptors)]
         try:
             request = request_for(call, descriptors)
-            self.pid = server().ask(request, descriptors) if request else 0
+            self.pid = _servers[-1].ask(request, descriptors) if request else 0
         except (OSError, ValueError):
             self.pid = 0
         if not self.pid:
@@ -125,26 +129,26 @@ def request_for(call, descriptors):
     folder = os.fsdecode(call["cwd"] or os.getcwd())
     words = list(map(os.fsdecode, call["args"])) if isinstance(call["args"], list | tuple) else []
     environment = {os.fsdecode(k): os.fsdecode(v) for k, v in (call["env"] or os.environ).items()}
-    started_by_flatout = "flatout" in sys.modules and _servers and _servers[-1].process is None
+    is_python = len(words) > 1 and words[0] in (sys.executable, as_typed(sys.executable))
     plain = not (call["pass_fds"] or call["shell"] or call["executable"]) and all(
         call[name] in (None, -1) for name in ("gid", "gids", "uid", "umask")
     )
     if (
         os.environ.get("TESTS_COLD")
-        or not plain
-        or (call["preexec_fn"] is not None and not started_by_flatout)
-        or len(words) < 2
-        or words[0] not in (sys.executable, as_typed(sys.executable))
+        or not (plain and is_python and is_known(words[1:], folder) and os.access(folder, os.X_OK))
         or any(map(os.isatty, descriptors))
-        or not can_be_given(environment)
-        or not is_known(words[1:], folder)
-        or not os.access(folder, os.X_OK)
-        or server().pid != os.getpid()
-        or server().inherited != inherited()
+        or (here := server()) is None
+        or here.pid != os.getpid()
+        or here.inherited != inherited()
+        or not can_be_given(environment, here)
     ):
         return None
+    if here.process is not None and call["preexec_fn"] is not None:
+        return None
+    if here.process is None and "FLATOUT_SESSION" not in environment:  # flatout starts a launcher of ranks
+        return None
     return {
-        "words": _as_module(words[1:]),
+        "words": ["-m", "flatout", *words[2:]] if Path(words[1]).name == "flatout" else words[1:],
         "python": words[0],
         "folder": folder,
         "environment": {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
@@ -154,17 +158,13 @@ def request_for(call, descriptors):
     }
 
 
-def _as_module(words):
-    return ["-m", "flatout", *words[1:]] if Path(words[0]).name == "flatout" else words
-
-
-def can_be_given(environment) -> bool:
+def can_be_given(environment, here) -> bool:
     """Whether all variables are read after the fork, or are the server's own."""
     threads = environment.get("OMP_NUM_THREADS", "")
     language = next(filter(None, map(environment.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
     read = [
         {name: value for name, value in one.items() if READ_AT_START.match(name) and name not in OBEYED}
-        for one in (environment, server().environment)
+        for one in (environment, here.environment)
     ]
     is_utf8 = language.lower().replace("-", "").endswith(".utf8")
     return is_utf8 and (not threads or threads.isdecimal()) and read[0] == read[1]
