@@ -29,7 +29,9 @@ OBEYED = {
 }
 """Of the variables that are read at the start those that a fork obeys, or can do without."""
 
-READ_AT_START = re.compile("PYTHON|(OMP|GOMP|KMP|MKL|OPENBLAS|LD|MALLOC|TCMALLOC|GLIBC|TORCH|PYTORCH|CUDA)_")
+READ_AT_START = re.compile(
+    "PYTHON|TORCH|(OMP|GOMP|KMP|MKL|OPENBLAS|LD|MALLOC|TCMALLOC|GLIBC|PYTORCH|TRITON|CUDA)_|(CC|CXX|CFLAGS)$"
+)
 PARAMETERS = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]
 
 
