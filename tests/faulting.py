@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import warm
 from flatout import plan_file
 from flatout.plan import PLAN_FORMAT, Plan
 from flatout.run import isolation
@@ -33,7 +34,7 @@ def environment(**changes):
 
 def flatout(*words, limit_s=120, prefix=(), **changes):
     """A command of ours to its end."""
-    return subprocess.run(
+    return warm.run(
         [*prefix, *FLATOUT, *words],
         capture_output=True,
         text=True,
@@ -46,7 +47,7 @@ def flatout(*words, limit_s=120, prefix=(), **changes):
 
 def plain(*words, **changes):
     """The script under plain Python."""
-    return subprocess.run(
+    return warm.run(
         [PYTHON, *words], capture_output=True, text=True, timeout=60, env=environment(**changes), check=False
     )
 

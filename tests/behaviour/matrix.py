@@ -11,11 +11,11 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import warm
 from flatout.ceilings import Machine
 from flatout.frameworks.pytorch.levers import registry
 from flatout.plan import CLASSES, Lever
@@ -173,21 +173,26 @@ def together(names):
     return sets
 
 
-def run(script: str, end: str, levers, folder: Path) -> Seen:
+def as_a_fork(levers) -> bool:
+    """Whether a fork of a process with PyTorch in it is as good as a fresh interpreter."""
+    return all(LEVERS[name].toggles != "process" for name in levers)
+
+
+def run(script: str, end: str, levers, folder: Path, start=warm.run) -> Seen:
     """One run of the script in a folder, which is emptied first: plain where `levers` is None."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     _make_pictures(folder / "pictures")
-    start = [sys.executable, script, end]
+    command = [sys.executable, script, end]
     if levers is not None:
         words = ",".join(word(LEVERS[name]) for name in levers)
         flags = ["--fixed", "--accept", widest(levers), "--levers", words or "none", "--json", "../told.json"]
         if words and widest(levers) == "exact" and any(_unchecked(LEVERS[name]) for name in levers):
             flags[2] = "precision"  # an exact lever that only `tune` checks is refused under `--accept exact`
-        start = [sys.executable, "-m", "flatout", "run", "-q", *flags, script, end]
+        command = [sys.executable, "-m", "flatout", "run", "-q", *flags, script, end]
     before = _files(folder)
-    done = subprocess.run(
-        start, cwd=folder, env=_environment(), input=INPUT[script], capture_output=True, timeout=180, check=False
+    done = start(
+        command, cwd=folder, env=_environment(), input=INPUT[script], capture_output=True, timeout=180, check=False
     )
     err = _tracebacks(done.stderr, folder)
     seen = Seen(script, {"exit status": done.returncode, "stdout": _plain(done.stdout), "stderr": err})

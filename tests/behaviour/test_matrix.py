@@ -2,10 +2,12 @@
 
 import importlib.util
 import itertools
+import subprocess
 
 import matrix
 import pytest
 
+import warm
 from tiers import some
 
 pytest.importorskip("torch")
@@ -30,20 +32,21 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def plain(folder):
-    """The plain run of a script, made once for each way to end."""
+    """The plain run of a script, made once for each way to start and to end."""
     made = {}
 
-    def once(script, end):
-        if (script, end) not in made:
-            made[script, end] = matrix.run(script, end, None, folder)
-        return made[script, end]
+    def once(script, end, start=warm.run):
+        if (script, end, start) not in made:
+            made[script, end, start] = matrix.run(script, end, None, folder, start)
+        return made[script, end, start]
 
     return once
 
 
 def compared(plain, folder, levers, script, end):
-    ours = matrix.run(script, end, levers, folder)
-    return matrix.differences(plain(script, end), ours, levers), ours
+    start = warm.run if matrix.as_a_fork(levers) else subprocess.run
+    ours = matrix.run(script, end, levers, folder, start)
+    return matrix.differences(plain(script, end, start), ours, levers), ours
 
 
 @pytest.mark.smoke

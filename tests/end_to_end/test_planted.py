@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import warm
 from flatout.run import isolation
 from flatout.run.machine import read_machine
 
@@ -20,9 +21,9 @@ SCRIPT = str(Path(__file__).resolve().parent.parent / "scripts" / "planted.py")
 HERE = [] if isolation.available() is None else ["--allow-writes"]
 
 
-def why(kind: str, folder: Path, **environment: str) -> dict[str, Any]:
+def why(kind: str, folder: Path, start: Any = warm.run, **environment: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "flatout", "why", "--json", "--budget", "25s", *HERE, SCRIPT, kind]
-    done = subprocess.run(
+    done = start(
         command, cwd=folder, capture_output=True, text=True, timeout=250, check=False, env={**os.environ, **environment}
     )
     assert done.returncode == 0, done.stderr
@@ -51,7 +52,7 @@ def test_a_value_read_back_after_each_layer_is_counted(tmp_path: Path) -> None:
 
 
 def test_far_more_threads_than_cores_are_oversubscription(tmp_path: Path) -> None:
-    found = why("threads", tmp_path, OMP_NUM_THREADS=str(8 * read_machine().num_cores))
+    found = why("threads", tmp_path, subprocess.run, OMP_NUM_THREADS=str(8 * read_machine().num_cores))
     assert found["binding"] == "thread oversubscription" and found["bounds"]["threads that fit"] > 1.1
 
 
@@ -87,7 +88,7 @@ def test_nothing_is_concluded_from_parts_of_a_step_that_the_plain_run_contradict
 def test_a_read_that_is_printed_and_one_that_stops_the_training_are_named_by_their_lines(tmp_path: Path) -> None:
     script = Path(SCRIPT).with_name("reads.py")
     command = [sys.executable, "-m", "flatout", "why", "--json", "--budget", "25s", *HERE, str(script)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    done = warm.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     lines = {text.rpartition("# ")[2]: number for number, text in enumerate(script.read_text().splitlines(), 1)}
     reads = {site["line"]: site for site in json.loads(done.stdout)["reads"]}

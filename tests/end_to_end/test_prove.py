@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from flatout.run import isolation
 
 pytest.importorskip("torch")
@@ -60,7 +61,7 @@ class Planted(Lever):
 def prove(*words: str, folder: Path, limit_s: float = 250, **extra: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **extra}
     environment.pop("COLUMNS", None)
-    return subprocess.run(
+    return warm.run(
         [*FLATOUT, "prove", *HERE, *words], cwd=folder, capture_output=True, text=True, timeout=limit_s,
         env=environment, check=False,
     )  # fmt: skip

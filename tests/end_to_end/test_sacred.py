@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import flatout
+import warm
 from flatout.run.script import as_typed
 from tiers import some
 
@@ -50,11 +51,9 @@ def folder(tmp_path, monkeypatch):
 class Done:
     """How a run ended and what it left."""
 
-    def __init__(self, command, stdin=b"", environment=None, **settings):
+    def __init__(self, command, stdin=b"", environment=None, start=subprocess.run, **settings):
         environment = {**ENVIRONMENT, **(environment or {})}
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, env=environment, timeout=120, check=False, **settings
-        )
+        done = start(command, input=stdin, capture_output=True, env=environment, timeout=120, check=False, **settings)
         self.status = done.returncode
         self.out, self.err = (re.sub("0x[0-9a-f]{6,}", "0x", text.decode()) for text in (done.stdout, done.stderr))
 
@@ -464,13 +463,13 @@ def test_ctrl_c_while_we_start_leaves_nothing(folder, delay_s):
 @needs_torch
 def test_a_training_script_prints_writes_and_sees_the_same(folder):
     stdin = b"one line\nthe rest\n"
-    plain, plain_files, ours, our_files = both(folder, "trains.py", "14", stdin=stdin)
+    plain, plain_files, ours, our_files = both(folder, "trains.py", "14", stdin=stdin, start=warm.run)
     assert ours.shown() == plain.shown()
     assert our_files == plain_files
     for options in (("--levers", "threads=1"), ("--fixed", "--levers", "fused_optimizer")):
         for name in ("losses.txt", "checkpoint.pt"):
             (folder / name).unlink()
-        levered = Done([*RUN, "-q", *options, "trains.py", "14"], stdin=stdin)
+        levered = Done([*RUN, "-q", *options, "trains.py", "14"], stdin=stdin, start=warm.run)
         assert levered.shown() == plain.shown()
         assert files_in(folder).keys() == plain_files.keys()
         if "fused_optimizer" not in options:
@@ -496,7 +495,7 @@ def frames(text, folder):
 @needs_torch
 @pytest.mark.parametrize("place", some(["before", "forward", "worker", "group"], "forward"))
 def test_an_exception_shows_the_scripts_frames_and_none_of_ours(folder, place):
-    plain, _, ours, _ = both(folder, "raises.py", place)
+    plain, _, ours, _ = both(folder, "raises.py", place, start=warm.run)
     assert (ours.status, ours.out) == (plain.status, plain.out)
     assert frames(ours.err, folder) == frames(plain.err, folder)
     assert not OURS.search(ours.err.replace(str(folder), ""))
@@ -504,7 +503,7 @@ def test_an_exception_shows_the_scripts_frames_and_none_of_ours(folder, place):
 
 @needs_torch
 def test_exceptions_that_a_script_prints_itself_show_its_own_frames(folder):
-    plain, _, ours, _ = both(folder, "raises.py", "all")
+    plain, _, ours, _ = both(folder, "raises.py", "all", start=warm.run)
     assert ours.status == plain.status
     assert frames(ours.err, folder) == frames(plain.err, folder)
 
@@ -513,7 +512,7 @@ def test_exceptions_that_a_script_prints_itself_show_its_own_frames(folder):
 @pytest.mark.parametrize("levers", ["", "bf16", "workers=1,channels_last,fused_optimizer"])
 def test_exceptions_that_a_script_catches_while_it_trains_hold_no_frame_of_ours(folder, levers):
     options = ("--levers", levers) if levers else ()
-    plain, _, ours, _ = both(folder, "catches_its_own.py", "4", options=options)
+    plain, _, ours, _ = both(folder, "catches_its_own.py", "4", options=options, start=warm.run)
     assert (ours.status, len(ours.err.splitlines())) == (plain.status, len(plain.err.splitlines()))
     assert frames(ours.err, folder) == frames(plain.err, folder)
     assert not OURS.search(ours.err.replace(str(folder), ""))
@@ -569,9 +568,9 @@ def test_ctrl_c_in_training_ends_the_script_as_it_would_and_leaves_nothing(folde
 
 @needs_torch
 def test_training_goes_on_when_its_record_cannot_be_kept(folder):
-    plain = Done([PYTHON, "damages.py", "nothing"])
+    plain = Done([PYTHON, "damages.py", "nothing"], start=warm.run)
     for damage in ("run folder", "trace", "orders", "file size"):
-        ours = Done([*RUN, "--levers", "threads=1", "damages.py", damage])
+        ours = Done([*RUN, "--levers", "threads=1", "damages.py", damage], start=warm.run)
         assert (ours.status, ours.out) == (plain.status, plain.out)
         assert all(line.startswith("flatout: ") for line in ours.err.splitlines()), ours.err
         shutil.rmtree(".flatout")
@@ -593,7 +592,9 @@ def test_levers_are_engaged_where_the_working_folder_cannot_be_written(folder):
     Path(".flatout").write_text("in the way")
     Path("temporary").mkdir()
     environment = {"TMPDIR": str(folder / "temporary")}
-    ours = Done([*RUN, "--levers", "threads=1", "--json", "told.json", "tiny.py"], environment=environment)
+    ours = Done(
+        [*RUN, "--levers", "threads=1", "--json", "told.json", "tiny.py"], environment=environment, start=warm.run
+    )
     assert ours.status == 0
     assert '"engaged": true' in Path("told.json").read_text()
     assert not list(Path("temporary").glob("flatout-*"))
@@ -706,7 +707,7 @@ def test_two_hundred_runs_leave_no_process_no_descriptor_and_no_pipe(folder):
 def test_a_plan_that_becomes_slower_in_the_middle_of_a_run_is_released(folder):
     """A minute: the check at the start, then windows of five seconds, of which two have to show it."""
     words = ["--levers", "bf16", "--json", "summary.json", "turns.py", "80", "35", "1000"]
-    ran = Done([*RUN, *words])
+    ran = Done([*RUN, *words], start=warm.run)
     assert ran.status == 0
     summary = json.loads((folder / "summary.json").read_text())
     released = next(one for one in summary["decisions"] if one["kind"] != "kept")
@@ -719,10 +720,10 @@ def test_a_plan_that_becomes_slower_in_the_middle_of_a_run_is_released(folder):
 @needs_torch
 def test_a_run_that_learns_is_the_scripts_own(folder):
     """What it finds depends on the machine, which may be busy; output, files and status are the script's."""
-    plain, plain_files, _, _ = both(folder, "trains.py", "40")
+    plain, plain_files, _, _ = both(folder, "trains.py", "40", start=warm.run)
     for name in ("losses.txt", "checkpoint.pt"):
         (folder / name).unlink(missing_ok=True)
-    learning = Done([*RUN, "--learn", "--accept", "exact", "trains.py", "40"])
+    learning = Done([*RUN, "--learn", "--accept", "exact", "trains.py", "40"], start=warm.run)
     assert (learning.out, learning.status) == (plain.out, plain.status)
     found = files_in(folder)
     found.pop("flatout.toml", None)

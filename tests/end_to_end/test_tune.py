@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import handmade
+import warm
 from flatout import plan_file
 from flatout.run import isolation
 
@@ -36,7 +37,7 @@ needs_namespaces = pytest.mark.skipif(REASON is not None, reason=f"trials cannot
 def run(*words: str, folder: Path, limit_s: float = 200, **extra: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(CACHE), **extra}
     environment.pop("COLUMNS", None)
-    return subprocess.run(
+    return warm.run(
         [*FLATOUT, *words], cwd=folder, capture_output=True, text=True, timeout=limit_s, env=environment, check=False
     )
 

@@ -19,6 +19,7 @@ from flatout.errors import MachineError, RecordError
 from flatout.facts import Facts
 from flatout.plan import Lever
 from flatout.ranks import Terms
+from flatout.run import launch as launching
 from flatout.run.energy_counters import RUN_EVERY_S, EnergyMeter
 from flatout.run.launch import POLL_S, Launch, discard_channels, environment_for, session_files, write_session
 from flatout.run.orders import Order, SessionSpec, encode
@@ -208,7 +209,7 @@ class _Listener:
 
     def _start(self, signals: Signals, environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
         try:
-            return subprocess.Popen(
+            return launching.start(
                 list(self._what.command), env=environment, preexec_fn=signals.in_child(), close_fds=False
             )  # descriptors that the shell gave us (`<(command)`) are for the script
         except OSError as problem:

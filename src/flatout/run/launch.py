@@ -27,6 +27,10 @@ from flatout.trace_file import Follower
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 POLL_S = 0.02
 
+start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+"""How the user's program is started, a trial's child as well as a run: with the arguments of `subprocess.Popen`. What
+has processes made in another way puts its own here."""
+
 #: Variables that have done their work when the process has started: the bootstrap puts the user's in their place, for
 #: the script and for what it starts. It knows these names as well.
 READ_AT_START = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD",
@@ -187,7 +191,7 @@ class Child:
             self._orders = os.open(launch.session.orders, os.O_RDWR | os.O_CLOEXEC)
         self._log = open(self.output_path, "wb")  # noqa: SIM115  closed by `end`
         self.started_s = time.perf_counter()
-        self._process = subprocess.Popen(
+        self._process = start(
             list(launch.command),
             cwd=launch.folder,
             env=None

@@ -90,6 +90,7 @@ class _Setup:
             name in self._own
             or name.startswith((str(self._folder), "/proc/", "/dev/", "/sys/"))
             or "__pycache__" in name
+            or name.endswith(".pyc")  # of a `PYTHONPYCACHEPREFIX`
         ):
             return False
         seen = os.stat(name)

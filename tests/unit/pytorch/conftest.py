@@ -3,12 +3,13 @@
 import gc
 import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+import warm
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'flatout[pytorch]'")
 np = pytest.importorskip("numpy")
@@ -306,7 +307,7 @@ WORKLOADS = ("conv", "transformer", "mlp", "lstm", "gan")
 def shuffled_epochs():
     """A plain run of the script of this name, which several tests hold a run of theirs beside."""
     script = Path(__file__).resolve().parents[2] / "scripts" / "shuffled_epochs.py"
-    return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
+    return warm.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
 
 
 @pytest.fixture

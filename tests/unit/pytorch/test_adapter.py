@@ -3,13 +3,14 @@
 import gc
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+
+import warm
 
 torch = pytest.importorskip("torch")
 
@@ -629,8 +630,8 @@ def test_two_frameworks_at_once_can_leave_in_the_order_in_which_they_came(watch)
 @pytest.mark.slow
 def test_a_whole_script_prints_the_same_watched_and_plain():
     script = SCRIPTS / "many_ways.py"
-    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200, check=True)
-    watched = subprocess.run(
+    plain = warm.run([sys.executable, script], capture_output=True, text=True, timeout=200, check=True)
+    watched = warm.run(
         [sys.executable, SCRIPTS / "under_levers.py", "{}", script],
         capture_output=True,
         text=True,

@@ -1,11 +1,12 @@
 """Do the facts say what the script turned out to do, and is nothing fixed by asking?"""
 
 import multiprocessing
-import subprocess
 import sys
 import types
 
 import pytest
+
+import warm
 
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
@@ -213,7 +214,7 @@ def test_asking_fixes_no_start_method(watch):
         "loader.dataset.change = lambda x: x\n"
         "print(framework.facts().loaders[0].picklable)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = warm.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.split() == ["True", "False"], done.stderr
     if multiprocessing.get_start_method() == "fork":
         (loader,) = train(watch, images(), DataLoader(Rows(lambda x: x), batch_size=8), num=3).loaders

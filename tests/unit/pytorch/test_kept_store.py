@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+import warm
+
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
@@ -1078,9 +1080,7 @@ def test_a_script_prints_the_same_in_every_run(tmp_path):
     flatout = [sys.executable, "-m", "flatout"]
 
     def runs(*command):
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=True
-        )
+        done = warm.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=True)
         return done.stdout, done.stderr.splitlines()
 
     plain, _ = runs(sys.executable, "train.py")

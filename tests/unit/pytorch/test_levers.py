@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
+import warm
+
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
@@ -188,7 +190,7 @@ def test_levers_reach_models_and_optimizers_that_come_later(name, watch, workloa
 def test_pinned_memory_keeps_every_bit_of_a_run(shuffled_epochs):
     """For `workers` see `test_loaders`."""
     command = [sys.executable, SCRIPTS / "under_levers.py", '{"pinned_memory": {}}', SCRIPTS / "shuffled_epochs.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = warm.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == shuffled_epochs.stdout and "epoch 3" in done.stdout
 
 

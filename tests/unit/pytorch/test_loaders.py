@@ -5,12 +5,13 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+import warm
 
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
@@ -955,7 +956,7 @@ def test_a_pass_that_is_over_stays_over(loaders):
 @pytest.mark.slow
 def test_a_whole_script_with_workers_of_ours_ends_with_the_output_of_plain_and_no_process(shuffled_epochs):
     script, plain = SCRIPTS / "shuffled_epochs.py", shuffled_epochs
-    watched = subprocess.run(
+    watched = warm.run(
         [sys.executable, SCRIPTS / "under_levers.py", '{"workers": {"num": 2}}', script],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip

@@ -2,11 +2,12 @@
 
 import functools
 import random
-import subprocess
 import sys
 import textwrap
 
 import pytest
+
+import warm
 
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
@@ -419,7 +420,7 @@ def test_what_pytorch_warns_of_once_is_said_to_the_script(tmp_path):
     for lever in ("False", "True"):
         (tmp_path / "train.py").write_text(WARNS.replace("LEVER", lever))
         run = [sys.executable, str(tmp_path / "train.py")]
-        said.append(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
+        said.append(warm.run(run, capture_output=True, text=True, check=True).stdout)
     assert said[0] == said[1] and "The given NumPy array" in said[0]
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+import warm
+
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 Image = pytest.importorskip("PIL.Image")
@@ -915,5 +917,5 @@ def test_a_quantised_tensor_in_an_item_does_not_end_the_process():
         quantised = torch.quantize_per_tensor(torch.arange(8.0), 0.1, 0, torch.qint8)
         print(difference(quantised, quantised))
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    done = warm.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "quantised" in done.stdout

@@ -1,10 +1,11 @@
 """Which random numbers does a whole run draw? In processes of their own, since seeding is replaced for good."""
 
 import json
-import subprocess
 import sys
 
 import pytest
+
+import warm
 
 SCRIPT = """
 import json, random, sys
@@ -29,7 +30,7 @@ print(json.dumps({"first": first, "fresh": fresh, "own": own, "other": other, "n
 
 def drawn(run, workers=0):
     words = [sys.executable, "-c", SCRIPT, str(run), str(workers)]
-    return json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    return json.loads(warm.run(words, capture_output=True, text=True, check=True).stdout)
 
 
 @pytest.fixture(scope="module")
