@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from flatout import stats
-from flatout.frameworks.pytorch.hand_over import context_for
+from flatout.frameworks.pytorch.input.hand_over import context_for
+from flatout.judge import stats
 from measuring import quiet, ratio, write
 
 BUSY_S = 0.005

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from flatout import stats
+from flatout.judge import stats
 from input_workloads import MNIST, jpegs
 from measuring import HERE, PYTHON, ROOT, SHARED, quiet, ratio, timed, write
 

@@ -26,11 +26,11 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from flatout import stats
+from flatout.frameworks.pytorch.input.items.shadow import difference
 from flatout.frameworks.pytorch.levers import registry
-from flatout.frameworks.pytorch.pipeline.shadow import difference
-from flatout.run.machine import read_machine
-from flatout.running import parse_levers
+from flatout.judge import stats
+from flatout.machine.read import read_machine
+from flatout.run.choice import parse_levers
 from input_workloads import IMAGES, SMALL, jpegs, left_alone, tensors
 from measuring import ROOT, SHARED, quiet, ratio, write
 

@@ -19,8 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from flatout import trace_file
-from flatout.trace import Window
+from flatout.records import trace_file
+from flatout.records.trace import Window
 from measuring import FLATOUT, PYTHON, ROOT, SHARED, quiet, ratio, timed, write
 
 EXAMPLES = ROOT / "examples"

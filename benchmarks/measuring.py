@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatout import api, stats
-from flatout.ceilings import Machine
-from flatout.records import to_json
-from flatout.run import foreign_cpu
-from flatout.run.machine import read_machine
+from flatout import api
+from flatout.judge import stats
+from flatout.machine import foreign_cpu
+from flatout.machine.read import read_machine
+from flatout.records.as_json import to_json
+from flatout.records.ceilings import Machine
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

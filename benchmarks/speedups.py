@@ -23,9 +23,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from flatout.records.trace import FOREIGN_LIMIT
 from flatout.run.check import CHECK_PAIRS, REST_WINDOWS
 from flatout.run.pairs_in_run import WINDOW_S
-from flatout.trace import FOREIGN_LIMIT
 from measuring import FLATOUT, RESULTS, file_for, quiet, ratio, timed, write
 from sides import SIDES, Edit, Side, edit_for, environment, prepared, typed, variant
 from speedup_cases import ALL, CASES, Case

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from flatout.run import foreign_cpu
+from flatout.machine import foreign_cpu
 
 GOODBYE_S = 15.0
 TAIL = 4000

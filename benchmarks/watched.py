@@ -28,10 +28,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from flatout import plan_file, trace_file
-from flatout.plan import PLAN_FILE, PLAN_FORMAT, Plan
-from flatout.run.machine import read_machine
-from flatout.trace import Header, Levers, Record, Toggle, Window
+from flatout.machine.read import read_machine
+from flatout.records import plan_file, trace_file
+from flatout.records.plan import PLAN_FILE, PLAN_FORMAT, Plan
+from flatout.records.trace import Header, Levers, Record, Toggle, Window
 from measuring import FLATOUT, PYTHON, quiet, write
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "watched_steps.py"

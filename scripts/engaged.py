@@ -38,8 +38,8 @@ class Engaged:
     """
 
     def __init__(self, levers: Mapping[str, Mapping[str, Any]]) -> None:
+        from flatout.frameworks.pytorch.input.loaders import Loaders
         from flatout.frameworks.pytorch.levers import registry
-        from flatout.frameworks.pytorch.loaders import Loaders
 
         class Trained(Loaders):
             """Loaders that take each loader for one that trains: an evaluation's would be left alone."""

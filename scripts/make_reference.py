@@ -91,7 +91,7 @@ _CLASSES = {
 def levers() -> str:
     """The registry as a table, and a section for each lever."""
     from flatout.frameworks.pytorch.levers import registry
-    from flatout.plan import CLASSES
+    from flatout.records.plan import CLASSES
 
     found = list(registry().values())
     if tuple(_CLASSES) != CLASSES:

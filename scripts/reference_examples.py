@@ -13,26 +13,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flatout import contrast, plan_file, result
-from flatout.anatomy import Anatomy
 from flatout.api import Ran
-from flatout.ceilings import Machine
 from flatout.cli.foreground import run_summary
-from flatout.diagnosis import Bound, Diagnosis
-from flatout.facts import Facts
-from flatout.lever_rows import LeverRow
-from flatout.metric import Metric
-from flatout.plan import PLAN_FILE, PLAN_FORMAT, Plan, Trial
-from flatout.proof import SIDES, Aim, Asked, Proof, WholeRun, prove, summary_of
-from flatout.read_sites import ReadSite, ReadSites
-from flatout.records import to_json
-from flatout.reporting import Exported
-from flatout.result import FORMAT, Result
+from flatout.judge import contrast, result
+from flatout.judge.anatomy import Anatomy
+from flatout.judge.diagnosis import Bound, Diagnosis
+from flatout.judge.metric import Metric
+from flatout.judge.proof import SIDES, Aim, Asked, Proof, WholeRun, prove, summary_of
+from flatout.judge.read_sites import ReadSite, ReadSites
+from flatout.judge.result import FORMAT, Result
+from flatout.judge.samples import Samples
+from flatout.records import plan_file
+from flatout.records.as_json import to_json
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import PLAN_FILE, PLAN_FORMAT, Plan, Trial
+from flatout.records.store_folder import KeptStore, Removed
+from flatout.records.trace import Header
+from flatout.report.former import Exported
+from flatout.run.choice import Engagement
 from flatout.run.outcome import Outcome
-from flatout.running import Engagement
-from flatout.samples import Samples
-from flatout.store_folder import KeptStore, Removed
-from flatout.trace import Header
+from flatout.trials.lever_rows import LeverRow
 from reference_ranks import PLAN_RANKS, RANK_TRIAL, TUNE_RANKS, tuning
 from reference_records import fenced, record_table, table
 
@@ -61,7 +62,7 @@ TUNE: list[Row] = [
 ]
 WHY: list[Row] = [
     ("phases", "object of numbers", "share of the step by phase, 0 to 1; they sum to 1, `unattributed` included"),
-    ("binding", "string", "what binds: one of `flatout.diagnosis.BINDINGS`, or `not concluded`"),
+    ("binding", "string", "what binds: one of `flatout.judge.diagnosis.BINDINGS`, or `not concluded`"),
     ("bounds", "object of numbers", "by remedy, the most that it can bring: step time now over step time then"),
     (
         "contradictions",
@@ -323,9 +324,9 @@ def json_page() -> str:
         "## prove",
         _explained(PROVED, to_json(summary_of(_proof()))),
         "`equivalence`:",
-        record_table("equivalence", "Equivalence"),
+        record_table("judge.equivalence", "Equivalence"),
         "`time`, `training_time`, `target_time` and `energy`:",
-        record_table("stats", "Comparison"),
+        record_table("judge.stats", "Comparison"),
         "The whole record, with every reading of the metric, is `proof.json` in the run folder: "
         "[`Proof`](records.md#proof).",
         "## report",
@@ -345,16 +346,16 @@ def json_page() -> str:
         _explained(REMOVED, to_json(Removed(names=("train-mnist-3f2a",), freed_bytes=2**28))),
         "## machine",
         "The record `Ceilings` of [the records](records.md#ceilings):",
-        record_table("ceilings", "Ceilings"),
+        record_table("records.ceilings", "Ceilings"),
         "with `machine`:",
-        record_table("ceilings", "Machine"),
+        record_table("records.ceilings", "Machine"),
         "each of `values`:",
-        record_table("ceilings", "Ceiling"),
+        record_table("records.ceilings", "Ceiling"),
         "and each of `accelerators`:",
-        record_table("ceilings", "Accelerator"),
+        record_table("records.ceilings", "Accelerator"),
         "`priors`, with `num_tunings` that are kept of earlier tunings, and their `folder`; and `energy`, with "
         "`counters` that can be read, and the list `missing` of what cannot and why; each counter:",
-        record_table("energy", "Counter"),
+        record_table("records.energy", "Counter"),
     ]
     return "\n\n".join(parts)
 
@@ -446,7 +447,7 @@ def plan_page() -> str:
             "A plan that `tune --ranks` has found ranks for has a table `ranks` beside these; without it a run "
             "is one process. `flatout tune` takes it out again, for other levers were measured then:",
             fenced(_ranks_table(), "toml"),
-            record_table("plan_ranks", "PlanRanks"),
+            record_table("records.ranks_of_plan", "PlanRanks"),
             "`flatout run` compares `machine` with the machine that it is on: the processor and its features, the "
             "usable cores, accelerators, memory and `/dev/shm` (5 % are forgiven) and the C++ compiler. "
             "Where anything differs it says so and runs plainly, until the plan "

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from flatout.ceilings import Machine
-from flatout.plan_ranks import PlanRanks
-from flatout.rank_tuning import FORMAT, RankTrial, RankTuning, summary_of
+from flatout.judge.rank_tuning import FORMAT, RankTrial, RankTuning, summary_of
+from flatout.records.ceilings import Machine
+from flatout.records.ranks_of_plan import PlanRanks
 
 Row = tuple[str, str, str]
 

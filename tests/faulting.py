@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import warm
-from flatout import plan_file
-from flatout.plan import PLAN_FORMAT, Plan
+from flatout.machine.read import read_machine
+from flatout.records import plan_file
+from flatout.records.plan import PLAN_FORMAT, Plan
 from flatout.run import isolation
-from flatout.run.machine import read_machine
 from flatout.run.script import as_typed
 
 SCRIPTS = Path(__file__).parent / "scripts"

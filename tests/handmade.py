@@ -2,17 +2,17 @@
 
 from dataclasses import replace
 
-from flatout.anatomy import Anatomy
-from flatout.ceilings import Machine
-from flatout.diagnosis import diagnose
-from flatout.difference import Difference
-from flatout.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts
-from flatout.findings import Findings
-from flatout.plan import PLAN_FORMAT, Lever, Plan, Trial
-from flatout.result import FORMAT as RESULT_FORMAT
-from flatout.result import Result, TimelineStep, Untried
-from flatout.stats import compare
-from flatout.trace import Agreement, Header, Window
+from flatout.judge.anatomy import Anatomy
+from flatout.judge.diagnosis import diagnose
+from flatout.judge.findings import Findings
+from flatout.judge.result import FORMAT as RESULT_FORMAT
+from flatout.judge.result import Result, TimelineStep, Untried
+from flatout.judge.stats import compare
+from flatout.records.ceilings import Machine
+from flatout.records.difference import Difference
+from flatout.records.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts
+from flatout.records.plan import PLAN_FORMAT, Lever, Plan, Trial
+from flatout.records.trace import Agreement, Header, Window
 
 HEADER = Header(
     format=1,

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.frameworks.pytorch.loaders import Loaders
-from flatout.frameworks.pytorch.pipeline.shadow import difference
-from flatout.frameworks.pytorch.random_states import RandomStates
+from flatout.frameworks.pytorch.input.items.shadow import difference
+from flatout.frameworks.pytorch.input.loaders import Loaders
+from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from vision import torchvision
 
 torchvision = torchvision()

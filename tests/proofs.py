@@ -3,9 +3,9 @@
 import random
 from dataclasses import replace
 
-from flatout import proof
-from flatout.metric import Metric, Reading
-from flatout.proof import Aim, Asked, WholeRun
+from flatout.judge import proof
+from flatout.judge.metric import Metric, Reading
+from flatout.judge.proof import Aim, Asked, WholeRun
 from handmade import MACHINE
 
 ASKED = Asked(

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from flatout.rank_tuning import FORMAT, RankTrial, RankTuning, verdict
+from flatout.judge.rank_tuning import FORMAT, RankTrial, RankTuning, verdict
 from handmade import MACHINE
 
 MIB = 2**20

@@ -68,7 +68,7 @@ class Block:
 
 
 class FakeDevice:
-    """Fulfils `flatout.frameworks.pytorch.transfer.device.Device`; its memory is the host's.
+    """Fulfils `flatout.frameworks.pytorch.input.transfer.device.Device`; its memory is the host's.
 
     `forgets` names calls that have no effect, so that a test can see that it would be noticed.
     """

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from planted_script import PAGES_BYTES, SPENT
 
-from flatout import stats
-from flatout.records import to_json
+from flatout.judge import stats
+from flatout.records.as_json import to_json
 from measuring import FLATOUT, PYTHON, quiet, timed, write
 
 SCRIPT = str(Path(__file__).parent / "planted_script.py")
@@ -201,7 +201,7 @@ def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 def bound_of(kind: str, bounds: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The bound for what would free the cause."""
-    from flatout.diagnosis import REMEDIES
+    from flatout.judge.diagnosis import REMEDIES
 
     remedy = REMEDIES.get("input" if kind in INPUT else kind)
     return next((b for b in bounds if b["remedy"] == remedy), None)

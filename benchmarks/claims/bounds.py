@@ -3,8 +3,8 @@
     python benchmarks/claims/bounds.py [--examples lenet ...]
 
 `flatout tune` for every example, with every lever. A lever alone is held against the bound that the search gave it
-before it was tried (`flatout.space.bound_of`): its 95 % interval must not lie above. Levers that change what a step
-computes with (`precision`), and those of the whole process, have bounds of their phases, too.
+before it was tried (`flatout.trials.search.space.bound_of`): its 95 % interval must not lie above. Levers that change
+what a step computes with (`precision`), and those of the whole process, have bounds of their phases, too.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from roofline import EXAMPLES, SCRIPTS
 
 from flatout.frameworks.pytorch.levers import registry
-from flatout.result import Result, load
-from flatout.space import bound_of
+from flatout.judge.result import Result, load
+from flatout.trials.search.space import bound_of
 from measuring import FLATOUT, quiet, timed, write
 
 

@@ -33,9 +33,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from flatout.ceilings import Machine, Unit, ceiling_of
-from flatout.run import calibrate
-from flatout.run.machine import read_machine
+from flatout.machine import calibrate
+from flatout.machine.read import read_machine
+from flatout.records.ceilings import Machine, Unit, ceiling_of
 from measuring import PYTHON, quiet, write
 
 TOOLS = Path(__file__).parent / "ceilings_tools.py"

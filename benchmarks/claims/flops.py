@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
 
 from architectures import ARCHITECTURES, Architecture, Transformer, block_flops, built, linear, tokens  # noqa: E402
-from flatout.frameworks.pytorch.census import OperationCounter  # noqa: E402
-from flatout.trace import Census  # noqa: E402
+from flatout.frameworks.pytorch.observe.census import OperationCounter  # noqa: E402
+from flatout.records.trace import Census  # noqa: E402
 from measuring import write  # noqa: E402
 
 LAYERS, WIDTH, WORDS, TIME = 3, 64, 500, 48

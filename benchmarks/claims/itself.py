@@ -29,12 +29,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from flatout import stats
 from flatout.frameworks.pytorch.levers import registry
-from flatout.looks import Looks
-from flatout.run.machine import read_machine
+from flatout.judge import stats
+from flatout.judge.looks import Looks
+from flatout.machine.read import read_machine
+from flatout.records.trace import Window
 from flatout.run.script import Script
-from flatout.trace import Window
 from flatout.trials import conduct, pairs
 from flatout.trials.bench import Bench, opened
 from flatout.trials.pairs import Extent

@@ -23,7 +23,7 @@ from numerics_scripts import FAMILIES
 from numerics_sound import COMPILED, FORCED, LATE_SETS, LATE_STEPS, SCRIPTS, SETS, UNSOUND
 from numerics_truth import CASES, DROPOUTS
 
-from flatout import agreement
+from flatout.judge import agreement
 from measuring import write
 
 

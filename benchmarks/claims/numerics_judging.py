@@ -1,7 +1,7 @@
 """A training script in this process, with levers judged on it exactly as `tune` judges them in its child.
 
 The framework is attached as in a trial, comparisons are made at step boundaries of the running script, and verdicts
-come from `flatout.agreement` with the class and the checks that the levers name. In: a script and levers. Out: a
+come from `flatout.judge.agreement` with the class and the checks that the levers name. In: a script and levers. Out: a
 verdict with the differences behind it.
 """
 
@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from numerics_scripts import seed_all
 
-from flatout import agreement
-from flatout.frameworks.pytorch import rhythm
 from flatout.frameworks.pytorch.adapter import PyTorch
-from flatout.plan import Lever, verify
-from flatout.run.machine import read_machine
-from flatout.space import checks_of, widest_class
-from flatout.trace import Agreement, Levers
+from flatout.frameworks.pytorch.seams import rhythm
+from flatout.judge import agreement
+from flatout.machine.read import read_machine
+from flatout.records.plan import Lever, verify
+from flatout.records.trace import Agreement, Levers
+from flatout.trials.search.space import checks_of, widest_class
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "claims.md"
 RESULTS = ROOT / "benchmarks" / "results"
 NO_END = 1e3
-"""A bound's upper end where the share may as well be the whole step (`flatout.diagnosis`)."""
+"""A bound's upper end where the share may as well be the whole step (`flatout.judge.diagnosis`)."""
 
 
 def newest(name: str) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from flatout import stats
+from flatout.judge import stats
 from measuring import FLATOUT, PYTHON, ROOT, SHARED, quiet, timed, write
 
 ORACLE = str(Path(__file__).parent / "profile_script.py")

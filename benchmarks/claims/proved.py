@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from flatout.frameworks.pytorch.levers import registry
-from flatout.run.machine import read_machine
+from flatout.machine.read import read_machine
 from measuring import FLATOUT, ROOT, SHARED, quiet, timed, write
 
 SCRIPT = [str(ROOT / "examples" / "lenet.py"), "--data", str(SHARED / "MNIST"), "--epochs", "1"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from flatout.trace_file import read
+from flatout.records.trace_file import read
 from measuring import FLATOUT, ROOT, SHARED, timed
 
 MOST_STEPS = 6000

@@ -3,10 +3,10 @@
     python benchmarks/claims/roofline.py [--rounds 3]
 
 Every round measures the ceilings anew, then asks `flatout why` for every example; each operation that it counted is
-held against the ceiling that binds it (`flatout.roofline`): the fastest arithmetic of its type, the cache's rate, and
-for what is larger than two caches the memory's. Above are those that exceed it by more than the ceiling's published
-spread. Operations that do no limited work, or are too short for the clock, are counted and not judged; so are rounds
-in which others used the machine. A census holds the 40 operations of a step that took the longest.
+held against the ceiling that binds it (`flatout.judge.roofline`): the fastest arithmetic of its type, the cache's
+rate, and for what is larger than two caches the memory's. Above are those that exceed it by more than the ceiling's
+published spread. Operations that do no limited work, or are too short for the clock, are counted and not judged; so
+are rounds in which others used the machine. A census holds the 40 operations of a step that took the longest.
 
 Noted beside it: how much of each example's step no phase explains (`unattributed`).
 
@@ -28,12 +28,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from flatout import stats
-from flatout.ceilings import Ceilings
-from flatout.records import to_json
-from flatout.result import Result, load
-from flatout.roofline import standing
-from flatout.trace import Operation
+from flatout.judge import stats
+from flatout.judge.result import Result, load
+from flatout.judge.roofline import standing
+from flatout.records.as_json import to_json
+from flatout.records.ceilings import Ceilings
+from flatout.records.trace import Operation
 from measuring import BUSY, FLATOUT, ROOT, SHARED, quiet, timed, write
 
 EXAMPLES = ROOT / "examples"

@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from noise_models import MODELS, WINDOW, Slowdowns
 
-from flatout import stats
-from flatout.looks import Looks
-from flatout.trace import Levers, Window
+from flatout.judge import stats
+from flatout.judge.looks import Looks
+from flatout.records.trace import Levers, Window
 from flatout.trials import conduct, pairs
 from flatout.trials.pairs import Extent
 from flatout.trials.window_size import Size

@@ -13,8 +13,8 @@ from engaged import Engaged
 
 if __name__ == "__main__":
     from flatout.frameworks.pytorch.levers import registry
-    from flatout.run.machine import read_machine
-    from flatout.running import parse_levers
+    from flatout.machine.read import read_machine
+    from flatout.run.choice import parse_levers
 
     engaged = Engaged(parse_levers(("input",), registry(), read_machine))
     main("flatout", MAKERS, evidence=engaged.evidence)

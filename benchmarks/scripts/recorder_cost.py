@@ -12,8 +12,8 @@ import time
 import torch
 from torch import nn
 
-from flatout import stats
 from flatout.frameworks.pytorch.adapter import PyTorch
+from flatout.judge import stats
 
 depth = sys.argv[1]
 torch.set_num_threads(1)

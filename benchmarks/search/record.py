@@ -34,21 +34,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "claims"))
 
 from itself import SCRIPTS
 
-from flatout.anatomy import dissect
 from flatout.errors import FlatoutError
-from flatout.looks import Looks
-from flatout.plan import Candidate, Lever
-from flatout.records import to_json
-from flatout.run.machine import read_machine
+from flatout.judge.anatomy import dissect
+from flatout.judge.looks import Looks
+from flatout.machine.read import read_machine
+from flatout.records.as_json import to_json
+from flatout.records.plan import Candidate, Lever
+from flatout.records.trace import Levers
 from flatout.run.script import Script
-from flatout.space import Choice, Space, clash, space_of, widest_class
-from flatout.trace import Levers
 from flatout.trials import pairs
 from flatout.trials.bench import WARM_UP_STEPS, Bench, opened
 from flatout.trials.conduct import Conduct, Goal, Show
 from flatout.trials.ends import CandidateFailed
 from flatout.trials.learn import UNKNOWN
 from flatout.trials.pairs import Extent
+from flatout.trials.search.space import Choice, Space, clash, space_of, widest_class
 from flatout.trials.terms import Terms
 from measuring import file_for, quiet, write
 from sides import copied, environment

@@ -25,17 +25,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from flatout import priors, search, stats
-from flatout.anatomy import Anatomy
-from flatout.ceilings import Machine
-from flatout.diagnosis import Diagnosis
-from flatout.facts import Facts
 from flatout.frameworks.pytorch.levers import registry
-from flatout.plan import Candidate, Key, Trial
-from flatout.records import from_json
-from flatout.space import Choice, advised, space_of
-from flatout.trace import Levers
+from flatout.judge import stats
+from flatout.judge.anatomy import Anatomy
+from flatout.judge.diagnosis import Diagnosis
+from flatout.records.as_json import from_json
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Candidate, Key, Trial
+from flatout.records.trace import Levers
 from flatout.trials.pairs import SCREENING, Extent, Pairs, is_done
+from flatout.trials.search import priors, strategy
+from flatout.trials.search.space import Choice, advised, space_of
 from measuring import RESULTS, write
 
 ENOUGH, MOST_COST = 0.95, 0.25
@@ -172,7 +173,7 @@ class Play:
         return 0.0 if self._score([]) >= ENOUGH else math.inf
 
     def _score(self, trials: Sequence[Trial]) -> float:
-        best = search.best_of(trials)
+        best = strategy.best_of(trials)
         found = self.grid.truth.get(Candidate(levers=best.levers).key, 0.0) if best is not None else 1.0
         return max(found, 1e-9) / self.grid.best
 
@@ -192,15 +193,15 @@ def ours(play: Play) -> None:
     space = space_of(shuffled, grid.facts, grid.machine, found, Choice())
     said = priors.advice(play.former, grid.place, grid.traits)
     space = advised(space, said.expected, said.own, said.former)
-    while (candidate := search.next_candidate(space, play.trials, lambda c: c.key in grid.rows)) is not None:
-        play.try_out(candidate.levers, search.to_beat(candidate.levers, LEVERS, play.trials))
+    while (candidate := strategy.next_candidate(space, play.trials, lambda c: c.key in grid.rows)) is not None:
+        play.try_out(candidate.levers, strategy.to_beat(candidate.levers, LEVERS, play.trials))
 
 
 def kept_of(grid: Grid, lots: random.Random) -> priors.Tuning:
     """What `tune` would have kept of a script, had it been tuned before."""
     play = Play(grid, lots)
     ours(play)
-    best = search.best_of(play.trials)
+    best = strategy.best_of(play.trials)
     return priors.tuning_of(grid.place, grid.traits, play.trials, best.levers if best is not None else {})
 
 
@@ -221,7 +222,7 @@ def one_at_a_time(play: Play) -> None:
     won: dict[str, Any] = {}
     for levers in singles:
         trial = play.try_out(levers)
-        if search.usable(trial) and (trial.ratio or 0.0) > search.WORTH_ADDING and trial.agreement == "agrees":
+        if strategy.usable(trial) and (trial.ratio or 0.0) > strategy.WORTH_ADDING and trial.agreement == "agrees":
             together = {**won, **levers}
             won = together if Candidate(levers=together).key in play.grid.rows else won
     if len(won) > 1:
@@ -247,7 +248,7 @@ def tpe(play: Play) -> None:
         key = Candidate(levers=levers).key
         if key not in known:
             outcome = play.try_out(levers) if key in play.grid.rows else None
-            usable = outcome is not None and search.usable(outcome) and outcome.agreement != "inconclusive"
+            usable = outcome is not None and strategy.usable(outcome) and outcome.agreement != "inconclusive"
             known[key] = outcome.ratio or 0.0 if usable and outcome is not None else 0.0
         if play.share >= MOST_COST:
             study.stop()

@@ -19,45 +19,45 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from flatout import launched, on_ranks, plan_file, running
 from flatout.errors import FlatoutError, UsageError
-from flatout.plan import PLAN_FILE, Lever, label
-from flatout.ranks import Terms as RankTerms
-from flatout.reporting import Exported, contrast, export, report
-from flatout.run import folder, foreground, shortage
-from flatout.run.machine import read_machine
+from flatout.machine.read import read_machine
+from flatout.records import plan_file
+from flatout.records.plan import PLAN_FILE, Lever, label
+from flatout.records.ranks import Terms as RankTerms
+from flatout.records.store_folder import LEVER, remove_stores, stores, stores_folder
+from flatout.report.former import Exported, contrast, export, report
+from flatout.run import choice, folder, foreground, launched, on_ranks, shortage
+from flatout.run.choice import Engagement, Here, Wish
 from flatout.run.outcome import Outcome
 from flatout.run.script import Script, check, check_command
-from flatout.running import Engagement, Here, Wish
-from flatout.store_folder import LEVER, remove_stores, stores, stores_folder
 
 if TYPE_CHECKING:
-    from flatout.ceilings import Ceilings
-    from flatout.lever_rows import LeverRow, describe_levers
-    from flatout.priors_file import forget_priors, kept_priors
-    from flatout.proof import Proof
-    from flatout.prover import ProveRequest
-    from flatout.rank_tuning import RankTuning
-    from flatout.result import Result
+    from flatout.judge.proof import Proof
+    from flatout.judge.rank_tuning import RankTuning
+    from flatout.judge.result import Result
+    from flatout.records.ceilings import Ceilings
+    from flatout.records.trace import Levers
     from flatout.run.watch import Learner
-    from flatout.space import Choice
-    from flatout.trace import Levers
     from flatout.trials.conduct import Goal, Show
+    from flatout.trials.lever_rows import LeverRow, describe_levers
+    from flatout.trials.prover import ProveRequest
+    from flatout.trials.search.priors_file import forget_priors, kept_priors
+    from flatout.trials.search.space import Choice
     from flatout.trials.terms import Terms
 
 #: What only measuring needs is loaded when it is asked for: `run` starts a script, and the script is waiting.
 _MEASURING = {
-    "Choice": "flatout.space",
-    "LeverRow": "flatout.lever_rows",
+    "Choice": "flatout.trials.search.space",
+    "LeverRow": "flatout.trials.lever_rows",
     "Conduct": "flatout.trials.conduct",
     "Goal": "flatout.trials.conduct",
-    "ProveRequest": "flatout.prover",
-    "Result": "flatout.result",
+    "ProveRequest": "flatout.trials.prover",
+    "Result": "flatout.judge.result",
     "Show": "flatout.trials.conduct",
     "Terms": "flatout.trials.terms",
-    "describe_levers": "flatout.lever_rows",
-    "forget_priors": "flatout.priors_file",
-    "kept_priors": "flatout.priors_file",
+    "describe_levers": "flatout.trials.lever_rows",
+    "forget_priors": "flatout.trials.search.priors_file",
+    "kept_priors": "flatout.trials.search.priors_file",
 }
 
 
@@ -87,15 +87,15 @@ def tune(
     Raises:
         FlatoutError: See `flatout.errors`.
     """
-    from flatout import measuring
+    from flatout.trials import tune
     from flatout.trials.conduct import Goal, Show
 
-    return measuring.measured("tune", _script(script, arguments), goal or Goal(), show or Show(), plan)
+    return tune.measured("tune", _script(script, arguments), goal or Goal(), show or Show(), plan)
 
 
 def tune_ranks(script: Script, num_ranks: int, *, goal: Goal, plan: Path | None, show: Show) -> RankTuning:
     """Measure the script on up to so many ranks beside one process; the plan gets those that win."""
-    from flatout import rank_tuner
+    from flatout.trials import rank_tuner
 
     return rank_tuner.tuned(script, num_ranks, goal, plan, show)
 
@@ -104,10 +104,10 @@ def why(
     script: str | Script, arguments: Sequence[str] = (), *, goal: Goal | None = None, show: Show | None = None
 ) -> Result:
     """Measure and diagnose only."""
-    from flatout import measuring
+    from flatout.trials import tune
     from flatout.trials.conduct import Goal, Show
 
-    return measuring.measured("why", _script(script, arguments), goal or Goal(), show or Show(), None)
+    return tune.measured("why", _script(script, arguments), goal or Goal(), show or Show(), None)
 
 
 def prove(script: str | Script, arguments: Sequence[str] = (), *, request: Any = None, show: Any = None) -> Proof:
@@ -116,21 +116,21 @@ def prove(script: str | Script, arguments: Sequence[str] = (), *, request: Any =
     Args:
         script: Path of the script, or a `Script`.
         arguments: The script's own arguments.
-        request: A `flatout.prover.ProveRequest`; its defaults without it.
-        show: A `flatout.proving.conduct.Show`: who is told of progress.
+        request: A `flatout.trials.prover.ProveRequest`; its defaults without it.
+        show: A `flatout.trials.proving.conduct.Show`: who is told of progress.
 
     Raises:
         FlatoutError: See `flatout.errors`.
     """
-    from flatout import prover
-    from flatout.proving.conduct import Show
+    from flatout.trials import prover
+    from flatout.trials.proving.conduct import Show
 
     return prover.proved(_script(script, arguments), request or prover.ProveRequest(), show or Show())
 
 
 def machine(*, refresh: bool = False) -> Ceilings:
     """This machine's measured ceilings."""
-    from flatout.run import calibrate
+    from flatout.machine import calibrate
 
     return calibrate.ceilings(refresh=refresh)
 
@@ -237,13 +237,13 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     on_ranks.check(request.ranks, learn=request.learn, recheck=request.recheck)
     chosen, learner = _chosen(request, here, say)
     if chosen.misfits and request.recheck and request.script is not None:
-        chosen = _recheck(running.for_one_process(chosen), request, say, show)
+        chosen = _recheck(choice.for_one_process(chosen), request, say, show)
     plan = chosen.plan if request.script is not None else None  # a launcher starts its own ranks
     terms = on_ranks.decided(request.ranks, plan, request.plan, request.hang_timeout_s, say)
     request = dataclasses.replace(request, ranks=terms)
     devices = on_ranks.devices(request.ranks, here.machine, say) if request.ranks is not None else ()
     if request.levers is None:  # what the user names stays
-        chosen = running.for_ranks(chosen, request.ranks.mode if request.ranks is not None else "")
+        chosen = choice.for_ranks(chosen, request.ranks.mode if request.ranks is not None else "")
     with folder.for_run(request.script.stem if request.script else "exec") as (run_folder, problem):
         if run_folder is None:  # levers reach the script through files
             chosen = Engagement(line="running plainly")
@@ -256,7 +256,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     place = str(run_folder or "") if problem is None else ""
     if request.learn:
         _learning().keep(outcome, here, place, say)
-    idle, in_part = running.idle(chosen.levers, outcome.facts, registry, here.machine)
+    idle, in_part = choice.idle(chosen.levers, outcome.facts, registry, here.machine)
     return Ran(
         engagement=chosen, outcome=outcome, registry=registry, run=place, inapplicable=idle, in_part=in_part,
         fixed=request.fixed, learning=request.learn, num_ranks=request.ranks.num_ranks if request.ranks else 1,
@@ -293,11 +293,11 @@ def _chosen(request: RunRequest, here: Here, say: Callable[[str], None]) -> tupl
     """Under what the run begins, and who tries levers on it where it is to find them itself."""
     if not request.learn:
         registry, words = here.registry, request.levers
-        wanted = running.parse_levers(words, registry, here.machine) if words is not None else None
-        if left_out := running.of_input(words or (), registry, here.machine)[1]:
+        wanted = choice.parse_levers(words, registry, here.machine) if words is not None else None
+        if left_out := choice.of_input(words or (), registry, here.machine)[1]:
             say(f"`input` without what the levers beside it rule out: {', '.join(left_out)}")
         wish = Wish(plan=request.plan, levers=wanted, accept=request.accept, recheck=request.recheck)
-        return shortage.without(running.engagement(wish, here)), None
+        return shortage.without(choice.engagement(wish, here)), None
     learning = _learning()
     beside = {"--plan": request.plan is not None, "--levers": request.levers is not None}
     learning.check({**beside, "--fixed": request.fixed, "--recheck": request.recheck})
@@ -306,7 +306,7 @@ def _chosen(request: RunRequest, here: Here, say: Callable[[str], None]) -> tupl
 
 def _learning() -> ModuleType:
     """Loaded where a run learns: what measures takes a while to load, and the script is waiting."""
-    return importlib.import_module("flatout.learning")
+    return importlib.import_module("flatout.trials.learned")
 
 
 def _store_folders(request: RunRequest, chosen: Engagement, say: Callable[[str], None]) -> tuple[str, ...]:
@@ -350,16 +350,16 @@ def _here(request: RunRequest, registry: dict[str, Lever]) -> Here:
 
 def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None], show: Show | None) -> Engagement:
     """Measure the plan's own set of levers here, and engage it only where it wins here too."""
-    from flatout import measuring
-    from flatout.space import Choice
+    from flatout.trials import tune
     from flatout.trials.conduct import Goal, Show
+    from flatout.trials.search.space import Choice
     from flatout.trials.terms import Terms
 
     assert request.script is not None
     say(f"testing {label(chosen.levers)} here first, a minute or two ({', '.join(chosen.misfits)})")
     goal = Goal(choice=Choice(accept=request.accept), terms=request.terms or Terms(), exactly=chosen.levers)
     try:
-        found = measuring.measured("tune", request.script, goal, show or Show(), None, write_plan=False)
+        found = tune.measured("tune", request.script, goal, show or Show(), None, write_plan=False)
     except UsageError:
         raise
     except FlatoutError as problem:  # the run does not depend on it

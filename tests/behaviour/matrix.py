@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import warm
-from flatout.ceilings import Machine
 from flatout.frameworks.pytorch.levers import registry
-from flatout.plan import CLASSES, Lever
+from flatout.records.ceilings import Machine
+from flatout.records.plan import CLASSES, Lever
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LEVERS = registry()

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 if importlib.util.find_spec("torchvision") is None:  # its compiled part, which does not load everywhere, is not needed
     pytest.skip("needs torchvision", allow_module_level=True)
 
-from flatout.run.machine import read_machine
+from flatout.machine.read import read_machine
 
 ENDS = {"rows.py": "3", "pictures.py": "raise"}
 ENGAGED = [

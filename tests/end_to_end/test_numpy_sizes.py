@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout import trace_file
+from flatout.records import trace_file
 from flatout.run import isolation
 
 pytest.importorskip("torch")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import warm
+from flatout.machine.read import read_machine
 from flatout.run import isolation
-from flatout.run.machine import read_machine
 
 pytest.importorskip("torch")
 

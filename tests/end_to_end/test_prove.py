@@ -29,7 +29,7 @@ PLANTED = '''"""planted: updates of a fifth of their size, as a lever that harms
 
 from typing import ClassVar
 
-from flatout.plan import Lever
+from flatout.records.plan import Lever
 
 
 class Planted(Lever):
@@ -97,7 +97,9 @@ def test_a_lever_that_harms_convergence_is_caught(tmp_path):
         "LEVERS: tuple[type[Lever], ...] = (", "LEVERS: tuple[type[Lever], ...] = (\n    Planted,"
     )
     line = "from flatout.frameworks.pytorch.levers.planted import Planted\n"
-    (levers / "__init__.py").write_text(registry.replace("from flatout.plan", f"{line}from flatout.plan", 1))
+    (levers / "__init__.py").write_text(
+        registry.replace("from flatout.records.plan", f"{line}from flatout.records.plan", 1)
+    )
     done = prove(
         "--levers", "planted", "--seeds", "6", *ACCURACY, PROVED, folder=tmp_path, PYTHONPATH=str(tmp_path / "src")
     )

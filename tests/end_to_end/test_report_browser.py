@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 
 import report_examples as examples  # noqa: E402
 
-from flatout.contrast import contrast  # noqa: E402
+from flatout.judge.contrast import contrast  # noqa: E402
+from flatout.judge.samples import Samples  # noqa: E402
 from flatout.report import write_contrast, write_html, write_proof, write_ranks  # noqa: E402
-from flatout.samples import Samples  # noqa: E402
 from proofs import PROOFS  # noqa: E402
 from rank_tunings import TUNINGS  # noqa: E402
 

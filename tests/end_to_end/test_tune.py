@@ -17,7 +17,7 @@ import pytest
 
 import handmade
 import warm
-from flatout import plan_file
+from flatout.records import plan_file
 from flatout.run import isolation
 
 pytest.importorskip("torch")

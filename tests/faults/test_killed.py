@@ -13,12 +13,12 @@ import pytest
 import handmade
 from faulting import CEILINGS, FLATOUT, REASON, copied, environment, flatout, left_behind, parts
 from flatout.errors import ScriptError
-from flatout.plan import Candidate
-from flatout.run.machine import read_machine
+from flatout.machine.read import read_machine
+from flatout.records.plan import Candidate
 from flatout.run.script import Script
-from flatout.space import Choice
 from flatout.trials import ends
 from flatout.trials.conduct import Conduct, Goal, Show
+from flatout.trials.search.space import Choice
 from flatout.trials.terms import Terms
 from tiers import some
 

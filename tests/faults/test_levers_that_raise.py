@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from faulting import copied, flatout, last_lines, left_behind, plain
-from flatout.plan import Candidate
-from flatout.run.machine import read_machine
+from flatout.machine.read import read_machine
+from flatout.records.plan import Candidate
 from flatout.run.script import Script
 from flatout.trials.conduct import Conduct, Goal, Show
 from flatout.trials.terms import Terms

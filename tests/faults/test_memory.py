@@ -7,14 +7,14 @@ import pytest
 
 from faulting import copied, flatout, last_lines, plain, write_plan
 from flatout.frameworks.pytorch.levers import registry
-from flatout.plan import Plan
+from flatout.records.plan import Plan
+from flatout.records.trace import Failure
 from flatout.run import shortage
-from flatout.trace import Failure
 from handmade import plan
 
 pytest.importorskip("torch")
+from flatout.run.choice import Engagement
 from flatout.run.outcome import Outcome
-from flatout.running import Engagement
 
 
 @pytest.mark.smoke

@@ -11,16 +11,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from faulting import FLATOUT, copied, environment, flatout, parts, write_plan
-from flatout import api, plan_file, running
+from flatout import api
 from flatout.errors import FlatoutError, RecordError
 from flatout.frameworks.pytorch.levers import registry
+from flatout.records import plan_file
+from flatout.run import choice
 from flatout.run.script import Script
 from handmade import MACHINE, plan
 
 pytest.importorskip("torch")
 
 PLAN = plan("train.py", levers={"bf16": {}, "threads": {"num": 2}})
-HERE = running.Here(
+HERE = choice.Here(
     script="train.py",
     arguments=(),
     machine=lambda: MACHINE,
@@ -55,17 +57,17 @@ def outcome_of(path):
     """What a run under this file would do; named and found."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path.parent)
-        found = running.engagement(running.Wish(), HERE)
+        found = choice.engagement(choice.Wish(), HERE)
         assert found.line and (found.levers or "plain" in found.line or "change nothing" in found.line)
         try:
-            named = running.engagement(running.Wish(plan=path), HERE)
+            named = choice.engagement(choice.Wish(plan=path), HERE)
         except FlatoutError as problem:
             assert problem.error and problem.cause and problem.hint
             assert not found.levers
             return None
         assert dict(named.levers) == dict(found.levers)
         for name, given_settings in named.levers.items():
-            running.check_settings(HERE.registry[name], given_settings)
+            choice.check_settings(HERE.registry[name], given_settings)
         return named
 
 

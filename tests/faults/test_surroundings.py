@@ -70,8 +70,8 @@ def test_a_disk_that_fills_up_in_a_measurement_is_an_error_that_says_so(folder):
 
 @pytest.mark.smoke
 def test_a_record_that_meets_a_full_disk_half_way_in_a_line_is_read_up_to_there(tmp_path, monkeypatch):
-    from flatout.trace import Remark
-    from flatout.trace_file import Follower, Writer
+    from flatout.records.trace import Remark
+    from flatout.records.trace_file import Follower, Writer
 
     path = tmp_path / "trace.jsonl"
     writer = Writer(path)
@@ -134,14 +134,14 @@ def unheard(monkeypatch):
 
 
 def sampler(monkeypatch):
-    from flatout.frameworks.pytorch import stack_samples
+    from flatout.frameworks.pytorch.observe import stack_samples
 
     return stack_samples.StackSampler(threading.get_ident(), lambda: "forward", frozenset())
 
 
 @pytest.mark.smoke
 def test_a_sampler_of_stacks_that_dies_keeps_what_it_saw_and_says_nothing(monkeypatch, unheard):
-    from flatout.frameworks.pytorch import stack_samples
+    from flatout.frameworks.pytorch.observe import stack_samples
 
     interval_s, looks = sys.getswitchinterval(), []
 
@@ -200,7 +200,7 @@ def test_a_run_needs_no_home(folder, home):
 @pytest.mark.smoke
 @pytest.mark.parametrize("refused", [errno.EROFS, errno.EACCES, errno.ENOSPC])
 def test_a_cache_that_cannot_be_written_costs_measuring_again(tmp_path, monkeypatch, refused):
-    from flatout.run import calibrate
+    from flatout.machine import calibrate
 
     def refuse(*_, **__):
         raise OSError(refused, os.strerror(refused))
@@ -223,15 +223,16 @@ FORBIDDEN = (
 
 @pytest.mark.smoke
 def test_where_affinity_may_not_be_read_nothing_is_known_of_it(monkeypatch):
-    from flatout.frameworks.pytorch.pipeline.pixels import owner
-    from flatout.run import child, foreign_cpu, machine
+    from flatout.child import conductor
+    from flatout.frameworks.pytorch.input.pixels import owner
+    from flatout.machine import foreign_cpu, read
 
     def refuse(*_):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "sched_getaffinity", refuse)  # PyTorch itself ends where its optimizers are compiled
-    assert machine.allowed_cpus() == frozenset(range(os.cpu_count()))
-    assert foreign_cpu.take() is None and child._affinity() is None
+    assert read.allowed_cpus() == frozenset(range(os.cpu_count()))
+    assert foreign_cpu.take() is None and conductor._affinity() is None
     assert owner._num_cores() >= 1
 
 

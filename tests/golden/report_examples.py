@@ -9,15 +9,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from flatout.anatomy import Anatomy
-from flatout.ceilings import Accelerator, Ceiling, Ceilings, Machine
-from flatout.diagnosis import Bound, Diagnosis
-from flatout.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts
-from flatout.plan import PLAN_FORMAT, Plan, Trial, label
-from flatout.read_sites import ReadSite, ReadSites
-from flatout.result import FORMAT, Result, TimelineStep, Untried
-from flatout.stats import Comparison
-from flatout.trace import Census, Header, Operation
+from flatout.judge.anatomy import Anatomy
+from flatout.judge.diagnosis import Bound, Diagnosis
+from flatout.judge.read_sites import ReadSite, ReadSites
+from flatout.judge.result import FORMAT, Result, TimelineStep, Untried
+from flatout.judge.stats import Comparison
+from flatout.records.ceilings import Accelerator, Ceiling, Ceilings, Machine
+from flatout.records.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts
+from flatout.records.plan import PLAN_FORMAT, Plan, Trial, label
+from flatout.records.trace import Census, Header, Operation
 
 HERE = Path(__file__).parent
 CREATED = "2026-11-21T10:46:07+00:00"

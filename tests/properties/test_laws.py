@@ -13,20 +13,20 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from flatout import plan_file, trace_file
-from flatout.agreement import judge
-from flatout.anatomy import AS_IT_COMES, dissect
-from flatout.ceilings import Machine
-from flatout.diagnosis import diagnose
 from flatout.errors import RecordError
-from flatout.facts import Facts
-from flatout.findings import Findings
-from flatout.plan import CLASSES, Candidate, Trial, allows
-from flatout.records import from_json, to_json
-from flatout.search import best_of, next_candidate
-from flatout.space import Choice, space_of
-from flatout.stats import compare, quantile, summarize
-from flatout.trace import OUTSIDE, PHASES, Agreement, Census, End, Failure, Header, Scaling, Toggle, Window
+from flatout.judge.agreement import judge
+from flatout.judge.anatomy import AS_IT_COMES, dissect
+from flatout.judge.diagnosis import diagnose
+from flatout.judge.findings import Findings
+from flatout.judge.stats import compare, quantile, summarize
+from flatout.records import plan_file, trace_file
+from flatout.records.as_json import from_json, to_json
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import CLASSES, Candidate, Trial, allows
+from flatout.records.trace import OUTSIDE, PHASES, Agreement, Census, End, Failure, Header, Scaling, Toggle, Window
+from flatout.trials.search.space import Choice, space_of
+from flatout.trials.search.strategy import best_of, next_candidate
 from handmade import FACTS, HEADER, MACHINE, anatomy, gradients, lever, measured, plan, registry, trial, window
 
 times = st.floats(min_value=1e-6, max_value=1e4)

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flatout.frameworks.pytorch.calls import Calls
 from flatout.frameworks.pytorch.parallel import ranks as ranks_module
 from flatout.frameworks.pytorch.parallel.ranks import Ranks
-from flatout.ranks import RankPlace, Terms
+from flatout.frameworks.pytorch.seams.calls import Calls
+from flatout.records.ranks import RankPlace, Terms
 
 from . import scenarios
 

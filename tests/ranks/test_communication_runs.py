@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from faulting import REASON, copied, flatout, left_behind, write_plan
-from flatout.plan_ranks import PlanRanks
+from flatout.records.ranks_of_plan import PlanRanks
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"ranks cannot be isolated here: {REASON}")
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from faulting import FLATOUT, REASON, environment
-from flatout.run import rank_folders
+from flatout.child import rank_folders
 
 MAKES = """
 import os, pathlib, time, torch

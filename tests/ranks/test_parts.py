@@ -12,15 +12,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout import rank_page
-from flatout.ceilings import Accelerator, Machine
 from flatout.cli import options
 from flatout.errors import UsageError
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share, candidates, gradient_of, put_together, shape_at
 from flatout.frameworks.pytorch.parallel.cuts import Cut, bounds, guesses, part
 from flatout.frameworks.pytorch.parallel.stand_ins import nudged
-from flatout.rank_page import Page, page_file
-from flatout.ranks import EXIT_LOST, Terms, ended_file, leaves_file, stacks_file
+from flatout.guest import rank_page
+from flatout.guest.rank_page import Page, page_file
+from flatout.records.ceilings import Accelerator, Machine
+from flatout.records.ranks import EXIT_LOST, Terms, ended_file, leaves_file, stacks_file
 from flatout.run.rank_start import crowding, devices_for
 from flatout.run.rank_watch import RankWatch
 

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from faulting import REASON, SCRIPTS, copied, flatout, left_behind, parts, write_plan
-from flatout import agreement, plan_file
 from flatout.frameworks.pytorch import levers as pytorch_levers
-from flatout.frameworks.pytorch import trained
-from flatout.plan_ranks import PlanRanks
+from flatout.frameworks.pytorch.numerics import trained
+from flatout.judge import agreement
+from flatout.machine.read import read_machine
+from flatout.records import plan_file
+from flatout.records.ranks_of_plan import PlanRanks
+from flatout.records.trace import Agreement
 from flatout.run import folder
-from flatout.run.machine import read_machine
 from flatout.run.script import Script
-from flatout.trace import Agreement
 from flatout.trials.samples_of_runs import Setting, Wanted, take
 from flatout.trials.terms import Terms
 

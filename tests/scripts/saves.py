@@ -9,7 +9,7 @@ import threading
 
 import torch
 
-from flatout.frameworks.pytorch.background_saves import BackgroundSaves
+from flatout.frameworks.pytorch.seams.background_saves import BackgroundSaves
 
 how = sys.argv[1]
 torch.save("former", "a.pt")

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatout.anatomy import RECORDING_S, Account
-from flatout.causes import WORTHWHILE
-from flatout.diagnosis import BINDINGS, Bound, diagnose
-from flatout.findings import Findings
+from flatout.judge.anatomy import RECORDING_S, Account
+from flatout.judge.causes import WORTHWHILE
+from flatout.judge.diagnosis import BINDINGS, Bound, diagnose
+from flatout.judge.findings import Findings
+from flatout.judge.result import TimelineStep, summary_of
+from flatout.judge.stats import Comparison
 from flatout.report import screen, story, terminal, thinned, tried
 from flatout.report.html import html_text
-from flatout.result import TimelineStep, summary_of
-from flatout.space import bound_of
-from flatout.stats import Comparison
 from flatout.trials.plain import Plain
+from flatout.trials.search.space import bound_of
 from flatout.trials.window_size import Size
 from handmade import FACTS, anatomy, lever, result, trial, window
 

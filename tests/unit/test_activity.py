@@ -2,8 +2,8 @@
 
 import pytest
 
-from flatout.activity import activity_of, slow_steps
-from flatout.stacks import StackRow, Stacks
+from flatout.judge.activity import activity_of, slow_steps
+from flatout.records.stacks import StackRow, Stacks
 from handmade import window
 
 

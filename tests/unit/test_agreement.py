@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.agreement import POINTS_FOR_SCATTER, judge, needs_more_points
-from flatout.difference import Difference
+from flatout.judge.agreement import POINTS_FOR_SCATTER, judge, needs_more_points
+from flatout.records.difference import Difference
 from handmade import gradients, measured
 
 BATCHES = Difference(check="batches", error=0.0)

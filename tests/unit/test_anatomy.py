@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from flatout.anatomy import dissect
 from flatout.errors import Inconclusive
-from flatout.trace import PHASES
+from flatout.judge.anatomy import dissect
+from flatout.records.trace import PHASES
 from handmade import anatomy, window
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout.records import to_json
+from flatout.child.orders import SessionSpec
+from flatout.records.as_json import to_json
 from flatout.run.launch import BOOTSTRAP, session_files
-from flatout.run.orders import SessionSpec
 
 VERSIONS = ("2.7", "3.6", "3.8", "3.10", "3.12", "3.13", "3.14")
 FOUND = [path for version in VERSIONS if (path := shutil.which(f"python{version}")) and "shims" not in path]

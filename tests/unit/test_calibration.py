@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import handmade
-from flatout.ceilings import Ceilings, load, save
 from flatout.errors import MachineError, UsageError
-from flatout.run import calibrate, foreign_cpu, installed
-from flatout.run.calibrate import MIN_ROUNDS, NUM_ROUNDS, Measuring, Round, choose_rounds, is_trusted
-from flatout.run.machine import read_machine
+from flatout.machine import calibrate, foreign_cpu, installed
+from flatout.machine.calibrate import MIN_ROUNDS, NUM_ROUNDS, Measuring, Round, choose_rounds, is_trusted
+from flatout.machine.read import read_machine
+from flatout.records.ceilings import Ceilings, load, save
 
 MACHINE = dataclasses.replace(handmade.MACHINE, num_physical_cores=2, last_level_cache_bytes=2**30)
 
@@ -246,7 +246,11 @@ def test_a_process_that_dies_at_once_leaves_nothing(converse):
     ("said", "error", "hint"),
     [
         ("ModuleNotFoundError: No module named 'torch'", "not installed", "pip install torch"),
-        ("Traceback\nImportError: libfoo.so", "could not be measured", "flatout.frameworks.pytorch.calibration"),
+        (
+            "Traceback\nImportError: libfoo.so",
+            "could not be measured",
+            "flatout.frameworks.pytorch.observe.calibration",
+        ),
         ("", "within 3 s", "quiet"),
     ],
 )
@@ -321,7 +325,7 @@ def test_a_busy_machine_is_said_in_words():
 @pytest.fixture
 def calibration():
     pytest.importorskip("torch", reason="the measuring process needs torch")
-    from flatout.frameworks.pytorch import calibration
+    from flatout.frameworks.pytorch.observe import calibration
 
     return calibration
 
@@ -456,7 +460,7 @@ def test_this_machine_can_be_measured(calibration, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_measuring_process_runs_by_hand_as_a_module(calibration, tmp_path):
     output = tmp_path / "ceilings.json"
-    command = [sys.executable, "-m", "flatout.frameworks.pytorch.calibration", str(output), "--device", "cpu"]
+    command = [sys.executable, "-m", "flatout.frameworks.pytorch.observe.calibration", str(output), "--device", "cpu"]
     environment = {**os.environ, "PYTHONPATH": str(Path(calibrate.__file__).parents[2])}
     subprocess.run([*command, "--buffer-bytes", str(2**22)], check=True, env=environment)
     lines = [json.loads(line) for line in output.read_text().splitlines()]

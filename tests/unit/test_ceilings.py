@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.ceilings import (
+from flatout.errors import RecordError
+from flatout.records.as_json import from_json, to_json
+from flatout.records.ceilings import (
     FORMAT,
     Accelerator,
     Ceiling,
@@ -26,8 +28,6 @@ from flatout.ceilings import (
     save,
     utilization_fault,
 )
-from flatout.errors import RecordError
-from flatout.records import from_json, to_json
 
 POSITIVE = st.floats(min_value=1e-6, max_value=1e18)
 H200 = Accelerator(name="NVIDIA H200", memory_bytes=150754820096, compute_capability="9.0")

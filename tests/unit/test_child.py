@@ -12,14 +12,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatout import trace_file, tracebacks
-from flatout.facts import Facts
-from flatout.run import child, problems
-from flatout.run.child import Conductor
-from flatout.run.claim import claim
+from flatout.child import conductor, problems
+from flatout.child.claim import claim
+from flatout.child.conductor import Conductor
+from flatout.child.orders import Order, SessionSpec, encode
+from flatout.guest import tracebacks
+from flatout.records import trace_file
+from flatout.records.facts import Facts
+from flatout.records.trace import Agreement, Census, End, Failure, Header, Ready, Remark, Scaling, Toggle, Window
 from flatout.run.launch import session_files
-from flatout.run.orders import Order, SessionSpec, encode
-from flatout.trace import Agreement, Census, End, Failure, Header, Ready, Remark, Scaling, Toggle, Window
 
 BF16 = {"bf16": {}}
 THREADS = {"threads": {"num": 1}}
@@ -176,7 +177,7 @@ class Ended(BaseException):
 def _this_process(monkeypatch):
     monkeypatch.setattr(os, "_exit", lambda code: (_ for _ in ()).throw(Ended(code)))
     monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
-    monkeypatch.setattr(child.atexit, "register", lambda function: function)
+    monkeypatch.setattr(conductor.atexit, "register", lambda function: function)
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     monkeypatch.delenv("RANK", raising=False)
 
@@ -347,7 +348,7 @@ def test_phases_are_written_where_they_were_asked_for(conducted):
 
 
 def test_windows_of_a_run_start_where_the_one_before_ended(conducted, monkeypatch):
-    monkeypatch.setattr(child, "EARLY_S", 0.0)
+    monkeypatch.setattr(conductor, "EARLY_S", 0.0)
     here = conducted()
     here.framework.step(6)
     here.framework.step(40, step_s=0.5)
@@ -477,8 +478,8 @@ def test_the_seconds_of_the_end_are_those_of_its_steps_and_so_of_the_missed_ones
 
 def test_the_end_of_the_script_closes_the_window_and_says_how_many_steps_there_were(conducted, monkeypatch):
     at_exit = []
-    monkeypatch.setattr(child.atexit, "register", at_exit.append)
-    monkeypatch.setattr(child, "EARLY_S", 0.0)
+    monkeypatch.setattr(conductor.atexit, "register", at_exit.append)
+    monkeypatch.setattr(conductor, "EARLY_S", 0.0)
     here = conducted()
     here.framework.step(15)
     at_exit[0]()
@@ -571,7 +572,7 @@ def test_a_trial_answers_every_order_wherever_it_breaks(conducted, broken):
     here.framework.step(100)
     if broken == "settled":  # it never stands at its first boundary, and nobody waits for that: why is said before
         assert {f.message for f in records(here, Failure)} == {"settled is broken"}
-        assert {*ready(here)} == {-1} and len(records(here, Failure)) > child.MAX_PROBLEMS
+        assert {*ready(here)} == {-1} and len(records(here, Failure)) > conductor.MAX_PROBLEMS
         return
     if broken == "facts":
         assert [f.message for f in records(here, Failure)] == ["facts is broken"] and not records(here, Facts)
@@ -600,10 +601,10 @@ def test_facts_that_cannot_be_written_are_named_and_all_else_is_recorded(conduct
 def test_after_many_failures_of_our_own_the_script_is_left_to_itself(conducted):
     here = conducted()
     here.framework.step(8)
-    for _ in range(child.MAX_PROBLEMS):
+    for _ in range(conductor.MAX_PROBLEMS):
         here.conductor.on_failure("step", ValueError("again"))
     assert not here.framework.attached
-    assert len(records(here, Failure)) == child.MAX_PROBLEMS
+    assert len(records(here, Failure)) == conductor.MAX_PROBLEMS
 
 
 class Alarm:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from flatout.frameworks.pytorch.levers import registry
-from flatout.plan import Candidate, Trial
+from flatout.records.plan import Candidate, Trial
 from flatout.trials.compiling import STARTING_S, compiling_s
 from handmade import FACTS
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.diagnosis import Diagnosis
-from flatout.plan import Candidate
+from flatout.judge.diagnosis import Diagnosis
+from flatout.records.plan import Candidate
 from flatout.run.script import Script
-from flatout.search import next_candidate
-from flatout.space import Choice, Space
 from flatout.trials.conduct import Conduct, Goal, Show
+from flatout.trials.search.space import Choice, Space
+from flatout.trials.search.strategy import next_candidate
 from flatout.trials.window_size import Size
 from handmade import FACTS, HEADER, MACHINE, anatomy, lever, registry, trial, window
 
@@ -162,7 +162,7 @@ def test_a_window_for_which_a_process_was_started_is_longer(conduct, monkeypatch
 
 @pytest.mark.parametrize("promises", [True, False])
 def test_what_is_allowed_for_a_promise_is_allowed_to_its_trials_too(conduct, monkeypatch, promises):
-    monkeypatch.setattr("flatout.search.promises_a_process", lambda space: promises)
+    monkeypatch.setattr("flatout.trials.search.strategy.promises_a_process", lambda space: promises)
     searched(conduct, None, a=1.5, b=1.2)
     assert (conduct.budget.total_s > 120) == promises
     assert conduct.bench.deadline_s == conduct.budget.deadline_s()

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from flatout import contrast, samples
-from flatout.plan import Trial
+from flatout.judge import contrast, samples
+from flatout.judge.stats import compare_unpaired
+from flatout.records.plan import Trial
+from flatout.records.trace_file import encode
 from flatout.report import contrast_page, contrast_terminal, contrast_words, screen
-from flatout.stats import compare_unpaired
-from flatout.trace_file import encode
 from handmade import FACTS, HEADER, MACHINE, anatomy, window
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.activity import Activity, SlowSteps
-from flatout.causes import saved
-from flatout.ceilings import Ceiling, Ceilings
-from flatout.diagnosis import BINDINGS, diagnose
-from flatout.findings import Findings, arithmetic_of
-from flatout.records import to_json
-from flatout.stats import Comparison
-from flatout.trace import Census, Operation, Scaling
+from flatout.judge.activity import Activity, SlowSteps
+from flatout.judge.causes import saved
+from flatout.judge.diagnosis import BINDINGS, diagnose
+from flatout.judge.findings import Findings, arithmetic_of
+from flatout.judge.stats import Comparison
+from flatout.records.as_json import to_json
+from flatout.records.ceilings import Ceiling, Ceilings
+from flatout.records.trace import Census, Operation, Scaling
 from handmade import FACTS, LOADER, MACHINE, MODEL, anatomy
 
 GPU = replace(FACTS, device="cuda")

@@ -227,7 +227,7 @@ def test_places_for_real_output_are_whole():
         (wrong_commands, "`flatout store rm --older 3`", "`flatout store rm --older 3`: "),
         (wrong_python, "```python\n>>> 1\n1\n```\n", "doctest takes the closing fence"),
         (wrong_python, "```python\nflatout.nothing()\n```\n", "`flatout.nothing` is not public"),
-        (wrong_python, "```python\nfrom flatout.plan import nothing\n```\n", "no such name"),
+        (wrong_python, "```python\nfrom flatout.records.plan import nothing\n```\n", "no such name"),
         (wrong_python, "```python\n1 +\n```\n", "invalid syntax"),
         (wrong_places, "<!-- a-output:begin --><!-- b-output:end -->", "[('a-output', 'begin')"),
         (wrong_places, "<!-- a-output:begin -->", "[('a-output', 'begin')]"),

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flatout.energy import Counter, Curve, Curves, Log, Series, Span, load, save, unwrapped
 from flatout.errors import RecordError
-from flatout.records import from_json, to_json
+from flatout.records.as_json import from_json, to_json
+from flatout.records.energy import Counter, Curve, Curves, Log, Series, Span, load, save, unwrapped
 
 
 def counter(name="package-0", device="cpu", *, resolution_s=1e-3, range_joules=None):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout.energy import Counter
-from flatout.run import energy_counters
-from flatout.run.energy_counters import EnergyMeter, Found, Probe, find
+from flatout.machine import energy_counters
+from flatout.machine.energy_counters import EnergyMeter, Found, Probe, find
+from flatout.records.energy import Counter
 
 
 def zone(root, place, name, joules=1.0, *, range_joules=262143.328850):

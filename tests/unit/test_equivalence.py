@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from flatout import equivalence
-from flatout.equivalence import compare
+from flatout.judge import equivalence
+from flatout.judge.equivalence import compare
 
 
 def seeds(mean, num, *, seed=1, spread=0.01):

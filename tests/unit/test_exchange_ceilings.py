@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 
-from flatout.ceilings import Ceilings
 from flatout.errors import MachineError, UsageError
+from flatout.machine import exchange_ceilings as exchanging
+from flatout.records.ceilings import Ceilings
 from flatout.report import print_machine
-from flatout.run import exchange_ceilings as exchanging
 from handmade import MACHINE
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from flatout import api, output_file
+from flatout import api
 from flatout.cli import flatout
 from flatout.errors import MachineError, RecordError, UsageError
-from flatout.result import TimelineStep, save
-from flatout.trace_file import encode
+from flatout.judge.result import TimelineStep, save
+from flatout.records import output_file
+from flatout.records.trace_file import encode
 from handmade import HEADER, window
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))

@@ -8,7 +8,7 @@ from pathlib import Path
 CODE = """
 import json, sys
 sys.path[:0] = ["src"]
-from flatout.run.files_read import FilesRead
+from flatout.child.files_read import FilesRead
 files = FilesRead((".",), without=("kept",))
 files.watch()
 import os, lib.model

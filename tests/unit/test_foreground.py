@@ -8,23 +8,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatout import trace_file
 from flatout.api import Ran
+from flatout.child.orders import SessionSpec, decode
 from flatout.cli.foreground import closing_line, run_summary
-from flatout.energy import Counter
 from flatout.errors import UsageError
-from flatout.facts import Facts
-from flatout.plan import Trial
-from flatout.run import energy_counters, foreground
+from flatout.machine import energy_counters
+from flatout.machine.energy_counters import Found, Probe
+from flatout.records import trace_file
+from flatout.records.energy import Counter
+from flatout.records.facts import Facts
+from flatout.records.plan import Trial
+from flatout.records.trace import End, Failure, Header, Ready, Window
+from flatout.run import foreground
 from flatout.run.check import CHECK_PAIRS, MOST_SLOW
-from flatout.run.energy_counters import Found, Probe
+from flatout.run.choice import Engagement
 from flatout.run.foreground import Foreground
 from flatout.run.launch import session_files
-from flatout.run.orders import SessionSpec, decode
 from flatout.run.outcome import Outcome
 from flatout.run.watch import untoggled
-from flatout.running import Engagement
-from flatout.trace import End, Failure, Header, Ready, Window
 from flatout.trials.learn import Learned, why_no_plan
 from handmade import lever, registry
 

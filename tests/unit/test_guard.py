@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from flatout.bets import Bets, needed
+from flatout.judge.bets import Bets, needed
+from flatout.records.trace import Window
 from flatout.run.guard import ERROR, MOST_COST, Guard
 from flatout.run.pairs_in_run import WINDOW_S, Sides
-from flatout.trace import Window
 from tiers import some
 
 PLAN, WITHOUT = {"bf16": {}}, {}

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from flatout.errors import MachineError
-from flatout.run import installed
-from flatout.run.installed import framework_version
+from flatout.machine import installed
+from flatout.machine.installed import framework_version
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_what_is_not_there_is_an_error_with_the_interpreter_that_was_asked(monke
 
 
 def test_finding_it_does_not_import_it():
-    code = "from flatout.run.installed import framework_version\nframework_version('pytorch')"
+    code = "from flatout.machine.installed import framework_version\nframework_version('pytorch')"
     code += "\nimport sys\nprint('torch' in sys.modules)"
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert asked.stdout.strip() == "False"

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatout.energy import Counter, load
-from flatout.run.energy_counters import EnergyMeter, Found, Probe
+from flatout.machine.energy_counters import EnergyMeter, Found, Probe
+from flatout.records.energy import Counter, load
 from flatout.run.script import Script
 from flatout.trials.bench import Bench
 from flatout.trials.joules import FILE, Joules

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
+from flatout.child.orders import SessionSpec
 from flatout.errors import MachineError
-from flatout.records import from_json
+from flatout.records.as_json import from_json
+from flatout.records.trace import Failure, Ready
 from flatout.run import kin, launch
 from flatout.run.launch import BOOTSTRAP, Child, Ended, Launch, environment_for, session_files, write_session
-from flatout.run.orders import SessionSpec
-from flatout.trace import Failure, Ready
 
 CHILD = """
 import json, os, signal, subprocess, sys, time

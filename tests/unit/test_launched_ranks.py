@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatout import launched
-from flatout.agreement import Judgement
 from flatout.errors import FlatoutError, ScriptError, UsageError
-from flatout.plan import Trial
+from flatout.judge.agreement import Judgement
+from flatout.records.plan import Trial
+from flatout.records.trace import Failure
 from flatout.report import answer
-from flatout.trace import Failure
+from flatout.run import launched
 from flatout.trials import conclude, judged_runs, launched_ranks
 from flatout.trials.conduct import Goal, Show
 from flatout.trials.launched_ranks import LaunchedRanks, alone

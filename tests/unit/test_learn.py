@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from flatout.plan import Trial
+from flatout.records.plan import Trial
+from flatout.records.trace import Agreement, Failure, Window
 from flatout.run.pairs_in_run import Answer
-from flatout.space import Choice
-from flatout.trace import Agreement, Failure, Window
 from flatout.trials.learn import MOST_LOST_S, MOST_TOOK_S, MOST_WAITS, Learning
+from flatout.trials.search.space import Choice
 from handmade import FACTS, MACHINE, lever, registry
 
 LEVERS = registry(
@@ -74,12 +74,12 @@ class Played:
 @pytest.fixture
 def agreeing(monkeypatch):
     """Numbers agree, whatever was compared: how they are judged is looked at elsewhere."""
-    from flatout import agreement
+    from flatout.judge import agreement
 
     def judge(points, class_, checks):
         return agreement.Judgement(verdict="agrees", detail="as if")
 
-    monkeypatch.setattr("flatout.agreement.judge", judge)
+    monkeypatch.setattr("flatout.judge.agreement.judge", judge)
 
 
 @pytest.mark.usefixtures("agreeing")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from flatout import lifeline
+from flatout.guest import lifeline
 from flatout.run import enter_isolation
 
 
@@ -27,6 +27,6 @@ def test_who_was_killed_just_now_does_not_live(where, zombie):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="lifelines are Linux's")
 def test_who_comes_too_late_ends_at_once(zombie):
-    program = f"from flatout import lifeline; lifeline.hold({zombie}); print('goes on')"
+    program = f"from flatout.guest import lifeline; lifeline.hold({zombie}); print('goes on')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == ""

@@ -12,19 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.ceilings import Machine
-from flatout.control_groups import cgroup_folders, cores_quota, free_memory_bytes, memory_limit_bytes
-from flatout.numa_nodes import parse_cpu_list
-from flatout.records import from_json, to_json
-from flatout.run import foreign_cpu
-from flatout.run.foreign_cpu import Snapshot, fraction
-from flatout.run.machine import (
-    cpu_features,
-    cpu_name,
-    cxx_compiler,
-    parse_accelerators,
-    read_machine,
-)
+from flatout.machine import foreign_cpu
+from flatout.machine.control_groups import cgroup_folders, cores_quota, free_memory_bytes, memory_limit_bytes
+from flatout.machine.foreign_cpu import Snapshot, fraction
+from flatout.machine.numa_nodes import parse_cpu_list
+from flatout.machine.read import cpu_features, cpu_name, cxx_compiler, parse_accelerators, read_machine
+from flatout.records.as_json import from_json, to_json
+from flatout.records.ceilings import Machine
 
 needs_proc = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's /proc")
 
@@ -210,8 +204,8 @@ def test_the_compiler_is_the_named_one_or_none():
 def test_this_machine_is_read_without_a_framework():
     code = """
 import json, sys
-from flatout.records import to_json
-from flatout.run.machine import read_machine
+from flatout.records.as_json.as_json import to_json
+from flatout.machine.read import read_machine
 found = read_machine()
 assert not {"torch", "numpy", "jax"} & set(sys.modules), sorted(sys.modules)
 print(json.dumps(to_json(found)))
@@ -340,7 +334,7 @@ while time.process_time() < float(sys.argv[1]):
 
 BESIDE = """
 import json, os, subprocess, sys, time
-from flatout.run import foreign_cpu
+from flatout.machine import foreign_cpu
 cpu = min(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {cpu})
 command = [sys.executable, "-c", sys.argv[1], "60", str(cpu)]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flatout import metric
 from flatout.errors import MachineError, RecordError, UsageError
-from flatout.metric import Metric, Reading, in_lines, in_losses, metric_of, reached_s, rises
-from flatout.metric_file import in_file
+from flatout.judge import metric
+from flatout.judge.metric import Metric, Reading, in_lines, in_losses, metric_of, reached_s, rises
+from flatout.judge.metric_file import in_file
 
 
 def values(readings):

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from flatout.ceilings import Machine, differences
-from flatout.control_groups import text_of
-from flatout.numa import chosen, why_no_choice
-from flatout.numa_nodes import numa_nodes, parse_cpu_list
-from flatout.records import from_json, to_json
-from flatout.run.machine import read_machine
+from flatout.machine.control_groups import text_of
+from flatout.machine.numa_nodes import numa_nodes, parse_cpu_list
+from flatout.machine.read import read_machine
+from flatout.records.as_json import from_json, to_json
+from flatout.records.ceilings import Machine, differences
+from flatout.records.numa import chosen, why_no_choice
 from made_up_machine import numa_tree
 
 TWO = {0: ("0-3,8-11", 64), 1: ("4-7,12-15", 64)}
@@ -82,7 +82,7 @@ def test_where_the_kernel_names_no_nodes_there_are_none(tmp_path):
 
 
 def test_the_machine_has_them_where_there_are_several_and_they_survive_its_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("flatout.run.machine.allowed_cpus", lambda: frozenset(range(16)))
+    monkeypatch.setattr("flatout.machine.read.allowed_cpus", lambda: frozenset(range(16)))
     two = read_machine(root=numa_tree(tmp_path / "two", TWO))
     one = read_machine(root=numa_tree(tmp_path / "one", {0: ("0-15", 128)}))
     assert [node.number for node in two.numa_nodes] == [0, 1] and one.numa_nodes == ()

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatout.child.orders import Order, SessionSpec, decode, encode
 from flatout.errors import RecordError
-from flatout.records import from_json, to_json
-from flatout.run.orders import Order, SessionSpec, decode, encode
+from flatout.records.as_json import from_json, to_json
 
 settings = st.dictionaries(
     st.text(max_size=5), st.one_of(st.integers(), st.booleans(), st.text(max_size=5)), max_size=2

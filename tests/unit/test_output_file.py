@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flatout import output_file, proof_file
 from flatout.cli import flatout, foreground
-from flatout.result import save
+from flatout.judge import proof_file
+from flatout.judge.result import save
+from flatout.records import output_file
 from proofs import proved, runs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from flatout.looks import Looks
+from flatout.judge.looks import Looks
 from flatout.run.script import Script
 from flatout.trials import bench
 from flatout.trials import pairs as pairing

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from flatout.run.pipe import LOOK_EVERY_S, OrderPipe
+from flatout.child.pipe import LOOK_EVERY_S, OrderPipe
 
 
 @pytest.fixture

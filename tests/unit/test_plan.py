@@ -2,7 +2,7 @@
 
 import pytest
 
-from flatout.plan import CLASSES, Candidate, Lever, allows, label, verify
+from flatout.records.plan import CLASSES, Candidate, Lever, allows, label, verify
 from handmade import FACTS, MACHINE, lever, trial
 
 

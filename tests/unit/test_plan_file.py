@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from flatout import plan_file
-from flatout.ceilings import Accelerator
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
-from flatout.plan_file import check_place, key_of, misfits, read, scripts, seen_from, unknown_levers, write
+from flatout.records import plan_file
+from flatout.records.ceilings import Accelerator
+from flatout.records.plan_file import check_place, key_of, misfits, read, scripts, seen_from, unknown_levers, write
 from handmade import MACHINE, plan
 
 ODD_NAMES = [

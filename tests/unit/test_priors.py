@@ -11,16 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flatout import priors, priors_file
 from flatout.cli import flatout
-from flatout.diagnosis import Diagnosis
-from flatout.plan import Candidate
-from flatout.priors import Place, Traits, Tried, Tuning, advice, likeness, place_of, traits_of, tuning_of
-from flatout.priors_file import MOST_TUNINGS, forget_priors, keep, kept_priors
+from flatout.judge.diagnosis import Diagnosis
+from flatout.records.plan import Candidate
 from flatout.run.script import Script
-from flatout.search import best_of, is_reordered, next_candidate
-from flatout.space import Choice, advised, space_of
 from flatout.trials.former import Former, digest_of
+from flatout.trials.search import priors, priors_file
+from flatout.trials.search.priors import Place, Traits, Tried, Tuning, advice, likeness, place_of, traits_of, tuning_of
+from flatout.trials.search.priors_file import MOST_TUNINGS, forget_priors, keep, kept_priors
+from flatout.trials.search.space import Choice, advised, space_of
+from flatout.trials.search.strategy import best_of, is_reordered, next_candidate
 from handmade import FACTS, HEADER, MACHINE, MODEL, anatomy, lever, registry, trial
 
 HERE = Place(machine="0f3a", framework="pytorch 2.13", device="cpu")

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from flatout import proof, proof_file
 from flatout.cli.proving import run_line
 from flatout.errors import RecordError, ScriptError
-from flatout.metric import Reading
-from flatout.proof import Aim
-from flatout.proving import conduct, inputs, whole_run
-from flatout.proving.conduct import Proving, Show, estimate, former
-from flatout.proving.whole_run import Setting
-from flatout.records import to_json
+from flatout.judge import proof, proof_file
+from flatout.judge.metric import Reading
+from flatout.judge.proof import Aim
+from flatout.records.as_json import to_json
 from flatout.report import proof_terminal, screen
 from flatout.run.script import Script
+from flatout.trials.proving import conduct, inputs, whole_run
+from flatout.trials.proving.conduct import Proving, Show, estimate, former
+from flatout.trials.proving.whole_run import Setting
 from handmade import MACHINE
 from proofs import ASKED, proved, runs, whole
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.anatomy import Anatomy
-from flatout.rank_anatomy import RankAnatomy, load, save, summary_of
+from flatout.judge.anatomy import Anatomy
+from flatout.judge.rank_steps import RankAnatomy, load, save, summary_of
 from flatout.report import print_rank_anatomy
 from handmade import MACHINE
 

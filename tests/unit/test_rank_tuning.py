@@ -5,28 +5,30 @@ from pathlib import Path
 
 import pytest
 
-from flatout import agreement, on_ranks, plan_file, rank_tuner, rank_tuning, running
 from flatout.cli.showing import show_ranks
-from flatout.difference import Difference
 from flatout.errors import Inconclusive, RecordError, ScriptError, UsageError
 from flatout.frameworks.pytorch import levers as pytorch_levers
-from flatout.frameworks.pytorch import trained
-from flatout.plan import label
-from flatout.plan_ranks import PlanRanks
-from flatout.rank_tuning import RankTrial, best_of, candidates, summary_of, verdict
-from flatout.ranks import SUM_OF_GRADIENTS
-from flatout.ranks import Terms as RankTerms
+from flatout.frameworks.pytorch.numerics import trained
+from flatout.judge import agreement, rank_tuning
+from flatout.judge.rank_tuning import RankTrial, best_of, candidates, summary_of, verdict
+from flatout.records import plan_file
+from flatout.records.difference import Difference
+from flatout.records.plan import label
+from flatout.records.ranks import SUM_OF_GRADIENTS
+from flatout.records.ranks import Terms as RankTerms
+from flatout.records.ranks_of_plan import PlanRanks
+from flatout.records.trace import Agreement
 from flatout.report import ranks as report
 from flatout.report import screen
+from flatout.run import choice, on_ranks
+from flatout.run.choice import Engagement
 from flatout.run.rank_watch import Exchanges
 from flatout.run.script import Script
-from flatout.running import Engagement
-from flatout.space import Choice
-from flatout.trace import Agreement
-from flatout.trials import rank_conduct
+from flatout.trials import rank_conduct, rank_tuner
 from flatout.trials.conduct import Goal, Show
 from flatout.trials.rank_conduct import RankConduct
 from flatout.trials.samples_of_runs import Sample, Setting
+from flatout.trials.search.space import Choice
 from flatout.trials.terms import Terms
 from handmade import FACTS, HEADER, MACHINE, MODEL, plan
 
@@ -61,7 +63,7 @@ class Runs:
     def __call__(self, setting, wanted, number, wait):
         self.wanted.append(wanted)
         who = (wanted.num_ranks, wanted.mode) if wanted.num_ranks > 1 else 1
-        if communication := [name for name in wanted.levers if name in running.OF_RANKS]:
+        if communication := [name for name in wanted.levers if name in choice.OF_RANKS]:
             who = (*who, label({name: wanted.levers[name] for name in communication}))
         found = Sample(folder=setting.run_folder / f"sample-{number}", num_steps=wanted.num_steps, header=HEADER,
                        losses=(1.0,), peak_memory_bytes=10**6 * wanted.num_ranks)  # fmt: skip

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.host_reads import HostRead, HostReads
-from flatout.read_sites import judged, saved_s
+from flatout.judge.read_sites import judged, saved_s
+from flatout.records.host_reads import HostRead, HostReads
 
 SCRIPT = """\
 def train(loss, steps):

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from flatout.read_uses import Source
+from flatout.judge.read_uses import Source
 
 
 def use(code, read="item", within=False, mark=None):

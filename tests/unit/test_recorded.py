@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout.diagnosis import diagnose
-from flatout.findings import Findings
-from flatout.records import from_json
+from flatout.judge.diagnosis import diagnose
+from flatout.judge.findings import Findings
+from flatout.records.as_json import from_json
 
 TRACES = sorted((Path(__file__).parent.parent / "traces").glob("*.json"))
 

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import pytest
 
 from flatout.errors import RecordError
-from flatout.facts import Facts
-from flatout.plan import Plan
-from flatout.records import from_json, to_json
-from flatout.trace import Header
+from flatout.records.as_json import from_json, to_json
+from flatout.records.facts import Facts
+from flatout.records.plan import Plan
+from flatout.records.trace import Header
 from handmade import FACTS, HEADER, MACHINE, plan
 
 

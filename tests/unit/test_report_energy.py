@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flatout.cli.foreground import closing_line, run_summary
-from flatout.energy import Counter, Energy, EnergySummary, Log, Series
+from flatout.records.energy import Counter, Energy, EnergySummary, Log, Series
 from flatout.report import html, machine, screen, tables, terminal
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
@@ -109,8 +109,8 @@ def test_a_run_says_what_it_used_where_it_is_known(ran):
 @pytest.fixture
 def ran():
     from flatout.api import Ran
+    from flatout.run.choice import Engagement
     from flatout.run.outcome import Outcome
-    from flatout.running import Engagement
 
     def of(energy):
         outcome = Outcome(num_steps=20, steps_s=1.0, ended=True, began=True, energy=energy)

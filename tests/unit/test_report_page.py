@@ -15,7 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flatout.report.html
-from flatout.plan import Trial
+from flatout.judge.result import TimelineStep
+from flatout.judge.samples import Samples, gather
+from flatout.records.plan import Trial
+from flatout.records.trace import PHASES, Agreement, Scaling
+from flatout.records.trace_file import encode
 from flatout.report import (
     answer,
     evidence,
@@ -36,10 +40,6 @@ from flatout.report import (
 )
 from flatout.report.figures import phase_colour
 from flatout.report.svg import colour
-from flatout.result import TimelineStep
-from flatout.samples import Samples, gather
-from flatout.trace import PHASES, Agreement, Scaling
-from flatout.trace_file import encode
 from handmade import HEADER, gradients, window
 from proofs import PROOFS
 from rank_tunings import TUNINGS

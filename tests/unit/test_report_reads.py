@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout import result as results
-from flatout.records import from_json, to_json
+from flatout.judge import result as results
+from flatout.records.as_json import from_json, to_json
 from flatout.report import html, screen, tables, terminal
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from flatout import api
-from flatout.diagnosis import EASED, Bound
-from flatout.plan import Trial
+from flatout.judge.diagnosis import EASED, Bound
+from flatout.records.plan import Trial
 from flatout.report import levers, machine, screen, terminal, trials_table, tried
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flatout import result as results
 from flatout.errors import MachineError, RecordError
-from flatout.result import load, save, summary_of, with_plan_path
-from flatout.stats import Comparison, compare
+from flatout.judge import result as results
+from flatout.judge.result import load, save, summary_of, with_plan_path
+from flatout.judge.stats import Comparison, compare
 from handmade import ANATOMY, result
 
 SAME = [1.0, 1.1, 1.0, 1.05, 1.02]

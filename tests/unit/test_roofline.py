@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import handmade
-from flatout.ceilings import Ceiling, Ceilings
-from flatout.roofline import SHORTEST_CALL_S, standing
-from flatout.trace import Operation
+from flatout.judge.roofline import SHORTEST_CALL_S, standing
+from flatout.records.ceilings import Ceiling, Ceilings
+from flatout.records.trace import Operation
 
 MIB = 2**20
 

@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from flatout import api, launched, measuring, plan_file, running
-from flatout.ceilings import Accelerator
+from flatout import api
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
 from flatout.frameworks.pytorch import levers as pytorch_levers
-from flatout.plan import input_levers
+from flatout.records import plan_file
+from flatout.records.ceilings import Accelerator
+from flatout.records.plan import input_levers
+from flatout.run import choice, launched
+from flatout.run.choice import Engagement, Here, Wish, check_settings, engagement, of_input, parse_levers
 from flatout.run.script import Script
-from flatout.running import Engagement, Here, Wish, check_settings, engagement, of_input, parse_levers
+from flatout.trials import tune
 from handmade import MACHINE, lever, plan, registry
 
 
@@ -382,7 +385,7 @@ def test_a_recheck_measures_the_plans_own_levers_as_far_as_the_user_accepts(monk
         asked.append((command, goal.exactly, goal.choice.accept, write_plan))
         raise MachineError("no namespaces", cause="forbidden", hint="allow them")
 
-    monkeypatch.setattr(measuring, "measured", measured)
+    monkeypatch.setattr(tune, "measured", measured)
     chosen = Engagement(levers={"bf16": {}}, misfits=("another machine",))
     request = api.RunRequest(script=Script(path="train.py"), accept="statistical", recheck=True)
     found = api._recheck(chosen, request, lambda line: None, None)
@@ -419,18 +422,18 @@ def test_input_stands_for_what_this_machine_can_have_and_the_machine_is_asked_fo
 
 
 def test_what_a_plan_found_for_the_cores_of_one_process_is_left_out_on_ranks():
-    plan = running.Engagement(levers={"threads": {"num": 2}, "bf16": {}}, line="2 levers from flatout.toml")
-    found = running.for_ranks(plan, "replicate")
+    plan = choice.Engagement(levers={"threads": {"num": 2}, "bf16": {}}, line="2 levers from flatout.toml")
+    found = choice.for_ranks(plan, "replicate")
     assert found.levers == {"bf16": {}}
     assert found.line.endswith("; without threads: ranks share the cores")
-    assert running.for_ranks(found, "replicate") is found
+    assert choice.for_ranks(found, "replicate") is found
 
 
 def test_levers_of_communication_are_left_out_where_nothing_is_sent_so():
-    plan = running.Engagement(levers={"gradient_buckets": {"mb": 0}, "bf16_gradients": {}, "bf16": {}}, line="a plan")
-    alone = running.for_one_process(plan)
+    plan = choice.Engagement(levers={"gradient_buckets": {"mb": 0}, "bf16_gradients": {}, "bf16": {}}, line="a plan")
+    alone = choice.for_one_process(plan)
     assert alone.levers == {"bf16": {}} and alone.line.endswith("bf16_gradients: one process sends no gradients")
-    assert running.for_ranks(plan, "replicate") is plan
-    sharded = running.for_ranks(plan, "shard")
+    assert choice.for_ranks(plan, "replicate") is plan
+    sharded = choice.for_ranks(plan, "shard")
     assert {*sharded.levers} == {"bf16_gradients", "bf16"} and "gradient_buckets: not in mode shard" in sharded.line
-    assert {*running.for_ranks(plan, "tensor").levers} == {"bf16"}
+    assert {*choice.for_ranks(plan, "tensor").levers} == {"bf16"}

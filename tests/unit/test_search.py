@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from flatout.diagnosis import Bound, Diagnosis
 from flatout.frameworks.pytorch.levers import registry as registry_of_levers
-from flatout.plan import CLASSES, Candidate, Trial, allows
-from flatout.search import best_of, gain_s, next_candidate, second_to, to_beat, usable
-from flatout.space import Choice, Space, bound_of, space_of, widest_class
+from flatout.judge.diagnosis import Bound, Diagnosis
+from flatout.records.plan import CLASSES, Candidate, Trial, allows
+from flatout.trials.search.space import Choice, Space, bound_of, space_of, widest_class
+from flatout.trials.search.strategy import best_of, gain_s, next_candidate, second_to, to_beat, usable
 from handmade import FACTS, LOADER, MACHINE, anatomy, lever, registry, trial
 
 ANATOMY = anatomy({"data": 0.3, "forward": 0.3, "backward": 0.3, "optimizer": 0.1})

@@ -17,9 +17,9 @@ import record  # noqa: E402
 
 import measuring  # noqa: E402
 import sides  # noqa: E402
-from flatout.plan import Candidate  # noqa: E402
-from flatout.space import Space, clash  # noqa: E402
+from flatout.records.plan import Candidate  # noqa: E402
 from flatout.trials.pairs import Pairs  # noqa: E402
+from flatout.trials.search.space import Space, clash  # noqa: E402
 from handmade import lever, registry  # noqa: E402
 
 

@@ -18,7 +18,7 @@ import measuring  # noqa: E402
 import sides  # noqa: E402
 import speedups  # noqa: E402
 import speedups_page  # noqa: E402
-from flatout.run.machine import read_machine  # noqa: E402
+from flatout.machine.read import read_machine  # noqa: E402
 from speedup_cases import ALL, CASES  # noqa: E402
 from stamped import Stretch, stamped, watch  # noqa: E402
 

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from flatout import stats
-from flatout.looks import Looks
-from flatout.stats import compare, compare_unpaired, quantile, summarize
+from flatout.judge import stats
+from flatout.judge.looks import Looks
+from flatout.judge.stats import compare, compare_unpaired, quantile, summarize
 
 
 def noisy(mean_s, num, *, seed=1, spread=0.01):

@@ -11,12 +11,13 @@ import time
 
 import pytest
 
-from flatout import api, store_folder, store_state
+from flatout import api
 from flatout.cli import flatout
 from flatout.errors import MachineError, UsageError
 from flatout.frameworks.pytorch.levers import registry
-from flatout.running import Engagement
-from flatout.store_state import BusyError, Lock, Part, State, TornError
+from flatout.records import store_folder, store_state
+from flatout.records.store_state import BusyError, Lock, Part, State, TornError
+from flatout.run.choice import Engagement
 
 ITEMS = Part(name="items", dtype="int64", shape=(), row_bytes=8)
 COLUMN = Part(name="column-0", dtype="float32", shape=(2,), row_bytes=8)

@@ -9,12 +9,12 @@ import threading
 
 import pytest
 
-from flatout import trace_file
 from flatout.errors import RecordError
-from flatout.facts import Facts
-from flatout.host_reads import HostRead, HostReads
-from flatout.stacks import StackRow, Stacks
-from flatout.trace import (
+from flatout.records import trace_file
+from flatout.records.facts import Facts
+from flatout.records.host_reads import HostRead, HostReads
+from flatout.records.stacks import StackRow, Stacks
+from flatout.records.trace import (
     Census,
     End,
     Failure,
@@ -28,7 +28,7 @@ from flatout.trace import (
     Trace,
     Window,
 )
-from flatout.trace_file import KINDS, Follower, Writer, decode, encode, read
+from flatout.records.trace_file import KINDS, Follower, Writer, decode, encode, read
 from handmade import FACTS, HEADER, gradients, measured, window
 
 EACH = (
@@ -248,7 +248,7 @@ def test_evaluation_inside_a_step_does_not_count_as_training():
 
 
 def test_what_the_users_process_imports_is_the_standard_library_alone():
-    ours = "flatout.trace, flatout.trace_file, flatout.plan, flatout.ceilings, flatout.records, flatout.errors"
+    ours = ", ".join(f"flatout.records.{name}" for name in ("trace", "trace_file", "plan", "ceilings", "as_json"))
     code = f"import sys; before = set(sys.modules); import {ours}; print(*sorted(set(sys.modules) - before))"
     names = subprocess.run(
         [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True

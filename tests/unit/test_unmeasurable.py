@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatout import measuring, result
 from flatout.errors import Inconclusive, MachineError, ScriptError, cannot_write
+from flatout.judge import result
+from flatout.records.trace import Failure, Ready, Window
 from flatout.run.launch import Ended
 from flatout.run.script import Script
-from flatout.trace import Failure, Ready, Window
-from flatout.trials import bench
+from flatout.trials import bench, tune
 from flatout.trials.ends import CandidateFailed
 from flatout.trials.terms import Terms
 from flatout.trials.unmeasurable import cannot_measure
@@ -92,8 +92,8 @@ def test_a_result_that_cannot_be_kept_is_shown_with_a_warning(tmp_path, monkeypa
         raise cannot_write(folder, OSError(errno.ENOSPC, ""))
 
     monkeypatch.setattr(result, "save", refuse)
-    monkeypatch.setattr(measuring, "replace", lambda found, **changes: SimpleNamespace(**{**vars(found), **changes}))
-    found = measuring._saved(SimpleNamespace(warnings=("one",)), tmp_path)
+    monkeypatch.setattr(tune, "replace", lambda found, **changes: SimpleNamespace(**{**vars(found), **changes}))
+    found = tune._saved(SimpleNamespace(warnings=("one",)), tmp_path)
     assert found.warnings == ("one", f"cannot write `{tmp_path}`: the disk is full")
 
 

@@ -10,18 +10,19 @@ from pathlib import Path
 import click
 import pytest
 
-from flatout import api, measuring
+from flatout import api
 from flatout.cli import flatout
 from flatout.cli.foreground import misplaced
 from flatout.cli.progress import trial_line
 from flatout.cli.run_command import command as run_command
 from flatout.cli.showing import show
-from flatout.plan import Trial
-from flatout.result import save
+from flatout.judge.result import save
+from flatout.records.plan import Trial
 from flatout.run.launch import Ended
 from flatout.run.script import Script
-from flatout.space import Choice
+from flatout.trials import tune
 from flatout.trials.conduct import Goal, Show
+from flatout.trials.search.space import Choice
 from flatout.trials.unmeasurable import cannot_measure
 from handmade import MACHINE
 
@@ -57,7 +58,7 @@ def breaks(*_, **__):
 def test_what_nobody_foresaw_ends_in_three_parts_and_its_traceback_lies_in_a_file(
     capsys, monkeypatch, tmp_path, kept_in
 ):
-    monkeypatch.setattr(measuring, "measured", breaks)
+    monkeypatch.setattr(tune, "measured", breaks)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     place = tmp_path / (kept_in or "temporary")
     place.mkdir()
@@ -70,7 +71,7 @@ def test_what_nobody_foresaw_ends_in_three_parts_and_its_traceback_lies_in_a_fil
 
 
 def test_a_failure_of_our_own_that_no_file_can_be_written_of_is_said_all_the_same(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(measuring, "measured", breaks)
+    monkeypatch.setattr(tune, "measured", breaks)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     assert complaint(capsys, "why", "train.py", code=7)[2] == "please report it, with the command that you typed"
 
@@ -145,7 +146,7 @@ def test_an_error_of_a_script_that_got_such_an_option_says_so_too(capsys, monkey
     def fails(command, script, *rest, **more):
         raise cannot_measure(script, Ended(exit_code=code), 90.0)
 
-    monkeypatch.setattr(measuring, "measured", fails)
+    monkeypatch.setattr(tune, "measured", fails)
     assert flatout.main(["why", *words]) == 3
     hint = capsys.readouterr().err.splitlines()[-1]
     assert ("`--json` stood after the script and so went to the script" in hint) == said
@@ -220,7 +221,7 @@ def test_levers_that_only_prove_judges_are_refused_before_anything_runs_whatever
 
 
 def test_levers_that_this_machine_cannot_engage_are_refused_before_anything_runs(capsys, folder, monkeypatch):
-    monkeypatch.setattr(measuring, "read_machine", lambda: replace(MACHINE, cxx_compiler=None))
+    monkeypatch.setattr(tune, "read_machine", lambda: replace(MACHINE, cxx_compiler=None))
     error, cause, _ = complaint(capsys, "tune", "--levers", "compile", "train.py", code=5)
     assert error == "no lever of `--levers` can be engaged on this machine" and "C++ compiler" in cause
     monkeypatch.setattr(api, "read_machine", lambda: replace(MACHINE, cxx_compiler=None))
@@ -237,10 +238,10 @@ def test_plain_against_plain_and_what_is_partly_left_out_are_measured(monkeypatc
     def reach(goal):
         raise Reached
 
-    monkeypatch.setattr(measuring, "with_isolation", reach)
+    monkeypatch.setattr(tune, "with_isolation", reach)
     goal = Goal(choice=Choice(only=only, without=("bf16",)))
     with pytest.raises(Reached):
-        measuring.measured("tune", Script(path="train.py"), goal, Show(), None)
+        tune.measured("tune", Script(path="train.py"), goal, Show(), None)
 
 
 # -- what is shown --------------------------------------------------------------------------------------------------

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from flatout import api, output_file, stats
+from flatout import api
 from flatout.cli.options import behind_the_script
 from flatout.errors import UsageError
-from flatout.plan import label
+from flatout.judge import stats
+from flatout.records import output_file
+from flatout.records.plan import label
 from flatout.run.exit_status import leave_as
 from flatout.run.guard import DUE
 from flatout.run.outcome import Outcome

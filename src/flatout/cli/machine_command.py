@@ -27,10 +27,10 @@ def command(refresh: bool, forget_priors: bool, num_ranks: int | None, as_json: 
     Next:     flatout why train.py
     """  # noqa: D301
     from flatout import api
-    from flatout.records import to_json
+    from flatout.machine.energy_counters import energy_counters
+    from flatout.machine.exchange_ceilings import exchange_ceilings
+    from flatout.records.as_json import to_json
     from flatout.report import print_forgotten, print_machine
-    from flatout.run.energy_counters import energy_counters
-    from flatout.run.exchange_ceilings import exchange_ceilings
 
     if forget_priors and refresh:
         raise UsageError(

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import click
 
-from flatout import output_file
 from flatout.errors import ScriptError, UsageError
-from flatout.launched import is_launcher
-from flatout.ranks import GROUPED_MODES, MODES, Terms, sharing_ranks
+from flatout.records import output_file
+from flatout.records.ranks import GROUPED_MODES, MODES, Terms, sharing_ranks
+from flatout.run.launched import is_launcher
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
 
-from flatout.plan import Trial
+from flatout.records.plan import Trial
 from flatout.report.tried import remark
 from flatout.report.words import printable, shortened
 from flatout.trials.conduct import Show

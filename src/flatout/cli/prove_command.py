@@ -51,8 +51,8 @@ def command(  # noqa: PLR0913  one parameter per option
     """  # noqa: D301
     from flatout import api
     from flatout.cli.proving import proved
-    from flatout.metric import metric_of
-    from flatout.proof import Aim
+    from flatout.judge.metric import metric_of
+    from flatout.judge.proof import Aim
     from flatout.run.script import from_words
 
     aim = Aim(num_seeds=seeds, margin=options.positive(margin, "--margin"), target=options.finite(target, "--target"))

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from flatout.cli.progress import Progress, end_children_when_told_to_end
 from flatout.cli.showing import show_proof
-from flatout.proof import Proof, WholeRun
-from flatout.proving.conduct import Show
+from flatout.judge.proof import Proof, WholeRun
 from flatout.report import words
 from flatout.report.proof_words import number
+from flatout.trials.proving.conduct import Show
 
 EXIT_CODES = {"identical": 0, "equivalent": 0, "different": 1, "undecided": 6}
 

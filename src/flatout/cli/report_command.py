@@ -36,7 +36,7 @@ def command(
     """  # noqa: D301, D205
     from flatout import api
     from flatout.cli.showing import show, show_contrast, show_exported, show_proof, show_rank_anatomy, show_ranks
-    from flatout.reporting import anatomy_of_ranks, proof, tuning_of_ranks
+    from flatout.report.former import anatomy_of_ranks, proof, tuning_of_ranks
 
     if file is not None:
         if other is not None or html is not None:

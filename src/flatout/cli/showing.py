@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flatout import output_file
 from flatout.cli import tell
 from flatout.errors import UsageError
-from flatout.records import to_json
+from flatout.judge.result import Result, summary_of
+from flatout.judge.samples import gather
+from flatout.records import output_file
+from flatout.records.as_json import to_json
 from flatout.report import (
     PAGE,
     print_contrast,
@@ -25,15 +27,13 @@ from flatout.report import (
     write_rank_anatomy,
     write_ranks,
 )
-from flatout.result import Result, summary_of
-from flatout.samples import gather
 
 if TYPE_CHECKING:
-    from flatout.contrast import Contrast
-    from flatout.proof import Proof
-    from flatout.rank_anatomy import RankAnatomy
-    from flatout.rank_tuning import RankTuning
-    from flatout.reporting import Exported
+    from flatout.judge.contrast import Contrast
+    from flatout.judge.proof import Proof
+    from flatout.judge.rank_steps import RankAnatomy
+    from flatout.judge.rank_tuning import RankTuning
+    from flatout.report.former import Exported
 
 
 def show(result: Result, *, html: Path | None = None, as_json: bool, verbose: bool = False) -> None:
@@ -58,7 +58,7 @@ def show_ranks(found: RankTuning, *, html: Path | None = None, as_json: bool, ve
     Raises:
         UsageError: The page was asked for, and cannot be written there, or would overwrite what is no page.
     """
-    from flatout import rank_tuning
+    from flatout.judge import rank_tuning
 
     page = html or Path(found.run) / PAGE
     _write_page(page, html is not None, lambda path: write_ranks(found, path))
@@ -74,12 +74,12 @@ def show_rank_anatomy(found: RankAnatomy, *, html: Path | None = None, as_json: 
     Raises:
         UsageError: The page was asked for, and cannot be written there, or would overwrite what is no page.
     """
-    from flatout import rank_anatomy
+    from flatout.judge import rank_steps
 
     page = html or Path(found.run) / PAGE
     _write_page(page, html is not None, lambda path: write_rank_anatomy(found, path))
     if as_json:
-        print(json.dumps(rank_anatomy.summary_of(found)))
+        print(json.dumps(rank_steps.summary_of(found)))
     else:
         print_rank_anatomy(found, page=page)
 
@@ -90,7 +90,7 @@ def show_contrast(found: Contrast, *, html: Path | None, as_json: bool) -> None:
     Raises:
         UsageError: It cannot be written there, or would overwrite what is no page.
     """
-    from flatout import contrast
+    from flatout.judge import contrast
 
     if html is not None:
         _write_page(html, True, lambda path: write_contrast(found, path))
@@ -106,7 +106,7 @@ def show_proof(found: Proof, *, html: Path | None = None, as_json: bool) -> None
     Raises:
         UsageError: The page was asked for, and cannot be written there, or would overwrite what is no page.
     """
-    from flatout import proof
+    from flatout.judge import proof
 
     page = html or Path(found.run) / PAGE
     _write_page(page, html is not None, lambda path: write_proof(found, path))

@@ -30,7 +30,7 @@ def ls(as_json: bool) -> None:
     Next:     flatout store rm NAME
     """  # noqa: D301
     from flatout import api
-    from flatout.records import to_json
+    from flatout.records.as_json import to_json
     from flatout.report import print_stores
 
     kept = api.stores()
@@ -52,7 +52,7 @@ def rm(names: tuple[str, ...], every: bool, older_than: str | None, as_json: boo
     Example:  flatout store rm --all --older-than 30
     """  # noqa: D301
     from flatout import api
-    from flatout.records import to_json
+    from flatout.records.as_json import to_json
     from flatout.report import print_removed
 
     if bool(names) is every:

@@ -61,7 +61,7 @@ def command(  # noqa: PLR0913  one parameter per option
     from flatout.cli.progress import measured
     from flatout.cli.showing import show as show_result
     from flatout.cli.showing import show_ranks
-    from flatout.launched import launched_by, script_of
+    from flatout.run.launched import launched_by, script_of
     from flatout.run.script import from_words
 
     launcher = launched_by(words, module, num_ranks)

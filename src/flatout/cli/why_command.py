@@ -30,9 +30,9 @@ def command(  # noqa: PLR0913  one parameter per option
     from flatout.cli.progress import measured
     from flatout.cli.showing import show as show_result
     from flatout.cli.showing import show_rank_anatomy
-    from flatout.launched import launched_by, script_of
-    from flatout.rank_looker import looked, looked_at_launched
+    from flatout.run.launched import launched_by, script_of
     from flatout.run.script import from_words
+    from flatout.trials.rank_looker import looked, looked_at_launched
 
     launcher = launched_by(words, module, num_ranks)
     goal = api.Goal(

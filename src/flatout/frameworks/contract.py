@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from flatout.facts import Facts
-from flatout.trace import Agreement, Census, Levers, Scaling, Toggle
+from flatout.records.facts import Facts
+from flatout.records.trace import Agreement, Census, Levers, Scaling, Toggle
 
 
 class NotReleased(RuntimeError):

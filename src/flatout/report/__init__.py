@@ -12,26 +12,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from flatout.ceilings import Ceiling, Ceilings
-from flatout.result import Result, summary_of
+from flatout.judge.result import Result, summary_of
+from flatout.records.ceilings import Ceiling, Ceilings
 
 if TYPE_CHECKING:
-    from flatout.contrast import Contrast
-    from flatout.energy import Log
-    from flatout.proof import Proof
-    from flatout.rank_anatomy import RankAnatomy
-    from flatout.rank_tuning import RankTuning
+    from flatout.judge.contrast import Contrast
+    from flatout.judge.proof import Proof
+    from flatout.judge.rank_steps import RankAnatomy
+    from flatout.judge.rank_tuning import RankTuning
+    from flatout.judge.samples import Samples
+    from flatout.records.energy import Log
+    from flatout.records.store_folder import KeptStore, Removed
     from flatout.report.contrast_terminal import Exported
     from flatout.report.levers import LeverRow
-    from flatout.samples import Samples
-    from flatout.store_folder import KeptStore, Removed
 
 PAGE = "report.html"
 """The page's name in a run folder."""
 
 
 def json_text(result: Result) -> str:
-    """What `--json` prints: `flatout.result.summary_of` as JSON, with null for what is not a finite number."""
+    """What `--json` prints: `flatout.judge.result.summary_of` as JSON, with null for what is not a finite number."""
     return json.dumps(_finite(summary_of(result)), allow_nan=False)
 
 

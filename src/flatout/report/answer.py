@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flatout import stats
+from flatout.judge import stats
+from flatout.judge.result import Result
+from flatout.records.trace import FOREIGN_LIMIT
 from flatout.report import words
-from flatout.result import Result
-from flatout.trace import FOREIGN_LIMIT
 
 OVER = 1.2
 """So many times the budget that was asked for is worth a word."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout import __version__
-from flatout.contrast import Change, Contrast
+from flatout.judge.contrast import Change, Contrast
 from flatout.report import contrast_words, figures, words
 from flatout.report.evidence import Evidence
 from flatout.report.html import rendered, write_whole

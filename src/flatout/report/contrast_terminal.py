@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from flatout.contrast import Change, Contrast, Side, Unlike
+from flatout.judge.contrast import Change, Contrast, Side, Unlike
 from flatout.report import contrast_words, words
 from flatout.report.screen import Report, Screen
 
@@ -48,7 +48,7 @@ def contrast(found: Contrast, *, page: Path | str | None = None) -> Report:
 
 
 class Exported(Protocol):
-    """What was written for other programs; `flatout.reporting.Exported` is one."""
+    """What was written for other programs; `flatout.report.former.Exported` is one."""
 
     @property
     def file(self) -> str:

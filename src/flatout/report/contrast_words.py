@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.contrast import Change, Contrast
+from flatout.judge.contrast import Change, Contrast
 from flatout.report import words
 
 OTHER_LENGTH = 1.1

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flatout.energy import Counter, Energy, EnergySummary
-from flatout.plan import Trial
+from flatout.judge.result import Result
+from flatout.records.energy import Counter, Energy, EnergySummary
+from flatout.records.plan import Trial
 from flatout.report import words
 from flatout.report.screen import Screen
-from flatout.result import Result
 
 
 def show(screen: Screen, result: Result, *, verbose: bool) -> None:

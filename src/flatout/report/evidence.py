@@ -10,14 +10,14 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from flatout.plan import Trial, label
+from flatout.judge.result import Result
+from flatout.judge.samples import Samples, WindowSample
+from flatout.records.plan import Trial, label
+from flatout.records.trace import PHASES
 from flatout.report import tables, words
 from flatout.report.tables import Table, table
 from flatout.report.thinned import Dot, slowest
 from flatout.report.tried import best, remark
-from flatout.result import Result
-from flatout.samples import Samples, WindowSample
-from flatout.trace import PHASES
 
 MOST_SLOW = 40
 """Steps in the table of the slowest ones."""

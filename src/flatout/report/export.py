@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from flatout.plan import label
-from flatout.trace import PHASES, Header, Window
+from flatout.records.plan import label
+from flatout.records.trace import PHASES, Header, Window
 
 HEADS = {".csv": "child,window,purpose,levers,step,", ".json": '{"displayTimeUnit": "ms",'}
 """How each kind of file begins; by that an earlier export is known."""
@@ -57,7 +57,7 @@ def csv_text(found: Iterable[Stretch], more_phases: Iterable[str] = ()) -> Itera
 
     Args:
         found: The windows.
-        more_phases: Phases in them besides `flatout.trace.PHASES`.
+        more_phases: Phases in them besides `flatout.records.trace.PHASES`.
     """
     names = [*(name for name in PHASES if name != "unattributed"), *more_phases]
     yield _line((*COLUMNS, *(f"{name}_s" for name in names), "loss"))

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from flatout.anatomy import Anatomy
+from flatout.judge.anatomy import Anatomy
+from flatout.judge.result import Result
+from flatout.records.trace import PHASES
 from flatout.report import forest as forests
 from flatout.report import ticks, words
 from flatout.report.forest import Line
 from flatout.report.svg import LETTER, Canvas, both, colour
 from flatout.report.thinned import Dot, Kind, thin
 from flatout.report.tried import Row, ends, rows
-from flatout.result import Result
-from flatout.trace import PHASES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,12 +15,12 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from flatout import output_file
-from flatout.ceilings import Machine
-from flatout.plan import label
+from flatout.judge.result import Result
+from flatout.judge.samples import Samples
+from flatout.records import output_file
+from flatout.records.ceilings import Machine
+from flatout.records.plan import label
 from flatout.report import answer, evidence, figures, roofline, story, tables, thinned, tried, words
-from flatout.result import Result
-from flatout.samples import Samples
 
 _PACKAGE = "flatout.report"
 _EXPONENT = re.compile(r"(\d[\d.]*e-\d+)")

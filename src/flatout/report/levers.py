@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from flatout.plan import CLASSES
+from flatout.records.plan import CLASSES
 from flatout.report.screen import Report, Screen
 
 _CLASS_WORDS = {
@@ -29,7 +29,7 @@ class LeverRow(Protocol):
 
     @property
     def class_(self) -> str:
-        """One of `flatout.plan.CLASSES`."""
+        """One of `flatout.records.plan.CLASSES`."""
 
     @property
     def parameter(self) -> str | None:

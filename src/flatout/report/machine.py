@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flatout.ceilings import Ceiling, Ceilings
-from flatout.energy import Log
+from flatout.records.ceilings import Ceiling, Ceilings
+from flatout.records.energy import Log
 from flatout.report import words
 from flatout.report.energy import counters
 from flatout.report.screen import Report, Screen

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from markupsafe import Markup
 
-from flatout.equivalence import LARGEST
-from flatout.metric import Reading
-from flatout.proof import Proof, WholeRun
+from flatout.judge.equivalence import LARGEST
+from flatout.judge.metric import Reading
+from flatout.judge.proof import Proof, WholeRun
 from flatout.report import proof_words, ticks, words
 from flatout.report.svg import FONT, Canvas, both, colour
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from flatout.metric import Reading, reached_s
-from flatout.plan import label
-from flatout.proof import Proof, WholeRun, side_name
+from flatout.judge.metric import Reading, reached_s
+from flatout.judge.proof import Proof, WholeRun, side_name
+from flatout.records.plan import label
 from flatout.report import proof_figures, proof_words, words
 from flatout.report.evidence import Evidence
 from flatout.report.html import machine_rows, rendered, write_whole

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flatout.plan import label
-from flatout.proof import Proof
+from flatout.judge.proof import Proof
+from flatout.records.plan import label
 from flatout.report import proof_words, words
 from flatout.report.screen import Report, Screen
 

@@ -5,10 +5,10 @@ In: a `Proof`. Out: words, the same for the terminal and the page.
 
 from __future__ import annotations
 
-from flatout.equivalence import Equivalence
-from flatout.proof import NOT_AT_WORK, Aim, Proof, WholeRun, side_name
+from flatout.judge.equivalence import Equivalence
+from flatout.judge.proof import NOT_AT_WORK, Aim, Proof, WholeRun, side_name
+from flatout.judge.stats import MIN_PAIRS, Comparison
 from flatout.report import words
-from flatout.stats import MIN_PAIRS, Comparison
 
 _MEND = "mend the training first, or name another metric"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from flatout.rank_anatomy import COMMUNICATION, RankAnatomy
+from flatout.judge.rank_steps import COMMUNICATION, RankAnatomy
 from flatout.report import words
 from flatout.report.screen import Report, Screen
 

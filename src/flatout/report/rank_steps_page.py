@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flatout import __version__
-from flatout.rank_anatomy import COMMUNICATION, RankAnatomy
+from flatout.judge.rank_steps import COMMUNICATION, RankAnatomy
 from flatout.report import figures, words
 from flatout.report.html import machine_rows, rendered, write_whole
 from flatout.report.rank_anatomy import next_command, verdict

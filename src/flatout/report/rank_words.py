@@ -5,11 +5,11 @@ In: a `RankTuning`. Out: sentences and their parts; nothing is computed here.
 
 from __future__ import annotations
 
-from flatout.plan import PLAN_FILE, label
-from flatout.rank_tuning import RankTrial, RankTuning
+from flatout.judge.rank_tuning import RankTrial, RankTuning
+from flatout.judge.stats import MIN_PAIRS
+from flatout.records.plan import PLAN_FILE, label
 from flatout.report import words
 from flatout.report.screen import Part
-from flatout.stats import MIN_PAIRS
 
 WORTH_SAYING = 0.01
 """Share of training from which on a kind of exchange is named."""

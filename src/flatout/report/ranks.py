@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flatout.plan import label
-from flatout.rank_tuning import RankTrial, RankTuning
+from flatout.judge.rank_tuning import RankTrial, RankTuning
+from flatout.records.plan import label
 from flatout.report import rank_words, words
 from flatout.report.screen import Report, Screen
 

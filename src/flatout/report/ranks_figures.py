@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from flatout.rank_tuning import RankTrial, RankTuning
+from flatout.judge.rank_tuning import RankTrial, RankTuning
 from flatout.report import forest as forests
 from flatout.report import rank_words, ticks, words
 from flatout.report.svg import FONT, LETTER, Canvas, both, colour, cut

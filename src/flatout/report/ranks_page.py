@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flatout.rank_tuning import RankTrial, RankTuning
+from flatout.judge.rank_tuning import RankTrial, RankTuning
 from flatout.report import rank_words, ranks_figures, words
 from flatout.report.evidence import Evidence
 from flatout.report.html import machine_rows, rendered, write_whole

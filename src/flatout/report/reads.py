@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from flatout.read_sites import ReadSite
+from flatout.judge.read_sites import ReadSite
+from flatout.judge.result import Result
 from flatout.report import words
 from flatout.report.screen import Screen
-from flatout.result import Result
 
 MOST_ON_SCREEN = 4
 

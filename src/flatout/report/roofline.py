@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from flatout.ceilings import attainable_flops_per_s
+from flatout.judge.result import Result
+from flatout.judge.roofline import Standing, standing
+from flatout.records.ceilings import attainable_flops_per_s
+from flatout.records.trace import Operation
 from flatout.report import ticks, words
 from flatout.report.svg import FONT, Canvas, both, colour, cut
-from flatout.result import Result
-from flatout.roofline import Standing, standing
-from flatout.trace import Operation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

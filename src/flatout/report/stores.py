@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from flatout.records.store_folder import KeptStore, Removed
 from flatout.report import words
 from flatout.report.screen import Report, Screen
-from flatout.store_folder import KeptStore, Removed
 
 _HEADS = ("store", "items", "size", "last used", "state", "of")
 

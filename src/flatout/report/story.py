@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from flatout.plan import Trial
+from flatout.judge.result import Result
+from flatout.records.plan import Trial
 from flatout.report import answer, tried, words
 from flatout.report.tried import against_itself, best, input_reached, nothing_usable, remark
-from flatout.result import Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

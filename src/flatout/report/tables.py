@@ -9,14 +9,14 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flatout import stats
-from flatout.anatomy import Anatomy
-from flatout.diagnosis import EASED, SHARE, Bound
-from flatout.plan import Trial
+from flatout.judge import stats
+from flatout.judge.anatomy import Anatomy
+from flatout.judge.diagnosis import EASED, SHARE, Bound
+from flatout.judge.result import Result
+from flatout.records.plan import Trial
 from flatout.report import energy, reads, words
 from flatout.report.thinned import KINDS, Dot
 from flatout.report.tried import ends, remark
-from flatout.result import Result
 
 MOST_ROWS = 400
 """Rows of one table in the page; `result.json` has the rest."""

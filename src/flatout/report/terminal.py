@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from flatout.plan import label
+from flatout.judge.result import Result
+from flatout.records.plan import label
 from flatout.report import PAGE, answer, energy, reads, tried, words
 from flatout.report.screen import LABEL, Part, Report, Screen
 from flatout.report.trials_table import show_trials
-from flatout.result import Result
 
 BAR, NARROW_BAR = 22, 6
 """Columns of the longest bar."""

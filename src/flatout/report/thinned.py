@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flatout.result import Result, TimelineStep
+from flatout.judge.result import Result, TimelineStep
 
 Kind = Literal["plain", "plan", "try", "aside"]
 

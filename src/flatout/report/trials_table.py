@@ -9,10 +9,10 @@ import itertools
 
 from rich.cells import cell_len
 
+from flatout.judge.result import NOT_NAMED, Result
 from flatout.report import energy, words
 from flatout.report.screen import Screen
 from flatout.report.tried import ASCII_MARKS, MARKS, Mark, Row, brief, ends, nothing_tried, reasons, rows
-from flatout.result import NOT_NAMED, Result
 
 MOST_ROWS = 7
 """Trials on one screen; `--verbose` shows all."""

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flatout.plan import Candidate, Trial, label
+from flatout.judge.result import Result, Untried
+from flatout.judge.stats import MIN_PAIRS
+from flatout.records.plan import Candidate, Trial, label
 from flatout.report.words import interval, known, percent, plural, ratio
-from flatout.result import Result, Untried
-from flatout.stats import MIN_PAIRS
 
 Mark = Literal["yes", "even", "no", "never"]
 

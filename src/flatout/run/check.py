@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from flatout.records.trace import Window
 from flatout.run.pairs_in_run import LIMIT_S, WINDOW_S, Ask, Pair, Sides, lots, steps_in
-from flatout.trace import Window
 
 CHECK_PAIRS = 8
-"""The fewest that can be judged whatever the noise, see `flatout.stats.RANKED_PAIRS`."""
+"""The fewest that can be judged whatever the noise, see `flatout.judge.stats.RANKED_PAIRS`."""
 
 SLOW, MOST_SLOW = 1.5, 2
 """So many disturbed pairs in a row that are this much slower end the check; they follow each other without a rest."""
@@ -92,7 +92,7 @@ class Check:
         return Ask(levers=self.sides.plan, purpose="run", num_steps=num_steps, limit_s=REST_WINDOWS * LIMIT_S)
 
     def _conclude(self) -> Ask:
-        from flatout import stats  # `scipy` takes longer to load than the script may have to wait for its start
+        from flatout.judge import stats  # `scipy` takes longer to load than the script may have to wait for its start
 
         compared = stats.compare(self.plain_s, self.plan_s)
         self.over, self.released = True, compared.verdict == "slower"

@@ -15,14 +15,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from flatout.child.orders import Order, SessionSpec, encode
 from flatout.errors import MachineError, RecordError
-from flatout.facts import Facts
-from flatout.plan import Lever
-from flatout.ranks import Terms
+from flatout.machine.energy_counters import RUN_EVERY_S, EnergyMeter
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.ranks import Terms
+from flatout.records.trace import Agreement, End, Failure, Header, Levers, Ready, Record, Remark, Toggle, Window
+from flatout.records.trace_file import Follower
 from flatout.run import launch as launching
-from flatout.run.energy_counters import RUN_EVERY_S, EnergyMeter
 from flatout.run.launch import POLL_S, Launch, discard_channels, environment_for, session_files, write_session
-from flatout.run.orders import Order, SessionSpec, encode
 from flatout.run.outcome import Outcome
 from flatout.run.pairs_in_run import Answer, Ask
 from flatout.run.rank_start import Start
@@ -30,8 +32,6 @@ from flatout.run.rank_watch import RankWatch
 from flatout.run.script import cannot_start
 from flatout.run.signals import Signals
 from flatout.run.watch import Learner, Watch
-from flatout.trace import Agreement, End, Failure, Header, Levers, Ready, Record, Remark, Toggle, Window
-from flatout.trace_file import Follower
 
 LISTEN_EVERY_S = 0.25
 """How often to look for news when no answer is awaited; the end of the process is noticed at once."""

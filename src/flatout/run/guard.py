@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from flatout.bets import Bets, needed
-from flatout.run.pace import Pace, usual_step_s
+from flatout.child.pace import Pace, usual_step_s
+from flatout.judge.bets import Bets, needed
+from flatout.records.trace import Window
 from flatout.run.pairs_in_run import WINDOW_S, Ask, Pair, Sides, lots, steps_in
-from flatout.trace import Window
 
 ERROR = 0.01
 """How often a run may be wrong in what it releases or engages again, over all its looks together."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flatout.errors import MachineError, UsageError
-from flatout.records import to_json
+from flatout.records.as_json import to_json
 from flatout.run import enter_isolation
 from flatout.run.isolation_plan import Disk, Layer, holds, mount_of, plan_layers, read_mounts
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from flatout.child.orders import Order, SessionSpec, encode
 from flatout.errors import cannot_write
-from flatout.records import to_json
+from flatout.records.as_json import to_json
+from flatout.records.trace import End, Failure, Header, Ready, Record
+from flatout.records.trace_file import Follower
 from flatout.run.kin import Kin
-from flatout.run.orders import Order, SessionSpec, encode
-from flatout.trace import End, Failure, Header, Ready, Record
-from flatout.trace_file import Follower
 
-BOOTSTRAP = Path(__file__).parent / "bootstrap"
+BOOTSTRAP = Path(__file__).parent.parent / "child" / "bootstrap"
 POLL_S = 0.02
 
 start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen

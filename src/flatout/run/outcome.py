@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from flatout.energy import Energy
 from flatout.errors import FlatoutError
-from flatout.facts import Facts
+from flatout.records.energy import Energy
+from flatout.records.facts import Facts
+from flatout.records.trace import Failure, Header
 from flatout.run.guard import Decision
 from flatout.run.rank_watch import Exchanges
-from flatout.trace import Failure, Header
 
 
 @dataclass(slots=True, kw_only=True)

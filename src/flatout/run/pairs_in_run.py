@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from flatout.run.orders import settling_steps
-from flatout.trace import FOREIGN_LIMIT, Agreement, Failure, Levers, Window
+from flatout.child.orders import settling_steps
+from flatout.records.trace import FOREIGN_LIMIT, Agreement, Failure, Levers, Window
 
 WINDOW_S = 0.3
 LIMIT_S = 1.0

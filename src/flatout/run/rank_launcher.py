@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout import lifeline
-from flatout.ranks import ELASTIC_LOGS, EXIT_LOST, MEETING, ends_of, pid_file, was_ended
+from flatout.guest import lifeline
+from flatout.records.ranks import ELASTIC_LOGS, EXIT_LOST, MEETING, ends_of, pid_file, was_ended
 from flatout.run.exit_status import leave_as
 
 ENTER_RANK = Path(__file__).with_name("enter_rank.py")

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.ceilings import Machine
 from flatout.errors import FlatoutError, MachineError, ScriptError, UsageError
-from flatout.ranks import (
+from flatout.records.ceilings import Machine
+from flatout.records.ranks import (
     ELASTIC_LOGS,
     KEPT_STDIN,
     MEETING,

@@ -16,10 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import ScriptError
-from flatout.rank_page import Stand, page_file, read
-from flatout.ranks import EXIT_LOST, STACKS_SIGNAL, Terms, ends_of, leaves_file, pid_file, refusal_file, stacks_file
+from flatout.guest.rank_page import Stand, page_file, read
+from flatout.guest.tracebacks import HERE
+from flatout.records.ranks import (
+    EXIT_LOST,
+    STACKS_SIGNAL,
+    Terms,
+    ends_of,
+    leaves_file,
+    pid_file,
+    refusal_file,
+    stacks_file,
+)
 from flatout.run.launch import signal_name
-from flatout.tracebacks import HERE
 
 LOOK_EVERY_S = 0.5
 STACKS_S = 2.0

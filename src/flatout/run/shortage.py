@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from flatout import output_file
-from flatout.plan import Lever, Plan
+from flatout.records import output_file
+from flatout.records.plan import Lever, Plan
+from flatout.records.trace import Levers
+from flatout.run.choice import Engagement
 from flatout.run.folder import ROOT
 from flatout.run.outcome import Outcome
-from flatout.running import Engagement
-from flatout.trace import Levers
 
 FILE = "out-of-memory.json"
 FORMAT = 1

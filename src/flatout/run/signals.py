@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from flatout import lifeline
+from flatout.guest import lifeline
 
 #: Signals that stay what they are: not to be caught, about a fault of the process itself, or about its terminal.
 NOT_PASSED_ON = {

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
-from flatout.facts import Facts
-from flatout.plan import Lever
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Levers, Window
 from flatout.run.check import Check
 from flatout.run.guard import Alarm, Decision, Guard
 from flatout.run.pairs_in_run import Answer, Ask, Sides
-from flatout.trace import Levers, Window
 
 Learner = Callable[[Facts], Generator[Ask, Answer, Any]]
 """Makes somebody who tries levers on the run, and returns what came of it, with the best set as `levers`."""

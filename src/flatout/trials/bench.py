@@ -17,19 +17,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flatout.child.orders import SessionSpec
 from flatout.errors import Inconclusive, cannot_write
-from flatout.facts import Facts
-from flatout.host_reads import HostReads
-from flatout.plan import Lever
+from flatout.records.facts import Facts
+from flatout.records.host_reads import HostReads
+from flatout.records.plan import Lever
+from flatout.records.stacks import Stacks
+from flatout.records.store_folder import stores_folder
+from flatout.records.trace import Agreement, Census, Header, Levers, Record, Refused, Scaling, Setting, Toggle, Window
 from flatout.run import isolation
 from flatout.run.folder import NEEDED_BYTES
 from flatout.run.launch import Child, Ended, Launch, session_files
-from flatout.run.orders import SessionSpec
 from flatout.run.script import Script
 from flatout.run.trackers import QUIET_TRACKERS
-from flatout.stacks import Stacks
-from flatout.store_folder import stores_folder
-from flatout.trace import Agreement, Census, Header, Levers, Record, Refused, Scaling, Setting, Toggle, Window
 from flatout.trials.ends import CandidateFailed, Kills, not_released, raise_failures
 from flatout.trials.terms import Terms
 from flatout.trials.unmeasurable import cannot_measure, cannot_record, cannot_release

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from flatout.facts import Facts
-from flatout.plan import Candidate, Lever, Trial
+from flatout.records.facts import Facts
+from flatout.records.plan import Candidate, Lever, Trial
 
 STARTING_S = 15.0
 """What the compiler's start and its first kernels take, however small the model."""

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from flatout import __version__, stats
-from flatout.plan import PLAN_FORMAT, Plan, Trial, input_levers, label
-from flatout.result import FORMAT, Result, TimelineStep
-from flatout.trace import FOREIGN_LIMIT, Window
+from flatout import __version__
+from flatout.judge import stats
+from flatout.judge.result import FORMAT, Result, TimelineStep
+from flatout.records.plan import PLAN_FORMAT, Plan, Trial, input_levers, label
+from flatout.records.trace import FOREIGN_LIMIT, Window
 
 if TYPE_CHECKING:
     from flatout.trials.conduct import Conduct

@@ -1,7 +1,7 @@
 """What does `tune` do, in order, and what does `why`? Baseline, anatomy, counterfactuals, trials, choice, proof.
 
 In: a script and how far to go. Out: a `Result`. The order of work is here; measuring is in `bench` and `pairs`,
-choosing in `flatout.search`, judging in `stats`, `agreement` and `diagnosis`.
+choosing in `flatout.trials.search.strategy`, judging in `stats`, `agreement` and `diagnosis`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from flatout import agreement, search, stats
-from flatout.anatomy import Anatomy, dissect
-from flatout.ceilings import Ceilings, Machine
 from flatout.errors import Inconclusive, ScriptError
-from flatout.looks import Looks
-from flatout.plan import Candidate, Lever, Trial, allows
-from flatout.result import Result, Untried
+from flatout.judge import agreement, stats
+from flatout.judge.anatomy import Anatomy, dissect
+from flatout.judge.looks import Looks
+from flatout.judge.result import Result, Untried
+from flatout.records.ceilings import Ceilings, Machine
+from flatout.records.plan import Candidate, Lever, Trial, allows
+from flatout.records.trace import Agreement, Levers
 from flatout.run.script import Script
-from flatout.space import WORTH_TRYING, Choice, Space, checks_of, space_of, widest_class
-from flatout.trace import Agreement, Levers
 from flatout.trials import conclude
 from flatout.trials import pairs as pairing
 from flatout.trials.bench import Bench
@@ -33,6 +32,8 @@ from flatout.trials.former import Former
 from flatout.trials.joules import Joules
 from flatout.trials.pairs import SCREENING, Extent, Pairs
 from flatout.trials.plain import Plain
+from flatout.trials.search import strategy
+from flatout.trials.search.space import WORTH_TRYING, Choice, Space, checks_of, space_of, widest_class
 from flatout.trials.terms import Terms
 
 NOISE_PAIRS = stats.RANKED_PAIRS
@@ -255,10 +256,10 @@ class Conduct:
             self.trials.append(self.try_out(Candidate(levers={})))
             return
         space = self.former.advised(space, (header, facts, self.machine), plain)
-        if search.promises_a_process(space):
+        if strategy.promises_a_process(space):
             self.budget.allow(PROMISED_S)
             self.bench.deadline_s = self.budget.deadline_s()
-        while (candidate := search.next_candidate(space, self.trials, self._worth(space))) is not None:
+        while (candidate := strategy.next_candidate(space, self.trials, self._worth(space))) is not None:
             if not self._fits(candidate):
                 break
             self._stage(f"trying {candidate.label}")
@@ -271,11 +272,11 @@ class Conduct:
     def _say_why_it_stopped(self, space: Space, unfit: Candidate | None) -> None:
         """Whether the budget ended the search, or that nothing pays any more, where something is left."""
         bears = self._bears(space)
-        if unfit is None and search.next_candidate(space, self.trials, bears) is not None:
+        if unfit is None and strategy.next_candidate(space, self.trials, bears) is not None:
             self.stopped = (
                 f"nothing that is left can save as much of a run of {self.goal.run_steps:,} steps as trying it takes"
             )
-        elif unfit is not None or search.next_candidate(space, self.trials) is not None:
+        elif unfit is not None or strategy.next_candidate(space, self.trials) is not None:
             left = "for more" if self.trials else "for a first candidate"
             self.stopped = f"the budget of {self.budget.total_s:.0f} s was too short {left}"
             self.short_budget_s = self.budget.total_s
@@ -301,7 +302,7 @@ class Conduct:
         Yes where none fits, where such a set has been tried, and for those that need processes themselves.
         """
         self._room_s = 0.0
-        promised = [one for one in search.promised_processes(space, WORTH_ROOM) if self._fits(one) and pays(one)]
+        promised = [one for one in strategy.promised_processes(space, WORTH_ROOM) if self._fits(one) and pays(one)]
         if not promised or any(self._apart(trial.levers) for trial in self.trials):
             return lambda candidate: True
         self._room_s = min(self._least_s(one) + PROCESS_PAIRS * self._pair_s(one.levers) for one in promised)
@@ -320,7 +321,7 @@ class Conduct:
         run_s = self.goal.run_steps * self.bench.step_guess_s
 
         def pays(candidate: Candidate) -> bool:
-            won_s, cost_s = search.gain_s(candidate, space, self.trials, run_s), self._least_s(candidate)
+            won_s, cost_s = strategy.gain_s(candidate, space, self.trials, run_s), self._least_s(candidate)
             if won_s < cost_s:
                 for name in candidate.levers:
                     self.too_dear.setdefault(
@@ -332,7 +333,7 @@ class Conduct:
 
     def _reserve_s(self) -> float:
         """What measuring the best again will take."""
-        best = search.best_of(self.trials)
+        best = strategy.best_of(self.trials)
         if best is None or (best.ratio or 0.0) < WORTH_TRYING:  # then whatever is untried comes first
             return 0.0
         num_pairs = PROCESS_PAIRS if self._apart(best.levers) else self._num_final_pairs(best.levers)
@@ -340,7 +341,7 @@ class Conduct:
 
     def _second_s(self, best: Trial) -> float:
         """What measuring the next best will take, where it may come to that."""
-        second = search.second_to(best, self.trials) if best.outcome != "faster" else None
+        second = strategy.second_to(best, self.trials) if best.outcome != "faster" else None
         return FEWEST_FINAL_PAIRS * self._pair_s(second.levers) if second is not None else 0.0
 
     def _num_final_pairs(self, levers: Levers) -> int:
@@ -400,7 +401,7 @@ class Conduct:
         return checks_of(levers, self.levers)
 
     def _measure(self, candidate: Candidate) -> Pairs:
-        to_beat = search.to_beat(candidate.levers, self.levers, self.trials)
+        to_beat = strategy.to_beat(candidate.levers, self.levers, self.trials)
         if self._apart(candidate.levers):
             return self._measure_processes(candidate, PROCESS_PAIRS, to_beat)
         deadline_s = self.budget.deadline_s() - max(self._reserve_s(), self._room_s)
@@ -528,10 +529,10 @@ class Conduct:
         Where it was, the next best has its turn if the search had shown it to be faster: nobody should lose a gain to a
         luckier rival.
         """
-        best = self.trials[0] if self.against_itself and self.trials else search.best_of(self.trials)
+        best = self.trials[0] if self.against_itself and self.trials else strategy.best_of(self.trials)
         if best is None:
             return
-        second = search.second_to(best, self.trials)
+        second = strategy.second_to(best, self.trials)
         self.final = self._measure_again(best, self._second_s(best))
         if self.final.is_won or second is None:
             return

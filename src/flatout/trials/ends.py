@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from flatout.errors import FlatoutError, ScriptError
+from flatout.records.trace import Failure, Levers, Record
 from flatout.run.launch import Ended
-from flatout.trace import Failure, Levers, Record
 from flatout.trials.sample_ends import Hung, NotReached
 
 MOST_KILLED = 3

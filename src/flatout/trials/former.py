@@ -10,15 +10,15 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flatout import priors, priors_file, search
-from flatout.ceilings import Machine
-from flatout.facts import Facts
-from flatout.priors import Tuning
-from flatout.result import Result
+from flatout.judge.result import Result
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.trace import Header
 from flatout.run.script import Script
-from flatout.space import Space, advised
-from flatout.trace import Header
 from flatout.trials.plain import Plain
+from flatout.trials.search import priors, priors_file, strategy
+from flatout.trials.search.priors import Tuning
+from flatout.trials.search.space import Space, advised
 
 OPTION = "--no-priors"
 
@@ -42,7 +42,7 @@ class Former:
         place = priors.place_of(machine.machine_key(), *versions, facts.device)
         said = priors.advice(self._read(), place, traits)
         ordered = advised(space, said.expected, said.own, said.former)
-        if search.is_reordered(ordered, space):
+        if strategy.is_reordered(ordered, space):
             tunings = "an earlier tuning" if said.num_tunings == 1 else f"{said.num_tunings} earlier tunings"
             first = ", first this script's last plan" if ordered.own else ""
             self.said = f"{tunings} on this machine decided what was tried first{first} (`{OPTION}`: the usual order)"

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.energy import MIN_UPDATES, Curves, Device, Energy, EnergySummary, Span, save
 from flatout.errors import Inconclusive
-from flatout.plan import label
-from flatout.run.energy_counters import WINDOWS_EVERY_S, EnergyMeter
-from flatout.trace import FOREIGN_LIMIT, Levers, Window
+from flatout.machine.energy_counters import WINDOWS_EVERY_S, EnergyMeter
+from flatout.records.energy import MIN_UPDATES, Curves, Device, Energy, EnergySummary, Span, save
+from flatout.records.plan import label
+from flatout.records.trace import FOREIGN_LIMIT, Levers, Window
 
 if TYPE_CHECKING:
     from flatout.trials.bench import Bench

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flatout import agreement
-from flatout.agreement import Judgement
-from flatout.trace import Agreement
+from flatout.judge import agreement
+from flatout.judge.agreement import Judgement
+from flatout.records.trace import Agreement
 from flatout.trials.samples_of_runs import Sample
 
 CHECKS = ("losses", "parameters")
@@ -32,7 +32,7 @@ def compared(plain: Sample, nudged: Sample, sample: Sample, class_: str) -> Told
         sample: The run in question.
         class_: What it may change.
     """
-    from flatout.frameworks.pytorch import trained  # PyTorch takes seconds to load
+    from flatout.frameworks.pytorch.numerics import trained  # PyTorch takes seconds to load
 
     try:
         found = trained.differences(

@@ -15,11 +15,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from flatout import running, stats
-from flatout.agreement import Judgement
 from flatout.errors import Inconclusive, ScriptError
-from flatout.plan import Outcome, Trial
-from flatout.result import Launched, Result, Verdict
+from flatout.judge import stats
+from flatout.judge.agreement import Judgement
+from flatout.judge.result import Launched, Result, Verdict
+from flatout.records.plan import Outcome, Trial
+from flatout.run import choice
 from flatout.trials import conclude, judged_runs
 from flatout.trials import pairs as pairing
 from flatout.trials.conduct import Conduct, Goal, Show
@@ -120,7 +121,7 @@ class LaunchedRanks:
     def _ruled_out(self) -> dict[str, str]:
         if self._num_local == 1:
             return {}
-        return dict.fromkeys(running.OF_ONE_PROCESS, f"{self._num_local} ranks share the cores of this machine")
+        return dict.fromkeys(choice.OF_ONE_PROCESS, f"{self._num_local} ranks share the cores of this machine")
 
     @property
     def _num_local(self) -> int:

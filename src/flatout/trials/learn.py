@@ -15,21 +15,23 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal
 
-from flatout import __version__, agreement, search, stats
-from flatout.anatomy import Account, dissect
-from flatout.causes import WORTHWHILE
-from flatout.ceilings import Machine
-from flatout.diagnosis import NOT_CONCLUDED, Diagnosis
+from flatout import __version__
 from flatout.errors import Inconclusive
-from flatout.facts import Facts
-from flatout.plan import PLAN_FORMAT, Candidate, Lever, Plan, Trial
+from flatout.judge import agreement, stats
+from flatout.judge.anatomy import Account, dissect
+from flatout.judge.causes import WORTHWHILE
+from flatout.judge.diagnosis import NOT_CONCLUDED, Diagnosis
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import PLAN_FORMAT, Candidate, Lever, Plan, Trial
+from flatout.records.trace import FOREIGN_LIMIT, Agreement, Levers, Window
+from flatout.run.choice import Here
 from flatout.run.outcome import Outcome
 from flatout.run.pairs_in_run import Answer, Ask
-from flatout.running import Here
-from flatout.space import Choice, Space, checks_of, space_of, widest_class
-from flatout.trace import FOREIGN_LIMIT, Agreement, Levers, Window
 from flatout.trials.compiling import compiling_s
 from flatout.trials.pairs import SCREENING, STRETCH, Extent, Pairs, is_done, note
+from flatout.trials.search import strategy
+from flatout.trials.search.space import Choice, Space, checks_of, space_of, widest_class
 from flatout.trials.window_size import Size, size_for
 
 MOST_LOST_S = 30.0
@@ -145,7 +147,7 @@ class Learning:
     def asking(self) -> Asking:
         """Try what may help, until nothing is left or trying has cost what it may."""
         space = yield from self._space()
-        while (candidate := search.next_candidate(space, self.trials)) is not None:
+        while (candidate := strategy.next_candidate(space, self.trials)) is not None:
             yield from self._wait_for_quiet()
             if self._num_waits >= MOST_WAITS:
                 self.stopped = "other processes used the CPU"
@@ -154,7 +156,7 @@ class Learning:
             if self.stopped:
                 break
             self.trials.append((yield from self._try_out(candidate)))
-        best = search.best_of(self.trials)
+        best = strategy.best_of(self.trials)
         return Learned(
             levers=best.levers if best is not None else {},
             trials=tuple(self.trials),
@@ -229,7 +231,7 @@ class Learning:
 
     def _measure(self, levers: Levers, pairs: Pairs) -> Generator[Ask, Answer, str]:
         """Pairs of windows until the candidate is known well enough; why it failed, or an empty text."""
-        to_beat = search.to_beat(levers, self.levers, self.trials)
+        to_beat = strategy.to_beat(levers, self.levers, self.trials)
         extent = Extent(looks=SCREENING, enough="known", purpose="learn", deadline_s=math.inf, to_beat=to_beat)
         for _ in range(2 * extent.looks.at[-1]):
             if is_done(pairs, extent):
@@ -332,7 +334,7 @@ class Learning:
         """How much further the run would be, had it had the best set so far from the start."""
         if self._first is None or not self._plain_s > 0:
             return 0.0
-        best = search.best_of(self.trials)
+        best = strategy.best_of(self.trials)
         step_s = self._plain_s / (best.ratio or 1.0) if best is not None else self._plain_s
         num_steps = self._last[0] - self._first[0] - self._others[0]
         return max(self._last[1] - self._first[1] - self._others[1] - num_steps * step_s, 0.0)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from flatout import stats
-from flatout.looks import Looks
-from flatout.stats import Comparison
-from flatout.trace import FOREIGN_LIMIT, Levers, Window
+from flatout.judge import stats
+from flatout.judge.looks import Looks
+from flatout.judge.stats import Comparison
+from flatout.records.trace import FOREIGN_LIMIT, Levers, Window
 from flatout.trials.bench import Bench
 from flatout.trials.ends import CandidateFailed
 from flatout.trials.window_size import Size

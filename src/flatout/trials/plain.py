@@ -15,21 +15,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flatout import stats
-from flatout.activity import Activity, activity_of, slow_steps
-from flatout.anatomy import RECORDING_S, Account, Anatomy, dissect
-from flatout.causes import WORTHWHILE
-from flatout.ceilings import Ceilings, Machine
-from flatout.diagnosis import Diagnosis, diagnose
 from flatout.errors import Inconclusive
-from flatout.findings import Findings
-from flatout.host_reads import HostReads
-from flatout.looks import Looks
-from flatout.read_sites import ReadSites, judged
-from flatout.records import to_json
-from flatout.stacks import Stacks
-from flatout.stats import Comparison
-from flatout.trace import Levers, Window
+from flatout.judge import stats
+from flatout.judge.activity import Activity, activity_of, slow_steps
+from flatout.judge.anatomy import RECORDING_S, Account, Anatomy, dissect
+from flatout.judge.causes import WORTHWHILE
+from flatout.judge.diagnosis import Diagnosis, diagnose
+from flatout.judge.findings import Findings
+from flatout.judge.looks import Looks
+from flatout.judge.read_sites import ReadSites, judged
+from flatout.judge.stats import Comparison
+from flatout.records.as_json import to_json
+from flatout.records.ceilings import Ceilings, Machine
+from flatout.records.host_reads import HostReads
+from flatout.records.stacks import Stacks
+from flatout.records.trace import Levers, Window
 from flatout.trials import pairs as pairing
 from flatout.trials.bench import Bench
 from flatout.trials.budget import Budget

@@ -14,12 +14,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flatout import __version__, rank_tuning, running, stats
-from flatout.agreement import Judgement
+from flatout import __version__
 from flatout.errors import FlatoutError, Inconclusive, ScriptError
-from flatout.plan import CLASSES, allows
-from flatout.rank_tuning import RankOutcome, RankTuning
-from flatout.running import Engagement
+from flatout.judge import rank_tuning, stats
+from flatout.judge.agreement import Judgement
+from flatout.judge.rank_tuning import RankOutcome, RankTuning
+from flatout.records.plan import CLASSES, allows
+from flatout.run import choice
+from flatout.run.choice import Engagement
 from flatout.trials import judged_runs, rank_divisions, rank_levers
 from flatout.trials import pairs as pairing
 from flatout.trials.conduct import Show
@@ -256,7 +258,7 @@ class RankConduct:
                 if not alone.is_timed:
                     self._require(alone)
                 continue
-            levers = {**running.for_ranks(self._chosen, side.mode).levers, **side.trial.levers}
+            levers = {**choice.for_ranks(self._chosen, side.mode).levers, **side.trial.levers}
             sample = self._take(replace(self._wanted(side, num_steps, step_s), levers=levers))
             sample.forget()
             side.took_s += sample.took_s

@@ -9,10 +9,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from flatout import rank_tuning, stats
-from flatout.rank_tuning import HOPELESS_ROUNDS, RankTrial, is_hopeless
-from flatout.ranks import SUM_OF_GRADIENTS, SUM_OVER_GROUPS
-from flatout.trace import Levers
+from flatout.judge import rank_tuning, stats
+from flatout.judge.rank_tuning import HOPELESS_ROUNDS, RankTrial, is_hopeless
+from flatout.records.ranks import SUM_OF_GRADIENTS, SUM_OVER_GROUPS
+from flatout.records.trace import Levers
 from flatout.trials.pairs import Pairs
 from flatout.trials.samples_of_runs import Sample
 

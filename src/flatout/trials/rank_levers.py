@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from flatout import rank_tuning, stats
-from flatout.rank_tuning import RankTrial
-from flatout.running import OF_RANKS
-from flatout.space import Choice, left_out
-from flatout.trace import Levers
+from flatout.judge import rank_tuning, stats
+from flatout.judge.rank_tuning import RankTrial
+from flatout.records.trace import Levers
+from flatout.run.choice import OF_RANKS
 from flatout.trials.rank_divisions import Division
 from flatout.trials.samples_of_runs import Setting
+from flatout.trials.search.space import Choice, left_out
 
 LEAST_SHARE = 0.02
 """Where sums of gradients take less of the time than this, nothing can be gained that could be told."""

@@ -11,11 +11,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flatout import stats
-from flatout.anatomy import Anatomy, dissect
 from flatout.errors import Inconclusive, ScriptError
-from flatout.rank_anatomy import RankAnatomy
-from flatout.trace import Window
+from flatout.judge import stats
+from flatout.judge.anatomy import Anatomy, dissect
+from flatout.judge.rank_steps import RankAnatomy
+from flatout.records.trace import Window
 from flatout.trials.conduct import Show
 from flatout.trials.ends import launcher_failed
 from flatout.trials.samples_of_runs import Sample, Setting, Wanted, take

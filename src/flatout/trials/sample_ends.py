@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flatout.errors import ScriptError
+from flatout.records.trace import End, Failure, Header, Record
 from flatout.run.launch import tail
-from flatout.trace import End, Failure, Header, Record
 
 _LOST_PEER = re.compile(r"connection (closed|reset)|broken pipe|nccl|timed out waiting|heartbeat", re.IGNORECASE)
 """What a rank raises because another one has ended."""

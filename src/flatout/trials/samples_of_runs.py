@@ -16,22 +16,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from flatout import stats
-from flatout.ceilings import Machine
+from flatout.child.orders import SessionSpec
+from flatout.child.sample_run import environment_file, memory_file, state_file
 from flatout.errors import FlatoutError, ScriptError
-from flatout.facts import Facts
-from flatout.plan import Lever
-from flatout.ranks import Terms as RankTerms
+from flatout.judge import stats
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.ranks import Terms as RankTerms
+from flatout.records.trace import End, Header, Levers, Record, Window
+from flatout.records.trace_file import Follower
 from flatout.run import folder, isolation
 from flatout.run.launch import Launch, environment_for, session_files, session_path
-from flatout.run.orders import SessionSpec
 from flatout.run.rank_start import Start, devices_for
 from flatout.run.rank_watch import Exchanges, RankWatch
-from flatout.run.sample_run import environment_file, memory_file, state_file
 from flatout.run.script import Script
 from flatout.run.trackers import QUIET_TRACKERS
-from flatout.trace import End, Header, Levers, Record, Window
-from flatout.trace_file import Follower
 from flatout.trials.sample_ends import Hung, hung, not_reached, raised, why_ended
 from flatout.trials.sample_watch import Limits, watched
 from flatout.trials.terms import Terms

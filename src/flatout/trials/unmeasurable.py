@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flatout.errors import Inconclusive, ScriptError
+from flatout.records.trace import Failure, Record
 from flatout.report.words import nearby, printable
 from flatout.run.launch import Ended
 from flatout.run.script import Script
-from flatout.trace import Failure, Record
 from flatout.trials.ends import sentence
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from flatout.run.orders import settling_steps
+from flatout.child.orders import settling_steps
 
 WINDOW_S = 0.25
 """Aimed length of a window: 50 ticks of the kernel's CPU accounting on two cores, so that others' use shows to 2 %.

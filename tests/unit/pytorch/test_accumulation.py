@@ -12,8 +12,8 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from flatout.frameworks.pytorch.levers.accumulation import Accumulation  # noqa: E402
-from flatout.plan import ONLY_PROVED  # noqa: E402
-from flatout.space import Choice, left_out  # noqa: E402
+from flatout.records.plan import ONLY_PROVED  # noqa: E402
+from flatout.trials.search.space import Choice, left_out  # noqa: E402
 from handmade import FACTS, LOADER, MACHINE, OPTIMIZER  # noqa: E402
 from optimizers import Own  # noqa: E402
 
@@ -545,7 +545,7 @@ def test_released_in_the_middle_of_a_group_each_call_updates_and_classes_are_as_
 
 
 def test_what_breaks_in_it_is_said_and_the_training_goes_on(under, monkeypatch):
-    from flatout.frameworks.pytorch.summed_gradients import SummedGradients
+    from flatout.frameworks.pytorch.seams.summed_gradients import SummedGradients
 
     def fails(sums, parameters):
         raise RuntimeError("no memory")

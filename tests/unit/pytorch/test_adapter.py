@@ -253,7 +253,7 @@ def test_updates_that_raise_and_are_caught_hide_no_later_one(watch, order, inner
 
 
 def test_an_optimizer_that_updates_within_another_one_is_not_waited_for(watch, monkeypatch):
-    monkeypatch.setattr("flatout.frameworks.pytorch.rhythm.PATIENCE", 1000)
+    monkeypatch.setattr("flatout.frameworks.pytorch.seams.rhythm.PATIENCE", 1000)
     monkeypatch.setattr("flatout.frameworks.pytorch.steps.num_optimizers", lambda: 2)
     watched, model = watch(), mlp()
     optimizer = Sharp(torch.optim.SGD(model.parameters(), lr=0.01))

@@ -20,9 +20,9 @@ from torch.utils.data import (  # noqa: E402
     default_collate,
 )
 
-from flatout.frameworks.pytorch.pipeline.ahead import MOST_MISSES, AheadFetcher, Peeked, why_not_ahead  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.shadow import difference  # noqa: E402
-from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
+from flatout.frameworks.pytorch.input.items.ahead import MOST_MISSES, AheadFetcher, Peeked, why_not_ahead  # noqa: E402
+from flatout.frameworks.pytorch.input.items.shadow import difference  # noqa: E402
+from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
 
 
 class Noisy(Dataset):

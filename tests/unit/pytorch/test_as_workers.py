@@ -13,11 +13,11 @@ pytest.importorskip("PIL.Image")
 from torch.utils.data import DataLoader  # noqa: E402
 
 import imagery  # noqa: E402
-from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.pixels.as_workers import PixelsInProcess  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.shadow import difference  # noqa: E402
-from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
-from flatout.frameworks.pytorch.worker_settings import IN_PROCESS  # noqa: E402
+from flatout.frameworks.pytorch.input.items.shadow import difference  # noqa: E402
+from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.input.pixels.as_workers import PixelsInProcess  # noqa: E402
+from flatout.frameworks.pytorch.input.worker_settings import IN_PROCESS  # noqa: E402
+from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
 
 
 @pytest.fixture(scope="module")

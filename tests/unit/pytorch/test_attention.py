@@ -9,10 +9,10 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from flatout.agreement import judge  # noqa: E402
-from flatout.facts import NOT_LOOKED_AT  # noqa: E402
-from flatout.frameworks.pytorch.attention import allowed, backends_of  # noqa: E402
 from flatout.frameworks.pytorch.levers import registry  # noqa: E402
+from flatout.frameworks.pytorch.observe.attention import allowed, backends_of  # noqa: E402
+from flatout.judge.agreement import judge  # noqa: E402
+from flatout.records.facts import NOT_LOOKED_AT  # noqa: E402
 from handmade import FACTS, MACHINE, MODEL  # noqa: E402
 
 LEVER = registry()["attention"]

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from flatout.frameworks.pytorch.background_saves import BackgroundSaves  # noqa: E402
+from flatout.frameworks.pytorch.seams.background_saves import BackgroundSaves  # noqa: E402
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 

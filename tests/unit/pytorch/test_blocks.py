@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from flatout.frameworks.pytorch.blocks import BlockCall, repeated_blocks  # noqa: E402
+from flatout.frameworks.pytorch.seams.blocks import BlockCall, repeated_blocks  # noqa: E402
 
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler: `apt install g++`"

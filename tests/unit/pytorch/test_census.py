@@ -9,8 +9,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from flatout.frameworks.pytorch import flops, script_lines  # noqa: E402
-from flatout.frameworks.pytorch.census import OperationCounter  # noqa: E402
+from flatout.frameworks.pytorch.observe import flops  # noqa: E402
+from flatout.frameworks.pytorch.observe.census import OperationCounter  # noqa: E402
+from flatout.frameworks.pytorch.seams import script_lines  # noqa: E402
 
 
 def count(body):

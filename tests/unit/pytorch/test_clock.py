@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.frameworks.pytorch.clock import BASE, PhaseClock
+from flatout.frameworks.pytorch.observe.clock import BASE, PhaseClock
 
 PHASES = ("data", "forward", "backward", "optimizer", BASE)
 

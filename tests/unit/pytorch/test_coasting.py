@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from flatout import observe  # noqa: E402
 from flatout.errors import UsageError  # noqa: E402
-from flatout.frameworks.pytorch.update_hooks import UpdateHook  # noqa: E402
-from flatout.tracebacks import HERE  # noqa: E402
+from flatout.frameworks.pytorch.seams.update_hooks import UpdateHook  # noqa: E402
+from flatout.guest.tracebacks import HERE  # noqa: E402
 
 SEAM = "_compiled_call_impl"
 

@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from flatout.agreement import judge  # noqa: E402
 from flatout.frameworks.pytorch.levers.denormals import Denormals, _flushed_share, _in_each_thread  # noqa: E402
-from flatout.space import checks_of  # noqa: E402
+from flatout.judge.agreement import judge  # noqa: E402
+from flatout.trials.search.space import checks_of  # noqa: E402
 from handmade import FACTS, MACHINE  # noqa: E402
 
 LEVER = {"denormals": {}}

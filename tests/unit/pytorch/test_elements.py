@@ -11,10 +11,10 @@ Image = pytest.importorskip("PIL.Image")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from flatout.frameworks.pytorch.pipeline.pixels import calls, elements, geometry, memory  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.pixels.calls import Layout, known, noted  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.pixels.elements import CHANNELS, Elements  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.pixels.memory import array_of, pixels_of  # noqa: E402
+from flatout.frameworks.pytorch.input.pixels import calls, elements, geometry, memory  # noqa: E402
+from flatout.frameworks.pytorch.input.pixels.calls import Layout, known, noted  # noqa: E402
+from flatout.frameworks.pytorch.input.pixels.elements import CHANNELS, Elements  # noqa: E402
+from flatout.frameworks.pytorch.input.pixels.memory import array_of, pixels_of  # noqa: E402
 
 
 class Picture:

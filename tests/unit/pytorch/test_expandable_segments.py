@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flatout.ceilings import Accelerator  # noqa: E402
-from flatout.facts import DeviceMemory  # noqa: E402
 from flatout.frameworks.pytorch import session as sessions  # noqa: E402
 from flatout.frameworks.pytorch.levers import expandable_segments, registry  # noqa: E402
-from flatout.frameworks.pytorch.memory import memory_of_device  # noqa: E402
+from flatout.frameworks.pytorch.observe.memory import memory_of_device  # noqa: E402
+from flatout.records.ceilings import Accelerator  # noqa: E402
+from flatout.records.facts import DeviceMemory  # noqa: E402
 from handmade import FACTS, MACHINE  # noqa: E402
 
 LEVER = registry()["expandable_segments"]

@@ -14,9 +14,9 @@ np = pytest.importorskip("numpy")
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
-from flatout import trace_file  # noqa: E402
-from flatout.frameworks.pytorch import dataset_state  # noqa: E402
-from flatout.frameworks.pytorch.dataset_state import held_open, marks  # noqa: E402
+from flatout.frameworks.pytorch.input import dataset_state  # noqa: E402
+from flatout.frameworks.pytorch.input.dataset_state import held_open, marks  # noqa: E402
+from flatout.records import trace_file  # noqa: E402
 
 
 class Rows(Dataset):

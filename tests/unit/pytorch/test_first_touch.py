@@ -7,8 +7,8 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
-from flatout.frameworks.pytorch.pipeline import first_touch  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.first_touch import AHEAD_BYTES, LEAST_BYTES, PAGE_BYTES, FirstTouch  # noqa: E402
+from flatout.frameworks.pytorch.input.items import first_touch  # noqa: E402
+from flatout.frameworks.pytorch.input.items.first_touch import AHEAD_BYTES, LEAST_BYTES, PAGE_BYTES, FirstTouch  # noqa: E402
 
 
 def wait():

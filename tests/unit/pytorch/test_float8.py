@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from flatout.ceilings import Accelerator  # noqa: E402
 from flatout.frameworks.pytorch.levers import float8, registry  # noqa: E402
+from flatout.records.ceilings import Accelerator  # noqa: E402
 from handmade import FACTS, MACHINE  # noqa: E402
 
 LEVER = registry()["float8"]

@@ -13,8 +13,8 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from architectures import ARCHITECTURES, Transformer, block_flops, built, linear, tokens  # noqa: E402
-from flatout.frameworks.pytorch.census import OperationCounter  # noqa: E402
-from flatout.frameworks.pytorch.flops import FORMULAS, in_recomputation  # noqa: E402
+from flatout.frameworks.pytorch.observe.census import OperationCounter  # noqa: E402
+from flatout.frameworks.pytorch.observe.flops import FORMULAS, in_recomputation  # noqa: E402
 
 BY_NAME = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name.partition(",")[0])
 WITHIN = 0.01

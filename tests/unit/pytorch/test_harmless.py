@@ -15,10 +15,10 @@ imagery = pytest.importorskip("imagery")
 
 from torch.utils.data import ConcatDataset, Subset, TensorDataset  # noqa: E402
 
-from flatout.frameworks.pytorch.pipeline.harmless import values  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.harmless.resolving import Refused  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.harmless.values import Value, either, known  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.harmless.walking import look_at  # noqa: E402
+from flatout.frameworks.pytorch.input.harmless import values  # noqa: E402
+from flatout.frameworks.pytorch.input.harmless.resolving import Refused  # noqa: E402
+from flatout.frameworks.pytorch.input.harmless.values import Value, either, known  # noqa: E402
+from flatout.frameworks.pytorch.input.harmless.walking import look_at  # noqa: E402
 
 
 class Telling(dict):

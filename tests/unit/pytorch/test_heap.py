@@ -11,10 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flatout.facts import NOT_LOOKED_AT  # noqa: E402
 from flatout.frameworks.pytorch.levers import heap, registry  # noqa: E402
-from flatout.frameworks.pytorch.memory import PageFaults  # noqa: E402
+from flatout.frameworks.pytorch.observe.memory import PageFaults  # noqa: E402
 from flatout.frameworks.pytorch.session import Unavailable  # noqa: E402
+from flatout.records.facts import NOT_LOOKED_AT  # noqa: E402
 from handmade import FACTS, MACHINE  # noqa: E402
 
 LEVER = registry()["heap"]
@@ -102,7 +102,9 @@ def test_a_share_of_the_free_memory_bounds_what_is_kept(monkeypatch):
 
     monkeypatch.setattr(heap, "c_library", Library)
     for free_bytes, bound in ((4 * 2**30, 2**30), (64 * 2**30, -1)):
-        monkeypatch.setattr("flatout.control_groups.free_memory_bytes", lambda free_bytes=free_bytes: free_bytes)
+        monkeypatch.setattr(
+            "flatout.machine.control_groups.free_memory_bytes", lambda free_bytes=free_bytes: free_bytes
+        )
         LEVER.engage(None, {})
         assert told == [(heap.M_MMAP_MAX, 0), (heap.M_TRIM_THRESHOLD, bound)]
         told.clear()
@@ -149,7 +151,7 @@ def test_it_applies_where_page_faults_take_time_and_nobody_else_decides(
 def test_page_faults_of_a_step_are_those_of_the_calmer_of_the_last_two(monkeypatch):
     counts = iter([100, 900, 930, 1000, 50, 60])
     monkeypatch.setattr(
-        "flatout.frameworks.pytorch.memory.resource.getrusage",
+        "flatout.frameworks.pytorch.observe.memory.resource.getrusage",
         lambda who: type("Usage", (), {"ru_minflt": next(counts)}),
     )
     faults = PageFaults()

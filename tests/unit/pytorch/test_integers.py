@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from flatout.frameworks.pytorch.pipeline import arrays, integers
-from flatout.frameworks.pytorch.pipeline.rows import Rows
+from flatout.frameworks.pytorch.input.items import arrays, integers
+from flatout.frameworks.pytorch.input.items.rows import Rows
 
 NUMBERS = st.one_of(st.integers(-5, 5), st.integers(-(2**31), 2**31), st.integers(-(2**63), 2**63), st.integers())
 OPERATIONS = [operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod]

@@ -14,11 +14,11 @@ np = pytest.importorskip("numpy")
 from torch.utils.data import DataLoader  # noqa: E402
 
 import flatout  # noqa: E402
-from flatout import store_state  # noqa: E402
-from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
-from flatout.frameworks.pytorch.pipeline import row_files  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.shadow import difference  # noqa: E402
-from flatout.frameworks.pytorch.worker_settings import IN_PROCESS  # noqa: E402
+from flatout.frameworks.pytorch.input.items import row_files  # noqa: E402
+from flatout.frameworks.pytorch.input.items.shadow import difference  # noqa: E402
+from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.input.worker_settings import IN_PROCESS  # noqa: E402
+from flatout.records import store_state  # noqa: E402
 from unit.pytorch.test_pipeline import make  # noqa: E402
 
 OURS = os.path.dirname(os.path.abspath(flatout.__file__)) + os.sep

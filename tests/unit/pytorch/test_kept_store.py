@@ -26,16 +26,16 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader, Subset  # noqa: E402
 
-from flatout import store_folder, store_state  # noqa: E402
-from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
-from flatout.frameworks.pytorch.pipeline import fused, row_files, shelf  # noqa: E402
-from flatout.frameworks.pytorch.pipeline import identity as identity_module  # noqa: E402
-from flatout.frameworks.pytorch.pipeline import kept as kept_module  # noqa: E402
-from flatout.frameworks.pytorch.pipeline import store as store_module  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.identity import digest, hashed  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.rows import Unvectorised  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.shadow import difference  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.store import Room  # noqa: E402
+from flatout.frameworks.pytorch.input.items import fused, row_files, shelf  # noqa: E402
+from flatout.frameworks.pytorch.input.items import identity as identity_module  # noqa: E402
+from flatout.frameworks.pytorch.input.items import kept as kept_module  # noqa: E402
+from flatout.frameworks.pytorch.input.items import store as store_module  # noqa: E402
+from flatout.frameworks.pytorch.input.items.identity import digest, hashed  # noqa: E402
+from flatout.frameworks.pytorch.input.items.rows import Unvectorised  # noqa: E402
+from flatout.frameworks.pytorch.input.items.shadow import difference  # noqa: E402
+from flatout.frameworks.pytorch.input.items.store import Room  # noqa: E402
+from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
+from flatout.records import store_folder, store_state  # noqa: E402
 from unit.pytorch.test_pipeline import make  # noqa: E402
 from unit.pytorch.test_sample_store import epochs  # noqa: E402
 

@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from flatout.agreement import judge  # noqa: E402
 from flatout.frameworks.pytorch.levers import registry  # noqa: E402
+from flatout.judge.agreement import judge  # noqa: E402
 from handmade import FACTS, LOADER, MACHINE  # noqa: E402
 from processors import computes_bfloat16_lstm  # noqa: E402
 
@@ -315,13 +315,13 @@ class MyAdam(torch.optim.Adam):
     ids=["not fused", "fused", "foreach", "tensor as rate", "differentiable", "of its own"],
 )
 def test_an_optimizer_about_which_the_script_has_decided_cannot_be_fused(make):
-    from flatout.frameworks.pytorch.optimizers import can_fuse
+    from flatout.frameworks.pytorch.seams.optimizers import can_fuse
 
     assert not can_fuse(make([nn.Parameter(torch.ones(2))]))
 
 
 def test_a_rate_that_is_a_tensor_goes_without_foreach_as_pytorch_refuses_it():
-    from flatout.frameworks.pytorch.optimizers import can_foreach
+    from flatout.frameworks.pytorch.seams.optimizers import can_foreach
 
     parameter = nn.Parameter(torch.ones(2))
     assert can_foreach(torch.optim.Adam([parameter]))
@@ -333,7 +333,7 @@ def test_a_rate_that_is_a_tensor_goes_without_foreach_as_pytorch_refuses_it():
 
 
 def test_sparse_or_complex_parameters_cannot_be_fused():
-    from flatout.frameworks.pytorch.optimizers import can_fuse
+    from flatout.frameworks.pytorch.seams.optimizers import can_fuse
 
     embedding = nn.Embedding(4, 2, sparse=True)
     embedding(torch.tensor([1])).sum().backward()

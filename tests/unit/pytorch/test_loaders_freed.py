@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
-from flatout.frameworks.pytorch.dataset_state import marks  # noqa: E402
-from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
-from flatout.frameworks.pytorch.of_loader import NAME, known  # noqa: E402
+from flatout.frameworks.pytorch.input.dataset_state import marks  # noqa: E402
+from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.input.of_loader import NAME, known  # noqa: E402
 from imagery import TRANSFORMS, Photos, photographs  # noqa: E402
 
 

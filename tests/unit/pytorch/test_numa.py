@@ -12,11 +12,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flatout.frameworks.pytorch import memory_policy  # noqa: E402
 from flatout.frameworks.pytorch import session as sessions  # noqa: E402
 from flatout.frameworks.pytorch.levers import numa, registry  # noqa: E402
-from flatout.frameworks.pytorch.memory_policy import PREFERRED, Policy  # noqa: E402
-from flatout.numa import NumaNode  # noqa: E402
+from flatout.frameworks.pytorch.observe import memory_policy  # noqa: E402
+from flatout.frameworks.pytorch.observe.memory_policy import PREFERRED, Policy  # noqa: E402
+from flatout.records.numa import NumaNode  # noqa: E402
 from handmade import FACTS, MACHINE  # noqa: E402
 from made_up_machine import numa_tree  # noqa: E402
 
@@ -195,9 +195,9 @@ def test_the_facts_say_how_much_memory_the_process_had_at_its_peak(watch, worklo
 
 REAL = """
 import json, os, subprocess, sys, threading
-from flatout.frameworks.pytorch import memory_policy
+from flatout.frameworks.pytorch.observe import memory_policy
 from flatout.frameworks.pytorch.levers.numa import Binding
-from flatout.numa import NumaNode
+from flatout.records.numa import NumaNode
 
 def seen():
     policy = memory_policy.present()
@@ -208,7 +208,7 @@ def in_a_thread(found):
     thread.start(); thread.join()
     return found[-1]
 
-CHILD = "import os; from flatout.frameworks.pytorch import memory_policy as m; p = m.present();" \\
+CHILD = "import os; from flatout.frameworks.pytorch.observe import memory_policy as m; p = m.present();" \\
     "print([p.mode, sorted(p.nodes), sorted(os.sched_getaffinity(0))])"
 waits = threading.Event()
 other = threading.Thread(target=waits.wait)
@@ -263,7 +263,7 @@ def test_on_a_machine_whose_calls_are_not_known_none_is_made(monkeypatch):
 
 
 def _allowed_nodes():
-    from flatout.numa_nodes import parse_cpu_list
+    from flatout.machine.numa_nodes import parse_cpu_list
 
     with open("/proc/self/status", encoding="ascii", errors="replace") as status:
         line = next((line for line in status if line.startswith("Mems_allowed_list:")), None)

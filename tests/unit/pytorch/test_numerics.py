@@ -11,8 +11,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook  # noqa: E402
 
-from flatout.frameworks.pytorch.differences import reals, relative_error, slope  # noqa: E402
-from flatout.frameworks.pytorch.replay import Replayer  # noqa: E402
+from flatout.frameworks.pytorch.numerics.differences import reals, relative_error, slope  # noqa: E402
+from flatout.frameworks.pytorch.numerics.replay import Replayer  # noqa: E402
 from processors import computes_bfloat16_lstm  # noqa: E402
 
 WORKLOADS = ("conv", "transformer", "mlp", "lstm", "gan")

@@ -10,7 +10,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import flatout  # noqa: E402
-from flatout.run import observe as observing  # noqa: E402
+from flatout.child import observe as observing  # noqa: E402
 
 
 def train(num=40, *, pause_s=0.0):

@@ -65,7 +65,7 @@ def timed(watch, monkeypatch):
     ticking = Ticking()
     watched = watch()
     monkeypatch.setattr(watched.pytorch.observer.clock, "_now", ticking)
-    monkeypatch.setattr("flatout.frameworks.pytorch.observer.perf_counter", ticking)
+    monkeypatch.setattr("flatout.frameworks.pytorch.observe.observer.perf_counter", ticking)
     return watched, ticking
 
 
@@ -475,7 +475,7 @@ def test_observing_no_more_leaves_every_function_as_it_was(watch, device, monkey
     before = functions()
     if device == "cuda":  # its patches are those of a GPU; nothing is recorded on one
         monkeypatch.setattr(watched.pytorch.calls, "device", "cuda")
-        monkeypatch.setattr("flatout.frameworks.pytorch.observer.DeviceClock", lambda: None)
+        monkeypatch.setattr("flatout.frameworks.pytorch.observe.observer.DeviceClock", lambda: None)
     for _ in range(2):
         watched.pytorch.observe("phases")
         assert not same(before, functions())

@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from flatout.frameworks.pytorch.differences import buffer_error, outputs_apart, whole_error  # noqa: E402
-from flatout.frameworks.pytorch.outputs import compared_outputs, integers_fault  # noqa: E402
-from flatout.frameworks.pytorch.replay import Replayed  # noqa: E402
-from flatout.frameworks.pytorch.updates import _lessened  # noqa: E402
+from flatout.frameworks.pytorch.numerics.differences import buffer_error, outputs_apart, whole_error  # noqa: E402
+from flatout.frameworks.pytorch.numerics.outputs import compared_outputs, integers_fault  # noqa: E402
+from flatout.frameworks.pytorch.numerics.replay import Replayed  # noqa: E402
+from flatout.frameworks.pytorch.numerics.updates import _lessened  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "claims"))
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatout.frameworks.pytorch.patches import Patch
+from flatout.frameworks.pytorch.seams.patches import Patch
 
 
 class Base:

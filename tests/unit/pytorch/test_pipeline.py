@@ -17,13 +17,13 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, default_collate  # noqa: E402
 
-from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
-from flatout.frameworks.pytorch.pipeline import indexing  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.fused import FusedFetch, computed  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.reading import Unread, read  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.rows import Unvectorised  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.shadow import AT_ONCE, EVERY, Shadow, difference  # noqa: E402
-from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
+from flatout.frameworks.pytorch.input.items import indexing  # noqa: E402
+from flatout.frameworks.pytorch.input.items.fused import FusedFetch, computed  # noqa: E402
+from flatout.frameworks.pytorch.input.items.reading import Unread, read  # noqa: E402
+from flatout.frameworks.pytorch.input.items.rows import Unvectorised  # noqa: E402
+from flatout.frameworks.pytorch.input.items.shadow import AT_ONCE, EVERY, Shadow, difference  # noqa: E402
+from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (50, 6, 5), dtype=np.uint8)
 COLOURS = np.random.default_rng(1).integers(0, 256, (50, 4, 6, 3), dtype=np.uint8)
@@ -378,7 +378,7 @@ def test_attributes_that_change_while_a_pass_is_under_way_count_at_once():
 def test_batches_that_differ_are_never_handed_out(monkeypatch, made):
     body = "def __getitem__(self, i):\n    return torch.from_numpy(np.array(Image.fromarray(self.images[i])))"
     dataset = made(body)
-    from flatout.frameworks.pytorch.pipeline import tensors
+    from flatout.frameworks.pytorch.input.items import tensors
 
     monkeypatch.setitem(
         tensors.FUNCTIONS, "from_numpy", lambda value: tensors.Rows("tensor", tensors.from_numpy(value).data + 1)
@@ -392,7 +392,7 @@ def test_batches_that_differ_are_never_handed_out(monkeypatch, made):
 WARNS = """
 import warnings, torch, numpy as np
 from torch.utils.data import DataLoader, Dataset
-from flatout.frameworks.pytorch.loaders import Loaders
+from flatout.frameworks.pytorch.input.loaders import Loaders
 
 class ReadOnly(Dataset):
     def __init__(self):

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from flatout.frameworks.pytorch.pipeline.pixels.queue import Instead, Queue
+from flatout.frameworks.pytorch.input.pixels.queue import Instead, Queue
 
 BEGIN, FINISH, LEAVE = "begin", "finish", "leave"
 """What one who wants batches does: has one's jobs added, waits for them, or wants it no more."""

@@ -28,17 +28,17 @@ from hypothesis import strategies as st  # noqa: E402
 from PIL import ImageFile  # noqa: E402
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset  # noqa: E402
 
-from flatout.frameworks.pytorch.batches import compare_batches  # noqa: E402
-from flatout.frameworks.pytorch.calls import Calls  # noqa: E402
 from flatout.frameworks.pytorch.facts import find  # noqa: E402
-from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.fused import FusedFetch  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.pixels import elements, images, owner, sources, tensors, work  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.pixels.comparison import item_difference  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.pixels.threads import Threads  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.shadow import EVERY, difference  # noqa: E402
-from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
+from flatout.frameworks.pytorch.input.items.fused import FusedFetch  # noqa: E402
+from flatout.frameworks.pytorch.input.items.shadow import EVERY, difference  # noqa: E402
+from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.input.pixels import elements, images, owner, sources, tensors, work  # noqa: E402
+from flatout.frameworks.pytorch.input.pixels.comparison import item_difference  # noqa: E402
+from flatout.frameworks.pytorch.input.pixels.owner import PixelThreads  # noqa: E402
+from flatout.frameworks.pytorch.input.pixels.threads import Threads  # noqa: E402
+from flatout.frameworks.pytorch.numerics.batches import compare_batches  # noqa: E402
+from flatout.frameworks.pytorch.seams.calls import Calls  # noqa: E402
+from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
 from flatout.frameworks.pytorch.session import Session  # noqa: E402
 from handmade import MACHINE  # noqa: E402
 from tiers import some  # noqa: E402
@@ -552,8 +552,8 @@ ENDING = """
     import imagery
     from pathlib import Path
     from torch.utils.data import DataLoader
-    from flatout.frameworks.pytorch.pipeline.fused import FusedFetch
-    from flatout.frameworks.pytorch.pipeline.pixels.owner import PixelThreads
+    from flatout.frameworks.pytorch.input.items.fused import FusedFetch
+    from flatout.frameworks.pytorch.input.pixels.owner import PixelThreads
     pixels = PixelThreads(FusedFetch())
     pixels.engage(True)
     paths = [str(path) for path in sorted(Path({folder!r}).glob("plain*.jpg"))] * 40
@@ -599,7 +599,7 @@ def test_a_containers_quota_counts(quota, num, monkeypatch):
 
 
 def test_threads_are_named_and_end_when_there_is_nothing_to_do(paths, monkeypatch):
-    from flatout.frameworks.pytorch.pipeline.pixels import threads
+    from flatout.frameworks.pytorch.input.pixels import threads
 
     monkeypatch.setattr(threads, "IDLE_S", 0.05)
     loader = DataLoader(Photos(paths, TRANSFORMS["the usual"]), batch_size=5)
@@ -651,7 +651,7 @@ def test_a_difference_that_comes_later_is_found_and_ends_it(collate, paths, monk
 
 
 def test_random_numbers_that_are_drawn_otherwise_are_noticed(paths, monkeypatch):
-    from flatout.frameworks.pytorch.pipeline.pixels import replacements
+    from flatout.frameworks.pytorch.input.pixels import replacements
 
     watch = replacements.watch
     monkeypatch.setattr(replacements, "watch", lambda image, work: (torch.rand(1), watch(image, work)))
@@ -913,7 +913,7 @@ def test_items_that_cannot_be_compared_are_no_error(thing):
 def test_a_quantised_tensor_in_an_item_does_not_end_the_process():
     code = """
         import torch
-        from flatout.frameworks.pytorch.pipeline.shadow import difference
+        from flatout.frameworks.pytorch.input.items.shadow import difference
         quantised = torch.quantize_per_tensor(torch.arange(8.0), 0.1, 0, torch.qint8)
         print(difference(quantised, quantised))
     """

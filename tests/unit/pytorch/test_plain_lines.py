@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # noqa: E402
 
-from flatout.frameworks.pytorch.plain_lines import caller_in, caller_like  # noqa: E402
+from flatout.guest.plain_lines import caller_in, caller_like  # noqa: E402
 
 
 def failing(*given, **named):

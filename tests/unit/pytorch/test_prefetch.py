@@ -14,13 +14,13 @@ Image = pytest.importorskip("PIL.Image")
 
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset  # noqa: E402
 
-from flatout.frameworks.pytorch.batches import compare_batches  # noqa: E402
-from flatout.frameworks.pytorch.calls import Calls  # noqa: E402
 from flatout.frameworks.pytorch.facts import find  # noqa: E402
-from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.pixels import decoded as decoded_module  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.shadow import difference  # noqa: E402
-from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
+from flatout.frameworks.pytorch.input.items.shadow import difference  # noqa: E402
+from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.input.pixels import decoded as decoded_module  # noqa: E402
+from flatout.frameworks.pytorch.numerics.batches import compare_batches  # noqa: E402
+from flatout.frameworks.pytorch.seams.calls import Calls  # noqa: E402
+from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
 from flatout.frameworks.pytorch.session import Session  # noqa: E402
 from handmade import MACHINE  # noqa: E402
 from vision import torchvision  # noqa: E402

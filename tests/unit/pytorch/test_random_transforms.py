@@ -9,14 +9,14 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import ConcatDataset, DataLoader  # noqa: E402
 
-from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
-from flatout.frameworks.pytorch.pipeline import draws as draws_module  # noqa: E402
-from flatout.frameworks.pytorch.pipeline import randomness, vision  # noqa: E402
-from flatout.frameworks.pytorch.pipeline import shadow as shadow_module  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.draws import MOST_BELOW, UNIFORM, drawn, skip  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.rows import Unvectorised  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.shadow import difference  # noqa: E402
-from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
+from flatout.frameworks.pytorch.input.items import draws as draws_module  # noqa: E402
+from flatout.frameworks.pytorch.input.items import randomness, vision  # noqa: E402
+from flatout.frameworks.pytorch.input.items import shadow as shadow_module  # noqa: E402
+from flatout.frameworks.pytorch.input.items.draws import MOST_BELOW, UNIFORM, drawn, skip  # noqa: E402
+from flatout.frameworks.pytorch.input.items.rows import Unvectorised  # noqa: E402
+from flatout.frameworks.pytorch.input.items.shadow import difference  # noqa: E402
+from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
 from pictures import check, cifar, mnist  # noqa: E402
 from vision import torchvision  # noqa: E402
 

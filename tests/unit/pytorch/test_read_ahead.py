@@ -29,22 +29,17 @@ from torch.utils.data import (  # noqa: E402
     WeightedRandomSampler,
 )
 
-from flatout.frameworks.pytorch.calls import Calls  # noqa: E402
 from flatout.frameworks.pytorch.facts import find  # noqa: E402
-from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.read_ahead import owner as owner_module  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.read_ahead import readers as readers_module  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.read_ahead.names import columns_of  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.read_ahead.opened import Opened  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.read_ahead.order import Order  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.read_ahead.readers import (  # noqa: E402
-    NUM_LOOKED_AT,
-    Reading,
-    Took,
-    read,
-)
-from flatout.frameworks.pytorch.pipeline.shadow import difference  # noqa: E402
-from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
+from flatout.frameworks.pytorch.input.items.shadow import difference  # noqa: E402
+from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.input.read_ahead import owner as owner_module  # noqa: E402
+from flatout.frameworks.pytorch.input.read_ahead import readers as readers_module  # noqa: E402
+from flatout.frameworks.pytorch.input.read_ahead.names import columns_of  # noqa: E402
+from flatout.frameworks.pytorch.input.read_ahead.opened import Opened  # noqa: E402
+from flatout.frameworks.pytorch.input.read_ahead.order import Order  # noqa: E402
+from flatout.frameworks.pytorch.input.read_ahead.readers import NUM_LOOKED_AT, Reading, Took, read  # noqa: E402
+from flatout.frameworks.pytorch.seams.calls import Calls  # noqa: E402
+from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
 from flatout.frameworks.pytorch.session import Session  # noqa: E402
 from handmade import MACHINE  # noqa: E402
 from vision import torchvision  # noqa: E402

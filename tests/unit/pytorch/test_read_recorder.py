@@ -12,10 +12,10 @@ torch = pytest.importorskip("torch")
 
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
-from flatout.frameworks.pytorch import script_lines  # noqa: E402
-from flatout.frameworks.pytorch.patches import Patch  # noqa: E402
-from flatout.frameworks.pytorch.read_recorder import FROM_DEVICE, READS, ReadRecorder  # noqa: E402
-from flatout.read_sites import judged  # noqa: E402
+from flatout.frameworks.pytorch.observe.read_recorder import FROM_DEVICE, READS, ReadRecorder  # noqa: E402
+from flatout.frameworks.pytorch.seams import script_lines  # noqa: E402
+from flatout.frameworks.pytorch.seams.patches import Patch  # noqa: E402
+from flatout.judge.read_sites import judged  # noqa: E402
 
 
 class Clock:
@@ -111,7 +111,7 @@ def test_the_wait_is_what_passes_within_the_read(waiting):
 
 
 def test_the_hosts_time_until_the_next_wait_is_noted_across_steps(waiting, monkeypatch):
-    monkeypatch.setattr("flatout.frameworks.pytorch.read_recorder._from_device", lambda *_: True)
+    monkeypatch.setattr("flatout.frameworks.pytorch.observe.read_recorder._from_device", lambda *_: True)
     recording = Recording()
     clock, x = recording.clock, torch.ones(())
     waiting(clock, 0.04)
@@ -185,7 +185,7 @@ def test_where_noting_fails_values_are_read_on(monkeypatch):
     def refuse(*_, **__):
         raise RuntimeError("no frames here")
 
-    monkeypatch.setattr("flatout.frameworks.pytorch.read_recorder.script_frame", refuse)
+    monkeypatch.setattr("flatout.frameworks.pytorch.observe.read_recorder.script_frame", refuse)
     with Recording() as recording:
         assert torch.tensor(3).item() == 3
         assert torch.tensor(4).item() == 4

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from flatout.frameworks.pytorch.recorded_graphs import OwnGradients, num_recorded, with_own_outputs  # noqa: E402
+from flatout.frameworks.pytorch.seams.recorded_graphs import OwnGradients, num_recorded, with_own_outputs  # noqa: E402
 
 
 class _Replayed(torch.autograd.Function):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.frameworks.pytorch.rhythm import GIVE_UP, Rhythm
+from flatout.frameworks.pytorch.seams.rhythm import GIVE_UP, Rhythm
 
 
 def ends(order, expected=0):

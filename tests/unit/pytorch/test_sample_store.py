@@ -14,19 +14,19 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset, TensorDataset  # noqa: E402
 
-from flatout.frameworks.pytorch.batches import compare_batches  # noqa: E402
-from flatout.frameworks.pytorch.calls import Calls  # noqa: E402
 from flatout.frameworks.pytorch.facts import find  # noqa: E402
-from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
-from flatout.frameworks.pytorch.pipeline import store as store_module  # noqa: E402
-from flatout.frameworks.pytorch.pipeline import stored as stored_module  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.columns import Columns, Unkept  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.reading import read  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.rows import Unvectorised  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.shadow import AT_ONCE, EVERY, difference  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.sources import Look, Sources, state_of  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.store import Room, Store  # noqa: E402
-from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
+from flatout.frameworks.pytorch.input.items import store as store_module  # noqa: E402
+from flatout.frameworks.pytorch.input.items import stored as stored_module  # noqa: E402
+from flatout.frameworks.pytorch.input.items.columns import Columns, Unkept  # noqa: E402
+from flatout.frameworks.pytorch.input.items.reading import read  # noqa: E402
+from flatout.frameworks.pytorch.input.items.rows import Unvectorised  # noqa: E402
+from flatout.frameworks.pytorch.input.items.shadow import AT_ONCE, EVERY, difference  # noqa: E402
+from flatout.frameworks.pytorch.input.items.sources import Look, Sources, state_of  # noqa: E402
+from flatout.frameworks.pytorch.input.items.store import Room, Store  # noqa: E402
+from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.numerics.batches import compare_batches  # noqa: E402
+from flatout.frameworks.pytorch.seams.calls import Calls  # noqa: E402
+from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
 from flatout.frameworks.pytorch.session import Session  # noqa: E402
 from handmade import MACHINE  # noqa: E402
 from unit.pytorch.test_pipeline import make  # noqa: E402

@@ -11,7 +11,7 @@ SCRIPT = """
 import json, random, sys
 import numpy as np
 import torch
-from flatout.frameworks.pytorch import seeds
+from flatout.frameworks.pytorch.seams import seeds
 seeds.vary(int(sys.argv[1]))
 first = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # nobody has seeded
 fresh = [float(np.random.default_rng().random()), float(np.random.default_rng().random())]

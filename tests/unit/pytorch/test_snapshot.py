@@ -10,7 +10,7 @@ np = pytest.importorskip("numpy")
 from torch import nn  # noqa: E402
 from torch.utils.data import ConcatDataset, Dataset, Subset  # noqa: E402
 
-from flatout.frameworks.pytorch.pipeline.snapshot import MOST_ELEMENTS, copied  # noqa: E402
+from flatout.frameworks.pytorch.input.items.snapshot import MOST_ELEMENTS, copied  # noqa: E402
 
 
 class Scaled:

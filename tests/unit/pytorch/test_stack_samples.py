@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.frameworks.pytorch.stack_samples import StackSampler
+from flatout.frameworks.pytorch.observe.stack_samples import StackSampler
 
 pytest.importorskip("torch")
 

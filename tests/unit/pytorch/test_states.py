@@ -9,8 +9,8 @@ np = pytest.importorskip("numpy")
 
 from torch import nn  # noqa: E402
 
-from flatout.frameworks.pytorch.module_state import ModuleState  # noqa: E402
-from flatout.frameworks.pytorch.random_states import RandomStates  # noqa: E402
+from flatout.frameworks.pytorch.seams.module_state import ModuleState  # noqa: E402
+from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
 
 DRAWS = {
     "torch": lambda own: torch.rand(1),

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from flatout import agreement
-from flatout.frameworks.pytorch import trained
-from flatout.frameworks.pytorch.calls import Calls
-from flatout.frameworks.pytorch.loaders import Loaders
+from flatout.frameworks.pytorch.input.loaders import Loaders
+from flatout.frameworks.pytorch.numerics import trained
+from flatout.frameworks.pytorch.numerics.trained import Trained, differences, of_losses
+from flatout.frameworks.pytorch.seams.calls import Calls
 from flatout.frameworks.pytorch.session import Session
-from flatout.frameworks.pytorch.trained import Trained, differences, of_losses
-from flatout.trace import Agreement
+from flatout.judge import agreement
+from flatout.records.trace import Agreement
 
 STEPS = 15
 

@@ -17,21 +17,21 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset  # noqa: E402
 
-from flatout.ceilings import Accelerator  # noqa: E402
-from flatout.frameworks.pytorch import budget  # noqa: E402
-from flatout.frameworks.pytorch.calls import Calls  # noqa: E402
+from flatout.frameworks.pytorch.input import budget  # noqa: E402
+from flatout.frameworks.pytorch.input.items.columns import Columns  # noqa: E402
+from flatout.frameworks.pytorch.input.items.shadow import NUM_FIRST  # noqa: E402
+from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.input.transfer import rows as rows_module  # noqa: E402
+from flatout.frameworks.pytorch.input.transfer.buffers import PAGE_BYTES, Buffers  # noqa: E402
+from flatout.frameworks.pytorch.input.transfer.known import MOST_MISSES, Habit, Known, Leaf  # noqa: E402
+from flatout.frameworks.pytorch.input.transfer.rows import Rows  # noqa: E402
+from flatout.frameworks.pytorch.input.transfer.staging import Staging  # noqa: E402
+from flatout.frameworks.pytorch.input.transfer.transfer import MOST_FAILURES, Transfer  # noqa: E402
+from flatout.frameworks.pytorch.input.worker_settings import usable  # noqa: E402
 from flatout.frameworks.pytorch.levers import registry  # noqa: E402
-from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.columns import Columns  # noqa: E402
-from flatout.frameworks.pytorch.pipeline.shadow import NUM_FIRST  # noqa: E402
+from flatout.frameworks.pytorch.seams.calls import Calls  # noqa: E402
 from flatout.frameworks.pytorch.session import Session, Unavailable  # noqa: E402
-from flatout.frameworks.pytorch.transfer import rows as rows_module  # noqa: E402
-from flatout.frameworks.pytorch.transfer.buffers import PAGE_BYTES, Buffers  # noqa: E402
-from flatout.frameworks.pytorch.transfer.known import MOST_MISSES, Habit, Known, Leaf  # noqa: E402
-from flatout.frameworks.pytorch.transfer.rows import Rows  # noqa: E402
-from flatout.frameworks.pytorch.transfer.staging import Staging  # noqa: E402
-from flatout.frameworks.pytorch.transfer.transfer import MOST_FAILURES, Transfer  # noqa: E402
-from flatout.frameworks.pytorch.worker_settings import usable  # noqa: E402
+from flatout.records.ceilings import Accelerator  # noqa: E402
 from handmade import FACTS, LOADER, MACHINE  # noqa: E402
 from streams import Event, FakeDevice, FakeDevices, Stream  # noqa: E402
 from unit.pytorch.test_pipeline import make  # noqa: E402
@@ -379,7 +379,7 @@ def test_tables_of_methods_that_libraries_keep_find_ours_and_the_other_way_round
 
 COMPILED = """
 import torch
-from flatout.frameworks.pytorch.transfer.transfer import Transfer
+from flatout.frameworks.pytorch.input.transfer.transfer import Transfer
 transfer = Transfer()
 transfer.engage("prefetch", True)
 call = torch.compile(lambda x: x.to(torch.float64) + torch.Tensor.to(x, "cpu", non_blocking=True), backend="eager",

@@ -9,7 +9,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import ConcatDataset, DataLoader, Subset  # noqa: E402
 
-from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from pictures import check, cifar, mnist  # noqa: E402
 from vision import torchvision  # noqa: E402
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flatout.frameworks.pytorch.trees import map_tensors, tensors_of  # noqa: E402
+from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of  # noqa: E402
 
 Pair = namedtuple("Pair", "logits hidden")
 

@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
-from flatout.frameworks.pytorch import worker_processes  # noqa: E402
-from flatout.frameworks.pytorch.loaders import Loaders  # noqa: E402
-from flatout.frameworks.pytorch.worker_processes import OurWorkers, signs_of_life  # noqa: E402
+from flatout.frameworks.pytorch.input import worker_processes  # noqa: E402
+from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.input.worker_processes import OurWorkers, signs_of_life  # noqa: E402
 from tiers import some  # noqa: E402
 
 WORKERS = {"num_workers": 2, "prefetch_factor": 2}
@@ -138,7 +138,7 @@ SCRIPT = """
 import os, signal, sys, time
 import torch
 from torch.utils.data import DataLoader
-from flatout.frameworks.pytorch.loaders import Loaders
+from flatout.frameworks.pytorch.input.loaders import Loaders
 
 class Stuck(torch.utils.data.Dataset):
     def __len__(self):

@@ -9,9 +9,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from flatout.agreement import judge  # noqa: E402
 from flatout.frameworks.pytorch.levers.zero_grad import ZeroGrad  # noqa: E402
-from flatout.plan import allows  # noqa: E402
+from flatout.judge.agreement import judge  # noqa: E402
+from flatout.records.plan import allows  # noqa: E402
 from handmade import FACTS, MACHINE  # noqa: E402
 
 LEVER = {"zero_grad": {}}

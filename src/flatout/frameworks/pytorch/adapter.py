@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flatout.facts import Facts
 from flatout.frameworks.contract import StepListener
 from flatout.frameworks.pytorch import facts as fact_finding
-from flatout.frameworks.pytorch.calls import Calls
-from flatout.frameworks.pytorch.capture import CAPTURE_BYTES, Capture
-from flatout.frameworks.pytorch.compilation import num_compilations
+from flatout.frameworks.pytorch.input.loaders import Loaders
 from flatout.frameworks.pytorch.levers.zero_grad import Clearings
-from flatout.frameworks.pytorch.loaders import Loaders
-from flatout.frameworks.pytorch.memory import PeakMemory
-from flatout.frameworks.pytorch.numerics import Numerics
-from flatout.frameworks.pytorch.observer import Observer
+from flatout.frameworks.pytorch.numerics.capture import CAPTURE_BYTES, Capture
+from flatout.frameworks.pytorch.numerics.compare import Numerics
+from flatout.frameworks.pytorch.observe.memory import PeakMemory
+from flatout.frameworks.pytorch.observe.observer import Observer
+from flatout.frameworks.pytorch.seams.calls import Calls
+from flatout.frameworks.pytorch.seams.compilation import num_compilations
 from flatout.frameworks.pytorch.session import Session
 from flatout.frameworks.pytorch.steps import Steps
-from flatout.interruptions import raised_by_handler
-from flatout.trace import Agreement, Census, Levers, Scaling, Toggle
-from flatout.tracebacks import hide_ours
+from flatout.guest.interruptions import raised_by_handler
+from flatout.guest.tracebacks import hide_ours
+from flatout.records.facts import Facts
+from flatout.records.trace import Agreement, Census, Levers, Scaling, Toggle
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.census import OperationCounter
+    from flatout.frameworks.pytorch.observe.census import OperationCounter
     from flatout.frameworks.pytorch.parallel.ranks import Ranks
-    from flatout.ranks import RankPlace, Terms
+    from flatout.records.ranks import RankPlace, Terms
 
 FEWEST_SETTLING_STEPS = 4
 """Steps that are looked at before it is said what the script does."""
@@ -78,8 +78,8 @@ class PyTorch:
         self.loaders.studies = trial or learns
         self._memory = PeakMemory(ours=trial)
         if trial or learns:  # now: a script that freezes what is there has the collector walk what comes later
-            import flatout.frameworks.pytorch.pipeline.engine  # noqa: F401
-            from flatout.frameworks.pytorch.attention import backends_of
+            import flatout.frameworks.pytorch.input.items.engine  # noqa: F401
+            from flatout.frameworks.pytorch.observe.attention import backends_of
 
             self.calls.look_at_graph = backends_of
         self.loaders.install()
@@ -267,7 +267,7 @@ class PyTorch:
 
     def trained(self) -> Any:
         """See `Framework.trained`."""
-        from flatout.frameworks.pytorch.trained import Trained  # samples of a run alone ask for it
+        from flatout.frameworks.pytorch.numerics.trained import Trained  # samples of a run alone ask for it
 
         return Trained(self.session, self.calls)
 
@@ -277,7 +277,7 @@ class PyTorch:
 
     def vary_seeds(self, run: int) -> None:
         """See `Framework.vary_seeds`."""
-        from flatout.frameworks.pytorch import seeds  # `prove` alone asks for it
+        from flatout.frameworks.pytorch.seams import seeds  # `prove` alone asks for it
 
         seeds.vary(run)
 
@@ -381,7 +381,9 @@ class PyTorch:
     def begin_census(self) -> None:
         """See `Framework.begin_census`."""
         self._follow()
-        from flatout.frameworks.pytorch.census import OperationCounter  # not in a run: it loads tables of formulas
+        from flatout.frameworks.pytorch.observe.census import (
+            OperationCounter,  # not in a run: it loads tables of formulas
+        )
 
         self._census = OperationCounter()
         self._census.__enter__()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flatout.frameworks.pytorch.update_hooks import within_update
+from flatout.frameworks.pytorch.seams.update_hooks import within_update
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.adapter import PyTorch

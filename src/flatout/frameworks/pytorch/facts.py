@@ -13,19 +13,19 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from flatout.facts import EndedBy, Facts, LoaderFacts, ModelFacts, OptimizerFacts
-from flatout.frameworks.pytorch.blocks import BlockCall, repeated_blocks
-from flatout.frameworks.pytorch.calls import OuterCall
-from flatout.frameworks.pytorch.hand_over import start_method
+from flatout.frameworks.pytorch.input.hand_over import start_method
+from flatout.frameworks.pytorch.input.worker_settings import why_not_sooner
 from flatout.frameworks.pytorch.levers.accumulation import calls_per_update
 from flatout.frameworks.pytorch.levers.batch_size import why_not_here
 from flatout.frameworks.pytorch.levers.collector import Collector, is_steered
 from flatout.frameworks.pytorch.levers.float8 import is_aligned
 from flatout.frameworks.pytorch.levers.interop_threads import num_pooled, number_in_plain
-from flatout.frameworks.pytorch.memory import PeakMemory, memory_of_device
-from flatout.frameworks.pytorch.optimizers import can_fuse
+from flatout.frameworks.pytorch.observe.memory import PeakMemory, memory_of_device
+from flatout.frameworks.pytorch.seams.blocks import BlockCall, repeated_blocks
+from flatout.frameworks.pytorch.seams.calls import OuterCall
+from flatout.frameworks.pytorch.seams.optimizers import can_fuse
 from flatout.frameworks.pytorch.session import Session
-from flatout.frameworks.pytorch.worker_settings import why_not_sooner
+from flatout.records.facts import EndedBy, Facts, LoaderFacts, ModelFacts, OptimizerFacts
 
 CONVOLUTIONS = {
     nn.Conv1d: 1, nn.ConvTranspose1d: 1, nn.Conv2d: 2, nn.ConvTranspose2d: 2, nn.Conv3d: 3, nn.ConvTranspose3d: 3,
@@ -49,7 +49,7 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
     devices = {p.device.type for p in session.parameters()}
     loaders = tuple(_loader(loader, session) for loader in session.loaders.training)
     if session.loaders.studies:  # a trial or a run that learns, in which the sources of datasets were read
-        from flatout.frameworks.pytorch.pipeline.syntax import forget
+        from flatout.frameworks.pytorch.input.items.syntax import forget
 
         forget()
     return Facts(

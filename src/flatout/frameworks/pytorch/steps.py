@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from flatout.facts import EndedBy
 from flatout.frameworks.pytorch.coasting import Coasting
-from flatout.frameworks.pytorch.owners import num_optimizers, with_gradients
-from flatout.frameworks.pytorch.patches import Patch
-from flatout.frameworks.pytorch.rhythm import Rhythm
-from flatout.frameworks.pytorch.update_hooks import UpdateHook, leave_uncompiled, nothing, within_update
-from flatout.tracebacks import hide_ours
+from flatout.frameworks.pytorch.seams.owners import num_optimizers, with_gradients
+from flatout.frameworks.pytorch.seams.patches import Patch
+from flatout.frameworks.pytorch.seams.rhythm import Rhythm
+from flatout.frameworks.pytorch.seams.update_hooks import UpdateHook, leave_uncompiled, nothing, within_update
+from flatout.guest.tracebacks import hide_ours
+from flatout.records.facts import EndedBy
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.adapter import PyTorch

@@ -45,7 +45,7 @@ from flatout.frameworks.pytorch.levers.threads import Threads
 from flatout.frameworks.pytorch.levers.virtual_workers import VirtualWorkers
 from flatout.frameworks.pytorch.levers.workers import Workers
 from flatout.frameworks.pytorch.levers.zero_grad import ZeroGrad
-from flatout.plan import Lever, verify
+from flatout.records.plan import Lever, verify
 
 LEVERS: tuple[type[Lever], ...] = (
     CpuAffinity,

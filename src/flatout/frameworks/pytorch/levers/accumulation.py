@@ -26,21 +26,21 @@ from inspect import getattr_static
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import Facts
-from flatout.frameworks.pytorch.learning_rates import RULES, Changed, restore, scale, without_rule
-from flatout.interruptions import raised_by_handler
-from flatout.plan import Lever
-from flatout.trace import Setting
-from flatout.tracebacks import hide_ours
+from flatout.frameworks.pytorch.seams.learning_rates import RULES, Changed, restore, scale, without_rule
+from flatout.guest.interruptions import raised_by_handler
+from flatout.guest.tracebacks import hide_ours
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from flatout.frameworks.pytorch.clippings import Clipping
-    from flatout.frameworks.pytorch.patches import Patch
+    from flatout.frameworks.pytorch.seams.clippings import Clipping
+    from flatout.frameworks.pytorch.seams.patches import Patch
+    from flatout.frameworks.pytorch.seams.summed_gradients import SummedGradients
     from flatout.frameworks.pytorch.session import Session
-    from flatout.frameworks.pytorch.summed_gradients import SummedGradients
 
 
 class Accumulation(Lever):
@@ -124,7 +124,7 @@ class Grouped:
     """
 
     def __init__(self, num: int, session: Session) -> None:
-        from flatout.frameworks.pytorch.clippings import Clippings
+        from flatout.frameworks.pytorch.seams.clippings import Clippings
 
         self.num = num
         self.updates: dict[str, int] = {}
@@ -142,7 +142,7 @@ class Grouped:
         """From here on."""
         from torch.optim import Optimizer
 
-        from flatout.frameworks.pytorch.patches import Patch
+        from flatout.frameworks.pytorch.seams.patches import Patch
         from flatout.frameworks.pytorch.session import Unavailable
 
         if not hasattr(Optimizer, MADE):
@@ -193,8 +193,8 @@ class Grouped:
         return made
 
     def _meet(self, optimizer: Optimizer) -> SummedGradients:
-        from flatout.frameworks.pytorch.patches import Patch
-        from flatout.frameworks.pytorch.summed_gradients import SummedGradients
+        from flatout.frameworks.pytorch.seams.patches import Patch
+        from flatout.frameworks.pytorch.seams.summed_gradients import SummedGradients
 
         kind = type(optimizer)
         self._sums[optimizer] = sums = SummedGradients(1 / self.num)

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import NOT_LOOKED_AT, Facts
-from flatout.plan import Lever
-from flatout.trace import Setting
+from flatout.records.ceilings import Machine
+from flatout.records.facts import NOT_LOOKED_AT, Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.calls import Around, Compute
-    from flatout.frameworks.pytorch.regions import Region
+    from flatout.frameworks.pytorch.seams.calls import Around, Compute
+    from flatout.frameworks.pytorch.seams.regions import Region
     from flatout.frameworks.pytorch.session import Session
 
 
@@ -56,8 +56,8 @@ class Attention(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Allow that one, and `math` for the rest, inside each outermost call."""
-        from flatout.frameworks.pytorch.attention import allow, allowed
-        from flatout.frameworks.pytorch.regions import Region
+        from flatout.frameworks.pytorch.observe.attention import allow, allowed
+        from flatout.frameworks.pytorch.seams.regions import Region
 
         backend, seen = str(settings["backend"]), set[str]()
         ours = {name: name in (backend, "math") for name in allowed()}
@@ -81,7 +81,7 @@ class Attention(Lever):
 
 
 def _around(region: Region, seen: set[str]) -> Around:
-    from flatout.frameworks.pytorch.attention import backends_of
+    from flatout.frameworks.pytorch.observe.attention import backends_of
 
     looked = False
 

@@ -20,22 +20,22 @@ from collections.abc import Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import Facts
-from flatout.frameworks.pytorch.learning_rates import RULES, Changed, restore, scale, without_rule
 from flatout.frameworks.pytorch.lever_reasons import why_none
-from flatout.plan import Lever
-from flatout.trace import Setting
-from flatout.tracebacks import hide_ours
+from flatout.frameworks.pytorch.seams.learning_rates import RULES, Changed, restore, scale, without_rule
+from flatout.guest.tracebacks import hide_ours
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
 
-    from flatout.frameworks.pytorch.loaders import Loaders
-    from flatout.frameworks.pytorch.patches import Patch
+    from flatout.frameworks.pytorch.input.loaders import Loaders
+    from flatout.frameworks.pytorch.seams.patches import Patch
+    from flatout.frameworks.pytorch.seams.update_hooks import UpdateHook
     from flatout.frameworks.pytorch.session import Session
-    from flatout.frameworks.pytorch.update_hooks import UpdateHook
 
 
 def why_not_resized(loader: DataLoader[Any]) -> str | None:
@@ -145,8 +145,8 @@ class Resized:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
         from torch.utils.data import DataLoader
 
-        from flatout.frameworks.pytorch.patches import Patch
-        from flatout.frameworks.pytorch.update_hooks import UpdateHook
+        from flatout.frameworks.pytorch.seams.patches import Patch
+        from flatout.frameworks.pytorch.seams.update_hooks import UpdateHook
 
         self._patch = Patch(DataLoader, "__init__", self._resizing)
         self._hooks = [
@@ -281,6 +281,6 @@ class _Rates(threading.local):
             self.restore()
 
     def _is_within(self) -> bool:
-        from flatout.frameworks.pytorch.update_hooks import within_update
+        from flatout.frameworks.pytorch.seams.update_hooks import within_update
 
         return within_update(sys._getframe(3).f_back)

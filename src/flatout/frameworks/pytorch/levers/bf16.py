@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import Facts
-from flatout.plan import Lever
-from flatout.trace import Setting
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     import torch
 
-    from flatout.frameworks.pytorch.calls import Around, Compute, OuterCall
+    from flatout.frameworks.pytorch.seams.calls import Around, Compute, OuterCall
     from flatout.frameworks.pytorch.session import Session
 
 
@@ -67,7 +67,7 @@ class Bf16(Lever):
 def _around(call: OuterCall, device: str, seen: set[str]) -> Around:
     import torch
 
-    from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
+    from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
     probed = False
 

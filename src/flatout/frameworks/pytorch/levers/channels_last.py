@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import Facts
-from flatout.plan import Lever
-from flatout.trace import Setting
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     import torch
 
-    from flatout.frameworks.pytorch.calls import Compute
+    from flatout.frameworks.pytorch.seams.calls import Compute
     from flatout.frameworks.pytorch.session import Session
 
 
@@ -43,7 +43,7 @@ class ChannelsLast(Lever):
         """Move the state, and convert inputs from now on."""
         import torch
 
-        from flatout.frameworks.pytorch.trees import map_tensors
+        from flatout.frameworks.pytorch.seams.trees import map_tensors
 
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         strides: dict[tuple[int, str], tuple[int, ...]] = {}

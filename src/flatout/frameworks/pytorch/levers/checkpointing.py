@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import Facts
-from flatout.plan import Lever
-from flatout.trace import Setting
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.calls import OuterCall
+    from flatout.frameworks.pytorch.seams.calls import OuterCall
     from flatout.frameworks.pytorch.session import Session
 
 
@@ -73,8 +73,8 @@ class Checkpointing(Lever):
 
 
 def _seams(call: OuterCall, session: Session) -> list[Any]:
-    from flatout.frameworks.pytorch.blocks import BlockCall, repeated_blocks
-    from flatout.frameworks.pytorch.recomputation import Recomputed
+    from flatout.frameworks.pytorch.seams.blocks import BlockCall, repeated_blocks
+    from flatout.frameworks.pytorch.seams.recomputation import Recomputed
 
     blocks = [block for group in repeated_blocks(call.module) for block in group]
     made = [(block, Recomputed()) for block in blocks]

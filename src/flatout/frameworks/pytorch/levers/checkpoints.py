@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import Facts
-from flatout.plan import Lever
-from flatout.trace import Setting
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
@@ -38,7 +38,7 @@ class Checkpoints(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next `torch.save` on."""
-        from flatout.frameworks.pytorch.background_saves import BackgroundSaves
+        from flatout.frameworks.pytorch.seams.background_saves import BackgroundSaves
 
         if _SAVES not in session.kept:  # one for the process: what it asks of Python stays
             session.kept[_SAVES] = BackgroundSaves()

@@ -23,13 +23,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import Facts
-from flatout.plan import Lever
-from flatout.trace import Setting
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.calls import OuterCall
+    from flatout.frameworks.pytorch.seams.calls import OuterCall
     from flatout.frameworks.pytorch.session import Session
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -144,7 +144,7 @@ class Compile(Lever):
         limits = session.kept.get(_LIMITS)
         end = f"; PyTorch's limit of {limits[0]} was reached: other shapes and values run as plain" if limits else ""
         if _GRADIENTS in session.kept:
-            from flatout.frameworks.pytorch.recorded_graphs import num_recorded
+            from flatout.frameworks.pytorch.seams.recorded_graphs import num_recorded
 
             recorded = num_recorded()
             return f"{num} graph{'s' * (num != 1)} compiled, {recorded} recorded{end}" if recorded else None
@@ -205,7 +205,7 @@ def _record(session: Session) -> None:
     """Results of one step are its own, and each step begins anew."""
     import torch
 
-    from flatout.frameworks.pytorch.recorded_graphs import OwnGradients
+    from flatout.frameworks.pytorch.seams.recorded_graphs import OwnGradients
 
     session.kept[_GRADIENTS] = OwnGradients(session.parameters())
     session.at_step_end[Compile.name] = torch.compiler.cudagraph_mark_step_begin
@@ -215,7 +215,7 @@ def _whole(call: OuterCall, mode: str) -> tuple[Callable[..., Any], list[Any]]:
     """The call of the whole module, compiled; the module is found again by the call, which does not keep it alive."""
     compiled = _compiled(mode, call.name)
     if mode == "reduce-overhead":
-        from flatout.frameworks.pytorch.recorded_graphs import with_own_outputs
+        from flatout.frameworks.pytorch.seams.recorded_graphs import with_own_outputs
 
         compiled = with_own_outputs(compiled)
 
@@ -227,7 +227,7 @@ def _whole(call: OuterCall, mode: str) -> tuple[Callable[..., Any], list[Any]]:
 
 def _regional(call: OuterCall, session: Session) -> tuple[Callable[..., Any], list[Any]]:
     """The plain call, and a seam in each repeated block: those of a group share what is compiled for the first."""
-    from flatout.frameworks.pytorch.blocks import BlockCall, repeated_blocks
+    from flatout.frameworks.pytorch.seams.blocks import BlockCall, repeated_blocks
 
     seams = []
     for number, blocks in enumerate(repeated_blocks(call.module)):

@@ -13,16 +13,16 @@ import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import Facts
-from flatout.plan import Lever
-from flatout.trace import Setting
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from flatout.frameworks.pytorch.calls import Around, Compute
-    from flatout.frameworks.pytorch.regions import Region
+    from flatout.frameworks.pytorch.seams.calls import Around, Compute
+    from flatout.frameworks.pytorch.seams.regions import Region
     from flatout.frameworks.pytorch.session import Session
 
     Swap = tuple[nn.Module, str, tuple[nn.Module, nn.Module]]
@@ -134,7 +134,7 @@ def _is_same(first: object, second: object) -> bool:
 
 
 def _region(swaps: list[Swap]) -> Region:
-    from flatout.frameworks.pytorch.regions import Region
+    from flatout.frameworks.pytorch.seams.regions import Region
 
     return Region(lambda: True, lambda _: _put(swaps, 0), lambda: _put(swaps, 1))
 

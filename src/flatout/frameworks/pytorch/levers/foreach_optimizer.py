@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import Facts
-from flatout.plan import Lever
-from flatout.trace import Setting
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
@@ -39,7 +39,7 @@ class ForeachOptimizer(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Set the flag in each update."""
-        from flatout.frameworks.pytorch.optimizers import can_foreach
+        from flatout.frameworks.pytorch.seams.optimizers import can_foreach
 
         for optimizer in session.optimizers:
             if can_foreach(optimizer):

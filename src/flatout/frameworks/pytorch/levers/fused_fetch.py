@@ -1,7 +1,7 @@
 """fused_fetch: compute each batch at once, where it is known what the dataset computes, and collate nothing.
 
-What a dataset computes is read from its own code (`flatout.frameworks.pytorch.pipeline`). The batches are bit for bit
-the same, and a share of them is computed both ways for as long as the script runs.
+What a dataset computes is read from its own code (`flatout.frameworks.pytorch.input.items`). The batches are bit for
+bit the same, and a share of them is computed both ways for as long as the script runs.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import Facts
 from flatout.frameworks.pytorch.lever_reasons import why_none
-from flatout.plan import Lever
-from flatout.trace import Setting
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session

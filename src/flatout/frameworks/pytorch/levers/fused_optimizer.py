@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import Facts
-from flatout.plan import Lever
-from flatout.trace import Setting
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
@@ -41,7 +41,7 @@ class FusedOptimizer(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Set the flag in each update."""
-        from flatout.frameworks.pytorch.optimizers import can_fuse
+        from flatout.frameworks.pytorch.seams.optimizers import can_fuse
 
         for optimizer in session.optimizers:
             if can_fuse(optimizer):

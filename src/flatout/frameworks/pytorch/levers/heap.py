@@ -21,10 +21,10 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import NOT_LOOKED_AT, Facts
-from flatout.plan import Lever
-from flatout.trace import Setting
+from flatout.records.ceilings import Machine
+from flatout.records.facts import NOT_LOOKED_AT, Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
@@ -83,8 +83,8 @@ class Heap(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Before the script goes on: no blocks of their own, and the end of the heap kept."""
-        from flatout.control_groups import free_memory_bytes
         from flatout.frameworks.pytorch.session import Unavailable
+        from flatout.machine.control_groups import free_memory_bytes
 
         reason = why_not_glibc()
         if reason is not None:

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import Facts
-from flatout.plan import Lever
-from flatout.trace import Setting
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.patches import Patch
+    from flatout.frameworks.pytorch.seams.patches import Patch
     from flatout.frameworks.pytorch.session import Session
 
 POOL = "PTThreadPool"
@@ -93,7 +93,7 @@ class Number:
         """Have PyTorch take the number."""
         import torch
 
-        from flatout.frameworks.pytorch.patches import Patch
+        from flatout.frameworks.pytorch.seams.patches import Patch
 
         self.in_plain = torch.get_num_interop_threads()
         try:

@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import Facts
-from flatout.plan import Lever
-from flatout.trace import Setting
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.calls import Around, Compute, OuterCall
-    from flatout.frameworks.pytorch.regions import Region
+    from flatout.frameworks.pytorch.seams.calls import Around, Compute, OuterCall
+    from flatout.frameworks.pytorch.seams.regions import Region
     from flatout.frameworks.pytorch.session import Session
 
 PROBE_SIZE = 64
@@ -63,7 +63,7 @@ class MatmulBf16(Lever):
         """Allow the rounding inside each outermost call, and in the backward through it."""
         import torch
 
-        from flatout.frameworks.pytorch.regions import Region
+        from flatout.frameworks.pytorch.seams.regions import Region
 
         seen: set[str] = set()
         region = Region(_read, _write, _write_bfloat16)

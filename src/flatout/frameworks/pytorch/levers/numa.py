@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import Facts
-from flatout.numa import NumaNode, chosen, why_no_choice
-from flatout.plan import Lever
-from flatout.trace import Setting
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.numa import NumaNode, chosen, why_no_choice
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
@@ -78,9 +78,9 @@ class Numa(Lever):
         """Before the script goes on, and so before it takes memory."""
         import torch
 
-        from flatout.frameworks.pytorch import memory_policy
+        from flatout.frameworks.pytorch.observe import memory_policy
         from flatout.frameworks.pytorch.session import Unavailable
-        from flatout.numa_nodes import numa_nodes
+        from flatout.machine.numa_nodes import numa_nodes
 
         decided = next((name for name in PLACES if name in os.environ), None)
         if decided is not None:
@@ -134,8 +134,8 @@ class Binding:
         Raises:
             OSError: The kernel refuses it; then nothing has changed.
         """
-        from flatout.frameworks.pytorch import memory_policy
-        from flatout.frameworks.pytorch.memory_policy import PREFERRED, Policy
+        from flatout.frameworks.pytorch.observe import memory_policy
+        from flatout.frameworks.pytorch.observe.memory_policy import PREFERRED, Policy
 
         self._cpus = os.sched_getaffinity(0)
         memory_policy.choose(Policy(mode=PREFERRED, nodes=frozenset({self.node.number})))
@@ -152,7 +152,7 @@ class Binding:
         Raises:
             OSError: The kernel refuses it.
         """
-        from flatout.frameworks.pytorch import memory_policy
+        from flatout.frameworks.pytorch.observe import memory_policy
 
         try:
             memory_policy.choose(memory_policy.Policy())
@@ -161,7 +161,7 @@ class Binding:
 
     def wrong(self) -> str | None:
         """What is otherwise in the calling thread, in a few words; None where nothing is."""
-        from flatout.frameworks.pytorch import memory_policy
+        from flatout.frameworks.pytorch.observe import memory_policy
 
         if not os.sched_getaffinity(0) <= set(self.node.cpus):
             return "the script has chosen other processors"

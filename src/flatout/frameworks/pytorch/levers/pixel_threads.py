@@ -1,7 +1,7 @@
 """pixel_threads: decode, crop, resize and normalize the images of a batch on several threads, without workers.
 
 The script's own code runs in its own thread and draws its random numbers in its own order; only what it asks of pixels
-is done later, by whichever thread has time (`flatout.frameworks.pytorch.pipeline.pixels`). The batches are bit for bit
+is done later, by whichever thread has time (`flatout.frameworks.pytorch.input.pixels`). The batches are bit for bit
 the same, and a share of them is computed both ways for as long as the script runs.
 """
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import Facts
 from flatout.frameworks.pytorch.lever_reasons import why_none
-from flatout.plan import Lever
-from flatout.trace import Setting
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session

@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.ceilings import Machine
-from flatout.facts import Facts
-from flatout.plan import Lever
-from flatout.trace import Setting
-from flatout.tracebacks import hide_ours
+from flatout.guest.tracebacks import hide_ours
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     import torch
 
-    from flatout.frameworks.pytorch.patches import Patch
+    from flatout.frameworks.pytorch.seams.patches import Patch
     from flatout.frameworks.pytorch.session import Session
 
 Parameters = Iterable["torch.Tensor"]
@@ -84,7 +84,7 @@ class Clearings:
         """From here on tell of each such call; where the answer is True it sets to None."""
         import torch
 
-        from flatout.frameworks.pytorch.patches import Patch
+        from flatout.frameworks.pytorch.seams.patches import Patch
 
         for kind, parameters_of in ((torch.optim.Optimizer, _of_optimizer), (torch.nn.Module, _of_module)):
             self._patches.append(Patch(kind, "zero_grad", _telling(told, parameters_of)))

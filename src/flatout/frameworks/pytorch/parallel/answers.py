@@ -23,7 +23,7 @@ from flatout.frameworks.pytorch.parallel.sharded import (
     name_of,
     writes,
 )
-from flatout.frameworks.pytorch.trees import map_tensors
+from flatout.frameworks.pytorch.seams.trees import map_tensors
 
 Of: Any = torch.Tensor  # its descriptors are not known to type checkers
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import nn
 
-from flatout.frameworks.pytorch.module_state import INTERNAL
 from flatout.frameworks.pytorch.parallel.outside_state import OutsideState, copied_safely, is_same
+from flatout.frameworks.pytorch.seams.module_state import INTERNAL
 
 _WITHIN = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from flatout.frameworks.pytorch.trees import map_tensors
+from flatout.frameworks.pytorch.seams.trees import map_tensors
 
 MOST_GUESSES = 8
 """Places of the batch that are tried for one kind of call."""

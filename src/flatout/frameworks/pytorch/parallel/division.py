@@ -29,7 +29,7 @@ from flatout.frameworks.pytorch.parallel.node import NodeCall
 from flatout.frameworks.pytorch.parallel.pattern import Check, Pattern, is_rare
 from flatout.frameworks.pytorch.parallel.refusal import FEWER_RANKS, ON_ONE_RANK, ChangesOutside, NotDivided
 from flatout.frameworks.pytorch.parallel.skeleton import flags_of, skeleton
-from flatout.frameworks.pytorch.trees import tensors_of
+from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 Compute = Callable[..., Any]
 Hold = Callable[[torch.nn.Module, Collection[int]], Held]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.assembly import Share
-from flatout.frameworks.pytorch.random_states import TorchStates
+from flatout.frameworks.pytorch.seams.random_states import TorchStates
 
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 

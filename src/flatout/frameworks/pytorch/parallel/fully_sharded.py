@@ -19,7 +19,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_state
 
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.mesh import Mesh
-from flatout.ranks import SUM_OF_GRADIENTS
+from flatout.records.ranks import SUM_OF_GRADIENTS
 
 MARKS = (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params")
 """What `fully_shard` leaves in a module's `__dict__`, where pickles and copies of the script's would find it."""

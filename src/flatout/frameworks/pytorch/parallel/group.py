@@ -23,11 +23,11 @@ import torch
 import torch.distributed
 
 from flatout.frameworks.pytorch.parallel.communication import Communication
-from flatout.rank_page import Page
-from flatout.ranks import RankPlace
+from flatout.guest.rank_page import Page
+from flatout.records.ranks import RankPlace
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.observer import Observer
+    from flatout.frameworks.pytorch.observe.observer import Observer
 
 dist: Any = torch.distributed  # whose parts are not all known to be its own
 

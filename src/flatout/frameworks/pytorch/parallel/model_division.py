@@ -21,7 +21,7 @@ from flatout.frameworks.pytorch.parallel.node import NodeCall
 from flatout.frameworks.pytorch.parallel.outside_state import named_as_cause
 from flatout.frameworks.pytorch.parallel.pattern import Check, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import ChangesOutside, NotDivided
-from flatout.frameworks.pytorch.trees import tensors_of
+from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 Planner = Callable[["ModelDivision", tuple[Any, ...], dict[str, Any], Pattern], HeldByModel]
 """Finds how a model is divided, by a call of it and where the batch is in that, and takes its parameters."""

@@ -13,7 +13,7 @@ import torch
 
 from flatout.frameworks.pytorch.parallel.pattern import Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.trees import map_tensors
+from flatout.frameworks.pytorch.seams.trees import map_tensors
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.parallel.division import Division

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flatout.frameworks.pytorch.module_state import ModuleState
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.changes import Changes
 from flatout.frameworks.pytorch.parallel.pattern import is_rare
 from flatout.frameworks.pytorch.parallel.remembered import forgotten, remembered
 from flatout.frameworks.pytorch.parallel.script_hooks import has_inner_hooks
 from flatout.frameworks.pytorch.parallel.skeleton import skeleton
-from flatout.frameworks.pytorch.random_states import RandomStates
-from flatout.frameworks.pytorch.trees import tensors_of
+from flatout.frameworks.pytorch.seams.module_state import ModuleState
+from flatout.frameworks.pytorch.seams.random_states import RandomStates
+from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.parallel.pipeline_parts import PipelineParts

@@ -33,7 +33,7 @@ from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.script_hooks import has_inner_hooks
 from flatout.frameworks.pytorch.parallel.sharded import Sharded, become
 from flatout.frameworks.pytorch.parallel.skeleton import flags_of, skeleton
-from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
+from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 MICRO_BATCHES_PER_RANK = 4
 """Fewer leave more of the time empty, more make small products. Source: GPipe, section 2.3: the empty time is

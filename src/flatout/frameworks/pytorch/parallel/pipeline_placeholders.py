@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatout.frameworks.pytorch.module_state import ModuleState
 from flatout.frameworks.pytorch.parallel.skeleton import skeleton
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps
-from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
+from flatout.frameworks.pytorch.seams.module_state import ModuleState
+from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 Shapes = Mapping[tuple[int, str], torch.Size]
 """Of whole parameters, by the identity of their module and their name in it."""

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flatout.frameworks.pytorch.module_state import ModuleState
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.draws import Silence
 from flatout.frameworks.pytorch.parallel.group import Lost
@@ -31,8 +30,9 @@ from flatout.frameworks.pytorch.parallel.pipeline_timeline import Timeline
 from flatout.frameworks.pytorch.parallel.portions import REPLICATE, Portions
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.script_hooks import has_inner_hooks
-from flatout.frameworks.pytorch.random_states import RandomStates
-from flatout.frameworks.pytorch.trees import tensors_of
+from flatout.frameworks.pytorch.seams.module_state import ModuleState
+from flatout.frameworks.pytorch.seams.random_states import RandomStates
+from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 UNEVEN = 1.3
 """Where a stage has so many times its share of the work, stages are sought that cost some time by themselves."""

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from flatout.frameworks.pytorch.parallel.intercepted import intercepted, plainly
 from flatout.frameworks.pytorch.parallel.pipeline_placeholders import Placeholders
 from flatout.frameworks.pytorch.parallel.pipeline_plan import StagePlan
-from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
+from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 Receive = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 """Gives what comes in the place of placeholders."""

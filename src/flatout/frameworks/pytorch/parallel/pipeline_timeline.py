@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatout.frameworks.pytorch.flops import flops
+from flatout.frameworks.pytorch.observe.flops import flops
 from flatout.frameworks.pytorch.parallel.intercepted import intercepted, plainly
 from flatout.frameworks.pytorch.parallel.parameter_reads import ParameterReads
-from flatout.frameworks.pytorch.trees import tensors_of
+from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 FLOPS_PER_ELEMENT = 50
 """What is only read and written costs as much as so many operations for each element: some ten bytes are moved for

@@ -23,8 +23,7 @@ import torch
 from torch import nn
 
 from flatout import __version__
-from flatout.frameworks.pytorch.calls import Calls, OuterCall
-from flatout.frameworks.pytorch.memory import held_bytes
+from flatout.frameworks.pytorch.observe.memory import held_bytes
 from flatout.frameworks.pytorch.parallel import equality
 from flatout.frameworks.pytorch.parallel.division import Division
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
@@ -32,9 +31,10 @@ from flatout.frameworks.pytorch.parallel.model_division import ModelDivision
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.running_check import RunningCheck
 from flatout.frameworks.pytorch.parallel.sharded import Sharded
-from flatout.frameworks.pytorch.patches import Patch
-from flatout.rank_page import Page, page_file, read
-from flatout.ranks import (
+from flatout.frameworks.pytorch.seams.calls import Calls, OuterCall
+from flatout.frameworks.pytorch.seams.patches import Patch
+from flatout.guest.rank_page import Page, page_file, read
+from flatout.records.ranks import (
     EXIT_LOST,
     MODEL_MODES,
     SHARDED_MODES,

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from flatout.frameworks.pytorch.module_state import INTERNAL
 from flatout.frameworks.pytorch.parallel.assembly import is_close, tolerance
+from flatout.frameworks.pytorch.seams.module_state import INTERNAL
 
 MOST_ELEMENTS = 1000
 """Of larger containers only the number of elements is compared."""

@@ -22,8 +22,8 @@ from flatout.frameworks.pytorch.parallel.held import Found, HeldByModel, Passed
 from flatout.frameworks.pytorch.parallel.pattern import Pattern
 from flatout.frameworks.pytorch.parallel.sharded import Sharded, become, part_of
 from flatout.frameworks.pytorch.parallel.summing import summed_in_buckets
-from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
-from flatout.ranks import SUM_OVER_GROUPS
+from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
+from flatout.records.ranks import SUM_OVER_GROUPS
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.parallel.model_division import ModelDivision

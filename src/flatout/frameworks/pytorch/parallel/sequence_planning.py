@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatout.frameworks.pytorch.module_state import ModuleState
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.confirmation import far
 from flatout.frameworks.pytorch.parallel.cuts import entering
@@ -28,8 +27,9 @@ from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer
 from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan
 from flatout.frameworks.pytorch.parallel.watching import Watched
-from flatout.frameworks.pytorch.random_states import RandomStates, TorchStates
-from flatout.frameworks.pytorch.trees import tensors_of
+from flatout.frameworks.pytorch.seams.module_state import ModuleState
+from flatout.frameworks.pytorch.seams.random_states import RandomStates, TorchStates
+from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 MOST_TRIES = 12
 """So many divisions of positions are tried for a model: each takes a call and its way back."""

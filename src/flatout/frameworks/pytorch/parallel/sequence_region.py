@@ -25,7 +25,7 @@ from flatout.frameworks.pytorch.parallel.portions import REPLICATE
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.regathered import Pieces, Regathered
 from flatout.frameworks.pytorch.parallel.tensor_exchanges import Cut, Entering, Gathered, Joined, Scattered
-from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
+from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 Key = tuple[int, str, int]
 """A module, whether given or returned, and the number of the tensor."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 
 from torch import nn
 
-from flatout.frameworks.pytorch.blocks import repeated_blocks
+from flatout.frameworks.pytorch.seams.blocks import repeated_blocks
 
 MOST_SHARE = 0.25
 """Share of the parameters up to which a part that is not repeated is gathered as a whole."""

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.portions import Portions
-from flatout.frameworks.pytorch.trees import tensors_of
+from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 
 class Answering(torch.Tensor):

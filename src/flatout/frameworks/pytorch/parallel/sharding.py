@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import nn
 
-from flatout.frameworks.pytorch.calls import OuterCall
 from flatout.frameworks.pytorch.levers.heap import c_library, environment_decides, why_not_glibc
 from flatout.frameworks.pytorch.parallel import views  # noqa: F401  what sharded parameters and their views answer
 from flatout.frameworks.pytorch.parallel.group import Group
@@ -23,7 +22,8 @@ from flatout.frameworks.pytorch.parallel.portions import REPLICATE
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import Sharded
 from flatout.frameworks.pytorch.parallel.sharded_updates import ShardedUpdates
-from flatout.ranks import GROUPED_MODES, MODEL_MODES, SEQUENCE_MODE, Terms, sharing_ranks
+from flatout.frameworks.pytorch.seams.calls import OuterCall
+from flatout.records.ranks import GROUPED_MODES, MODEL_MODES, SEQUENCE_MODE, Terms, sharing_ranks
 
 M_MMAP_THRESHOLD = -3
 """Source: `mallopt(3)`, Linux manual pages."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatout.frameworks.pytorch.trees import MAX_DEPTH, parts_of
+from flatout.frameworks.pytorch.seams.trees import MAX_DEPTH, parts_of
 
 
 def skeleton(value: Any) -> str:

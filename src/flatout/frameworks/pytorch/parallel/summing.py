@@ -16,7 +16,7 @@ from torch import nn
 from flatout.frameworks.pytorch.parallel.group import Group, dist
 from flatout.frameworks.pytorch.parallel.held import Found
 from flatout.frameworks.pytorch.parallel.narrow_sums import NarrowSums
-from flatout.ranks import SUM_OF_GRADIENTS
+from flatout.records.ranks import SUM_OF_GRADIENTS
 
 
 class Summing:

@@ -22,7 +22,7 @@ from flatout.frameworks.pytorch.parallel.parts import Parts
 from flatout.frameworks.pytorch.parallel.portions import Portions
 from flatout.frameworks.pytorch.parallel.sequence_region import Region, partial_of
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer
-from flatout.frameworks.pytorch.trees import tensors_of
+from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 
 class TensorParts(Parts):

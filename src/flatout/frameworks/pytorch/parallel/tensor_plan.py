@@ -26,7 +26,7 @@ from flatout.frameworks.pytorch.parallel.sharded import part_of
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
 from flatout.frameworks.pytorch.parallel.tensor_layers import Layer, attributes, forwards
 from flatout.frameworks.pytorch.parallel.watching import Watched
-from flatout.frameworks.pytorch.trees import tensors_of
+from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 LEAST_SHARE = 0.01
 """A layer with less of the model's parameters is not worth an exchange by itself."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from flatout.frameworks.pytorch.module_state import ModuleState
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.draws import Silence
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
@@ -24,8 +23,9 @@ from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer
 from flatout.frameworks.pytorch.parallel.tensor_parts import TensorParts
 from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan
 from flatout.frameworks.pytorch.parallel.watching import Watched
-from flatout.frameworks.pytorch.random_states import RandomStates
-from flatout.frameworks.pytorch.trees import tensors_of
+from flatout.frameworks.pytorch.seams.module_state import ModuleState
+from flatout.frameworks.pytorch.seams.random_states import RandomStates
+from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 
 def planned(

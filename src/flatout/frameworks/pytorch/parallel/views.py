@@ -13,7 +13,7 @@ import torch
 
 from flatout.frameworks.pytorch.parallel.answers import SAME_PART, VIEWS, answer, flat, whole_args
 from flatout.frameworks.pytorch.parallel.sharded import Copied, Sharded, copied, name_of, whole_of, writes
-from flatout.frameworks.pytorch.trees import tensors_of
+from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 
 def answer_of_copies(func: Any, args: Any, kwargs: Any) -> Any:

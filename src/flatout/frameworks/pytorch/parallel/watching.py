@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from flatout.frameworks.pytorch.parallel.parameter_reads import ParameterReads
-from flatout.frameworks.pytorch.trees import map_tensors, tensors_of
+from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 
 class Watched:

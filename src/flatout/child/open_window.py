@@ -1,0 +1,83 @@
+"""What has been measured of a window so far?
+
+In: steps as they end. Out: the `Window` record. Imported in the user's process: standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flatout.child.orders import Order
+from flatout.records.trace import Window
+
+
+class OpenWindow:
+    """A window that is being measured."""
+
+    def __init__(
+        self, order: Order, *, index: int, started_s: float, when_done: Callable[[], None] | None = None
+    ) -> None:
+        self.order = order
+        self.index = index
+        self.when_done = when_done
+        self.foreign: Any = None
+        self.step_s: list[float] = []
+        self._outside_s: list[float] = []
+        self._phases: dict[str, list[float]] = {}
+        self._last_s = started_s
+        self._begun_s = started_s
+        self._start_on_trace_s = 0.0
+
+    def restart(self, now_s: float, on_trace_s: float) -> None:
+        """The first step begins now."""
+        self._last_s = self._begun_s = now_s
+        self._start_on_trace_s = on_trace_s
+
+    def add(self, now_s: float, phases: dict[str, float], outside_s: float) -> None:
+        """A step has ended."""
+        self.step_s.append(now_s - self._last_s)
+        self._outside_s.append(outside_s)
+        self._last_s = now_s
+        if self.order.observe not in ("off", "ends"):
+            number = len(self.step_s) - 1
+            for name, seconds in phases.items():
+                if name != "unattributed":
+                    row = self._phases.setdefault(name, [])
+                    row.extend([0.0] * (number - len(row)))
+                    row.append(seconds)
+
+    def add_all(self, ends_s: list[float]) -> None:
+        """Steps of which nothing but their ends is known."""
+        last_s = self._last_s
+        for now_s in ends_s:
+            self.step_s.append(now_s - last_s)
+            last_s = now_s
+        self._last_s = last_s
+        self._outside_s.extend([0.0] * len(ends_s))
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has its steps, or its time is over."""
+        return len(self.step_s) >= self.order.num_steps or self._last_s - self._begun_s >= self.order.limit_s
+
+    def record(self, found: Any, foreign_fraction: float | None) -> Window:
+        """The window as it goes into the trace."""
+        num = len(self.step_s)
+        return Window(
+            index=self.index,
+            purpose=self.order.purpose,
+            levers=self.order.levers,
+            observe=self.order.observe,
+            step_s=tuple(round(s, 9) for s in self.step_s),  # a clock knows no more than nanoseconds
+            outside_s=tuple(round(s, 9) for s in self._outside_s),
+            start_s=self._start_on_trace_s,
+            phases={name: tuple(row + [0.0] * (num - len(row))) for name, row in self._phases.items()},
+            device_phases=found.get("device_phases", {}),
+            losses=tuple(found.get("losses", ())),
+            foreign_fraction=foreign_fraction,
+            recompilations=found.get("recompilations", 0),
+            peak_memory_bytes=found.get("peak_memory_bytes"),
+            new_epochs=found.get("new_epochs", 0),
+            order=self.order.number,
+        )

@@ -1,0 +1,134 @@
+"""What can the parent ask of a child? One order a line, as JSON, through a named pipe.
+
+In: an `Order`. Out: its line, or the order of a line. The answers come back as records in the trace, each with the
+order's number. Imported in the user's process: standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from flatout.records.as_json import from_json, to_json
+from flatout.records.ranks import Terms
+from flatout.records.trace import Setting
+
+Kind = Literal["window", "compare", "census", "scaling", "release", "stop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One thing to do, from the next step boundary on.
+
+    Attributes:
+        number: Counts orders of one child from 0; the answers carry it.
+        kind: `window` measures steps; `compare` judges numerics; `census` counts a step's operations; `scaling`
+            replays calls at half the batch; `release` goes back to plain for good; `stop` ends the child.
+        purpose: Noted with the window.
+        levers: What to engage first; everything else is released.
+        observe: `off`, `ends`, `phases`, `stacks` or `reads`.
+        num_steps: Steps of the window.
+        limit_s: The window ends early after this many seconds, at a step's end.
+        skip_steps: Steps after a change of levers that are not measured.
+        reason: Why the levers are to be those: a decision that is noted with them; empty where none was made.
+    """
+
+    number: int
+    kind: Kind
+    purpose: str = ""
+    levers: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
+    observe: Literal["off", "ends", "phases", "stacks", "reads"] = "ends"
+    num_steps: int = 1
+    limit_s: float = 3600.0
+    skip_steps: int = 1
+    reason: str = ""
+
+
+def settling_steps(step_s: float) -> int:
+    """Steps after a change of levers that are not measured.
+
+    What a change costs once (new primitives, moved state) is milliseconds: nothing in a step of a second.
+
+    >>> settling_steps(0.01), settling_steps(0.3), settling_steps(1.0)
+    (2, 1, 0)
+    """
+    return 2 if step_s < 0.2 else 1 if step_s < 0.5 else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSpec:
+    """What a child is told before it starts (`session.json`).
+
+    Attributes:
+        mode: `trial` waits for orders at step boundaries; `run` never waits.
+        trace: Where the child writes.
+        orders: The named pipe from which it reads, or None.
+        claim: Created by the first process that makes a step; others stay plain.
+        levers: Engaged at the first boundary (`run`), or before the script starts where they need a new process.
+        per_process: Under a launcher: every process that trains writes a trace of its own, and takes no orders.
+        endless: A training loader starts over instead of ending (`trial`).
+        script: For the header.
+        arguments: For the header.
+        capture_bytes: Most memory that keeping a step for `compare` may take.
+        writable: Folders to which a trial may write; other refused writes are listed.
+        cache_folder: Where compiled kernels are kept.
+        store_folders: Where items are kept on the disk: written to the first, read from all; empty: in memory only.
+        store_memory_bytes: Memory for kept items; None: what is free allows.
+        cores_quota: How many cores the control group grants, which is what others are weighed against; None: all.
+        seed_run: Which random numbers the script draws: its own in run 0, others in each other run; None: untouched.
+        keep_losses: Whether losses are recorded although nothing is engaged.
+        list_read: Folders of which it is listed what the script reads there; empty: nothing is listed.
+        learns: Whether levers will be tried on this run (`run`), so that facts are wanted as in a trial.
+        ranks: How the run is divided over ranks; None: it is not.
+        lives_with: Process id of the parent that the child must not outlive; None: the run is the user's.
+        stop_after: The run is only a sample, and ends after so many steps; None: it is the script's to end.
+        keep_states: Whether such a run keeps what it has trained, after its first step and after its last.
+        keep_environment: Whether its first rank keeps the environment that it was started with.
+        nudge: Whether its parameters are moved in their last places after each step.
+        takes_apart: Whether the parts of its steps are timed all along, in short windows.
+    """
+
+    mode: Literal["trial", "run"]
+    trace: str
+    claim: str
+    orders: str | None = None
+    levers: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
+    per_process: bool = False
+    endless: bool = False
+    script: str = ""
+    arguments: tuple[str, ...] = ()
+    capture_bytes: int = 200_000_000
+    writable: tuple[str, ...] = ()
+    cache_folder: str | None = None
+    store_folders: tuple[str, ...] = ()
+    store_memory_bytes: int | None = None
+    cores_quota: float | None = None
+    flatout_started_s: float = 0.0
+    """On the clock of `time.perf_counter`, which the processes of a machine share, and which nobody sets."""
+    seed_run: int | None = None
+    keep_losses: bool = False
+    list_read: tuple[str, ...] = ()
+    learns: bool = False
+    lives_with: int | None = None
+    ranks: Terms | None = None
+    stop_after: int | None = None
+    keep_states: bool = False
+    keep_environment: bool = False
+    nudge: bool = False
+    takes_apart: bool = False
+
+
+def encode(order: Order) -> str:
+    """The order's line, with its newline.
+
+    >>> decode(encode(Order(number=3, kind="stop"))).number
+    3
+    """
+    return json.dumps(to_json(order)) + "\n"
+
+
+def decode(line: str) -> Order:
+    """The order of a line."""
+    return from_json(Order, json.loads(line), where="order")

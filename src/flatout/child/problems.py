@@ -1,0 +1,56 @@
+"""What is left of an exception for the trace?
+
+In: exceptions. Out: `Failure` records. Imported in the user's process: standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+
+from flatout.guest.tracebacks import HERE
+from flatout.records.trace import Failure
+
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+"""The standard library, and below it what is installed beside it."""
+
+
+def failure(stage: str, problem: BaseException, order: int = -1) -> Failure:
+    """The record of an exception."""
+    try:
+        message = str(problem)[:2000] or _place(problem)
+        place = _own_place(problem)
+    except Exception:  # noqa: BLE001  the script's exceptions are its own
+        message = place = ""
+    return Failure(
+        stage=stage,
+        error=type(problem).__name__,
+        message=message,
+        order=order,
+        filename=str(problem.filename) if isinstance(problem, OSError) and problem.filename else None,
+        out_of_memory=isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError",
+        place=place,
+    )
+
+
+def _own_place(problem: BaseException) -> str:
+    """File and line where the script's own code was when it was raised; what is installed is not the script's own."""
+    if isinstance(problem, SyntaxError) and problem.filename and problem.lineno:
+        return f"{os.path.abspath(problem.filename)}:{problem.lineno}"
+    found, traceback = "", problem.__traceback__
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        installed = name.startswith((HERE, _LIBRARY, "<")) or f"{os.sep}site-packages{os.sep}" in name
+        if not installed and f"{os.sep}dist-packages{os.sep}" not in name:
+            found = f"{os.path.abspath(name)}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return found
+
+
+def _place(problem: BaseException) -> str:
+    """Where an exception was raised, for one that says nothing."""
+    traceback = problem.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    if traceback is None:
+        return ""
+    return f"line {traceback.tb_lineno} of `{os.path.basename(traceback.tb_frame.f_code.co_filename)}`"

@@ -1,0 +1,173 @@
+"""What does a dataset hold that worker processes would not share with the script?
+
+Workers work on a copy of the dataset, made when they start, and of what the script's modules hold. What the script
+changes there later they do not see; where it holds an open file, forked workers would move each other's position. In: a
+dataset. Out: marks that change with it and with what its code reads, and what it holds open.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+import types
+import weakref
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from flatout.frameworks.pytorch.input.of_loader import OfLoader
+from flatout.frameworks.pytorch.seams.script_code import is_the_scripts
+
+MAX_OBJECTS = 2000
+"""Objects looked at; a dataset has a handful, beside its items."""
+
+MAX_DEPTH = 8
+MAX_ITEMS = 64
+"""Items of one container looked at: lists of paths and labels are not gone through."""
+
+MOST_BYTES = 256 * 2**20
+"""Bytes of one array that are read (some 0.1 s)."""
+
+OPEN_KINDS = ("h5py.", "sqlite3.", "lmdb.", "zipfile.ZipFile", "tarfile.TarFile", "cv2.VideoCapture", "netCDF4.")
+"""Classes, by the beginning of their full name, that hold a file or a connection open."""
+
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+_OPAQUE = (torch.Tensor, types.ModuleType, *_VALUES)
+
+
+def marks(*things: Any, data: bool = True, but: Any = None) -> list[Any]:
+    """What differs when things were changed in between, or what their code reads, as far as can be seen cheaply.
+
+    That is their attributes, those of the script's own classes, and the names of modules that the script's own
+    functions use. Values of simple types count by value, tensors by identity and version, containers by length and
+    first items; with `data` also arrays that may be written to, and tensors on a CPU, by their bytes. `but`: what is
+    left out, with all that only it has.
+    """
+    return [_mark(value, data) for value in _walk(things, but)]
+
+
+def keeps_workers(loader: DataLoader[Any]) -> bool:
+    """Whether the script has workers that stay from one pass to the next."""
+    return bool(loader.persistent_workers and loader.num_workers)
+
+
+class Copies:
+    """The datasets of workers that the script keeps, which have them as they were when they began."""
+
+    def __init__(self) -> None:
+        self._marks: weakref.WeakKeyDictionary[DataLoader[Any], list[Any]] = weakref.WeakKeyDictionary()
+
+    def check(self, loader: DataLoader[Any]) -> None:
+        """Workers begin, or what stands for them.
+
+        Raises:
+            RuntimeError: The dataset is not as it was when the first ones began.
+        """
+        found = marks(loader.dataset)
+        if self._marks.setdefault(loader, found) != found:
+            raise RuntimeError("the dataset has changed since the workers began that the script keeps")
+
+
+def held_open(dataset: Any) -> str | None:
+    """The kind of an open file or connection that the dataset holds, or None."""
+    for value in _walk((dataset,), None):
+        kind = type(value)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if name.startswith(OPEN_KINDS):
+            return name
+        if isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO) and not value.closed:
+            return name
+    return None
+
+
+def _mark(value: Any, data: bool) -> Any:
+    if isinstance(value, _VALUES):
+        return type(value).__name__, value
+    if isinstance(value, torch.Tensor):
+        return id(value), value._version, _checksum(_array_of(value)) if data else None
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return id(value), value.shape, _checksum(value) if data and value.flags.writeable else None
+    if isinstance(value, list | tuple | dict | set | frozenset):
+        return type(value).__name__, len(value)
+    return id(value)
+
+
+def _array_of(tensor: torch.Tensor) -> Any:
+    """The tensor's memory as an array; None where it lies elsewhere, is sparse, or of a type that NumPy has not."""
+    try:
+        return tensor.detach().numpy()
+    except (RuntimeError, TypeError):
+        return None
+
+
+def _checksum(array: Any) -> int | None:
+    """A number that changes with the bytes of an array; none where that is too large."""
+    if array is None or array.dtype.hasobject or array.nbytes > MOST_BYTES:
+        return None
+    return zlib.adler32(array if array.flags.c_contiguous else array.tobytes())
+
+
+def _walk(things: tuple[Any, ...], but: Any) -> Iterator[Any]:
+    """The things and what they refer to, breadth first and bounded."""
+    level, num, seen = [*things], 0, {id(but)}
+    for _ in range(MAX_DEPTH):
+        following: list[Any] = []
+        for one in level:
+            if not isinstance(one, _VALUES):
+                if id(one) in seen:
+                    continue
+                seen.add(id(one))
+            num += 1
+            if num > MAX_OBJECTS:
+                return
+            yield one
+            following += _parts(one)
+        level = following
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, list | tuple):
+        return list(value[:MAX_ITEMS])
+    if isinstance(value, dict):
+        return [part for pair in list(value.items())[:MAX_ITEMS] for part in pair] if len(value) <= MAX_ITEMS else []
+    if isinstance(value, _OPAQUE):
+        return []
+    if isinstance(value, types.FunctionType):
+        return _read_by(value) if is_the_scripts(value) else []
+    if isinstance(value, type):
+        names = [pair for kind in value.__mro__ if is_the_scripts(kind) for pair in vars(kind).items()]
+        return [part for name, part in names if name[:2] != "__" or isinstance(part, types.FunctionType)]
+    if isinstance(value, types.MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, staticmethod | classmethod):
+        return [value.__func__]
+    if isinstance(value, property):
+        return [value.fget]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    attributes = getattr(value, "__dict__", None)
+    if not isinstance(attributes, dict):
+        return []
+    own = [part for part in attributes.values() if type(part) is not OfLoader]  # which is no part of the script's
+    return [*own, type(value)]
+
+
+def _read_by(function: types.FunctionType) -> list[Any]:
+    """What a function of the script's finds outside itself: names of its module and of the script's other modules."""
+    names = _names(function.__code__)
+    found = [function.__globals__[name] for name in names if name in function.__globals__]
+    modules = [vars(one) for one in found if isinstance(one, types.ModuleType) and is_the_scripts(one)]
+    found += [module[name] for module in modules for name in names if name in module]
+    found += [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+    return [*found, function.__defaults__, function.__kwdefaults__]
+
+
+@functools.lru_cache(maxsize=1024)
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    inner = (name for one in code.co_consts if isinstance(one, types.CodeType) for name in _names(one))
+    return (*code.co_names, *inner)

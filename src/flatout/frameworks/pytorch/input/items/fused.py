@@ -1,0 +1,338 @@
+"""Batches computed at once, where the item program of a dataset is known.
+
+A `FusedFetcher` stands in a loader's own iterator in the place of PyTorch's fetcher, so that seeds, sampler, laziness,
+order, pinning and ends stay PyTorch's. What it cannot do, the fetcher that was there does. In: a loader's iterator.
+Out: the same batches.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch._C._autograd import _profiler_enabled
+from torch.utils.data import DataLoader, default_collate
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+
+from flatout.frameworks.pytorch.input.items.draws import skip
+from flatout.frameworks.pytorch.input.items.program import Program
+from flatout.frameworks.pytorch.input.items.reading import Unread, read
+from flatout.frameworks.pytorch.input.items.rows import OneThread, Rows, Unvectorised, collated
+from flatout.frameworks.pytorch.input.items.shadow import Shadow, joined
+from flatout.frameworks.pytorch.input.items.suited import why_unsuited
+from flatout.frameworks.pytorch.input.items.unheard import unheard
+from flatout.frameworks.pytorch.input.of_loader import known
+from flatout.frameworks.pytorch.input.worker_settings import KEPT_WORKERS
+from flatout.frameworks.pytorch.seams.random_states import RandomStates
+from flatout.frameworks.pytorch.seams.script_code import is_the_scripts
+from flatout.guest.interruptions import let_through
+from flatout.guest.plain_lines import caller_in
+
+MOST_FAILURES = 8
+"""Batches that could not be computed at once, after which it is no longer tried, unless four times as many could."""
+
+
+class SetAsideError(Exception):
+    """What the dataset computes was not what had been read."""
+
+
+class FusedFetch:
+    """All loaders of a process whose batches can be computed at once."""
+
+    def __init__(self) -> None:
+        self.num_batches = 0
+        """Computed at once since it was engaged."""
+        self._wanted_by: set[str] = set()
+
+    @property
+    def engaged(self) -> bool:
+        """Whether batches are computed at once at present."""
+        return bool(self._wanted_by)
+
+    def engage(self, on: bool, *, wanted_by: str = "fused_fetch") -> None:
+        """From the next fetch on, or no longer, unless another lever that builds on it wants it."""
+        self._wanted_by = self._wanted_by | {wanted_by} if on else self._wanted_by - {wanted_by}
+        self.num_batches = 0
+
+    def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
+        """Put a fetcher of ours into an iterator that fetches in this process."""
+        if type(iterator) is not _SingleProcessDataLoaderIter or _unsuited_or_odd(loader) is not None:
+            return
+        if type(iterator._dataset_fetcher) is _MapDatasetFetcher:
+            iterator._dataset_fetcher = FusedFetcher(self, iterator._dataset_fetcher, self.reading(loader))
+
+    def why_not(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
+        """Why the batches of a loader cannot be computed at once, in a few words; None where they can.
+
+        `for_workers`: whether they are to be computed in place of workers.
+        """
+        why = _unsuited_or_odd(loader, for_workers=for_workers)
+        if why is None:
+            reading = self.reading(loader)
+            reading.begin()
+            why = reading.why_not
+            if for_workers and loader.persistent_workers and reading.program is not None and reading.program.draws:
+                why = KEPT_WORKERS
+            if for_workers and why is None and (name := _outside(reading.program)):
+                why = f"its items read `{name}`, which workers would have as it was when they began"
+        return why
+
+    def reading(self, loader: DataLoader[Any]) -> Reading:
+        """What is known about a loader's dataset."""
+        dataset = loader.dataset
+        return known(loader, self, lambda found: found.dataset is dataset, lambda: Reading(dataset))
+
+
+class Reading:
+    """What is known about the dataset of one loader."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.why_not: str | None = None
+        self.program: Program | None = None
+        self.shadow = Shadow()
+        self.wrong = False
+        """Whether the program was seen to give other items than the script."""
+        self._num_failures = 0
+        self._num_computed = 0
+        self._begun = False
+
+    def begin(self) -> None:
+        """Read the dataset, where that was not done; see that its code is still the one that was read."""
+        if self._begun:
+            if self.program is not None and not self.program.holds():
+                self.set_aside("its code has changed since it was read")
+            return
+        self._begun = True
+        states = RandomStates()
+        try:
+            with unheard():
+                _, program = read(self.dataset, 0)
+                computed(program, self.dataset, [0])
+            self.program = program
+        except (Unread, Unvectorised) as problem:
+            self.why_not = f"its items cannot be computed at once: {problem}"
+        except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and plain is always there
+            self.why_not = f"{type(problem).__name__} while it was read"
+            let_through(problem)
+        finally:
+            states.restore()
+
+    def failed(self, problem: Exception) -> None:
+        """A batch could not be computed at once."""
+        self._num_failures += 1
+        if self._num_failures >= max(MOST_FAILURES, self._num_computed / 4):
+            self.set_aside(f"{self._num_failures} batches could not be computed at once: {problem}")
+
+    def succeeded(self) -> None:
+        """A batch was computed at once."""
+        self._num_computed += 1
+
+    def set_aside(self, why: str) -> None:
+        """Never again."""
+        self.program, self.why_not = None, why
+
+    def differs(self, why: str) -> None:
+        """What the program gives is not what the script does."""
+        self.wrong = True
+        self.set_aside(f"its batches differ: {why}")
+
+
+def _unsuited_or_odd(loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
+    try:
+        return _unsuited(loader, for_workers=for_workers)
+    except Exception as problem:  # noqa: BLE001  a loader or dataset of any kind may be asked
+        let_through(problem)
+        return f"{type(problem).__name__} when it was looked at"
+
+
+def _unsuited(loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
+    """Why a loader does not come into question, whatever its dataset computes."""
+    if loader.collate_fn is not default_collate:
+        return "the batches are put together by a function of the script's"
+    return why_unsuited(loader, for_workers=for_workers, tables=True)
+
+
+def _outside(program: Program | None) -> str | None:
+    """The name of something outside the dataset that items read and the script may write to; arrays apart."""
+    for name, value in program.read_from if program is not None else ():
+        code = isinstance(value, type | types.FunctionType | types.ModuleType | property)
+        if type(value) in (dict, list, set) or (not code and is_the_scripts(type(value))):
+            return name
+    return None
+
+
+class FusedFetcher:
+    """What an iterator asks for the batch of some indices."""
+
+    def __init__(self, owner: FusedFetch, original: Any, reading: Reading, *, in_process: bool = False) -> None:
+        self._owner = owner
+        self._in_process = in_process
+        """Whether it stands for workers: then it fetches though the lever for loaders without them is not engaged, and
+        what it cannot compute is not fetched by the script's own path here, with other random numbers, but by them."""
+        self.original = original
+        self.reading = reading
+        self._begun = False
+        self.known = False
+        """Whether the latest batch is what the program gives, and not what the script did in its place."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "original":  # while being copied
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def plain(self, indices: Any) -> Any:
+        """The batch by the script's own path.
+
+        Raises:
+            SetAsideError: That is the path of its workers.
+        """
+        if self._in_process:
+            raise SetAsideError(self.reading.why_not or "what was read does not hold for all items")
+        return self.original.fetch(indices)
+
+    def fetch(self, indices: Any, *, always: bool = False) -> Any:
+        """The batch; `always`: computed at once though the lever is not engaged."""
+        reading = self.reading
+        self.known = False
+        if not (self._owner.engaged or self._in_process or always) or type(indices) is not list or not indices:
+            return self.plain(indices)
+        if not self._begun:
+            self._begun = True
+            reading.begin()
+        program = reading.program
+        if program is None or set(map(type, indices)) != {int} or (program.draws and not _in_main_thread()):
+            return self.plain(indices)
+        before = torch.get_rng_state() if program.draws else None
+        batch = self._computed(program, indices)
+        if batch is None:  # plain has it, or the error that belongs here
+            if before is not None:
+                torch.set_rng_state(before)
+            return self.plain(indices)
+        return self._shadowed(batch, indices, before)
+
+    def _shadowed(self, batch: Any, indices: list[int], before: torch.Tensor | None) -> Any:
+        """The batch, or the script's own where it is to be that; `before`: the random stream's state, if it moved."""
+        reading, single_path = self.reading, self.original.fetch
+        after = torch.get_rng_state() if before is not None else None
+        if reading.shadow.first:
+            if before is not None:
+                torch.set_rng_state(before)
+            own = single_path(indices)
+            if why := reading.shadow.of_batch(batch, own):
+                reading.differs(why)
+            elif after is not None and not torch.equal(after, torch.get_rng_state()):
+                reading.set_aside("its items draw other random numbers")
+            self.known = not why
+            return own
+        if reading.shadow.any_due(len(indices)):
+            some = Some(single_path, indices, before, len(reading.program.draws) if reading.program else 0)
+            unwatched = before is not None or not _in_main_thread()  # where others draw meanwhile
+            if why := reading.shadow.of_items(batch, indices, some, draws=unwatched):
+                reading.differs(why)
+                if before is not None:
+                    torch.set_rng_state(before)
+                return self.plain(indices)
+            if after is not None:
+                torch.set_rng_state(after)
+        self._owner.num_batches += 1
+        self.known = True
+        return batch
+
+    def computed(self, indices: list[int]) -> Any:
+        """The batch as the program gives it, whether the lever is engaged or not; None where it cannot be computed."""
+        return None if self.reading.program is None else self._computed(self.reading.program, indices)
+
+    def _computed(self, program: Program, indices: list[int]) -> Any:
+        """The batch; None where it cannot be computed."""
+        try:
+            batch = computed(program, self.original.dataset, indices)
+        except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
+            let_through(problem)
+            self.reading.failed(problem)
+            return None
+        self.reading.succeeded()
+        return batch
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+class Some:
+    """Gives the batch of some items of another, by the script's path, each with the random numbers that it had."""
+
+    def __init__(
+        self, plain: Callable[[Any], Any], indices: list[int], before: torch.Tensor | None = None, num_words: int = 0
+    ) -> None:
+        self._plain = plain
+        self._indices = indices
+        self._before = before
+        self._num_words = num_words
+
+    def __call__(self, places: list[int]) -> Any:
+        """For the items at these places of the batch."""
+        if self._before is None:
+            return self._plain([self._indices[place] for place in places])
+        found = []
+        for place in places:
+            torch.set_rng_state(self._before)
+            skip(place * self._num_words)
+            found.append(self._plain([self._indices[place]]))
+        return joined(found)
+
+
+def following(iterator: Any) -> Any:
+    """`next(iterator)`; of one with a fetcher of ours without a range for a profiler that is off (15 us)."""
+    if type(iterator) is not _SingleProcessDataLoaderIter or _profiler_enabled():
+        return next(iterator)
+    if type(iterator._dataset_fetcher) is _MapDatasetFetcher or iterator._sampler_iter is None:
+        return next(iterator)
+    batch = _in_plains_line()(iterator._next_data)
+    iterator._num_yielded += 1
+    return batch
+
+
+@functools.cache
+def _in_plains_line() -> Callable[..., Any]:
+    return caller_in(_BaseDataLoaderIter.__next__, "self._next_data()")
+
+
+def computed(program: Program, dataset: Any, indices: list[int]) -> Any:
+    """The batch of these indices, on one thread: where others are busy, waiting for a second costs more than it does.
+
+    Raises:
+        Unvectorised: Something is not as it was when the dataset was read.
+    """
+    if not program.holds():
+        raise Unvectorised("the code of the dataset has changed since it was read")
+    with OneThread(), np.errstate(all="raise"):  # what plain warns of, it warns of itself
+        return _assemble(program.compute(dataset, indices), set())
+
+
+def _assemble(item: Any, places: set[int], *, paired: bool = False) -> Any:
+    """The batch as `default_collate` puts it together, each tensor at a place of its own.
+
+    `paired`: whether it is a part of a sequence, whose parts reach the collation as tuples.
+    """
+    kind = type(item)
+    if kind is Rows:
+        batch = collated(item)
+        if type(batch) is list:
+            return tuple(batch) if paired else list(batch)
+        if batch.numel():
+            if batch.data_ptr() in places:
+                batch = batch.clone()
+            places.add(batch.data_ptr())
+        return batch
+    if kind in (tuple, list):
+        return [_assemble(part, places, paired=True) for part in item]
+    if kind is dict:
+        return {key: _assemble(part, places) for key, part in item.items()}
+    raise Unvectorised("a part of the item that is the same for all")

@@ -1,0 +1,213 @@
+"""What does a dataset compute for an index? Operations one after another, each with what it is given.
+
+A program is read once (`reading`) and computed for many indices at once. In: the dataset and indices. Out: the leaves
+of the item, each as `Rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from flatout.frameworks.pytorch.input.items.draws import drawn
+from flatout.frameworks.pytorch.input.items.integers import whole
+from flatout.frameworks.pytorch.input.items.rows import Rows, Unvectorised
+from flatout.guest.interruptions import let_through
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a value lies."""
+
+    number: int
+
+
+DATASET, INDEX, DRAWN = Slot(0), Slot(1), Slot(2)
+"""Where a program finds what it is given: the last are the random numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One operation.
+
+    Attributes:
+        target: Where the result goes.
+        compute: What is called with the operands; where one of them differs from item to item, they are `Rows`.
+        operands: `Slot`s, lists and tuples of operands, and constants.
+        keywords: The same by name.
+        name: What is computed, in a word that means the same in every process.
+    """
+
+    target: int
+    compute: Callable[..., Any]
+    operands: tuple[Any, ...]
+    keywords: dict[str, Any]
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Something that is taken out of what all items share.
+
+    Attributes:
+        container: Where from.
+        rows: What is taken.
+    """
+
+    container: Any
+    rows: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How an index becomes an item.
+
+    Attributes:
+        instructions: In order.
+        constants: What lies in each slot before anything is computed.
+        item: The item: a tree of tuples, lists and dictionaries, whose leaves are `Slot`s.
+        guards: Must all hold for the program to be that of the dataset: the code and the names that it was read from.
+        takes: What items are made of.
+        parameters: Whatever else they depend on, beside their index.
+        varying: Where values lie that differ from item to item.
+        works: Whether anything is computed, and not only moved.
+        draws: The random numbers that an item draws, in order, as `draws.drawn` names them.
+        read_from: The names that the code uses and what was found there: functions with their code, values.
+    """
+
+    instructions: tuple[Instruction, ...]
+    constants: tuple[Any, ...]
+    item: Any
+    guards: tuple[Callable[[], bool], ...]
+    takes: tuple[Take, ...] = ()
+    parameters: tuple[Any, ...] = ()
+    varying: frozenset[Slot] = frozenset()
+    works: bool = False
+    draws: tuple[int, ...] = ()
+    read_from: tuple[tuple[str, Any], ...] = ()
+    run: Callable[..., Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "run", straight_line(self.instructions, self.constants, self.item))
+
+    def holds(self) -> bool:
+        """Whether the code that was read is still the code that would run."""
+        try:
+            return all([guard() for guard in self.guards])  # a generator takes twice as long
+        except Exception as problem:  # noqa: BLE001  what can no longer be looked at does not hold
+            let_through(problem)
+            return False
+
+    def compute(self, dataset: Any, indices: Sequence[int]) -> Any:
+        """The item with a row for each index in place of each value.
+
+        Raises:
+            Unvectorised: Something is not as it was when the program was read.
+        """
+        numbers = drawn(self.draws, len(indices)) if self.draws else None
+        return self.run(dataset, whole(indices), numbers)
+
+
+def straight_line(instructions: Sequence[Instruction], constants: Sequence[Any], item: Any) -> Callable[..., Any]:
+    """The program as a function of the dataset and the index: what walks through instructions takes as long as they do.
+
+    >>> import operator; twice = Instruction(3, operator.mul, (INDEX, 2), {})
+    >>> straight_line([twice], [None] * 4, (Slot(3), "text"))(None, 21)
+    (42, 'text')
+    """
+    names: dict[str, Any] = {f"v{number}": value for number, value in enumerate(constants)}
+
+    def named(part: Any) -> str:
+        kind = type(part)
+        if kind is Slot:
+            return f"v{part.number}"
+        if kind is tuple or kind is list:
+            inside = "".join(named(one) + ", " for one in part)
+            return f"({inside})" if kind is tuple else f"[{inside}]"
+        if kind is dict:
+            return "{" + "".join(f"{named(key)}: {named(one)}, " for key, one in part.items()) + "}"
+        names[f"c{len(names)}"] = part
+        return f"c{len(names) - 1}"
+
+    lines = [f"def program(v{DATASET.number}, v{INDEX.number}, v{DRAWN.number}=None):"]
+    for one in instructions:
+        given = [*map(named, one.operands), *(f"{name}={named(part)}" for name, part in one.keywords.items())]
+        lines.append(f"    v{one.target} = {named(one.compute)}({', '.join(given)})")
+    exec("\n".join([*lines, f"    return {named(item)}"]), names)
+    program: Callable[..., Any] = names["program"]
+    return program
+
+
+def slots_of(tree: Any) -> set[Slot]:
+    """The places that operands name."""
+    return {leaf for leaf in tree_leaves(tree) if type(leaf) is Slot}
+
+
+def require(value: Any, expected: bool) -> None:
+    """A branch that was taken one way is taken that way again, for every item.
+
+    Raises:
+        Unvectorised: It is not.
+    """
+    if type(value) is Rows:
+        if value.kind != "truth" or any(bool(one) is not expected for one in value.listed()):
+            raise Unvectorised("a branch that not all items take")
+    elif bool(value) is not expected:
+        raise Unvectorised("a condition has changed since the dataset was read")
+
+
+def require_type(value: Any, kind: type) -> None:
+    """A value is of the type that it had.
+
+    Raises:
+        Unvectorised: It is not.
+    """
+    if type(value) is not kind:
+        raise Unvectorised("an attribute has become something else since the dataset was read")
+
+
+def require_absent(value: Any, name: str) -> None:
+    """An object does not hide what its class has.
+
+    Raises:
+        Unvectorised: It does.
+    """
+    if name in getattr(value, "__dict__", ()):
+        raise Unvectorised("a method was replaced since the dataset was read")
+
+
+def require_kind(rows: Any, kind: str, dtype: Any) -> None:
+    """Rows are of the kind, and of the width, that the item had when it was read.
+
+    Raises:
+        Unvectorised: They are not.
+    """
+    if type(rows) is not Rows or rows.kind != kind:
+        raise Unvectorised("items of another kind than when the dataset was read")
+    if kind != "int" and getattr(rows.data, "dtype", None) != dtype:
+        raise Unvectorised("items of another type than when the dataset was read")
+
+
+def layout_of(container: Any) -> Any:
+    """How a container's items lie in memory, as far as what is done with them may depend on it."""
+    if type(container) is torch.Tensor:
+        return torch.Tensor, container.shape[1:], container.stride()
+    strides = getattr(container, "strides", None)
+    if strides is None and callable(getattr(container, "stride", None)):
+        strides = container.stride()
+    shape = getattr(container, "shape", ())
+    return type(container), tuple(shape[1:]), tuple(strides or ())
+
+
+def require_layout(container: Any, layout: Any) -> None:
+    """A container's items lie in memory as they did when the dataset was read.
+
+    Raises:
+        Unvectorised: They do not.
+    """
+    if layout_of(container) != layout:
+        raise Unvectorised("items that lie in memory otherwise than when the dataset was read")

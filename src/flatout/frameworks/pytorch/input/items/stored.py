@@ -1,0 +1,398 @@
+"""Batches from kept items, where it is known that items follow from what they are made of.
+
+A `StoredFetcher` stands before whatever fetches for a loader and asks that for what is not kept yet. In: a loader's
+iterator. Out: the same batches.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+from flatout.frameworks.pytorch.input.items.columns import Column, Places, Unkept, leaves_of
+from flatout.frameworks.pytorch.input.items.fused import FusedFetch, FusedFetcher, Reading, Some, computed
+from flatout.frameworks.pytorch.input.items.program import Program
+from flatout.frameworks.pytorch.input.items.rows import OneThread, Unvectorised
+from flatout.frameworks.pytorch.input.items.shadow import Shadow
+from flatout.frameworks.pytorch.input.items.shelf import Shelf
+from flatout.frameworks.pytorch.input.items.sources import Look, Sources
+from flatout.frameworks.pytorch.input.items.store import Room, Store
+from flatout.frameworks.pytorch.input.of_loader import known
+from flatout.guest.interruptions import is_interruption, let_through
+
+MOST_FAILURES = 8
+"""Batches whose items could not be looked at, after which it is no longer tried."""
+
+
+MOST_FILLING_S = 15.0
+"""For so long a trial may compute the items of a dataset beforehand."""
+
+NUM_TIMED = 32
+"""Batches of kept items whose median time is held against that of computed ones."""
+
+LEAST_ESTIMATED = 2000
+"""Items of a dataset for which it is found out first whether to keep them is worth it; fewer are soon kept."""
+
+NUM_ESTIMATED = 64
+"""Items by which that is found out."""
+
+LEAST_GAIN = 4
+"""How many times as soon kept items have to be there then: so few lie in the processor's cache, all of them do not, and
+to keep them costs as much as several passes that compute them."""
+
+NOT_WORTH = "its items are computed nearly as soon as kept ones are put together"
+
+NO_MEMORY = "`--store-memory 0` keeps nothing"
+
+CHUNK = 512
+"""Items computed together where nobody waits for a batch."""
+
+
+class Keeping:
+    """Where a process may keep items.
+
+    Args:
+        folders: On the disk, the first of which is written to; empty: in memory only.
+        most_bytes: Memory for all stores together; None: what is free allows.
+    """
+
+    def __init__(self, folders: Sequence[str] = (), most_bytes: int | None = None) -> None:
+        self.room = Room(most_bytes)
+        self.shelf = Shelf(folders)
+
+    def remarks(self) -> list[str]:
+        """What is to be said in the end; nothing is written to the disk after that."""
+        return self.shelf.lines()
+
+
+class StoredItems:
+    """The kept items of all loaders of a process."""
+
+    def __init__(self, fused: FusedFetch, keeping: Keeping | None = None) -> None:
+        self.engaged = False
+        self.num_batches = 0
+        """Given from what was kept, since it was engaged."""
+        self.on_taken: Callable[[torch.Tensor, Column, Places], None] | None = None
+        """Told of the tensors of batches that consist of kept rows, and of which."""
+        self.keeping = keeping or Keeping()
+        self._fused = fused
+
+    def engage(self, on: bool, *, fill: Iterable[DataLoader[Any]] = ()) -> None:
+        """From the next fetch on, or no longer; `fill`: loaders whose items are all kept now, in a trial."""
+        self.engaged, self.num_batches = on, 0
+        self._fused.engage(on, wanted_by="sample_store")  # for loaders whose items are not worth keeping
+        for loader in fill if on else ():
+            self.keeper(loader).fill_for_trial()
+
+    def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
+        """Put a fetcher of ours before that of an iterator which fetches in this process."""
+        if not self.engaged or type(iterator) is not _SingleProcessDataLoaderIter:
+            return
+        if type(iterator._dataset_fetcher) is FusedFetcher and self.why_not(loader) is None:
+            iterator._dataset_fetcher = self.fetcher(loader, iterator._dataset_fetcher)
+
+    def fetcher(self, loader: DataLoader[Any], inner: FusedFetcher) -> StoredFetcher:
+        """A fetcher that asks `inner` for what is not kept."""
+        return StoredFetcher(self, inner, self.keeper(loader))
+
+    def keeper(self, loader: DataLoader[Any]) -> Keeper:
+        """What is kept of a loader's dataset."""
+        reading = self._fused.reading(loader)
+        return known(loader, self, lambda found: found.reading is reading, lambda: Keeper(reading, self.keeping))
+
+    def why_not(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
+        """Why the items of a loader cannot be kept, in a few words; None where they can."""
+        why = self._fused.why_not(loader, for_workers=for_workers)
+        if why is None:
+            keeper = self.keeper(loader)
+            keeper.begin()
+            why = keeper.why_not
+        return why
+
+
+class Keeper:
+    """What is kept of one loader's dataset."""
+
+    def __init__(self, reading: Reading, keeping: Keeping) -> None:
+        self.reading = reading
+        self.keeping = keeping
+        self.why_not: str | None = None
+        self.store: Store | None = None
+        self.sources: Sources | None = None
+        self.shadow = Shadow()
+        self.num_failures = 0
+        self.lock = threading.Lock()
+        """One thread at a time; who finds it taken does without what is kept."""
+        self._kept_s: deque[float] = deque(maxlen=NUM_TIMED)
+        self._computed_s: deque[float] = deque(maxlen=NUM_TIMED)
+        self._begun = False
+        self._opened = False
+
+    def begin(self) -> None:
+        """Find out what items are made of, where that was not done."""
+        if self._begun:
+            return
+        self._begun = True
+        self._find_out()
+        if self.why_not not in (None, NO_MEMORY) and self.keeping.shelf.folders:
+            self.keeping.shelf.say(f"nothing of a `{type(self.reading.dataset).__name__}` is kept", [self.why_not])
+
+    def _find_out(self) -> None:
+        self.reading.begin()
+        program = self.reading.program
+        if program is None:
+            self.why_not = self.reading.why_not
+        elif program.draws:
+            self.why_not = "its items are random"
+        elif not program.works:
+            self.why_not = "items are taken as they lie, and nothing is computed that could be kept"
+        elif self.keeping.room.most_bytes == 0:
+            self.why_not = NO_MEMORY
+            self.keeping.shelf.say(f"sample_store: {NO_MEMORY}")
+        else:
+            try:
+                sources = Sources(program)
+                sources.look(self.reading.dataset, [0])
+                if len(self.reading.dataset) >= LEAST_ESTIMATED and not _worth_keeping(program, sources, self.reading):
+                    self.why_not = NOT_WORTH
+                    return
+                self.store = Store(len(self.reading.dataset), self.keeping.room)
+                self.sources = sources
+            except Unvectorised as problem:
+                self.why_not = str(problem)
+            except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and plain is always there
+                self.why_not = f"{type(problem).__name__} when it was looked at"
+                let_through(problem)
+
+    def open(self, dataset: Any) -> None:
+        """Before the first item is looked for: go to the disk, where items are to be kept there.
+
+        `dataset`: the one that items are looked up in, or its copy: what they follow from lies there.
+        """
+        if self._opened:
+            return
+        self._opened = True
+        if self.store is None or self.sources is None or not self.keeping.shelf.folders:
+            return
+        num_items = self.store.num_items
+        try:
+            identity = self.sources.identity(dataset, num_items)
+        except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and memory is always there
+            let_through(problem)
+            why = str(problem) if isinstance(problem, Unvectorised) else f"{type(problem).__name__} when it was hashed"
+            self.keeping.shelf.say(f"the items of `{type(dataset).__name__}` are kept in memory only", [why])
+            return
+        reading = self.reading
+        keep = functools.partial(self.keeping.shelf.kept, identity, dataset, num_items, lambda: not reading.wrong)
+        self.store = Store(num_items, self.keeping.room, keep)
+
+    def look(self, dataset: Any, indices: Sequence[int]) -> Look:
+        """What these items of the dataset, or of its copy, are made of now."""
+        assert self.sources is not None
+        return self.sources.look(dataset, indices)
+
+    def fill_for_trial(self) -> None:
+        """Keep all items now, so that a trial sees what later passes will be like."""
+        self.begin()
+        self.open(self.reading.dataset)
+        try:
+            if self.store is not None and not self._filled(MOST_FILLING_S):
+                self.set_aside("to compute all items once takes longer than a trial has")
+            elif self.store is not None:
+                self.store.count()
+        except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
+            self.set_aside(f"{type(problem).__name__} when its items were computed")
+
+    def _filled(self, limit_s: float) -> bool:
+        """Compute and keep what nobody has asked for yet; whether that does not take longer than the limit."""
+        store, program, begun_s = self.store, self.reading.program, time.perf_counter()
+        if store is None or program is None:
+            return False
+        first = 0
+        while first < store.num_items:
+            indices = list(range(first, min(first + CHUNK, store.num_items)))
+            look = self.look(self.reading.dataset, indices)
+            places = store.places(indices, look)
+            if places is None or (places < 0).any():
+                store.put(indices, look, computed(program, self.reading.dataset, indices))
+            first += CHUNK
+            if (time.perf_counter() - begun_s) * store.num_items > limit_s * first:
+                return False
+        return True
+
+    def pays(self, num: int, *, kept_s: float | None = None, computed_s: float | None = None) -> None:
+        """A batch of `num` items was put together of kept ones, or computed: is it worth it?"""
+        if kept_s is None:
+            self._computed_s.append((computed_s or 0.0) / num)
+            return
+        self._kept_s.append(kept_s / num)
+        if len(self._kept_s) == NUM_TIMED and len(self._computed_s) >= NUM_TIMED // 4:
+            if statistics.median(self._kept_s) > statistics.median(self._computed_s):
+                self.set_aside("to put kept items together takes longer than to compute them")
+            self._kept_s.clear()
+
+    def set_aside(self, why: str) -> None:
+        """Never again."""
+        self.store, self.why_not = None, why
+
+    def interrupted(self) -> None:
+        """Something from outside came in between; who knows which rows were written, and whether they were counted."""
+        if self.store is not None:
+            self.store.abandon("a signal came while items were being kept")
+        self.set_aside("a signal came while its items were being kept")
+
+    def differs(self, why: str) -> None:
+        """What was kept is not what the script gives: neither this run nor a later one may use it."""
+        if self.store is not None:
+            self.store.disown()
+        self.set_aside(f"kept batches differ: {why}")
+
+    def failed(self, problem: Exception) -> None:
+        """A batch could not be looked at."""
+        self.num_failures += 1
+        if self.num_failures >= MOST_FAILURES:
+            self.set_aside(f"{self.num_failures} batches could not be kept: {problem}")
+
+
+class StoredFetcher:
+    """What an iterator asks for the batch of some indices."""
+
+    def __init__(self, owner: StoredItems, inner: FusedFetcher, keeper: Keeper) -> None:
+        self._owner = owner
+        self._inner = inner
+        self._keeper = keeper
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # while being copied
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def fetch(self, indices: Any) -> Any:
+        """The batch."""
+        inner, keeper = self._inner, self._keeper
+        if not self._owner.engaged or type(indices) is not list or set(map(type, indices)) != {int}:
+            return inner.fetch(indices)
+        keeper.begin()
+        if keeper.store is None or keeper.reading.program is None or not keeper.lock.acquire(blocking=False):
+            return inner.fetch(indices, always=True)
+        try:
+            keeper.open(inner.dataset)
+            return self._fetched(keeper.store, indices)
+        except BaseException as problem:
+            if is_interruption(problem):
+                keeper.interrupted()
+            raise
+        finally:
+            keeper.lock.release()
+
+    def _fetched(self, store: Store, indices: list[int]) -> Any:
+        inner, keeper = self._inner, self._keeper
+        begun_s = time.perf_counter()
+        looked_at = self._looked_at(store, indices)
+        if looked_at is None:
+            return inner.fetch(indices, always=True)
+        look, places = looked_at
+        if places is None:
+            return self._kept(store, indices, look)
+        there = places >= 0
+        num_there = np.count_nonzero(there)
+        if not num_there:
+            return self._kept(store, indices, look)
+        if num_there == len(indices):
+            batch = _taken(store, places)
+            keeper.pays(len(indices), kept_s=time.perf_counter() - begun_s)
+            given = self._shadowed(batch, indices)
+            tell = self._owner.on_taken
+            if tell is not None and given is batch:
+                store.told(batch, lambda tensor, column: tell(tensor, column, places))
+            return given
+        missing = [index for index, kept in zip(indices, there.tolist(), strict=True) if not kept]
+        others = inner.computed(missing)
+        if others is None:  # then the whole batch is the script's, which draws what it draws once
+            return inner.plain(indices)
+        try:
+            self._put(store, missing, None, others)
+            return self._shadowed(_taken(store, places, others), indices)
+        except Unkept as problem:
+            keeper.failed(problem)
+            return inner.fetch(indices, always=True)
+
+    def _looked_at(self, store: Store, indices: list[int]) -> tuple[Look, Places | None] | None:
+        """What the items are made of, and where they lie; None where that cannot be told."""
+        try:
+            look = self._keeper.look(self._inner.dataset, indices)
+            return look, store.places(indices, look)
+        except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
+            let_through(problem)
+            self._keeper.failed(problem)
+            return None
+
+    def _kept(self, store: Store, indices: list[int], look: Look | None) -> Any:
+        """A batch of `inner`, which is kept where the program knows what it follows from."""
+        begun_s = time.perf_counter()
+        batch = self._inner.fetch(indices, always=True)
+        if self._inner.known:
+            self._keeper.pays(len(indices), computed_s=time.perf_counter() - begun_s)
+            self._put(store, indices, look, batch)
+        return batch
+
+    def _put(self, store: Store, indices: list[int], look: Look | None, batch: Any) -> None:
+        try:
+            store.put(indices, look or self._keeper.look(self._inner.dataset, indices), batch)
+        except Exception as problem:  # noqa: BLE001  the batch is there, whatever becomes of the others
+            let_through(problem)
+            self._keeper.set_aside(f"a batch could not be kept: {problem}")
+
+    def _shadowed(self, batch: Any, indices: list[int]) -> Any:
+        """The batch, or the script's own where it is to be that."""
+        keeper, plain, shadow = self._keeper, self._inner.original.fetch, self._keeper.shadow
+        if shadow.first:
+            own = plain(indices)
+            if why := shadow.of_batch(batch, own):
+                keeper.differs(why)
+            return own
+        if shadow.any_due(len(indices)):
+            unwatched = threading.current_thread() is not threading.main_thread()  # where others draw meanwhile
+            if why := shadow.of_items(batch, indices, Some(plain, indices), draws=unwatched):
+                keeper.differs(why)
+                return self._inner.plain(indices)
+        self._owner.num_batches += 1
+        return batch
+
+
+def _worth_keeping(program: Program, sources: Sources, reading: Reading) -> bool:
+    """Whether a batch of kept items would be there so much sooner than one that is computed that it pays soon."""
+    indices = list(range(NUM_ESTIMATED))
+    places, batch = torch.arange(NUM_ESTIMATED), computed(program, reading.dataset, indices)
+
+    def gather() -> None:
+        sources.look(reading.dataset, indices)
+        with OneThread():
+            for leaf in leaves_of(batch):
+                _ = leaf.index_select(0, places) if isinstance(leaf, torch.Tensor) else list(leaf)
+
+    return LEAST_GAIN * _soonest_s(gather) < _soonest_s(lambda: computed(program, reading.dataset, indices))
+
+
+def _soonest_s(work: Callable[[], object], num: int = 5) -> float:
+    found = []
+    for _ in range(num):
+        begun_s = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - begun_s)
+    return min(found)
+
+
+def _taken(store: Store, places: Places, missing: Any = None) -> Any:
+    with OneThread():
+        return store.take(places, missing)

@@ -1,0 +1,402 @@
+"""How are batches fetched, and how can that be changed while the script runs?
+
+`DataLoader.__iter__` is replaced so that each pass over a loader is a `Pass`
+(`flatout.frameworks.pytorch.input.passes`). Here passes are opened, with the script's own worker settings or with
+others; workers are kept between epochs where the script keeps its own. In: the loaders that the script iterates. Out:
+iterators, and what is known about the loaders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+
+from flatout.frameworks.pytorch.input.dataset_state import Copies, held_open, keeps_workers
+from flatout.frameworks.pytorch.input.of_loader import is_itself_alone
+from flatout.frameworks.pytorch.input.passes import FetchObserver, Later, Opened, Pass
+from flatout.frameworks.pytorch.input.shuffles import draw_seed, drawing_elsewhere, generators_of, runs_ahead
+from flatout.frameworks.pytorch.input.worker_settings import (
+    IN_PROCESS,
+    WORKER_ATTRIBUTES,
+    needs_workers,
+    usable,
+    wanted,
+)
+from flatout.frameworks.pytorch.seams.patches import Patch
+from flatout.frameworks.pytorch.seams.random_states import RandomStates
+from flatout.frameworks.pytorch.seams.trees import tensors_of
+from flatout.guest.interruptions import let_through
+from flatout.guest.plain_lines import caller_in
+from flatout.guest.tracebacks import hide_ours
+from flatout.records.facts import NOT_LOOKED_AT
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.input.items.engine import InputPipeline, Part
+    from flatout.frameworks.pytorch.input.transfer.transfer import Transfer
+    from flatout.frameworks.pytorch.input.worker_check import Checks
+
+
+class Loaders:
+    """All loaders of a process, and how they are run."""
+
+    def __init__(self) -> None:
+        self.observer: FetchObserver | None = None
+        self.on_fetch: Callable[[], None] | None = None
+        """Told before each fetch of the script's, where fetches are taken for steps."""
+        self.on_failure: Callable[[str, BaseException], None] | None = None
+        self.settings: dict[str, Any] = {}
+        """Worker attributes that replace the script's own while a pass is opened; empty means as the script says."""
+        self.reopen = False
+        """Whether training passes that are under way open again when `settings` change (in a trial)."""
+        self.endless = self.studies = False
+        self.replay_batch = False
+        self.num_steps, self.num_restarts = 0, 0
+        self.num_changed = 0
+        """Passes opened with `settings`."""
+        self.passes: weakref.WeakSet[Pass] = weakref.WeakSet()
+        self.keeping: tuple[Sequence[str], int | None] = (), None
+        """Folders of kept items on the disk, see `pipeline.stored.Keeping`, and memory for them."""
+        self._lasting: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
+        """For each loader whose workers the script keeps the pass under way, which has the loader: by its `id`."""
+        self._pipeline: InputPipeline | None = None
+        self._transfer: Transfer | None = None
+        self._pid = os.getpid()
+        self._patch: Patch | None = None
+        self._training: weakref.WeakKeyDictionary[DataLoader[Any], list[int]] = weakref.WeakKeyDictionary()
+        """For each loader that feeds the training: batches used since a step, and that step."""
+        self._batch_bytes: weakref.WeakKeyDictionary[DataLoader[Any], int | None] = weakref.WeakKeyDictionary()
+        self._others: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        """Loaders of which a pass ended without a step."""
+        self._refused: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        """Loaders that failed under other settings."""
+        self._kept: weakref.WeakKeyDictionary[DataLoader[Any], Opened] = weakref.WeakKeyDictionary()
+        self._seeds: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
+        """Loaders whose workers the script keeps between passes: the seed of the latest workers."""
+        self._copies = Copies()
+        self.checks: weakref.WeakKeyDictionary[DataLoader[Any], Checks] = weakref.WeakKeyDictionary()
+
+    def install(self) -> None:
+        """Replace `DataLoader.__iter__`."""
+        if self._patch is None:
+            self._patch = Patch(DataLoader, "__iter__", self._observed)
+
+    def _observed(self, original: Any, patch: Patch) -> Any:
+        def __iter__(loader: DataLoader[Any]) -> Iterator[Any]:
+            in_worker = torch.utils.data.get_worker_info() is not None
+            if not patch.active or in_worker or torch.compiler.is_compiling() or not is_itself_alone(loader):
+                return original(loader)
+            observer = self.observer
+            if observer is not None:
+                observer.before_fetch()
+            try:
+                return self._pass_over(loader)
+            except BaseException as problem:
+                hide_ours(problem)
+                raise
+            finally:
+                if observer is not None:
+                    observer.after_fetch()
+
+        return __iter__
+
+    def _pass_over(self, loader: DataLoader[Any]) -> Pass:
+        """A new pass; where the script keeps its workers, the one that is under way from its beginning, as plain's."""
+        lasting = self._lasting.get(id(loader))
+        if lasting is not None:
+            lasting.begin_anew()
+            return lasting
+        new = Pass(loader, self)
+        if keeps_workers(loader):
+            self._lasting[id(loader)] = new
+        return new
+
+    def remove(self) -> None:
+        """Give the class its own `__iter__` back; passes under way go on as they are."""
+        if self._patch is not None:
+            self._patch.remove()
+            self._patch = None
+        self.close_kept()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a lever fetches, or has fetched, otherwise than the script."""
+        return bool(self.settings or self.num_changed or self._pipeline or self._transfer)
+
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    @property
+    def training(self) -> list[DataLoader[Any]]:
+        """Loaders whose batches were followed by steps, most used first."""
+        return sorted(self._training, key=lambda loader: -self._training[loader][0])
+
+    def fetches_per_step(self, loader: DataLoader[Any]) -> float:
+        """Batches drawn from a training loader in each step."""
+        num, first_step = self._training.get(loader, (0, 0))
+        num_steps = self.num_steps - first_step
+        return num / num_steps if num_steps > 0 and num else 1.0
+
+    def batch_bytes(self, loader: DataLoader[Any]) -> int | None:
+        """Bytes of the tensors in the first batch that was seen; None where none was, or it cannot be looked into."""
+        return self._batch_bytes.get(loader)
+
+    def note_batch(self, loader: DataLoader[Any], batch: Any) -> None:
+        """A pass has given its first batch."""
+        if loader in self._batch_bytes:
+            return
+        try:
+            num_bytes = sum(t.numel() * t.element_size() for t in tensors_of(batch))
+        except Exception:  # noqa: BLE001  a batch of the user's own kind may raise anything when looked into
+            num_bytes = None
+        self._batch_bytes[loader] = num_bytes
+
+    def note(self, loader: DataLoader[Any], num_batches: int) -> None:
+        """Steps were made with batches from `loader`."""
+        seen = self._training.get(loader)
+        if seen is None:  # batches before the first step that shows are not its alone
+            self._training[loader] = [0, self.num_steps]
+        else:
+            seen[0] += num_batches
+
+    def ended(self, opened: Opened, trains: bool) -> None:
+        """A pass is over."""
+        if not trains and opened.loader not in self._training:
+            self._others.add(opened.loader)
+        self.put_by(opened)
+
+    def put_by(self, opened: Opened) -> None:
+        """Keep workers of ours for the next pass where the script keeps its own, and end others.
+
+        Those see nothing of what the script changes between passes: neither may ours, and no others may be kept.
+        """
+        if opened.changed and opened.settings == self.settings and keeps_workers(opened.loader):
+            self._kept[opened.loader] = opened
+        else:
+            opened.close()
+
+    # -- opening -------------------------------------------------------------------------------------------------
+
+    def change(self, settings: Mapping[str, Any]) -> None:
+        """Run training loaders with these worker attributes from their next pass on (in a trial: next fetch)."""
+        if dict(settings) != self.settings:
+            self.settings = dict(settings)
+            self.close_kept()
+
+    def set(self, **settings: Any) -> None:
+        """Change these settings, and keep the others."""
+        self.change({**self.settings, **settings})
+
+    def unset(self, *names: str) -> None:
+        """Leave these settings to the script again."""
+        self.change({name: value for name, value in self.settings.items() if name not in names})
+
+    def may_change(self, loader: DataLoader[Any]) -> bool:
+        """Whether the loader's workers can be set without asking it to do what it does not do."""
+        return (
+            self._may_open(loader)
+            and loader not in self._refused
+            and loader.multiprocessing_context is None
+            and getattr(loader, "in_order", True)  # otherwise nobody knows which batches were given when one breaks
+            and not isinstance(loader.dataset, IterableDataset)
+            and held_open(loader.dataset) is None
+            and not runs_ahead(loader)
+        )
+
+    def _may_open(self, loader: DataLoader[Any]) -> bool:
+        own = type(loader)
+        usual = own.__iter__ is DataLoader.__iter__ and own._get_iterator is DataLoader._get_iterator
+        # not in a process that was forked from here, to which the workers do not belong
+        return usual and os.getpid() == self._pid
+
+    def _feeds_training(self, loader: DataLoader[Any]) -> bool:
+        if loader in self._training:
+            return True  # one in order is most often an evaluation's, for which starting workers would cost
+        return loader not in self._others and not isinstance(loader.sampler, SequentialSampler)
+
+    @property
+    def pipeline(self) -> InputPipeline:
+        """What computes batches otherwise than item by item; made when it is first asked for."""
+        if self._pipeline is None:
+            from flatout.frameworks.pytorch.input.items.engine import InputPipeline, Keeping
+
+            self._pipeline = InputPipeline(Keeping(*self.keeping))
+        return self._pipeline
+
+    def remarks(self) -> list[str]:
+        """What is to be said of workers and kept items in the end; nothing is written to the disk after that."""
+        said = [remark for checks in self.checks.values() for remark in checks.remarks()]
+        return said if self._pipeline is None else [*said, *self._pipeline.stored.keeping.remarks()]
+
+    def engage(self, part: Part, on: bool) -> None:
+        """Have a part of the input pipeline fetch from now on, where it is known how, or no longer."""
+        self.pipeline.engage(part, on, fill=self.training if self.reopen else ())
+        for one in self.passes:
+            self.pipeline.attach(one.loader, one.inner)
+
+    @property
+    def transfer(self) -> Transfer:
+        """What brings batches to a device; made when it is first asked for."""
+        if self._transfer is None:
+            from flatout.frameworks.pytorch.input.transfer.transfer import Transfer
+
+            self._transfer = Transfer()
+        return self._transfer
+
+    def following(self, iterator: Any) -> Any:
+        """The next batch of a pass's iterator."""
+        fetch = next if self._pipeline is None else self._pipeline.following
+        return fetch(iterator) if self._transfer is None else self._transfer.following(iterator, fetch)
+
+    def why_not(self, part: Part | Literal["workers"], loader: DataLoader[Any], *, for_workers: bool) -> str | None:
+        """Why a part of the input pipeline cannot compute a loader's batches; None where it can."""
+        if not (self.studies or self._pipeline is not None or IN_PROCESS in self.settings):
+            return NOT_LOOKED_AT  # reading a dataset takes a while
+        why: str | None = getattr(self.pipeline, part).why_not(loader, for_workers=for_workers)
+        return why
+
+    def open(self, loader: DataLoader[Any]) -> Opened:
+        """A pass made under the present settings; as the script says where they do not apply, or fail."""
+        opened = self._open(loader)
+        if self._pipeline is not None:
+            self._pipeline.attach(loader, opened.iterator)
+        if self._transfer is not None:
+            self._transfer.attach(loader, opened.iterator)
+        return opened
+
+    def _open(self, loader: DataLoader[Any]) -> Opened:
+        if not self.settings or loader in self._refused:
+            return self.open_plain(loader)
+        before = RandomStates(generators_of(loader))
+        try:
+            settings = self._settings_for(loader)
+            if settings:
+                return self._open_changed(loader, settings, before)
+        except Exception as problem:  # noqa: BLE001  a process that cannot be started must not end the training
+            before.restore()
+            self.refuse(loader, "engage", problem)
+            let_through(problem)
+        return self.open_plain(loader)
+
+    def _settings_for(self, loader: DataLoader[Any]) -> Mapping[str, Any]:
+        """What may be changed about this loader; empty where nothing."""
+        settings = usable(self.settings, loader)
+        if not settings or not self._may_open(loader):
+            return {}
+        if settings.get(IN_PROCESS) and self.pipeline.workers.why_not(loader) is None:
+            return settings
+        if not self._feeds_training(loader) and loader not in self._kept:
+            return {}
+        if self.may_change(loader) and not (settings.get("num_workers") == 0 and needs_workers(loader)):
+            return {name: value for name, value in settings.items() if name != IN_PROCESS}
+        # how batches are handed over may still be chosen
+        return {name: value for name, value in settings.items() if name == "pin_memory"}
+
+    def open_plain(self, loader: DataLoader[Any], *, drawn: bool = False) -> Opened:
+        """A pass as the script makes it; `drawn` says that the seed which that draws has been drawn already."""
+        if keeps_workers(loader) and loader not in self._refused and getattr(loader, "_iterator", None) is None:
+            try:
+                self._copies.check(loader)
+            except RuntimeError as problem:
+                self.refuse(loader, "engage", problem)
+        original = self._patch.original if self._patch is not None else DataLoader.__iter__
+        with drawing_elsewhere(loader, 0) if drawn else self._drawing_as_plain(loader):
+            iterator = original(loader)
+        self._remember(loader, iterator)
+        return Opened(loader, iterator, dict(self.settings))
+
+    @contextlib.contextmanager
+    def _drawing_as_plain(self, loader: DataLoader[Any]) -> Iterator[bool]:
+        """Whether a seed for workers is to be drawn; plain draws one for each pass, but for kept workers only once.
+
+        Where plain would not, the loader draws from a generator of ours.
+        """
+        seed = self._seeds.get(loader)
+        if seed is None:
+            yield True
+            return
+        with drawing_elsewhere(loader, seed + 1):
+            yield False
+
+    def _remember(self, loader: DataLoader[Any], iterator: Any) -> None:
+        if keeps_workers(loader):
+            self._seeds[loader] = iterator._base_seed
+
+    def refuse(self, loader: DataLoader[Any], stage: str, problem: BaseException) -> None:
+        """The loader does not bear our settings: run it as the script does from now on."""
+        self._refused.add(loader)
+        if self.on_failure is not None:
+            self.on_failure(stage, problem)
+
+    def _open_changed(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:
+        if loader.num_workers or not settings.get("num_workers"):  # what plain has begins at once, and draws at once
+            return self._start(loader, settings, before)
+        draw_seed(loader)
+        opened = Opened(loader, None, dict(self.settings), before=before)
+        opened.iterator = Later(loader, lambda: self._start_into(opened, settings))
+        return opened
+
+    def _start_into(self, opened: Opened, settings: Mapping[str, Any]) -> Any:
+        """Begin a pass at its first fetch, when plain's sampler would draw; as plain where that fails."""
+        loader = opened.loader
+        opened.before, opened.drawn = RandomStates(generators_of(loader)), True
+        started: Opened | None = None
+        try:
+            with drawing_elsewhere(loader, 0):
+                started = self._start(loader, settings, opened.before)
+        except Exception as problem:  # noqa: BLE001  a process that cannot be started must not end the training
+            opened.before.restore()
+            self.refuse(loader, "engage", problem)
+            let_through(problem)
+        if started is None:
+            opened.before = None
+            return self.open_plain(loader, drawn=True).iterator
+        opened.shuffle = started.shuffle
+        if self._pipeline is not None:
+            self._pipeline.attach(loader, started.iterator)
+        return started.iterator
+
+    def _start(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:
+        kept = self._kept.pop(loader, None)
+        if kept is None and keeps_workers(loader):
+            self._copies.check(loader)
+        former = {name: getattr(loader, name) for name in WORKER_ATTRIBUTES}
+        ahead = loader.num_workers * (loader.prefetch_factor or 0)
+        try:
+            with self._drawing_as_plain(loader) as draws:
+                loader.__dict__.update(wanted(former, settings))
+                if kept is None:
+                    iterator = self._begun(loader, settings, ahead)
+                else:
+                    if draws:  # workers stay, but the script's random stream must move as it does for new ones
+                        draw_seed(loader)
+                    iterator = kept.bare
+                    iterator._reset(loader)
+        finally:
+            loader.__dict__.update(former)
+        self._remember(loader, iterator)
+        self.num_changed += 1
+        opened = Opened(loader, iterator, dict(self.settings), before=before)
+        opened.shuffle = getattr(iterator, "shuffle", None)
+        return opened
+
+    def _begun(self, loader: DataLoader[Any], settings: Mapping[str, Any], ahead: int) -> Any:
+        if not loader.num_workers:
+            return loader._get_iterator()
+        warned = caller_in(DataLoader._get_iterator, "self.check_worker_number_rationality()")
+        warned(loader.check_worker_number_rationality)  # plain warns where there are more workers than cores
+        if (fast := bool(settings.get(IN_PROCESS))) or settings.get("num_workers") == 0:
+            return self.pipeline.workers.begin(loader, fast=fast)
+        from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
+
+        return OurWorkers(loader, ahead)
+
+    def close_kept(self) -> None:
+        """End workers that wait for a next pass."""
+        for opened in list(self._kept.values()):
+            opened.close()
+        self._kept.clear()

@@ -1,0 +1,264 @@
+"""What does the script's `for` loop over a loader get? Batches, from whatever fetches them at present.
+
+A `Pass` stands between the loop and the loader's own iterator: it tells of fetches, opens again when worker settings
+change in a trial, starts over instead of ending, can hand out one cached batch (a counterfactual), and goes on as
+plain where changed workers break. In: a loader and its owner. Out: batches in the script's own order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader
+
+from flatout.frameworks.pytorch.seams.random_states import RandomStates
+from flatout.guest.interruptions import is_interruption
+from flatout.guest.tracebacks import hide_ours
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.input.loaders import Loaders
+    from flatout.frameworks.pytorch.input.shuffles import Shuffle
+    from flatout.frameworks.pytorch.input.worker_check import Check
+
+
+class FetchObserver(Protocol):
+    """Who wants to know of fetches."""
+
+    def before_fetch(self) -> None:
+        """A batch is asked for."""
+
+    def after_fetch(self) -> None:
+        """The batch is there, or the pass is over."""
+
+
+class Opened:
+    """A loader's own iterator, and how it was made.
+
+    Attributes:
+        loader: Whose it is.
+        iterator: What the loader's `__iter__` gives.
+        settings: The worker settings that were asked for at the time.
+        before: The random states before it was made, where the settings took effect; else None.
+        drawn: Whether the seed that opening draws had been drawn at `before`.
+        shuffle: What moves a generator of the script's own, where the iterator does not.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        iterator: Any,
+        settings: dict[str, Any],
+        *,
+        before: RandomStates | None = None,
+    ) -> None:
+        self.loader = loader
+        self.iterator = iterator
+        self.settings = settings
+        self.before = before
+        self.drawn = False
+        self.shuffle: Shuffle | None = None
+
+    @property
+    def bare(self) -> Any:
+        """The iterator, also where it was made later."""
+        return self.iterator.made if isinstance(self.iterator, Later) else self.iterator
+
+    @property
+    def changed(self) -> bool:
+        """Whether it runs under settings of ours."""
+        return self.before is not None
+
+    def following(self, fetch: Callable[[Any], Any]) -> Any:
+        """The next batch by `fetch`; a generator of the script's own moves as far as plain moves it."""
+        try:
+            batch = fetch(self.iterator)
+        except StopIteration:
+            if self.shuffle is not None:
+                self.shuffle.ended()
+            raise
+        if self.shuffle is not None:
+            self.shuffle.handed()
+        return batch
+
+    def close(self) -> None:
+        """End worker processes that are ours."""
+        if self.changed and hasattr(self.iterator, "_shutdown_workers"):
+            with contextlib.suppress(RuntimeError, OSError):  # of workers that are dead already
+                self.iterator._shutdown_workers()
+
+
+class Later:
+    """An iterator that is made at its first fetch."""
+
+    def __init__(self, loader: DataLoader[Any], start: Callable[[], Any]) -> None:
+        self._loader = loader
+        self._start: Callable[[], Any] | None = start
+        self._iterator: Any = None
+
+    def __iter__(self) -> Later:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._loader._index_sampler)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_iterator" or self._iterator is None:
+            raise AttributeError(name)
+        return getattr(self._iterator, name)
+
+    def __next__(self) -> Any:
+        if self._start is not None:
+            start, self._start = self._start, None  # which holds who holds us: only the collector would end the workers
+            self._iterator = start()
+        return next(self._iterator)
+
+    @property
+    def made(self) -> Any:
+        """The iterator, or None."""
+        return self._iterator
+
+
+class Pass:
+    """One pass over a loader, as the script's `for` loop sees it."""
+
+    def __init__(self, loader: DataLoader[Any], owner: Loaders) -> None:
+        self._owner = owner
+        self._loader = loader
+        self._open()
+        self._num_untold = 0
+        """Batches drawn of which it is not known yet whether a step follows."""
+        self._cached: list[Any] = []
+        self._num_steps_before = owner.num_steps
+        self.trains = False
+        owner.passes.add(self)
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # while being copied
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __next__(self) -> Any:
+        owner = self._owner
+        if owner.on_fetch is not None:
+            owner.on_fetch()
+        if self._num_untold and owner.num_steps > self._num_steps_before:
+            self.trains = True
+        self._num_steps_before = owner.num_steps
+        if self.trains:
+            owner.note(self._loader, self._num_untold)
+            self._num_untold = 0
+        observer = owner.observer
+        if observer is not None:
+            observer.before_fetch()
+        try:
+            return self._fetch()
+        except StopIteration:
+            raise
+        except BaseException as problem:
+            hide_ours(problem)
+            raise
+        finally:
+            if observer is not None:
+                observer.after_fetch()
+
+    def begin_anew(self) -> None:
+        """Give the first batch again next, to everybody who has this pass."""
+        self._owner.put_by(self._opened)
+        self._open()
+
+    @property
+    def loader(self) -> DataLoader[Any]:
+        """Whose pass it is."""
+        return self._loader
+
+    @property
+    def inner(self) -> Any:
+        """What fetches at present."""
+        return self._inner
+
+    def _fetch(self) -> Any:
+        owner = self._owner
+        if self.trains:
+            if owner.reopen and self._opened.settings != owner.settings:
+                self._opened.close()
+                self._open()
+            if owner.replay_batch:
+                if not self._cached:
+                    self._cached = [self._draw()]
+                return tree_map(lambda leaf: leaf, self._cached[0])  # new containers: the script may take them apart
+            self._cached = []
+        return self._draw()
+
+    def _draw(self) -> Any:
+        while True:
+            try:
+                batch = self._opened.following(self._compared)
+                break
+            except StopIteration:
+                is_over = True
+            except Exception as problem:
+                if not self._opened.changed or is_interruption(problem):
+                    raise
+                is_over = False
+                self._owner.refuse(self._loader, "step", problem)
+            # not while that is handled: workers that are forked then would tell of it with whatever they raise
+            if not is_over:
+                self._go_on_plain()
+            elif not self._start_over():
+                raise StopIteration
+        if not self._num_drawn:
+            self._owner.note_batch(self._loader, batch)
+        self._num_drawn += 1
+        self._num_untold += 1
+        return batch
+
+    def _compared(self, iterator: Any) -> Any:
+        """The next batch of the iterator, which is plain's."""
+        batch = self._owner.following(iterator)
+        if self._check is not None:
+            self._check.compare(batch, self._num_drawn)
+        return batch
+
+    def _start_over(self) -> bool:
+        """The pass has come to its end; whether another has begun in its place."""
+        owner = self._owner
+        owner.ended(self._opened, self.trains)
+        if not (owner.endless and self.trains and self._num_drawn):
+            return False
+        owner.num_restarts += 1
+        self._open()
+        return True
+
+    def _open(self) -> None:
+        self._opened = self._owner.open(self._loader)
+        self._inner = self._opened.iterator
+        self._check = _check_of(self._owner, self._opened)
+        self._num_drawn = 0
+        """Batches drawn since the pass was last opened."""
+
+    def _go_on_plain(self) -> None:
+        """Put the script's own iterator in place of ours, in the same order and at the same batch."""
+        from flatout.frameworks.pytorch.input.hand_back import given_back
+
+        self._opened = given_back(self._owner, self._opened, self._num_drawn)
+        self._inner = self._opened.iterator
+        self._check = None
+
+
+def _check_of(owner: Loaders, opened: Opened) -> Check | None:
+    """What sees that workers of ours give what plain would; None where there are none of ours."""
+    if not opened.changed or not opened.settings.get("num_workers"):
+        return None
+    from flatout.frameworks.pytorch.input.worker_check import Checks
+
+    checks = owner.checks.get(opened.loader) or owner.checks.setdefault(opened.loader, Checks())
+    return checks.of(opened)

@@ -1,0 +1,148 @@
+"""How does a tensor get to a device without anybody waiting for what the device computes?
+
+It is first copied into page-locked memory that is ours, so that the script may do with its own what it likes. A stream
+beside the computing one takes it from there. Whoever asked for the tensor gets it with its own stream waiting for that
+copy; where plain's host waits, ours waits as well, but for this copy alone. In: tensors on the CPU, rows of a store.
+Out: tensors of the device.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from flatout.frameworks.pytorch.input.transfer.buffers import Buffers
+from flatout.frameworks.pytorch.input.transfer.device import Device, Event
+from flatout.frameworks.pytorch.input.transfer.rows import Mirror, Rows
+
+AHEAD_SHARE = 1 / 32
+"""How much of the device's memory may wait there for the computing stream to get to it."""
+
+
+class Copy:
+    """A tensor of a device that is being written."""
+
+    def __init__(self, device: Device, tensor: torch.Tensor, written: Event) -> None:
+        self.device = device
+        self.tensor = tensor
+        self.written = written
+
+
+class Staging:
+    """The way to one device.
+
+    Args:
+        device: Where to.
+        most_pinned_bytes: Page-locked memory that may be taken.
+    """
+
+    def __init__(self, device: Device, most_pinned_bytes: int) -> None:
+        self.device = device
+        self.buffers = Buffers(device.pinned, most_pinned_bytes)
+        self._most_ahead_bytes = int(device.total_bytes() * AHEAD_SHARE)
+        self._ahead: deque[tuple[Event, int]] = deque()
+        """What was handed over that the computing stream has not got to, as far as that was looked at."""
+        self._ahead_bytes = 0
+
+    def begin(self, source: torch.Tensor, *, early: bool = False, rows: Rows | None = None) -> Copy | None:
+        """Begin to copy a tensor; None where there is no room.
+
+        Args:
+            source: On the CPU.
+            early: Nobody has asked for it yet, so nothing is waited for.
+            rows: Of which kept rows it consists: the device is to keep them as well.
+        """
+        if not self._room_for(source.nbytes, waits=not early):
+            return None
+        if self.device.is_pinned(source):  # nobody but a loader has written there
+            return self._copied(source, source, rows)
+        buffer = self.buffers.take(source.nbytes)
+        if buffer is None:
+            return None
+        try:
+            staged = buffer.bytes[: source.nbytes].view(source.dtype).as_strided(source.size(), source.stride())
+            staged.copy_(source)
+            copy = self._copied(source, staged, rows)
+        except BaseException:
+            self.buffers.lose(buffer)
+            raise
+        buffer.until(copy.written)
+        return copy
+
+    def _copied(self, like: torch.Tensor, staged: torch.Tensor, rows: Rows | None) -> Copy:
+        device = self.device
+        with device.beside():
+            tensor = device.empty(like.size(), like.stride(), like.dtype)
+            device.copy(tensor, staged)
+            written = device.record()
+            if rows is not None and rows.mirror is not None:
+                self._keep(rows.mirror, rows.places, tensor)
+                written = device.record()
+        return Copy(device, tensor, written)
+
+    def gather(self, like: torch.Tensor, mirror: Mirror, places: np.ndarray) -> Copy | None:
+        """Begin to put a tensor together of rows that lie on the device; None where there is no room."""
+        if not self._room_for(like.nbytes, waits=True):
+            return None
+        device = self.device
+        with device.beside():
+            numbers = self._numbers(places)
+            if numbers is None:
+                return None
+            tensor = device.empty(like.size(), like.stride(), like.dtype)
+            device.gather(tensor, mirror.rows, numbers)
+            return Copy(device, tensor, device.record())
+
+    def _keep(self, mirror: Mirror, places: np.ndarray, tensor: torch.Tensor) -> None:
+        """Put rows that have just arrived where they stay, on the same stream, before the script can change them."""
+        numbers = self._numbers(places)
+        if numbers is not None:
+            self.device.scatter(mirror.rows, numbers, tensor)
+            mirror.has(places)
+
+    def _numbers(self, places: np.ndarray) -> torch.Tensor | None:
+        """Numbers of rows on the device; inside `beside`."""
+        buffer = self.buffers.take(places.nbytes)
+        if buffer is None:
+            return None
+        staged = buffer.bytes[: places.nbytes].view(torch.int64)
+        staged.copy_(torch.from_numpy(places))
+        numbers = self.device.empty((len(places),), (1,), torch.int64)
+        self.device.copy(numbers, staged)
+        buffer.until(self.device.record())
+        return numbers
+
+    def hand_over(self, copy: Copy, *, waits: bool) -> torch.Tensor:
+        """The tensor, for the current stream to use; `waits`: for all streams, as after a copy that the host awaits."""
+        self.device.wait(copy.written)
+        self.device.in_use(copy.tensor)
+        if waits:
+            copy.written.synchronize()
+        num_bytes: int = copy.tensor.nbytes
+        self._ahead.append((self.device.record(), num_bytes))
+        self._ahead_bytes += num_bytes
+        return copy.tensor
+
+    def _room_for(self, num_bytes: int, *, waits: bool) -> bool:
+        """Whether there may be so much more on the device; the host runs ahead of it no further than memory allows."""
+        if num_bytes > self._most_ahead_bytes:
+            return False
+        while self._ahead and self._ahead[0][0].query():
+            self._passed()
+        while self._ahead_bytes + num_bytes > self._most_ahead_bytes:
+            if not waits:
+                return False
+            self._ahead[0][0].synchronize()
+            self._passed()
+        return True
+
+    def _passed(self) -> None:
+        _, num_bytes = self._ahead.popleft()
+        self._ahead_bytes -= num_bytes
+
+    def made_for(self, copy: Copy) -> Any:
+        """Whether a copy was made in the mode (`torch.inference_mode`) in which it is asked for."""
+        return copy.tensor.is_inference() == torch.is_inference_mode_enabled()

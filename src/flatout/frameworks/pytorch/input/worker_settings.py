@@ -1,0 +1,66 @@
+"""Which attributes of a loader say how its workers run, and what may stand in their place?
+
+In: a loader's own attributes, and settings. Out: attributes that go together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from flatout.frameworks.pytorch.input.shuffles import why_not_ahead
+from flatout.frameworks.pytorch.levers.workers import DEFAULT_PREFETCH_FACTOR
+
+WORKER_ATTRIBUTES = (
+    "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout", "worker_init_fn"
+)  # fmt: skip
+
+IN_PROCESS = "in_process"
+"""The setting that has the batches of the script's workers computed in this process; no attribute of a loader."""
+
+KEPT_WORKERS = "its workers are kept between passes, and their random streams with them"
+"""Why nothing that draws can be put in the place of such workers."""
+
+
+def usable(settings: Mapping[str, Any], loader: Any) -> dict[str, Any]:
+    """The settings without those that a loader cannot have.
+
+    Page-locked memory where the script does not use CUDA by now: PyTorch would warn of it where there is no device, and
+    begin CUDA for it where there is one. More batches kept ready: see `why_not_sooner`.
+    """
+    found = dict(settings)
+    if not torch.cuda.is_initialized():
+        found.pop("pin_memory", None)
+    if "prefetch_factor" in found and why_not_sooner(loader) is not None:
+        del found["prefetch_factor"]
+    return found
+
+
+def why_not_sooner(loader: Any) -> str | None:
+    """Why the workers of a loader cannot build batches sooner than they do, in a few words; None where they can."""
+    if not loader.num_workers:
+        return "the script has no workers"
+    if loader.persistent_workers:  # a pass that is left early would leave them elsewhere
+        return KEPT_WORKERS
+    return why_not_ahead(loader, of_list=False)
+
+
+def needs_workers(loader: Any) -> bool:
+    """Whether something of a loader means its workers: a function that begins them, or how long one waits for them."""
+    return bool(loader.num_workers) and (loader.worker_init_fn is not None or loader.timeout > 0)
+
+
+def wanted(former: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The script's own worker attributes with `settings` in their place, as far as they go together."""
+    wanted = {**former, **{name: value for name, value in settings.items() if name != IN_PROCESS}}
+    if former["num_workers"] and not wanted["num_workers"]:  # drawing as its workers would
+        return {**former, "pin_memory": wanted["pin_memory"]}
+    if not former["num_workers"]:
+        wanted["worker_init_fn"] = None  # plain never calls it
+    if not wanted["num_workers"]:
+        wanted.update(prefetch_factor=None, persistent_workers=False, timeout=0)
+    elif wanted["prefetch_factor"] is None:
+        wanted["prefetch_factor"] = DEFAULT_PREFETCH_FACTOR
+    return wanted

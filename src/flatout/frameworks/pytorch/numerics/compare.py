@@ -1,0 +1,309 @@
+"""How far are the numbers under a lever from the numbers without it, on the very same step?
+
+At the moment before an update the captured calls are replayed with the same arguments, random states, buffers and
+output gradients, plain and under the levers; updates are made three times from one snapshot; batches are drawn twice
+from one random state. In: levers and the names of checks. Out: `Difference`s, measured and not judged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from flatout.frameworks.pytorch.numerics.batches import compare_batches
+from flatout.frameworks.pytorch.numerics.capture import Capture, CapturedCall
+from flatout.frameworks.pytorch.numerics.differences import (
+    Gradients,
+    Key,
+    buffer_error,
+    cosine,
+    lost_or_new,
+    output_error,
+    reals,
+    relative_error,
+    slope,
+    square,
+    worst,
+)
+from flatout.frameworks.pytorch.numerics.replay import Replayed, Replayer, half
+from flatout.frameworks.pytorch.numerics.updates import (
+    Moved,
+    Snapshot,
+    bears_other_options,
+    has_gradients,
+    updated,
+    worst_update,
+)
+from flatout.frameworks.pytorch.seams.random_states import RandomStates
+from flatout.frameworks.pytorch.session import Session
+from flatout.records.difference import Difference
+from flatout.records.trace import Agreement, Levers, Scaling
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.numerics.closer_look import CloserLook
+
+SCALING_REPEATS = 5
+SCALING_FEWEST_S = 0.3
+SCALING_LIMIT_S = 4.0
+
+
+class Numerics:
+    """Compares levers with plain on captured steps."""
+
+    def __init__(self, session: Session, capture: Capture) -> None:
+        self._session = session
+        self._capture = capture
+        self._replayer = Replayer(session.calls)
+
+    # -- compare -------------------------------------------------------------------------------------------------
+
+    def compare(self, levers: Levers, checks: Sequence[str]) -> Agreement:
+        """Differences of each check; `missing` says why one could not be made."""
+        differences: list[Difference] = []
+        missing = []
+        self._session.comparing = True
+        try:
+            for check in checks:
+                found = {
+                    "gradients": self._gradients,
+                    "updates": self._updates,
+                    "batches": self._batches,
+                }[check](levers)
+                if isinstance(found, str):
+                    missing.append(found)
+                else:
+                    differences += found
+        finally:
+            self._session.comparing = False
+            self._capture.drop()
+            self._session.engage_exactly({})
+        return Agreement(levers=levers, differences=tuple(differences), missing="; ".join(missing))
+
+    def _gradients(self, levers: Levers) -> list[Difference] | str:
+        calls = self._capture.present
+        if self._capture.problem:
+            return self._capture.problem
+        if not calls:
+            return "no model call was captured"
+        if not any(g is not None for c in calls for g in c.gradients):
+            return "no gradient came back for the model's outputs"
+        run = self._replayer.run
+        self._session.engage_exactly({})
+        first = run(calls)
+        noise = self._noise(first)
+        explained = self._explained(calls, first)
+        again = run(calls)
+        baseline_error = relative_error(again.gradients, first.gradients)
+        look = self._closer_look(first, again)
+        del again
+        self._session.engage_exactly(levers)
+        changed = run(calls, levers=True)
+        fault = look.fault(changed)
+        self._session.engage_exactly({})
+        class_ = self._widest(levers)
+        fault = fault or look.integers_fault(changed, class_)
+        found = self._difference(changed, first)
+        found = dataclasses.replace(
+            found, noise=noise, baseline_error=baseline_error, explained_cosine=explained, fault=fault
+        )
+        outputs = look.outputs(changed)
+        if class_ != "exact":
+            found, outputs = look.beside_rounding(found, outputs, changed, self._name, class_)
+        return [found, outputs]
+
+    def _widest(self, levers: Levers) -> str:
+        """How far numbers may be off: not at all, by rounding, or by that of bfloat16."""
+        classes = {self._session.levers[name].class_ for name in levers} - {"exact"}
+        return "exact" if not classes else "rounding" if classes == {"rounding"} else "precision"
+
+    def _closer_look(self, first: Replayed, again: Replayed) -> CloserLook:
+        from flatout.frameworks.pytorch.numerics.closer_look import CloserLook  # in trials only
+
+        return CloserLook(self._replayer, self._capture, first, again)
+
+    def _difference(self, changed: Replayed, first: Replayed) -> Difference:
+        """Gradients, outputs, buffers and random states of one replay against another's."""
+        furthest, worst_error = worst(changed.gradients, first.gradients)
+        name, error = self._name(furthest), relative_error(changed.gradients, first.gradients)
+        buffer, buffers_error = buffer_error(changed.buffers, first.buffers)
+        if buffer is not None and not buffers_error <= worst_error:
+            name, worst_error = buffer[1], buffers_error
+        return Difference(
+            check="gradients",
+            error=error if buffers_error <= error else buffers_error,
+            slope=slope(changed.gradients, first.gradients),
+            cosine=cosine(changed.gradients, first.gradients),
+            output_error=output_error(changed.outputs, first.outputs),
+            worst=name,
+            worst_error=worst_error,
+            random_states_equal=_stand_alike(changed, first),
+            finite=changed.finite or not first.finite,
+            detail=self._told(
+                *lost_or_new(changed.gradients, first.gradients), buffer if buffers_error > error else None
+            ),
+        )
+
+    def _noise(self, present: Replayed) -> float | None:
+        """Relative spread of the gradient between batches: norm of the difference over the root of summed squares."""
+        if not self._capture.former or any(c.outdated for c in self._capture.former):
+            return None
+        former = self._replayer.run(self._capture.former)
+        keys = [p for p in present.gradients if p in former.gradients]
+        difference = math.fsum(square(present.gradients[p] - former.gradients[p]) for p in keys)
+        total = math.fsum(square(present.gradients[p]) + square(former.gradients[p]) for p in keys)
+        return math.sqrt(difference / total) if total > 0 else None
+
+    def _explained(self, calls: Sequence[CapturedCall], present: Replayed) -> float | None:
+        """Cosine of the replayed gradient with the one that the script computed, for parameters of the last update.
+
+        Gradients that the script has cleared since are left out. The script's is taken as its backward left it;
+        where it was kept only after clipping or averaging, that scales the whole, which a cosine does not see. 0 where
+        one of both is nothing; None where both are.
+        """
+        optimizer = self._capture.optimizer
+        parameters: list[torch.Tensor]
+        if optimizer is None:
+            parameters = [p for call in self._session.calls.found for p in call.module.parameters()]
+        else:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(c.cleared for c in calls):
+            present = self._replayer.run(calls, uncleared=True)
+        ids = {id(p) for p in parameters}
+        ours = {p: g for p, g in present.gradients.items() if id(p) in ids}
+        kept = self._capture.own_gradients
+        own: Gradients = {p: reals(g) for p in parameters if (g := kept.get(p, p.grad)) is not None}
+        if not any(square(g) for g in own.values()):
+            return None if not any(square(g) for g in ours.values()) else 0.0
+        for parameter in own:
+            ours.setdefault(parameter, torch.zeros_like(own[parameter]))
+        for parameter in ours:
+            own.setdefault(parameter, torch.zeros_like(ours[parameter]))
+        return cosine(ours, own) if any(square(g) for g in ours.values()) else 0.0
+
+    def _name(self, parameter: torch.Tensor | None) -> str:
+        for call in self._session.calls.found:
+            for name, candidate in call.module.named_parameters():
+                if candidate is parameter:
+                    return name
+        return ""
+
+    def _told(self, lost: Sequence[torch.Tensor], new: Sequence[torch.Tensor], buffer: Key | None) -> str:
+        words = []
+        if buffer:
+            words.append(f"the buffer `{buffer[1]}` ends elsewhere")
+        if lost:
+            words.append(f"no gradient any more for {len(lost)} parameters (`{self._name(lost[0])}`)")
+        if new:
+            words.append(f"a gradient for {len(new)} parameters that have none in plain (`{self._name(new[0])}`)")
+        return "; ".join(words)
+
+    # -- updates -------------------------------------------------------------------------------------------------
+
+    def _updates(self, levers: Levers) -> list[Difference] | str:
+        optimizers = [o for o in self._session.optimizers if has_gradients(o)]
+        if any(isinstance(o, torch.optim.LBFGS) for o in optimizers):
+            return "an optimizer with a closure cannot be replayed"
+        if not optimizers:
+            return "no optimizer has gradients at this point"
+        self._session.engage_exactly({})
+        snapshot = Snapshot(optimizers)
+        random = RandomStates()
+        clip = self._clipping(optimizers)
+        vary = bears_other_options(self._session, optimizers, snapshot)
+
+        def update() -> Moved:
+            random.restore()
+            return updated(self._session, optimizers, snapshot, clip, vary=vary)
+
+        plain = update()
+        baseline_error = relative_error(update().parameters, plain.parameters)
+        self._session.engage_exactly(levers)
+        try:
+            changed = update()
+        finally:
+            self._session.engage_exactly({})
+            snapshot.restore()
+            random.restore()
+        found = self._moved_apart(changed.parameters, plain.parameters)
+        parameter, key, multiple = worst_update(changed, plain, snapshot)
+        found = dataclasses.replace(
+            found,
+            baseline_error=baseline_error,
+            random_states_equal=changed.random.equals(plain.random),
+            multiple=multiple,
+            multiple_of=f"{self._name(parameter)}{f' ({key})' if key else ''}",
+        )
+        return [found]
+
+    def _moved_apart(self, changed: Gradients, plain: Gradients) -> Difference:
+        furthest, worst_error = worst(changed, plain)
+        return Difference(
+            check="updates",
+            error=relative_error(changed, plain),
+            slope=slope(changed, plain),
+            cosine=cosine(changed, plain),
+            worst=self._name(furthest),
+            worst_error=worst_error,
+            finite=_finite(changed) or not _finite(plain),
+        )
+
+    def _clipping(self, optimizers: Sequence[torch.optim.Optimizer]) -> Callable[[float], None] | None:
+        """The script's own clipping, to be made again before each update; None where there is none to be followed."""
+        from flatout.frameworks.pytorch.numerics.between import clip, explained  # in trials only
+
+        clippings = list(self._capture.clippings)
+        unclipped = dict(self._capture.own_gradients)
+        parameters = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+        if not explained(clippings, unclipped, parameters):
+            return None
+        return lambda factor: clip(clippings, unclipped, factor)
+
+    # -- batches -------------------------------------------------------------------------------------------------
+
+    def _batches(self, levers: Levers) -> list[Difference] | str:
+        found = compare_batches(self._session, levers)
+        return found if isinstance(found, str) else [found]
+
+    # -- scaling -------------------------------------------------------------------------------------------------
+
+    def scale(self) -> Scaling | None:
+        """Seconds of the captured calls at full and at half batch, in turn."""
+        try:
+            calls = self._capture.present
+            if not any(g is not None for c in calls for g in c.gradients):
+                return None
+            halves = [half(c) for c in calls]
+            if any(h is None for h in halves):
+                return None
+            return self._time_scaling(calls, [h for h in halves if h is not None])
+        finally:
+            self._capture.drop()
+
+    def _time_scaling(self, calls: list[CapturedCall], halves: list[CapturedCall]) -> Scaling | None:
+        run = self._replayer.run
+        try:
+            run(halves)
+        except (RuntimeError, ValueError, IndexError):  # the model does not take half a batch
+            return None
+        full_s: list[float] = []
+        half_s: list[float] = []
+        begun_s = perf_counter()
+        while len(full_s) < SCALING_REPEATS or perf_counter() - begun_s < SCALING_FEWEST_S:
+            full_s.append(run(calls).took_s)
+            half_s.append(run(halves).took_s)
+            if perf_counter() - begun_s > SCALING_LIMIT_S and len(full_s) >= 2:
+                break
+        return Scaling(full_s=tuple(full_s), half_s=tuple(half_s))
+
+
+def _stand_alike(a: Replayed, b: Replayed) -> bool:
+    return a.random is not None and b.random is not None and a.random.equals(b.random)
+
+
+def _finite(values: Gradients) -> bool:
+    return all(bool(torch.isfinite(t).all()) for t in values.values())

@@ -1,0 +1,206 @@
+"""What has a run trained, and is it what another run of the same steps has? State kept at a step boundary.
+
+In the script's process: its optimizers and models, written to a file. In the parent: the files of two runs, and of one
+whose parameters were moved in their last place. Out: `Difference`s.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from flatout.frameworks.pytorch.observe.memory import PeakMemory
+from flatout.frameworks.pytorch.seams.calls import Calls
+from flatout.frameworks.pytorch.seams.random_states import RandomStates
+from flatout.frameworks.pytorch.session import Session
+from flatout.records.difference import Difference
+
+SUM = 4.0
+"""Units in the last place that a sum over a batch may differ by in another order, whatever moving its parts changes."""
+
+NUDGE = 8.0
+"""Units in the last place by which parameters are moved after each step: outputs of a deep model are known to some
+1e-6, whatever the order of its sums. One unit once is too little: whether a value near zero changes sides of a ReLU is
+then a matter of luck, and that moves more than all else (seen with batch normalisation under AdamW)."""
+
+COARSE = 1e-4
+"""Parameters in types whose unit is larger, as bfloat16, are moved by one unit, once: more would be no rounding."""
+
+State = dict[str, torch.Tensor]
+
+
+class Trained:
+    """What the script trains in this process."""
+
+    def __init__(self, session: Session, calls: Calls) -> None:
+        self._session, self._calls = session, calls
+        self._memory = PeakMemory(ours=True)
+        self._is_reset = False
+
+    def keep(self, path: str | None) -> None:
+        """See `flatout.frameworks.contract.Trained`."""
+        found = {}
+        random = RandomStates()
+        with torch.no_grad():
+            for place, tensor in self._by_place().items():
+                whole = _whole(tensor).detach().cpu()
+                if path is not None:
+                    found[place] = whole
+        if path is not None:
+            torch.save({"tensors": found, "random": random, "names": self._names()}, path)
+
+    def nudge(self, step: int) -> None:
+        """See `flatout.frameworks.contract.Trained`."""
+        generator = torch.Generator().manual_seed(step)
+        with torch.no_grad():
+            for whole in self._parameters():
+                parameter = whole.to_local() if is_distributed(whole) else whole  # type: ignore[attr-defined]
+                if not parameter.is_floating_point():
+                    continue
+                unit = torch.finfo(parameter.dtype).eps
+                size = NUDGE * unit if unit < COARSE else unit if step == 1 else 0.0
+                signs = torch.randint(0, 2, parameter.shape, generator=generator).mul_(2).sub_(1).to(parameter.device)
+                parameter.mul_((1 + signs * size).to(parameter.dtype))
+
+    def memory_of_step(self) -> int | None:
+        """See `flatout.frameworks.contract.Trained`."""
+        device = self._calls.device
+        found = self._memory.peak_bytes(device) if self._is_reset else None
+        self._is_reset = self._memory.reset(device)
+        return found
+
+    def _parameters(self) -> list[torch.Tensor]:
+        """In the script's own order: by its optimizers, then what models have beyond."""
+        groups = [group for optimizer in self._session.optimizers for group in optimizer.param_groups]
+        found = [p for group in groups for p in group["params"]]
+        found += [p for call in self._calls.found if call.alive for p in call.module.parameters()]
+        return list({id(p): p for p in found}.values())
+
+    def _buffers(self) -> list[torch.Tensor]:
+        found = [b for call in self._calls.found if call.alive for b in call.module.buffers()]
+        return list({id(b): b for b in found}.values())
+
+    def _by_place(self) -> State:
+        """By number, for which module of a model is called, and so what things are called, may differ between runs."""
+        found = {f"parameter {n}": p for n, p in enumerate(self._parameters())}
+        return found | {f"buffer {n}": b for n, b in enumerate(self._buffers())}
+
+    def _names(self) -> dict[str, str]:
+        """What people call what lies there."""
+        modules = [call.module for call in self._calls.found if call.alive]
+        names = {id(t): name for m in modules for name, t in (*m.named_parameters(), *m.named_buffers())}
+        return {place: names.get(id(t), place) for place, t in self._by_place().items()}
+
+
+def is_distributed(tensor: torch.Tensor) -> bool:
+    """Whether it is a `DTensor`, told without loading what defines it."""
+    return type(tensor).__name__ == "DTensor"
+
+
+def distributed_like(like: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """A `DTensor` placed as another one, of what this rank holds."""
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return DTensor.from_local(part, mesh, placements, run_check=False)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of all of it, where this rank holds a part; all ranks ask for it together."""
+    if is_distributed(tensor):
+        whole: torch.Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+        return whole
+    return copy.deepcopy(tensor)  # of what we hold in parts a copy is the whole
+
+
+def differences(plain: Path, nudged: Path, other: Path, begun: Path) -> tuple[Difference, ...]:
+    """What a run has trained against the same steps of the plain script.
+
+    Args:
+        plain: The plain script's state after the last step.
+        nudged: The same after parameters were moved in their last place at the first.
+        other: The state of the run in question.
+        begun: The plain script's state after the first step: errors are relative to how far training has moved.
+
+    Raises:
+        OSError: A state is missing.
+    """
+    base, moved, found, start = (_read(path) for path in (plain, nudged, other, begun))
+    if any(one.tensors.keys() != base.tensors.keys() for one in (moved, found, start)):
+        return (Difference(check="parameters", error=math.inf, fault="other parameters were trained"),)
+    told = _difference(base.tensors, moved.tensors, found.tensors, start.tensors, "parameters")
+    name = base.names.get(told.multiple_of, told.multiple_of)
+    return (replace(told, multiple_of=name, random_states_equal=base.random.equals(found.random)),)
+
+
+def of_losses(plain: Sequence[float], nudged: Sequence[float], other: Sequence[float]) -> tuple[Difference, ...]:
+    """The same of the losses of the last steps that all three have; nothing where one has none.
+
+    >>> of_losses([2.0, 1.0], [2.0, 1.0], [2.0, 1.0])[0].error
+    0.0
+    """
+    num = min(len(plain), len(nudged), len(other))
+    if not num:
+        return ()
+    base, moved, found = ({"loss": torch.tensor(each[-num:], dtype=torch.float64)} for each in (plain, nudged, other))
+    zero = {"loss": torch.zeros(num, dtype=torch.float64)}
+    return (_difference(base, moved, found, zero, "losses"),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    tensors: State
+    random: RandomStates
+    names: dict[str, str]
+
+
+def _read(path: Path) -> _Kept:
+    return _Kept(**torch.load(path, weights_only=False))  # written by our own child
+
+
+def _difference(
+    base: Mapping[str, torch.Tensor], moved: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor],
+    start: Mapping[str, torch.Tensor], check: str,
+) -> Difference:  # fmt: skip
+    names = [name for name in base if base[name].shape == found[name].shape]
+    if len(names) < len(base):
+        return Difference(check=check, error=math.inf, fault="parameters have other shapes")
+    errors, roundings, steps, products = [], [], [], []
+    multiple, multiple_of = 0.0, ""
+    for name in names:
+        a, b, n, s = (each[name].double() for each in (base, found, moved, start))
+        error, rounding = _norm(b - a), _norm(n - a)
+        if not name.startswith("buffer"):  # counters, and statistics of another size: each is judged by itself
+            errors.append(error)
+            roundings.append(rounding)
+            steps.append(_norm(a - s))
+            products.append(float(((b - s) * (a - s)).sum()))
+        least = SUM * _last_place(base[name], check) * _norm(a)
+        times = error / max(rounding, least) if error else 0.0
+        if times > multiple:
+            multiple, multiple_of = times, name
+    step, whole = math.hypot(*steps), math.hypot(*errors)
+    return Difference(
+        check=check,
+        error=whole / step if step else (math.inf if whole else 0.0),
+        slope=math.fsum(products) / step**2 if step else 1.0,
+        rounding=math.hypot(*roundings) / step if step else 0.0,
+        multiple=multiple,
+        multiple_of=multiple_of,
+        finite=all(bool(torch.isfinite(found[n]).all()) or not bool(torch.isfinite(base[n]).all()) for n in names),
+    )
+
+
+def _last_place(tensor: torch.Tensor, check: str) -> float:
+    if check == "losses":
+        return torch.finfo(torch.float32).eps
+    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor))

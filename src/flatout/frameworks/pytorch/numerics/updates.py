@@ -1,0 +1,286 @@
+"""What do optimizers do to the parameters under a lever? Three updates from one snapshot, and everything put back.
+
+In: optimizers whose gradients are complete. Out: how far each parameter moved.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch.optim import optimizer as of_optimizers
+
+from flatout.frameworks.pytorch.numerics.differences import Gradients, reals, square
+from flatout.frameworks.pytorch.seams.random_states import RandomStates
+from flatout.frameworks.pytorch.session import Session
+
+GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+
+NUM_UPDATES = 3
+"""Updates compared: the first has no moments yet, the third shows a wrong pairing of moments and parameters."""
+
+LESS = 0.5
+"""What part of its options an optimizer is left: of the learning rate from the second update on, of all others in the
+third. Schedules change them (OneCycleLR the momentum as well), and a lever may have kept what was there before."""
+
+NAMED = ("lr", "momentum", "weight_decay")
+"""Options that are quantities even where the script has written an integer; others may be counts or switches."""
+
+LEAST_NORMAL = torch.finfo(torch.float32).tiny
+"""What a moment may be off where it is denormal: such numbers have no last place that is relative to them."""
+
+CLIPPED = 1e4
+"""How much larger gradients are before the last update, where the script clips them: most steps clip nothing."""
+
+
+def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an update would change anything."""
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+
+class Snapshot:
+    """Parameters, gradients, optimizer state and options as they are now, in memory of their own."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._parameters = {
+            p: p.detach().clone() for o in optimizers for group in o.param_groups for p in group["params"]
+        }
+        self._gradients = [(p.grad, p.grad.detach().clone()) for p in self._parameters if p.grad is not None]
+        self._optimizers = [_OptimizerState(o) for o in optimizers]
+        self.plain_hooks = {o: {**o._optimizer_step_pre_hooks, **o._optimizer_step_post_hooks} for o in optimizers}
+        """The script's own step hooks, which do not see our updates."""
+        self.plain_global_hooks = {key for name in GLOBAL_HOOKS for key in getattr(of_optimizers, name)}
+        """Those for all optimizers, by their keys; ours are among them, and have nothing to do meanwhile."""
+        self._plain_steps = {o: vars(o).get("step") for o in optimizers}
+
+    def step_of(self, optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+        """How the optimizer updates: as its class does, unless a lever has put something of its own in that place."""
+        present = vars(optimizer).get("step")
+        if present is not None and present is not self._plain_steps[optimizer]:
+            return present  # type: ignore[no-any-return]
+        return lambda: type(optimizer).step(optimizer)  # type: ignore[call-arg]
+
+    def restore_gradients(self) -> None:
+        """Put gradients back: an update may write into them (foreach SGD with Nesterov momentum does)."""
+        for gradient, value in self._gradients:
+            if gradient.layout is torch.strided:
+                gradient.data.copy_(value)
+
+    def moved(self) -> Gradients:
+        """How far each parameter is from here."""
+        return {p: reals(p.detach() - value) for p, value in self._parameters.items()}
+
+    def scale(self, parameter: torch.Tensor, moved: torch.Tensor) -> float:
+        """How far rounding may move a parameter: one unit in the last place of it and of its movement."""
+        size = math.sqrt(square(self._parameters[parameter])) + math.sqrt(square(moved))
+        return torch.finfo(moved.dtype).eps * size if moved.is_floating_point() else 0.0
+
+    def restore(self) -> None:
+        """Put everything back, in the memory format that it has now."""
+        for parameter, value in self._parameters.items():
+            parameter.data.copy_(value)
+        self.restore_gradients()
+        for state in self._optimizers:
+            state.restore()
+
+
+class _OptimizerState:
+    """State by parameter, options by group, and what the optimizer keeps on itself."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._state = {owner: _kept(state) for owner, state in optimizer.state.items()}
+        self._groups = [_kept({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
+        self._own = {k: v for k, v in vars(optimizer).items() if isinstance(v, numbers.Number | str | None)}
+
+    def restore(self) -> None:
+        state = self._optimizer.state
+        for owner in list(state):
+            if owner in self._state:
+                _put_back(state[owner], self._state[owner])
+            else:
+                del state[owner]
+        for group, kept in zip(self._optimizer.param_groups, self._groups, strict=True):
+            _put_back(group, kept, always=("params",))
+        vars(self._optimizer).update(self._own)
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if type(value) is dict:
+        return {k: _kept(v) for k, v in value.items()}
+    return value.copy() if type(value) is list else value
+
+
+def _put_back(present: Any, kept: Any, always: tuple[str, ...] = ()) -> None:
+    if not isinstance(present, dict) or not isinstance(kept, dict):
+        return
+    for key in [k for k in present if k not in kept and k not in always]:
+        del present[key]
+    for key, value in kept.items():
+        now = present.get(key)
+        if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.shape == value.shape:
+            now.data.copy_(value)
+        else:
+            present[key] = _kept(value)
+
+
+class Moved:
+    """What updates have done: how far each parameter went, what the optimizer remembers, where random streams stand."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], snapshot: Snapshot) -> None:
+        self.parameters = snapshot.moved()
+        self.states = {(p, key): value.detach().clone() for p, key, value in _states(optimizers)}
+        self.random = RandomStates()
+
+    @property
+    def finite(self) -> bool:
+        """Whether every parameter is still a number."""
+        return all(bool(torch.isfinite(t).all()) for t in self.parameters.values())
+
+
+def updated(
+    session: Session,
+    optimizers: Sequence[torch.optim.Optimizer],
+    snapshot: Snapshot,
+    clip: Callable[[float], None] | None = None,
+    *,
+    vary: bool = True,
+) -> Moved:
+    """What three updates under the engaged levers do; everything is put back after.
+
+    With `clip`, each begins with gradients as backward left them, and the script's own clipping is made again; the last
+    with gradients so large that it has something to do. From the second on the learning rate is another, and with
+    `vary` all other options are others in the last.
+    """
+    session.silent = True
+    try:
+        for optimizer in optimizers:
+            with _without_hooks(optimizer, snapshot):
+                for number in range(NUM_UPDATES):
+                    snapshot.restore_gradients()
+                    if clip is not None:
+                        clip(CLIPPED if number == NUM_UPDATES - 1 else 1.0)
+                    if number == 1:
+                        _lessen(optimizer, lambda name: name == "lr")
+                    if number == NUM_UPDATES - 1 and vary:
+                        _lessen(optimizer, lambda name: name != "lr")
+                    session.flags.before_update(optimizer)
+                    snapshot.step_of(optimizer)()
+                    session.flags.after_update(optimizer)
+        return Moved(optimizers, snapshot)
+    finally:
+        snapshot.restore()
+        session.silent = False
+
+
+def bears_other_options(session: Session, optimizers: Sequence[torch.optim.Optimizer], snapshot: Snapshot) -> bool:
+    """Whether plain updates with lessened options still give numbers, where they do with the script's own."""
+    try:
+        varied = updated(session, optimizers, snapshot)
+    except Exception:  # noqa: BLE001  an optimizer of the script's own may refuse an option in any way
+        return False
+    return varied.finite or not updated(session, optimizers, snapshot, vary=False).finite
+
+
+def _lessen(optimizer: torch.optim.Optimizer, meant: Callable[[str], bool]) -> None:
+    for group in optimizer.param_groups:
+        for name in [name for name in group if name != "params" and meant(name)]:
+            value = group[name]
+            if isinstance(value, torch.Tensor):
+                if value.is_floating_point():
+                    value.mul_(LESS)  # in place: a captured graph reads it there
+            else:
+                group[name] = _lessened(value, integers=name in NAMED)
+
+
+def _lessened(value: Any, *, integers: bool = False) -> Any:
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return LESS * value if integers or not isinstance(value, numbers.Integral) else value
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return LESS * value
+    return type(value)(_lessened(part) for part in value) if type(value) in (tuple, list) else value
+
+
+def _states(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[torch.Tensor, str, torch.Tensor]]:
+    """Moments and step counters of every parameter."""
+    for optimizer in optimizers:
+        for owner, state in optimizer.state.items():
+            if isinstance(owner, torch.Tensor) and isinstance(state, dict):
+                for key, value in state.items():
+                    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                        yield owner, key, value
+
+
+def worst_update(found: Moved, plain: Moved, snapshot: Snapshot) -> tuple[torch.Tensor | None, str, float]:
+    """The parameter (and what of it) whose difference is the largest multiple of what rounding may do.
+
+    A step counter that stands elsewhere is an infinite one.
+    """
+    furthest: tuple[torch.Tensor | None, str, float] = (None, "", 0.0)
+    for parameter, moved in plain.parameters.items():
+        error = math.sqrt(square(found.parameters[parameter].double() - moved.double()))
+        scale = snapshot.scale(parameter, moved)
+        multiple = error / scale if scale > 0 else (math.inf if error > 0 else 0.0)
+        if not multiple <= furthest[2]:  # NaN as well
+            furthest = parameter, "", multiple
+    for (parameter, key), value in plain.states.items():
+        other = found.states.get((parameter, key))
+        if other is None:
+            continue
+        multiple = _multiple(other.to(value.device), value)
+        if not multiple <= furthest[2]:
+            furthest = parameter, key, multiple
+    return furthest
+
+
+def _multiple(found: torch.Tensor, plain: torch.Tensor) -> float:
+    if found.shape != plain.shape:
+        return math.inf
+    found, plain = reals(found), reals(plain)
+    error = math.sqrt(square(found.double() - plain.double()))
+    if error == 0:
+        return 0.0
+    scale = 0.0
+    if plain.is_floating_point() and plain.dim():
+        scale = math.sqrt(square(plain)) * torch.finfo(plain.dtype).eps + math.sqrt(plain.numel()) * LEAST_NORMAL
+    return error / scale if scale > 0 else math.inf
+
+
+class _without_hooks:
+    """The script's own step hooks (averages of weights, schedules) do not see our updates; those of a lever do."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
+        own = snapshot.plain_hooks[optimizer]
+        self._places: list[tuple[Any, str, Collection[int]]] = [
+            (optimizer, f"_optimizer_step_{when}_hooks", own) for when in ("pre", "post")
+        ]
+        self._places += [(of_optimizers, name, snapshot.plain_global_hooks) for name in GLOBAL_HOOKS]
+
+    def __enter__(self) -> None:
+        self._kept = [getattr(holder, name) for holder, name, _ in self._places]
+        for (holder, name, plain), hooks in zip(self._places, self._kept, strict=True):
+            setattr(holder, name, _SomeUnseen(hooks, plain))
+
+    def __exit__(self, *_: object) -> None:
+        for (holder, name, _plain), hooks in zip(self._places, self._kept, strict=True):
+            setattr(holder, name, hooks)
+
+
+class _SomeUnseen(OrderedDict[int, Any]):
+    """Hooks of which the updates of this thread pass some over; another thread may be training meanwhile."""
+
+    def __init__(self, hooks: Mapping[int, Any], unseen: Collection[int]) -> None:
+        super().__init__(hooks)
+        self._unseen, self._thread = unseen, get_ident()
+
+    def values(self) -> Any:
+        if get_ident() != self._thread:
+            return super().values()
+        return [hook for key, hook in self.items() if key not in self._unseen]

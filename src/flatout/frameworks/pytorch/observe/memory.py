@@ -1,0 +1,99 @@
+"""What was the highest memory use, and how much memory does each step take anew?
+
+In: a reset, or the end of a step. Out: bytes of the device where there is one, else of the process; page faults. On
+Linux the kernel's high-water mark is reset through `clear_refs`; where that is refused the present size stands in for
+the peak.
+"""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import torch
+
+from flatout.records.facts import DeviceMemory
+
+
+class PeakMemory:
+    """The peak since the last `reset`, or, where it may not be reset, since the process began.
+
+    Args:
+        ours: Whether the process is a trial's. In the user's own run the peak is the script's to read and to reset.
+    """
+
+    def __init__(self, *, ours: bool) -> None:
+        self._ours = ours
+
+    def reset(self, device: str) -> bool:
+        """Forget the peak so far; whether that could be done."""
+        if not self._ours:
+            return False
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            return True
+        try:
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        except OSError:
+            return False
+        return True
+
+    def peak_bytes(self, device: str) -> int | None:
+        """Bytes, or None where nothing tells."""
+        if device == "cuda":
+            return int(torch.cuda.max_memory_allocated())
+        try:
+            status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return None
+        for line in status.splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return None
+
+
+def held_bytes() -> int:
+    """What the process holds: the most that PyTorch's allocator gave out on the GPU, else what is resident now."""
+    if torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except (OSError, ValueError):
+        return 0
+
+
+def memory_of_device() -> DeviceMemory | None:
+    """What PyTorch's allocator counted on the present GPU; None where none is used, or another allocator counts."""
+    if not torch.cuda.is_initialized():
+        return None
+    try:
+        counted = torch.cuda.memory_stats()
+        return DeviceMemory(
+            allocated_bytes=int(counted["allocated_bytes.all.peak"]),
+            reserved_bytes=int(counted["reserved_bytes.all.peak"]),
+            total_bytes=int(torch.cuda.get_device_properties().total_memory),
+            num_retries=int(counted.get("num_alloc_retries", 0)),
+            num_failures=int(counted.get("num_ooms", 0)),
+        )
+    except (RuntimeError, KeyError):
+        return None
+
+
+class PageFaults:
+    """First touches of memory that the process did not have, as the kernel counts them, at the ends of some steps."""
+
+    def __init__(self) -> None:
+        self._counts: list[int] = []
+
+    def note(self, *, first: bool) -> None:
+        """A step has ended; `first` where what came before it does not count."""
+        self._counts = [*(() if first else self._counts[-2:]), resource.getrusage(resource.RUSAGE_SELF).ru_minflt]
+
+    @property
+    def per_step(self) -> int | None:
+        """Of the last two steps the fewer, because a step may also make what stays; None before there are two."""
+        if len(self._counts) < 3:
+            return None
+        before, middle, after = self._counts
+        return min(middle - before, after - middle)

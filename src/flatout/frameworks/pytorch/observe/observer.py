@@ -1,0 +1,340 @@
+"""When does each part of a step begin and end? The patches that tell, and the clock that they drive.
+
+Four depths: *ends* sees step ends, outermost calls (for evaluation between steps) and `torch.save`; *phases* also
+sees fetches, backward, the optimizer, copies, synchronisations and the collection of garbage; *stacks* looks at what
+the thread does as well; *reads* sees ends, and where values are read on the host. What a deeper level needs is there
+only while a window asks for it. In: events of the training thread. Out: seconds by phase for each step.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import wraps
+from inspect import getattr_static
+from threading import get_ident
+from time import perf_counter
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flatout.frameworks.pytorch.input.loaders import Loaders
+from flatout.frameworks.pytorch.observe.clock import BASE, PhaseClock
+from flatout.frameworks.pytorch.observe.device_clock import DeviceClock
+from flatout.frameworks.pytorch.seams.calls import Calls, OuterCall
+from flatout.frameworks.pytorch.seams.patches import Patch
+from flatout.guest.tracebacks import hide_ours
+from flatout.records.host_reads import HostReads
+from flatout.records.stacks import Stacks
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.observe.read_recorder import ReadRecorder
+    from flatout.frameworks.pytorch.observe.stack_samples import StackSampler
+
+SYNCS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
+"""Tensor methods that wait for the device."""
+
+COPIES = ("to", "cuda")
+
+DEEP = ("phases", "stacks")
+"""Depths at which the parts of a step are timed."""
+
+
+class Observer:
+    """Accounts for each step's time at the depth that is asked for."""
+
+    def __init__(self, calls: Calls, loaders: Loaders) -> None:
+        self.calls = calls
+        self.loaders = loaders
+        self.clock = PhaseClock()
+        self.push: Callable[[str], None] = self.clock.push
+        """A part of the step begins."""
+        self.pop: Callable[..., None] = self.clock.pop
+        """It ends."""
+        self.device_clock: DeviceClock | None = None
+        """While phases are observed on a GPU."""
+        self.depth = "off"
+        self.evaluation_is_training = False
+        """Whether calls without gradients belong to each step (sampling, targets) instead of lying between steps."""
+        self.num_steps_with_evaluation = 0
+        self.losses: list[Any] = []
+        """The loss that `backward` was last given in each step of the window."""
+        self.keeps_losses = False
+        """Whether losses are kept although no phases are observed."""
+        self.on_failure: Callable[[str, BaseException], None] | None = None
+        self._loss: Any = None
+        self.outside_s = 0.0
+        self._num_saves = 0
+        """Calls of `torch.save` under way, one within the other."""
+        self._save_began_s = 0.0
+        self._sampler: StackSampler | None = None
+        self._reads: ReadRecorder | None = None
+        self._patches: list[Patch] = []
+        self._met: set[type] = set()
+        """Classes of optimizers whose `step` is patched."""
+        self._save_patch: Patch | None = None
+        self._started_step_s = 0.0
+        self._evaluated_until_s = 0.0
+        self._evaluated_in_step = False
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether the parts of a step are observed."""
+        return self.depth in DEEP
+
+    # -- depth ---------------------------------------------------------------------------------------------------
+
+    def observe(self, depth: str) -> None:
+        """Observe at `off`, `ends`, `phases`, `stacks` or `reads` from here on."""
+        if depth == self.depth:
+            return
+        self.noted_reads()
+        self._collections(depth in DEEP)
+        for patch in reversed(self._patches):
+            patch.remove()
+        self._patches = []
+        self._met.clear()
+        self.depth = depth
+        self._use_device_clock(None)
+        self.calls.observer = None if depth == "off" else self
+        self.calls.training_observer = self if depth in DEEP else None
+        self.loaders.observer = self if depth in DEEP else None
+        if depth == "off" and self._save_patch is not None:
+            self._save_patch.remove()
+            self._save_patch = None
+        elif depth != "off" and self._save_patch is None:
+            self._save_patch = Patch(torch, "save", self._around("checkpoint", self._begin_save, self._end_save))
+        if self.is_deep:
+            self._patch_phases()
+        elif depth == "ends" and self.keeps_losses:
+            self._patches.append(Patch(torch.autograd, "backward", self._keeping_losses))
+
+    def _keeping_losses(self, original: Any, patch: Patch) -> Any:
+        calls, is_compiling = self.calls, torch.compiler.is_compiling
+
+        @wraps(original)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if patch.active and not is_compiling() and get_ident() == calls.thread and args:
+                self._note_loss(args[0])
+            return original(*args, **kwargs)
+
+        return noted
+
+    def _patch_phases(self) -> None:
+        add = self._patches.append
+        add(Patch(torch.autograd, "backward", self._around("backward", self._begin_backward)))
+        add(Patch(torch.autograd, "grad", self._around("backward")))
+        add(Patch(torch.optim.Optimizer, "zero_grad", self._around("optimizer")))
+        if self.calls.device == "cuda":  # on a CPU nothing is copied to a device and nothing waits for one
+            self._use_device_clock(DeviceClock())
+            for name in SYNCS:
+                add(Patch(torch.Tensor, name, self._around("sync")))
+            for name in COPIES:
+                add(Patch(torch.Tensor, name, self._around("copy")))
+            add(Patch(torch.cuda, "synchronize", self._around("sync")))
+
+    def _around(
+        self, phase: str, begun: Callable[..., None] | None = None, over: Callable[[], None] | None = None
+    ) -> Callable[[Any, Patch], Any]:
+        """Time what is patched as a part of the step; `begun` is told of its arguments, `over` of its end.
+
+        It passes through unseen where the patch is taken away, something is traced, or another thread calls.
+        """
+        calls, is_compiling = self.calls, torch.compiler.is_compiling
+
+        def make(original: Any, patch: Patch) -> Any:
+            @wraps(original)
+            def timed(*args: Any, **kwargs: Any) -> Any:
+                if not patch.active or is_compiling() or get_ident() != calls.thread:
+                    return original(*args, **kwargs)
+                self.push(phase)
+                try:
+                    if begun is not None:
+                        begun(*args)
+                    return original(*args, **kwargs)
+                except BaseException as problem:
+                    hide_ours(problem)
+                    raise
+                finally:
+                    self.pop(phase)
+                    if over is not None:
+                        over()
+
+            return timed
+
+        return make
+
+    def _begin_backward(self, loss: Any = None, *_: Any) -> None:
+        self._note_loss(loss)
+        self.clock.end_base()
+
+    def _note_loss(self, loss: Any) -> None:
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            self._loss = loss.detach()
+
+    def _begin_save(self, *_: Any) -> None:
+        self._num_saves += 1
+        if self._num_saves == 1:
+            self._save_began_s = self.clock.last
+
+    def _end_save(self) -> None:
+        """A checkpoint lies outside the step whatever the depth."""
+        self._num_saves -= 1
+        if not self._num_saves:
+            self.outside_s += self.clock.last - self._save_began_s
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def _use_device_clock(self, device_clock: DeviceClock | None) -> None:
+        """Stamp on the device's own clock as well, or on the host's alone."""
+        self.device_clock = device_clock
+        both = device_clock is not None
+        self.push, self.pop = (self._push_both, self._pop_both) if both else (self.clock.push, self.clock.pop)
+
+    def _push_both(self, phase: str) -> None:
+        self.clock.push(phase)
+        if self.device_clock is not None:
+            self._on_device(self.device_clock.push, phase)
+
+    def _pop_both(self, phase: str, *, base: str | None = None) -> None:
+        self.clock.pop(phase, base=base)
+        if self.device_clock is not None:
+            self._on_device(self.device_clock.pop, phase)
+
+    def _on_device(self, stamp: Callable[[str], None], phase: str) -> None:
+        """Stamp on the device's own clock; where it fails, its times are not observed any more."""
+        try:
+            stamp(phase or "unattributed")
+        except Exception as problem:  # noqa: BLE001  training goes on without a device clock
+            self._use_device_clock(None)
+            if self.on_failure is not None:
+                self.on_failure("recorder", problem)
+
+    def meet(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer updates while phases are observed: from its next update on, all of `step` is seen.
+
+        Hooks are told of what lies within; PyTorch's own wrapper around them costs a small script several percent.
+        """
+        kind = type(optimizer)
+        if kind in self._met:
+            return
+        self._met.add(kind)
+        if isinstance(getattr_static(kind, "step"), FunctionType):  # another descriptor binds in a way of its own
+            self._patches.append(Patch(kind, "step", self._around("optimizer")))
+
+    def around_closure(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """A closure that an optimizer calls in its update: what it does is no part of the update."""
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            self.push(BASE)
+            try:
+                return closure(*args, **kwargs)
+            except BaseException as problem:
+                hide_ours(problem)
+                raise
+            finally:
+                self.pop(BASE)
+
+        return observed
+
+    def before_fetch(self) -> None:
+        """A batch is asked for."""
+        if get_ident() == self.calls.thread:
+            self.push("data")
+
+    def after_fetch(self) -> None:
+        """The batch is there."""
+        if get_ident() == self.calls.thread:
+            self.pop("data")
+
+    def before_call(self, call: OuterCall, training: bool) -> None:
+        """An outermost model call begins."""
+        if self.is_deep:
+            self.push("forward")
+
+    def after_call(self, call: OuterCall, training: bool) -> None:
+        """An outermost model call is over; one without gradients before the step's own was an evaluation."""
+        if self.is_deep:
+            self.pop("forward", base="loss" if training else None)
+        if not training and not self.calls.has_trained:
+            self._evaluated_in_step = True
+            if not self.evaluation_is_training:
+                if self.is_deep:
+                    self.clock.reassign("evaluation")
+                self._evaluated_until_s = perf_counter()
+                self.outside_s = self._evaluated_until_s - self._started_step_s
+
+    def _collections(self, wanted: bool) -> None:
+        """Time the collection of garbage as well, or no longer."""
+        if wanted and self._on_collection not in gc.callbacks:
+            gc.callbacks.append(self._on_collection)
+        elif not wanted and self._on_collection in gc.callbacks:
+            gc.callbacks.remove(self._on_collection)
+
+    def _on_collection(self, moment: str, details: dict[str, int]) -> None:
+        """The collector begins or ends, in whichever thread it was set off."""
+        if get_ident() == self.calls.thread:
+            (self.clock.push if moment == "start" else self.clock.pop)("garbage")
+
+    def sample_stacks(self) -> None:
+        """Look at what the thread does from here on."""
+        from flatout.frameworks.pytorch.observe.stack_samples import StackSampler  # trials alone ask for it
+
+        collates = [getattr(one.loader.collate_fn, "__code__", None) for one in self.loaders.passes]
+        codes = [code for code in collates if code is not None]
+        self._sampler = StackSampler(self.calls.thread, lambda: self.clock.top, codes)
+        self._sampler.start()
+
+    def sampled_stacks(self) -> Stacks | None:
+        """What was seen since; None where nobody looked."""
+        sampler, self._sampler = self._sampler, None
+        return None if sampler is None else sampler.stop()
+
+    def note_reads(self) -> None:
+        """Note where values are read on the host from here on."""
+        from flatout.frameworks.pytorch.observe.read_recorder import ReadRecorder  # trials alone ask for it
+
+        self.noted_reads()
+        on_device = self.calls.device == "cuda"
+        self._reads = ReadRecorder(self.calls.thread, on_device=on_device, on_failure=self.on_failure)
+        self._reads.start()
+
+    def noted_reads(self) -> HostReads | None:
+        """What was noted since; None where nobody looked."""
+        recorder, self._reads = self._reads, None
+        return None if recorder is None else recorder.stop()
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """A step begins here."""
+        self.clock.start()
+        if self.device_clock is not None:
+            self.device_clock.start()
+        self._started_step_s = self.clock.last
+        self.losses.clear()
+        self._forget()
+
+    def end_step(self) -> tuple[dict[str, float], float]:
+        """A step ends here: its seconds by phase and those that lay outside it; the next begins."""
+        spent = self.clock.mark() if self.depth == "ends" else self.clock.end()
+        self._started_step_s = self.clock.last
+        outside_s = self.outside_s
+        if self._evaluated_in_step:
+            self.num_steps_with_evaluation += 1
+        if self._loss is not None:
+            self.losses.append(self._loss)
+        if self._reads is not None:
+            self._reads.end_step(self._evaluated_until_s)
+        self._forget()
+        if self.device_clock is not None:
+            self.device_clock.end_step()
+        return spent, outside_s
+
+    def _forget(self) -> None:
+        self.outside_s = 0.0
+        self._evaluated_until_s = 0.0
+        self._loss = None
+        self._evaluated_in_step = False
+        self.calls.has_trained = False

@@ -1,0 +1,212 @@
+"""Where does the script read a tensor's value on the host, and how long does it wait there?
+
+In: the calls that read, made by the training thread from `start` to `stop`. Out: `HostReads`, a row for each place in
+the script. A value is passed on at once, as it is: nothing is deferred. Loaded in trials only, for their own windows.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from itertools import islice
+from threading import get_ident
+from time import perf_counter
+from types import CodeType, FrameType
+from typing import Any, TypeAlias
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function
+
+from flatout.frameworks.pytorch.seams.patches import Patch
+from flatout.frameworks.pytorch.seams.script_lines import script_frame
+from flatout.frameworks.pytorch.seams.update_hooks import leave_uncompiled
+from flatout.guest.tracebacks import HERE, hide_ours
+from flatout.records.host_reads import HostRead, HostReads
+
+READS = ("item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__", "__format__", "__repr__")
+"""Methods of a tensor that need its value on the host."""
+
+FROM_DEVICE = ("cpu", "to", "nonzero", "masked_select")
+"""The same where it lies on a device only.
+
+Indexing by a mask waits as well and is left out: whoever replaces `__getitem__` cannot put back what a C extension sees
+of it. So are `torch.nonzero` and its like, by whose identity `torch.jit.script` knows them. The census counts both.
+"""
+
+MOST_ROWS = 60
+
+Key: TypeAlias = tuple[CodeType, int, str, bool, bool]
+"""Code and offset of the script's instruction, what read, whether within a library, whether from a device."""
+
+
+class ReadRecorder:
+    """Notes reads of one thread.
+
+    Args:
+        thread: Its `threading.get_ident`.
+        on_device: Whether the script trains on a GPU, where some further calls wait.
+        on_failure: Told where noting fails; what reads goes on unnoted.
+        now: The clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        thread: int,
+        *,
+        on_device: bool,
+        on_failure: Callable[[str, BaseException], None] | None = None,
+        now: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._thread = thread
+        self._on_device = on_device
+        self._on_failure = on_failure
+        self._now = now
+        self._patches: list[Patch] = []
+        self._reading = False
+        """Whether a read is under way: what it calls in turn is part of it."""
+        self._rows: dict[Key, list[float]] = {}
+        """Number of reads, seconds waited, seconds of the host until the next read of a device's value."""
+        self._of_step: list[tuple[Key, float, list[float]]] = []
+        """The same of each read of this step, with its end, until it is known to belong to a step."""
+        self._latest: tuple[float, list[float]] | None = None
+        """Of the latest read of a device's value: its end, and the row that awaits the time until the next."""
+
+    def start(self) -> None:
+        """Begin to note."""
+        holders: list[tuple[Any, str]] = [(torch.Tensor, name) for name in READS]
+        if self._on_device:
+            holders += [(torch.Tensor, name) for name in FROM_DEVICE]
+            holders += [(one, "synchronize") for one in (torch.cuda, torch.cuda.Stream, torch.cuda.Event)]
+        for holder, name in holders:
+            self._patches.append(Patch(holder, name, self._noting(name)))
+
+    def stop(self, num_steps: int = 0, wall_s: float = 0.0) -> HostReads:
+        """End, and leave nothing behind: what was noted."""
+        for patch in reversed(self._patches):
+            patch.remove()
+        self._patches = []
+        self._until_next(self._now())
+        self._latest = None
+        rows = [self._row(key, *values) for key, values in self._rows.items()]
+        rows.sort(key=lambda row: -row.waited_s)
+        return HostReads(rows=tuple(rows[:MOST_ROWS]), num_steps=num_steps, wall_s=wall_s)
+
+    def end_step(self, evaluated_until_s: float = 0.0) -> None:
+        """A step has ended; what was read in an evaluation before it is no part of it."""
+        for key, ended_s, values in self._of_step:
+            if ended_s <= evaluated_until_s:
+                continue
+            row = self._rows.setdefault(key, [0, 0.0, 0.0])
+            for number, value in enumerate(values):
+                row[number] += value
+            if self._latest is not None and self._latest[1] is values:
+                self._latest = self._latest[0], row
+        self._of_step.clear()
+
+    def _noting(self, name: str) -> Callable[[Any, Patch], Any]:
+        is_compiling = torch.compiler.is_compiling
+
+        def make(original: Any, patch: Patch) -> Any:
+            @wraps(original)
+            def read(*args: Any, **kwargs: Any) -> Any:
+                if not patch.active or self._reading or is_compiling() or get_ident() != self._thread:
+                    return _passed_on(original, args, kwargs)
+                self._reading = True
+                began_s = self._now()
+                try:
+                    result = _passed_on(original, args, kwargs)
+                except BaseException as problem:
+                    hide_ours(problem)
+                    raise
+                finally:
+                    ended_s = self._now()
+                    self._reading = False
+                try:
+                    on_device = _from_device(name, args, kwargs, result)
+                    if on_device is not None:
+                        self._note(sys._getframe(1), name, began_s, ended_s, on_device)
+                except Exception as problem:  # noqa: BLE001  the script goes on unnoted
+                    self._give_up(problem)
+                return result
+
+            leave_uncompiled(read)
+            return read
+
+        return make
+
+    def _give_up(self, problem: Exception) -> None:
+        for patch in self._patches:
+            patch.active = False
+        if self._on_failure is not None:
+            self._on_failure("recorder", problem)
+
+    def _note(self, frame: FrameType, name: str, began_s: float, ended_s: float, on_device: bool) -> None:
+        if frame.f_code.co_filename.startswith(HERE):
+            return  # our own
+        found = script_frame(frame, on_device=on_device)
+        if found is None:
+            return
+        line, within = found
+        values = [1, ended_s - began_s, 0.0]
+        if on_device:
+            self._until_next(began_s)
+            self._latest = ended_s, values
+        self._of_step.append(((line.f_code, line.f_lasti, name, within, on_device), ended_s, values))
+
+    def _until_next(self, began_s: float) -> None:
+        if self._latest is not None:
+            ended_s, values = self._latest
+            values[2] += max(began_s - ended_s, 0.0)
+
+    @staticmethod
+    def _row(key: Key, num: float, waited_s: float, until_next_s: float) -> HostRead:
+        code, offset, name, within, on_device = key
+        line, end_line, column, end_column = next(
+            islice(code.co_positions(), offset // 2, None), (None, None, None, None)
+        )
+        file = code.co_filename
+        whole = None not in (line, end_line, column, end_column)
+        return HostRead(
+            file=file if file.startswith("<") else os.path.abspath(file),
+            line=line or code.co_firstlineno,
+            end_line=(end_line or 0) if whole else 0,
+            column=(column or 0) if whole else 0,
+            end_column=(end_column or 0) if whole else 0,
+            read=name,
+            within=within,
+            on_device=on_device,
+            num=int(num),
+            waited_s=round(waited_s, 9),
+            until_next_s=round(until_next_s, 9),
+        )
+
+
+def _passed_on(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the original gives; a subclass or a mode is told of it, where C would tell of what replaced it."""
+    if args and isinstance(args[0], torch.Tensor) and has_torch_function(args[:1]):
+        return handle_torch_function(original, args[:1], *args, **kwargs)
+    return original(*args, **kwargs)
+
+
+def _from_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool | None:
+    """Whether the value came from a device; None where nothing was read."""
+    if name == "synchronize":
+        return True
+    on_device = _on_device(args[0])
+    if name not in FROM_DEVICE:
+        return on_device
+    if name == "to" and (_on_device(result) or _non_blocking(args, kwargs)):
+        return None
+    return on_device or None
+
+
+def _on_device(value: Any) -> bool:
+    with torch._C.DisableTorchFunction():  # who is told of functions is not told that we ask
+        return isinstance(value, torch.Tensor) and value.device.type != "cpu"
+
+
+def _non_blocking(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether `to` was told not to wait: by name, or by the first of its arguments that is a truth value."""
+    return bool(kwargs.get("non_blocking", next((a for a in args[1:] if isinstance(a, bool)), False)))

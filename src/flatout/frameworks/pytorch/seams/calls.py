@@ -1,0 +1,385 @@
+"""Which calls are the model's, and what happens around them?
+
+The model is found from the optimizers: the modules that own their parameters and have no owner themselves. Such a
+module's `_compiled_call_impl` (what `Module.compile` sets; copies and pickles leave it out) becomes an `OuterCall`,
+which times the call, and which levers give other ways to compute. A module that training never calls hands over to
+its children. In: parameters. Out: the `OuterCall`s of the models that training calls.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import weakref
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
+from threading import get_ident
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from flatout.frameworks.pytorch.seams.module_state import ModuleState
+from flatout.frameworks.pytorch.seams.owners import Owners, children
+from flatout.frameworks.pytorch.seams.random_states import RandomStates, TorchStates
+from flatout.frameworks.pytorch.seams.trees import tensors_of
+from flatout.guest.tracebacks import hide_ours
+
+Compute = Callable[..., Any]
+Around = Callable[[Compute, tuple[Any, ...], dict[str, Any]], Any]
+
+MAX_DESCENT = 6
+"""Levels of children looked through for the modules that training really calls."""
+
+NUM_GUARDED = 5
+"""First calls under a set of levers before which all state is kept, so that one that raises leaves no trace. Before
+later ones only PyTorch's generators are kept: copies of batch statistics, and of NumPy's generator (30 us), would cost
+every step what one broken call is not worth."""
+
+
+NUM_LOOKED_AT = 10
+"""First training calls of which it is noted how the script makes them."""
+
+
+class CallObserver(Protocol):
+    """Who wants to know of outermost calls."""
+
+    def before_call(self, call: OuterCall, training: bool) -> None:
+        """A call begins; `training` where gradients will be taken of it."""
+
+    def after_call(self, call: OuterCall, training: bool) -> None:
+        """The call is over, also when it raised."""
+
+
+class OuterCall:
+    """The seam in one outermost module, which lives as long as the module and does not keep it alive.
+
+    Levers set `compute` (another way to compute the same, e.g. compiled) and `arounds` (context and casts around it);
+    both are used only where gradients are taken. Evaluation is always computed as the script wrote it.
+    """
+
+    def __init__(self, module: nn.Module, owner: Calls, name: str) -> None:
+        self._module = weakref.ref(module)
+        self.name = name
+        self.compute: Compute | None = None
+        self.arounds: dict[str, Around] = {}
+        self.kept: dict[str, Any] = {}
+        """What levers keep with this model, such as its compiled form; goes when the model goes."""
+        self.num_calls = 0
+        self.num_training_calls = 0
+        self.calls_per_step = 1.0
+        self.shapes: set[tuple[tuple[int, ...], ...]] = set()
+        """Shapes of the inputs of the first training calls."""
+        self.plain_dtypes: tuple[torch.dtype, ...] | None = None
+        """Types of the outputs as the script computes them; None before the first training call."""
+        self.attention: tuple[str, ...] | None = None
+        """Backends of attention in the graph of the first training call, where they are looked for."""
+        self._num_guarded: dict[tuple[Any, ...], int] = {}
+        self._num_before_step = 0
+        self._owner = owner
+        self._removed = False
+        self._former: Compute | None = module.__dict__.get("_compiled_call_impl")
+        compiled = self._former is not None and not isinstance(self._former, OuterCall)
+        self.compiled_by_script = compiled or type(module).__name__ == "OptimizedModule"
+
+    @property
+    def module(self) -> nn.Module:
+        """The module, which must still exist."""
+        module = self._module()
+        if module is None:
+            raise ReferenceError(f"the model `{self.name}` is gone")
+        return module
+
+    @property
+    def alive(self) -> bool:
+        """Whether the module still exists."""
+        return self._module() is not None
+
+    def install(self) -> None:
+        """Become the module's call, on top of a compilation that the script has made, or taken back, since."""
+        attributes = self.module.__dict__
+        present = attributes.get("_compiled_call_impl")
+        if present is self or isinstance(present, OuterCall):
+            return
+        if present is not self._former:
+            self._former, self.compiled_by_script = present, present is not None
+        attributes["_compiled_call_impl"] = self
+
+    def lift(self) -> None:
+        """Where no lever computes its calls, let the module be called directly, until `install`."""
+        if self.compute is None and not self.arounds and self._owner.divide is None:
+            self._give_back()
+
+    def remove(self) -> None:
+        """Give the module its own call back."""
+        self._removed = True
+        self._give_back()
+
+    def _give_back(self) -> None:
+        module = self._module()
+        if module is None or module.__dict__.get("_compiled_call_impl") is not self:
+            return
+        former = self._former
+        while isinstance(former, OuterCall) and former._removed:
+            former = former._former
+        if former is None:
+            del module.__dict__["_compiled_call_impl"]
+        else:
+            module.__dict__["_compiled_call_impl"] = former
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A user's own pickling or copying of `__dict__` finds None in our place, and needs no flatout to load."""
+        return type(None), ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """The script's own compiled call, or None."""
+        return copy.deepcopy(self._former, memo)
+
+    def plain(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module as the script wrote it."""
+        if self._former is not None:
+            return self._former(*args, **kwargs)
+        return self.module._call_impl(*args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module: observed where it is the outermost, with the levers where gradients are taken."""
+        if torch.compiler.is_compiling():  # a compilation of the script's own passes through here
+            return self.plain(*args, **kwargs)
+        caller = sys._getframe(1).f_locals.get("self")
+        if caller is not self._module() and isinstance(caller, nn.Module):
+            # a clone that was made by copying `__dict__` has our seam as well
+            return (self._former or caller._call_impl)(*args, **kwargs)
+        owner = self._owner
+        if owner.inside or get_ident() != owner.thread or torch._C._get_tracing_state() is not None:
+            return self.plain(*args, **kwargs)
+        training = torch.is_grad_enabled()
+        if training and owner.on_training_call is not None:
+            owner.on_training_call()
+        owner.inside = True
+        self.num_calls += 1
+        if training:
+            owner.has_trained, observer = True, owner.training_observer
+        else:
+            observer = owner.observer
+        if observer is not None:
+            observer.before_call(self, training)
+        try:
+            if training:
+                return self._train(args, kwargs)
+            if owner.evaluate is not None:
+                return owner.evaluate(self, args, kwargs)
+            return self.plain(*args, **kwargs)
+        except BaseException as problem:
+            hide_ours(problem)
+            raise
+        finally:
+            owner.inside = False
+            if observer is not None:
+                observer.after_call(self, training)
+
+    def _train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        owner = self._owner
+        self.num_training_calls += 1
+        if self.num_training_calls < NUM_LOOKED_AT:
+            owner.autocast_seen = owner.autocast_seen or torch.is_autocast_enabled(owner.device)
+            self.shapes.add(_shapes((args, kwargs)))
+        if owner.divide is not None:
+            return owner.divide(self, args, kwargs)
+        if owner.capture is not None:
+            return owner.capture(self, args, kwargs)
+        if self.compute is not None or self.arounds:
+            return self._guarded(args, kwargs)
+        out = self.plain(*args, **kwargs)
+        if self.plain_dtypes is None:
+            self.plain_dtypes = _dtypes(out)
+            if owner.look_at_graph is not None:
+                self.attention = _looked_at(owner.look_at_graph, out)
+        return out
+
+    def with_levers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute the call as the engaged levers say."""
+        compute = self.compute or self.plain
+        for around in self.arounds.values():
+            compute = _nest(around, compute)
+        return compute(*args, **kwargs)
+
+    def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call with levers; where they make it raise, they are released and the call is made as plain."""
+        owner = self._owner
+        if owner.on_broken is None:
+            return self.with_levers(args, kwargs)
+        levers = (self.compute is not None, *self.arounds)
+        num = self._num_guarded.get(levers, 0)
+        self._num_guarded[levers] = num + 1
+        kept = self._keep(whole=num < NUM_GUARDED)
+        try:
+            return self.with_levers(args, kwargs)
+        except Exception as problem:  # noqa: BLE001  perhaps the script's own: then plain raises it again below
+            judge = owner.on_broken(problem)
+        for state in kept:
+            state.restore()
+        try:
+            out = self.plain(*args, **kwargs)
+        except BaseException:
+            judge(False)
+            raise
+        judge(True)
+        return out
+
+    def _keep(self, *, whole: bool) -> tuple[ModuleState | RandomStates | TorchStates, ...]:
+        """What a call that breaks may have changed; `whole`: all of it, which costs a copy of the model's buffers."""
+        try:
+            return (ModuleState(self.module), RandomStates()) if whole else (TorchStates(),)
+        except Exception:  # noqa: BLE001  (no memory left) then a call that breaks is made again on what it left
+            return ()
+
+    def end_step(self) -> None:
+        """A step has ended: note how many calls it had."""
+        self.calls_per_step = float(self.num_training_calls - self._num_before_step)
+        self._num_before_step = self.num_training_calls
+
+
+def _dtypes(out: Any) -> tuple[torch.dtype, ...]:
+    try:
+        return tuple(t.dtype for t in tensors_of(out, unique=False))
+    except Exception:  # noqa: BLE001  an output of the script's own kind may raise anything when looked into
+        return ()
+
+
+def _looked_at(look: Callable[[Any], tuple[str, ...]], out: Any) -> tuple[str, ...]:
+    try:
+        return look(out)
+    except Exception:  # noqa: BLE001  as above
+        return ()
+
+
+def _shapes(inputs: Any) -> tuple[tuple[int, ...], ...]:
+    try:
+        return tuple(tuple(t.shape) for t in tensors_of(inputs, unique=False))
+    except Exception:  # noqa: BLE001  an input of the script's own kind may raise anything when looked into
+        return ()
+
+
+def _nest(around: Around, inner: Compute) -> Compute:
+    return lambda *args, **kwargs: around(inner, args, kwargs)
+
+
+class Calls:
+    """All outermost calls of a process."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+        self.inside = False
+        self.thread = get_ident()
+        """The thread that trains; calls in others are left alone."""
+        self.autocast_seen = False
+        """Whether the script calls its model under an autocast of its own."""
+        self.observer: CallObserver | None = None
+        """Told of calls without gradients."""
+        self.training_observer: CallObserver | None = None
+        """Told of calls of which gradients are taken."""
+        self.has_trained = False
+        """Whether there was such a call since somebody set this to False."""
+        self.capture: Callable[[OuterCall, tuple[Any, ...], dict[str, Any]], Any] | None = None
+        self.divide: Callable[[OuterCall, tuple[Any, ...], dict[str, Any]], Any] | None = None
+        """Computes training calls where the run has many ranks."""
+        self.evaluate: Callable[[OuterCall, tuple[Any, ...], dict[str, Any]], Any] | None = None
+        """Computes other calls where ranks hold parts of parameters."""
+        self.look_at_graph: Callable[[Any], tuple[str, ...]] | None = None
+        """Told what a model's first training call returned."""
+        self.on_training_call: Callable[[], None] | None = None
+        """Told before each call of which gradients are taken, where calls are taken for steps."""
+        self.on_broken: Callable[[Exception], Callable[[bool], None]] | None = None
+        """Told when a call raised under levers; it must release them at once. What it returns is told whether the same
+        call went well without them: then it was they that raised, else the script."""
+        self.around_search: Callable[[], AbstractContextManager[None]] | None = None
+        """Entered while the heap is looked through, which it must see whole; None where nothing is to be done."""
+        self._found: list[OuterCall] = []
+        self._owners = Owners()
+        self._hides_seams = False
+        self._wanted: set[int] = set()
+        self._descents = 0
+
+    @property
+    def found(self) -> list[OuterCall]:
+        """The seams whose modules still exist."""
+        if not all(call.alive for call in self._found):
+            self._found = [call for call in self._found if call.alive]
+        return self._found
+
+    def look_for(self, parameters: Collection[torch.Tensor]) -> None:
+        """Find the outermost modules that own these parameters, and install their seam."""
+        covered = {id(p) for call in self.found for p in call.module.parameters()}
+        wanted = {id(p) for p in parameters}
+        self._wanted |= wanted
+        self._descents = 0
+        if wanted - covered:
+            with self.around_search() if self.around_search is not None else nullcontext():
+                owners = self._owners.of(wanted - covered)
+            for module in owners:
+                self._add(module, type(module).__name__)
+
+    def settle(self) -> bool:
+        """After a step: replace modules that were not called by their children; True once none is left."""
+        found = self.found
+        uncalled = [call for call in found if not call.num_training_calls]
+        if not uncalled:
+            return True
+        if self._descents >= MAX_DESCENT:
+            self._drop(uncalled)
+            return True
+        self._descents += 1
+        covered = {id(p) for call in found if call.num_training_calls for p in call.module.parameters()}
+        open_parameters = self._wanted - covered
+        spare = [c for c in uncalled if not any(id(p) in open_parameters for p in c.module.parameters())]
+        self._drop(spare)
+        for call in uncalled:
+            for name, child in children(call.module):
+                if any(id(p) in open_parameters for p in child.parameters()):
+                    self._add(child, f"{call.name}.{name}")
+        return len(spare) == len(uncalled)
+
+    def refresh(self) -> None:
+        """Be in place again after `lift`, and where the script has compiled a module in place since."""
+        for call in self.found:
+            call.install()
+
+    def lift(self) -> None:
+        """Be out of the way, but where levers compute calls, until `refresh`."""
+        for call in self.found:
+            call.lift()
+
+    def meet(self, module: nn.Module) -> None:
+        """A module is about to be called as the outermost one."""
+        self._add(module, type(module).__name__)
+
+    def _add(self, module: nn.Module, name: str) -> None:
+        if not any(call.module is module for call in self.found):
+            call = OuterCall(module, self, name)
+            module.__dict__["_compiled_call_impl"] = call
+            self._found.append(call)
+            ignored = _ignored_by_script()
+            if _SEAM not in ignored:
+                ignored.append(_SEAM)
+                self._hides_seams = True
+
+    def _drop(self, calls: list[OuterCall]) -> None:
+        for call in calls:
+            call.remove()
+        self._found = [call for call in self._found if call not in calls]
+
+    def remove(self) -> None:
+        """Leave no seam behind."""
+        self._drop(list(self._found))
+        if self._hides_seams and _SEAM in _ignored_by_script():
+            _ignored_by_script().remove(_SEAM)
+        self._hides_seams = False
+
+
+_SEAM = "_compiled_call_impl"
+
+
+def _ignored_by_script() -> list[str]:
+    """Attributes of a module that `torch.jit.script` does not look at; our seam is one that it would refuse."""
+    names = getattr(sys.modules.get("torch.jit._recursive"), "ignored_attributes", None)
+    return names if isinstance(names, list) else []

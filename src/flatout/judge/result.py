@@ -1,0 +1,388 @@
+"""What did `tune` or `why` find? Everything that a report needs, in one record (`result.json` of a run folder).
+
+In: the records of the chain. Out: a `Result`, its file, and the objects that `--json` prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shlex
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from flatout.errors import RecordError, cannot_write
+from flatout.judge.anatomy import Anatomy
+from flatout.judge.diagnosis import Diagnosis
+from flatout.judge.read_sites import ReadSites
+from flatout.judge.stats import Comparison
+from flatout.records.as_json import from_json, to_json
+from flatout.records.ceilings import Ceilings, Machine
+from flatout.records.energy import EnergySummary
+from flatout.records.facts import Facts
+from flatout.records.plan import PLAN_FILE, Plan, Trial
+from flatout.records.trace import Census, Header
+
+FORMAT = 1  # 1: first version
+FILE = "result.json"
+
+Verdict = Literal["faster", "no difference", "inconclusive"]
+
+MOST_BYTES = 500 * 10**6
+"""Of a result that is read, some four million steps: it would take ten times as much memory."""
+
+LARGEST = 1e24
+"""No number of a result, in whatever unit, is larger: the fastest computers do 1e18 operations a second."""
+
+NOT_NAMED = "not among `--levers`"
+"""Why a lever was not tried that the user did not ask for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Untried:
+    """A lever that was not tried, and why."""
+
+    lever: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineStep:
+    """One measured step, for the timeline.
+
+    Attributes:
+        start_s: On the trace's clock.
+        step_s: Its duration.
+        group: What it belonged to: `baseline`, `anatomy`, `counterfactual`, `trial`, `winner`.
+        outside_s: Evaluation and checkpoints inside it.
+        label: The levers, as people read them.
+    """
+
+    start_s: float
+    step_s: float
+    group: str
+    outside_s: float = 0.0
+    label: str = "plain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """What a result of ranks that a launcher starts has beyond that of one process.
+
+    Attributes:
+        num_ranks: How many there are.
+        alone: The winner as it was measured on one rank by itself; None where nothing won there.
+        num_runs: Starts of the launcher.
+    """
+
+    num_ranks: int
+    alone: Trial | None = None
+    num_runs: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one `tune` or `why` found.
+
+    Attributes:
+        command: `tune` or `why`.
+        typed: The script and its arguments as one would type them again.
+        options: The same of our own options that narrow what is tried.
+        anatomy: The plain step, taken apart.
+        tuned_anatomy: The step under the best candidate, taken apart; None where none was measured again.
+        noise: The A/A comparison: plain against plain.
+        baseline_steps_per_s: Training steps a second, plain: of the windows beside the winner's where there is one,
+            else of those at the start.
+        baseline_spread_fraction: Half the interquartile range of these windows over their median;
+            NaN of one window.
+        baseline_window_step_s: Step time of each of these windows, the raw samples.
+        remeasured: The best candidate, measured again; None where none was worth that.
+        input_trial: The fastest trial of nothing but exact levers for the input, to be held against what free data
+            would bring; None where none was measured.
+        verdict: See `flatout.judge.stats.compare`.
+        tuned_steps_per_s: Of the winner; the baseline's without one.
+        tuning_s: Wall seconds that all of this took.
+        break_even_steps: Steps after which the tuning is earned back; None where it never is.
+        steps_in_run: Training steps of one whole run of the script, where known.
+        foreign_fraction: CPU that others used, mean over the windows; None where not observed.
+        refused: Writes outside the folders of the script, which were refused.
+        written: Files that trials would have written, and that were discarded.
+        isolation: How trials were kept off the user's disk, in a few words.
+        warnings: What the reader must know.
+        plan_path: Where the plan was written; None without a plan.
+        energy: What the counters of this machine said; None in results of former versions.
+    """
+
+    format: int
+    command: Literal["tune", "why"]
+    flatout: str
+    created: str
+    script: str
+    typed: str
+    header: Header
+    machine: Machine
+    facts: Facts
+    anatomy: Anatomy
+    diagnosis: Diagnosis
+    noise: Comparison | None
+    baseline_steps_per_s: float
+    baseline_spread_fraction: float
+    baseline_window_step_s: tuple[float, ...]
+    verdict: Verdict
+    tuned_steps_per_s: float
+    tuning_s: float
+    ceilings: Ceilings | None = None
+    census: Census | None = None
+    tuned_anatomy: Anatomy | None = None
+    trials: tuple[Trial, ...] = ()
+    untried: tuple[Untried, ...] = ()
+    remeasured: Trial | None = None
+    input_trial: Trial | None = None
+    plan: Plan | None = None
+    plan_path: str | None = None
+    break_even_steps: int | None = None
+    steps_in_run: int | None = None
+    foreign_fraction: float | None = None
+    refused: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    isolation: str = ""
+    warnings: tuple[str, ...] = ()
+    timeline: tuple[TimelineStep, ...] = field(default=())
+    run: str = ""
+    options: str = ""
+    stopped: str = ""
+    """Why the search ended before it was done, or empty."""
+    short_budget_s: float | None = None
+    """The budget, where that is why; None else."""
+    asked_budget_s: float | None = None
+    """The budget that was asked for; None for the default."""
+    energy: EnergySummary | None = None
+    reads: ReadSites | None = None
+    """Where values are read on the host; None where no step was looked at, and in results of former versions."""
+    launched: Launched | None = None
+    """What ranks that a launcher starts have brought; None for one process."""
+    priors: str = ""
+    """How earlier tunings on this machine changed the order in which things were tried; empty where they did not."""
+
+    @property
+    def noise_fraction(self) -> float | None:
+        """How far the 95 % interval of plain against plain reaches from 1; None where it was not measured."""
+        if self.noise is None or not (math.isfinite(self.noise.low) and math.isfinite(self.noise.high)):
+            return None
+        return max(self.noise.high - 1, 1 - self.noise.low, 0.0)
+
+    @property
+    def tune_command(self) -> str:
+        """What to type to tune under the same terms; a budget that `why` was given says nothing of those."""
+        return self._tune(self.asked_budget_s if self.command == "tune" else None)
+
+    @property
+    def run_command(self) -> str:
+        """What to type to run under the plan."""
+        named = self.plan_path is not None and self.plan_path != PLAN_FILE
+        command = "flatout run" if self.launched is None else "flatout exec"
+        return f"{command} --plan {shlex.quote(self.plan_path or '')}" if named else command
+
+    @property
+    def retry_command(self) -> str:
+        """What to type to tune once more: with twice the budget, or what it really took, where the budget was spent."""
+        short_s = self.short_budget_s
+        return self.tune_command if short_s is None else self._tune(max(2 * short_s, round(2 * self.tuning_s, -1)))
+
+    def _tune(self, budget_s: float | None) -> str:
+        budget = f"--budget {budget_s:.10g}s" if budget_s is not None else ""
+        return " ".join(filter(None, ("flatout tune", budget, self.options)))
+
+    @property
+    def winner(self) -> Trial | None:
+        """The re-measured trial behind the verdict *faster*; None without one."""
+        return self.remeasured if self.verdict == "faster" else None
+
+    @property
+    def against_itself(self) -> bool:
+        """Whether plain was measured as if it were a candidate (`tune --levers none`)."""
+        return self.remeasured is not None and not self.remeasured.levers
+
+    @property
+    def trials_s(self) -> float:
+        """Wall seconds that all trials took, without the baseline and the final measurement."""
+        return math.fsum(trial.took_s for trial in self.trials)
+
+    @property
+    def num_discarded(self) -> int:
+        """Pairs of windows that were left out of trials: others, a compilation or a restarted loader disturbed them."""
+        again = self.remeasured.num_discarded if self.remeasured else 0
+        return sum(trial.num_discarded for trial in self.trials) + again
+
+    @property
+    def break_even_runs(self) -> int | None:
+        """The run, counted from 1, within which the tuning is earned back; None where never, or not known."""
+        if self.break_even_steps is None or not self.steps_in_run:
+            return None
+        return max(math.ceil(self.break_even_steps / self.steps_in_run), 1)
+
+
+def with_plan_path(result: Result, path: str) -> Result:
+    """The result, with the place where its plan was written."""
+    return replace(result, plan_path=path)
+
+
+def save(result: Result, folder: Path) -> Path:
+    """Write `result.json` whole or not at all; returns its path.
+
+    Raises:
+        MachineError: The folder cannot be written.
+    """
+    path = folder / FILE
+    draft = folder / f".{FILE}.{os.getpid()}"
+    try:
+        draft.write_text(json.dumps(to_json(result), allow_nan=False), encoding="utf-8")
+        os.replace(draft, path)
+    except OSError as problem:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise cannot_write(path, problem) from None
+    return path
+
+
+def load(path: Path) -> Result:
+    """The result in a run folder.
+
+    Raises:
+        RecordError: Missing, torn, or from a newer version.
+    """
+    file = path / FILE if path.is_dir() else path
+    try:
+        if (size := file.stat().st_size) > MOST_BYTES:
+            raise _too_large(file, size)
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecordError(
+            f"there is no result in `{file.parent}`",
+            cause=f"only `tune` and `why` write `{FILE}`, when they are done; `run`, `exec` and `levers` keep a trace, "
+            "`prove` a proof",
+            hint="`flatout report` shows the newest result here; `flatout tune SCRIPT` makes one",
+        ) from None
+    except OSError as problem:
+        raise RecordError(
+            f"cannot read `{file}`", cause=str(problem.strerror or problem), hint="look at it, or measure again"
+        ) from None
+    except (ValueError, RecursionError):
+        raise RecordError(
+            f"`{file}` is torn", cause="it is not complete JSON", hint="measure again, or restore the file"
+        ) from None
+    found = value.get("format", 0) if isinstance(value, dict) else 0
+    if isinstance(found, int) and found > FORMAT:
+        raise RecordError(
+            f"`{file}` has format {found}, this version reads up to {FORMAT}",
+            cause="a newer flatout wrote it",
+            hint="`pip install --upgrade flatout`",
+        )
+    result = from_json(Result, value, where=f"`{file}`")
+    fault = _fault(result) or _beyond({name: part for name, part in value.items() if name != "timeline"})
+    if fault:
+        raise RecordError(
+            f"`{file}` is torn",
+            cause=f"{fault}: no measurement gives that",
+            hint="measure again, or restore the file",
+        )
+    return result
+
+
+def _fault(result: Result) -> str:
+    """What is impossible about a result, or empty. What may be missing is NaN, and is not looked at."""
+    apart = [("anatomy", result.anatomy), ("tuned_anatomy", result.tuned_anatomy)]
+    rates = [
+        ("baseline_steps_per_s", result.baseline_steps_per_s),
+        ("tuned_steps_per_s", result.tuned_steps_per_s),
+        *((f"{name}.step_s", one.step_s) for name, one in apart if one is not None),
+    ]
+    spans = [(f"{name}.phases_s.{k}", v) for name, one in apart if one is not None for k, v in one.phases_s.items()]
+    spans += [(f"self_s of {one.name}", one.self_s) for one in (result.census.operations if result.census else ())]
+    found = [(name, value) for name, value in rates if not 0 < value < math.inf]
+    found += [(name, value) for name, value in spans if math.isinf(value)]
+    return f"`{found[0][0]}` is {found[0][1]}" if found else ""
+
+
+def _beyond(value: Any, path: str = "") -> str:
+    """Where in a JSON value a number stands that is larger than anything that can be measured, or empty."""
+    if isinstance(value, dict):
+        parts = ((f"{path}.{name}".lstrip("."), part) for name, part in value.items())
+    elif isinstance(value, list):
+        parts = ((f"{path}[{number}]", part) for number, part in enumerate(value))
+    else:
+        large = isinstance(value, int | float) and abs(value) > LARGEST
+        return f"`{path}` is {str(value)[:24]}" if large else ""
+    return next(filter(None, (_beyond(part, name) for name, part in parts)), "")
+
+
+def _too_large(file: Path, size: int) -> RecordError:
+    return RecordError(
+        f"`{file}` has {size / 1e9:.1f} GB, more than can be shown",
+        cause=f"a result with at most {MOST_BYTES / 1e9:.1f} GB, some four million steps, is read at once",
+        hint=f"`flatout report {shlex.quote(str(file.parent))} --export steps.csv` writes what its traces hold",
+    )
+
+
+def summary_of(result: Result) -> dict[str, Any]:
+    """What `--json` prints: for `tune` the verdict, for `why` the diagnosis. A number that is not known is None."""
+    found: dict[str, Any] = to_json(_tune_summary(result) if result.command == "tune" else _why_summary(result))
+    return found
+
+
+def _tune_summary(result: Result) -> dict[str, Any]:
+    won = result.winner if result.plan is not None else None
+    return {
+        "verdict": result.verdict,
+        "ratio": won.ratio if won else 1.0,
+        "ratio_low": won.ratio_low if won else 1.0,
+        "ratio_high": won.ratio_high if won else 1.0,
+        "levers": list(won.levers) if won else [],
+        "baseline_steps_per_s": result.baseline_steps_per_s,
+        "tuned_steps_per_s": result.tuned_steps_per_s,
+        "tuning_s": result.tuning_s,
+        "break_even_steps": result.break_even_steps,
+        "baseline_joules_per_step": result.energy.baseline.joules if result.energy else None,
+        "tuned_joules_per_step": won.candidate_joules_per_step if won else None,
+        "reads": _reads(result),
+        "plan": result.plan_path,
+        "run": result.run,
+    }
+
+
+def _why_summary(result: Result) -> dict[str, Any]:
+    return {
+        "phases": {name: result.anatomy.share(name) for name in result.anatomy.phases_s},
+        "binding": result.diagnosis.binding,
+        "bounds": {bound.remedy: bound.ratio for bound in result.diagnosis.bounds},
+        "contradictions": list(result.diagnosis.contradictions),
+        "steps_per_s": result.baseline_steps_per_s,
+        "model_flops_utilization": result.diagnosis.model_flops_utilization,
+        "not_observed": list(result.anatomy.not_observed),
+        "joules_per_step": result.energy.baseline.joules if result.energy else None,
+        "reads": _reads(result),
+        "run": result.run,
+    }
+
+
+def _reads(result: Result) -> list[dict[str, Any]] | None:
+    return (
+        None
+        if result.reads is None
+        else [
+            {
+                "file": site.file,
+                "line": site.line,
+                "code": site.code,
+                "reads_per_step": site.reads_per_step,
+                "waited_s": site.waited_s,
+                "use": site.use,
+                "why": site.why,
+                "at_most": site.ratio if site.deferrable else None,
+            }
+            for site in result.reads.sites
+        ]
+    )

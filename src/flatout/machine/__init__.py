@@ -1,0 +1,1 @@
+"""This machine: cores, control groups, devices, counters of energy, measured ceilings."""

@@ -1,0 +1,111 @@
+"""How fast can ranks of this machine exchange at most?
+
+In: how many. Out: a ceiling for each kind of exchange, measured now by as many processes that do nothing else; nothing
+of them is left, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from flatout.errors import MachineError, UsageError
+from flatout.records.ceilings import Ceiling, ceiling_of
+
+SCRIPT = Path(__file__).resolve().parent.parent / "frameworks" / "pytorch" / "observe" / "exchange_calibration.py"
+
+
+def exchange_ceilings(num_ranks: int, *, python: str = sys.executable, limit_s: float = 60.0) -> tuple[Ceiling, ...]:
+    """What exchanges between so many ranks of this machine reach.
+
+    Args:
+        num_ranks: At least 2.
+        python: The interpreter whose PyTorch is measured.
+        limit_s: Wall seconds after which it ends.
+
+    Raises:
+        UsageError: One rank has nobody to exchange with.
+        MachineError: The ranks did not come to their end.
+    """
+    if num_ranks < 2:
+        raise UsageError(
+            f"`--ranks {num_ranks}` exchange nothing", cause="one process is one rank", hint="e.g. `--ranks 2`"
+        )
+    with tempfile.TemporaryDirectory(prefix="flatout-exchanges-") as folder, _ranks(num_ranks, python, folder) as ranks:
+        if not _have_ended(ranks, limit_s):
+            raise _failed(num_ranks, folder, limit_s)
+        return _summarized(_said(folder, 0).read_text())
+
+
+def _summarized(text: str) -> tuple[Ceiling, ...]:
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return tuple(
+        ceiling_of(
+            probe["name"], probe["unit"],
+            [line["value"] for line in lines if line["kind"] == "sample" and line["name"] == probe["name"]],
+            source=probe["source"],
+        )
+        for probe in lines if probe["kind"] == "probe"
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _ranks(num: int, python: str, folder: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("FLATOUT_")}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(num):
+            command = [python, str(SCRIPT), str(rank), str(num), str(Path(folder) / "meeting"), "30"]
+            with open(_said(folder, rank), "w") as said, open(_errors(folder, rank), "w") as errors:
+                started.append(
+                    subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=said, stderr=errors, env=environment,
+                        start_new_session=True,
+                    )
+                )  # fmt: skip
+        yield started
+    finally:
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _said(folder: str, rank: int) -> Path:
+    return Path(folder) / f"said-{rank}"
+
+
+def _errors(folder: str, rank: int) -> Path:
+    return Path(folder) / f"errors-{rank}"
+
+
+def _have_ended(ranks: list[subprocess.Popen[bytes]], limit_s: float) -> bool:
+    """Whether all come to their end in time."""
+    until_s = time.monotonic() + limit_s
+    while time.monotonic() < until_s:
+        codes = [process.poll() for process in ranks]
+        if any(codes):
+            return False
+        if all(code == 0 for code in codes):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _failed(num: int, folder: str, limit_s: float) -> MachineError:
+    texts = [_errors(folder, rank).read_text(errors="replace").strip() for rank in range(num)]
+    said = next((text.splitlines()[-1] for text in texts if text), f"nothing came within {limit_s:.3g} s")
+    return MachineError(
+        f"exchanges between {num} ranks could not be measured",
+        cause=said,
+        hint="`--ranks 2` needs the least; PyTorch must have been built with `torch.distributed`",
+    )

@@ -1,0 +1,212 @@
+"""What is this machine, and how much of it may this process use?
+
+In: `/proc`, `/sys`, the environment, and `nvidia-smi` where there is one. Out: a `Machine` record. Needs no framework.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from flatout.machine.control_groups import cores_quota, memory_limit_bytes, text_of
+from flatout.machine.numa_nodes import numa_nodes, parse_cpu_list
+from flatout.records.ceilings import Accelerator, Machine
+
+CPU_FEATURES = (
+    # x86, as in the `flags` line of /proc/cpuinfo
+    *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx_vnni", "avx512_vnni", "avx512_bf16"),
+    *("avx512_fp16", "amx_tile", "amx_bf16", "amx_fp16", "amx_int8"),
+    # ARM, as in the `Features` line
+    *("asimd", "asimdhp", "asimddp", "sve", "sve2", "i8mm", "bf16", "svebf16"),
+)
+"""The processor features that decide which matrix kernels a library picks; all others are left out."""
+
+_NVIDIA_SMI = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total,compute_cap", "--format=csv,noheader,nounits")
+_NVIDIA_SMI_LIMIT_S = 10.0
+
+
+def read_machine(*, root: Path = Path("/")) -> Machine:
+    """This machine, as far as this process may use it.
+
+    Takes milliseconds without a GPU; with one, as long as `nvidia-smi` takes.
+
+    Args:
+        root: Where `/proc`, `/sys` and `/dev` are looked for; tests pass a recorded tree.
+    """
+    cpuinfo = text_of(root / "proc/cpuinfo")
+    allowed = allowed_cpus()
+    quota = cores_quota(root)
+    num_cores = max(1, min(len(allowed), int(quota))) if quota else len(allowed)
+    memory_bytes = _memory_bytes(root)
+    limit_bytes = memory_limit_bytes(root)
+    nodes = numa_nodes(allowed, os.environ, root)
+    return Machine(
+        hostname=platform.node(),
+        cpu=cpu_name(cpuinfo) or platform.processor() or platform.machine(),
+        architecture=platform.machine(),
+        num_cores=num_cores,
+        num_physical_cores=min(num_cores, _num_physical_cores(root, allowed)),
+        num_cores_total=os.cpu_count() or len(allowed),
+        cores_quota=quota,
+        memory_bytes=memory_bytes,
+        memory_limit_bytes=limit_bytes if limit_bytes and limit_bytes < memory_bytes else None,
+        last_level_cache_bytes=_last_level_cache_bytes(root, allowed),
+        cpu_features=cpu_features(cpuinfo),
+        accelerators=read_accelerators(os.environ),
+        numa_nodes=tuple(nodes) if len(nodes) > 1 else (),
+        cxx_compiler=cxx_compiler(os.environ),
+        shm_bytes=_folder_bytes(root / "dev/shm"),
+        operating_system=f"{platform.system()} {platform.release()}",
+    )
+
+
+def _memory_bytes(root: Path) -> int:
+    """Memory of the whole machine, as far as the kernel manages it."""
+    total = re.search(r"^MemTotal:\s+(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
+    return int(total[1]) * 1024 if total else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def allowed_cpus() -> frozenset[int]:
+    """The logical processors in this process's affinity; all of them where there is none, or none may be asked for."""
+    with contextlib.suppress(OSError, AttributeError):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+# -- processor -----------------------------------------------------------------------------------------------------
+
+
+def cpu_name(cpuinfo: str) -> str | None:
+    r"""The processor's readable name in the text of `/proc/cpuinfo`; None where it has none (most ARM kernels).
+
+    >>> cpu_name("processor : 0\nmodel name : Intel(R) Xeon(R) Platinum 8480+ CPU @ 2.00GHz")
+    'Intel Xeon Platinum 8480+'
+    >>> cpu_name("model name : AMD EPYC 9654 96-Core Processor")
+    'AMD EPYC 9654'
+    """
+    value = _cpuinfo_value(cpuinfo, "model name") or _cpuinfo_value(cpuinfo, "Model")
+    if value is None:
+        return None
+    value = re.sub(r"\((R|TM|tm|r)\)|@.*|\bCPU\b|\bProcessor\b|\b\d+-Core\b", " ", value)
+    return " ".join(value.split()) or None
+
+
+def cpu_features(cpuinfo: str) -> tuple[str, ...]:
+    """Those of `CPU_FEATURES` that the text of `/proc/cpuinfo` names, in that order.
+
+    >>> cpu_features("flags : fpu avx512_bf16 avx2 sse")
+    ('avx2', 'avx512_bf16')
+    """
+    line = _cpuinfo_value(cpuinfo, "flags") or _cpuinfo_value(cpuinfo, "Features") or ""
+    found = set(line.split())
+    return tuple(feature for feature in CPU_FEATURES if feature in found)
+
+
+def _cpuinfo_value(cpuinfo: str, key: str) -> str | None:
+    found = re.search(rf"^{re.escape(key)}\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    return found.group(1).strip() if found else None
+
+
+def _num_physical_cores(root: Path, allowed: Collection[int]) -> int:
+    """Groups of hardware threads among the allowed processors; all count where the kernel does not say."""
+    cores = set()
+    for cpu in allowed:
+        siblings = text_of(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.add(min(parse_cpu_list(siblings), default=cpu))
+    return max(1, len(cores))
+
+
+def _last_level_cache_bytes(root: Path, allowed: Collection[int]) -> int | None:
+    """The last caches that the allowed processors share, added up; None where the kernel does not say."""
+    sizes: dict[str, int] = {}
+    for cpu in allowed:
+        levels = {}
+        for folder in (root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index*"):
+            size = re.match(r"(\d+)K", text_of(folder / "size"))
+            level = text_of(folder / "level").strip()
+            if size and level.isdigit():
+                levels[int(level)] = (text_of(folder / "shared_cpu_list").strip(), int(size.group(1)) * 1024)
+        if levels:
+            shared, size_bytes = levels[max(levels)]
+            sizes[shared] = size_bytes
+    return sum(sizes.values()) or None
+
+
+# -- accelerators, compiler, folders -------------------------------------------------------------------------------
+
+
+def read_accelerators(environment: Mapping[str, str]) -> tuple[Accelerator, ...]:
+    """The NVIDIA GPUs that a framework would see; empty where there is no driver, or it does not answer.
+
+    Other makers' devices are not found yet.
+    """
+    if shutil.which(_NVIDIA_SMI[0]) is None:
+        return ()
+    try:
+        answer = subprocess.run(_NVIDIA_SMI, capture_output=True, text=True, timeout=_NVIDIA_SMI_LIMIT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return parse_accelerators(answer.stdout, environment.get("CUDA_VISIBLE_DEVICES"))
+
+
+def parse_accelerators(csv: str, visible: str | None) -> tuple[Accelerator, ...]:
+    """What `nvidia-smi` printed, restricted to and ordered by `CUDA_VISIBLE_DEVICES`.
+
+    Like the driver, an entry that names no device hides itself and all that follow.
+
+    Args:
+        csv: Lines of index, uuid, name, MiB of memory, compute capability.
+        visible: The variable's value; None where it is not set.
+
+    >>> parse_accelerators("0, GPU-1, NVIDIA H200, 143771, 9.0", None)
+    (Accelerator(name='NVIDIA H200', memory_bytes=150754820096, compute_capability='9.0'),)
+    >>> parse_accelerators("0, GPU-1, NVIDIA H200, 143771, 9.0", "")
+    ()
+    """
+    devices: dict[str, tuple[str, Accelerator]] = {}
+    for line in csv.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 5 and fields[3].isdigit():
+            capability = fields[4] if re.fullmatch(r"\d+\.\d+", fields[4]) else None
+            memory_bytes = int(fields[3]) * 2**20
+            found = Accelerator(name=fields[2], memory_bytes=memory_bytes, compute_capability=capability)
+            devices[fields[0]] = (fields[1], found)
+    if visible is None:
+        return tuple(found for _, found in devices.values())
+    chosen = []
+    for entry in (part.strip() for part in visible.split(",")):
+        named = [f for i, (uuid, f) in devices.items() if entry and (i == entry or uuid.startswith(entry))]
+        if not named:
+            break
+        chosen.append(named[0])
+    return tuple(chosen)
+
+
+def cxx_compiler(environment: Mapping[str, str]) -> str | None:
+    """The path of the C++ compiler for compiled models: `$CXX` where set, else `g++`, else `clang++`; None without.
+
+    Inductor by itself tries `$CXX` or `g++` (on macOS `clang++`), so that a lone `clang++` on Linux has to be named
+    in `$CXX`.
+    """
+    try:
+        wanted = shlex.split(environment.get("CXX", ""))[:1]
+    except ValueError:  # a quotation mark that is never closed: nothing that could be started
+        return None
+    names = wanted or (["clang++", "g++"] if sys.platform == "darwin" else ["g++", "clang++"])
+    return next((path for path in map(shutil.which, names) if path), None)
+
+
+def _folder_bytes(folder: Path) -> int | None:
+    try:
+        size = os.statvfs(folder)
+    except OSError:
+        return None
+    return size.f_blocks * size.f_frsize

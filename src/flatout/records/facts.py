@@ -1,0 +1,161 @@
+"""What did a script turn out to do, as levers need to know it? In and out: records; plain values that anybody can read.
+
+This module is imported in the user's process: it needs the standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """One outermost model call that training makes."""
+
+    name: str
+    num_parameters: int
+    parameter_bytes: int
+    num_modules: int
+    dtypes: tuple[str, ...]
+    convolution_dims: tuple[int, ...]
+    recurrent: bool = False
+    compiled: bool = False
+    calls_per_step: float = 1.0
+    num_repeated_blocks: int = 0
+    """Parts that are the same again and again, such as the layers of a transformer."""
+    num_aligned_linears: int = 0
+    """Plain Linear layers whose dimensions are divisible by 16."""
+    num_input_shapes: int = 1
+    """How many different shapes its inputs had in the steps that were looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerFacts:
+    """One optimizer that made an update."""
+
+    name: str
+    num_tensors: int
+    num_parameters: int
+    fused: bool
+    foreach: bool
+    can_fuse: bool
+    has_closure: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderFacts:
+    """One data loader from which training drew batches."""
+
+    dataset: str
+    batch_size: int | None
+    num_batches: int | None
+    num_workers: int
+    persistent: bool
+    prefetch_factor: int | None
+    pinned: bool
+    iterable: bool = False
+    generator: bool = False
+    picklable: bool | None = None
+    changeable: bool = True
+    """Whether worker settings can be changed from outside."""
+    fetches_per_step: float = 1.0
+    batch_bytes: int | None = None
+    """Bytes of the tensors in one batch; None where they cannot be counted."""
+    why_not_fused: str | None = "not looked at"
+    """Why its batches cannot be computed at once; None where they can."""
+    why_not_in_process: str | None = "not looked at"
+    """Why they cannot be in place of the script's workers; None where they can."""
+    why_not_kept: str | None = "not looked at"
+    """Why its items cannot be computed once and kept; None where they can."""
+    why_not_sooner: str | None = "not looked at"
+    """Why the script's workers cannot build batches sooner than they do; None where they can."""
+    why_not_ahead: str | None = "not looked at"
+    """Why its next batch cannot be begun while the training computes; None where it can."""
+    why_not_pixel_threads: str | None = "not looked at"
+    """Why the pixel work of its batches cannot be done by several threads; None where it can."""
+    why_not_read_ahead: str | None = "not looked at"
+    """Why reading the files of its next batches ahead would bring nothing; None where it may."""
+    why_not_resized: str | None = "not looked at"
+    """Why its batches cannot be of another size; None where they can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Memory of the GPU as the framework's allocator counts it, since the process began."""
+
+    allocated_bytes: int
+    """In tensors, at the peak."""
+    reserved_bytes: int
+    """Held by the process, for tensors or between them, at the peak."""
+    total_bytes: int
+    """What the GPU has."""
+    num_retries: int = 0
+    """Times that nothing fitted until all that was free had been given back."""
+    num_failures: int = 0
+    """Times that nothing fitted even then."""
+
+    @property
+    def free_fraction(self) -> float:
+        """Share of what is held at the peak that no tensor has: memory in gaps.
+
+        >>> DeviceMemory(allocated_bytes=6, reserved_bytes=8, total_bytes=16).free_fraction
+        0.25
+        """
+        return 1 - self.allocated_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
+
+
+NOT_LOOKED_AT = "looked at in a trial only"
+"""Why nothing is known in a run, of a loader's batches for example."""
+
+EndedBy: TypeAlias = Literal["optimizer", "loader", "call"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the script turned out to do, as levers need to know it."""
+
+    device: str
+    models: tuple[ModelFacts, ...]
+    optimizers: tuple[OptimizerFacts, ...]
+    loaders: tuple[LoaderFacts, ...]
+    num_threads: int
+    autocast: bool = False
+    grad_scaler: bool = False
+    distributed: bool = False
+    matmul_precision: str = "highest"
+    cpu_precision: str = "none"
+    """What the script has chosen for float32 products on the CPU: `ieee`, `tf32` or `bf16`; `none` where nothing."""
+    cudnn_benchmark: bool = False
+    step_rhythm: EndedBy = "optimizer"
+    """What ends a step: an optimizer's update, a fetch, or, where neither shows, the next call of the model."""
+    optimizers_per_step: int = 1
+    calls_per_update: int = 1
+    """Calls of an optimizer's `step` of which a lever makes one update."""
+    attention: tuple[str, ...] | None = None
+    """Backends that compute `scaled_dot_product_attention`, none where it is not called; None in a run."""
+    attention_chosen: bool = False
+    """Whether the script has switched backends of it off."""
+    warm_up_step_s: float = 0.0
+    page_faults_per_step: int | None = None
+    """First touches of fresh memory in a step: pages that the kernel had to clear; None where a lever decides them."""
+    resident_bytes: int = 0
+    """Memory of the process at its peak so far, without that of its workers; 0 where not observed."""
+    tensor_threads_env: str | None = None
+    """`OMP_NUM_THREADS` as the script found it."""
+    num_interop_threads: int = 0
+    """Threads that forked work may use; 0 where not observed."""
+    forks_work: bool = False
+    """Whether something was forked within TorchScript in the first steps."""
+    denormal_fraction: float = 0.0
+    """Share of denormal numbers among parameters, gradients, buffers and moments on the CPU, from a sample of each."""
+    zeroes_gradients: bool = False
+    """Whether `zero_grad(set_to_none=False)` was called in the first steps."""
+    num_ranks: int = 1
+    """Processes among which `flatout run --ranks` divides what the script trains."""
+    rank_mode: str = ""
+    """How, one of `flatout.records.ranks.MODES`; empty for one process."""
+    device_memory: DeviceMemory | None = None
+    """What the GPU's memory was asked for; None without a GPU."""
+    collector_of_its_own: bool = False
+    """Whether Python's garbage collector is other than the interpreter starts it: the script steers it."""

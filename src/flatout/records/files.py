@@ -1,0 +1,43 @@
+"""How is a record kept as a file of its own? In: a record, a path. Out: the file; and the record read again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TypeVar
+
+from flatout.errors import RecordError, cannot_write
+from flatout.records.as_json import from_json, to_json
+
+R = TypeVar("R")
+
+
+def write(record: object, path: Path) -> None:
+    """Write it as one line of JSON.
+
+    Raises:
+        MachineError: The disk is full, or the folder gone.
+    """
+    try:
+        path.write_text(json.dumps(to_json(record), allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as problem:
+        raise cannot_write(path, problem) from None
+
+
+def read(kind: type[R], path: Path, *, missing: str, hint: str) -> R:
+    """Read it again.
+
+    Args:
+        kind: The record's class.
+        path: The file.
+        missing: The error where there is none.
+        hint: What makes one.
+
+    Raises:
+        RecordError: There is none, or it cannot be read.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise RecordError(missing, cause=f"`{path.name}` cannot be read: {problem}", hint=hint) from None
+    return from_json(kind, value, where=str(path))

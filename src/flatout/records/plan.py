@@ -1,0 +1,375 @@
+"""What can be changed about a run, what trying it brought, and what was chosen.
+
+`Lever` is the contract that every lever fulfils, `Candidate` a set of levers with settings, `Trial` what measuring it
+beside the baseline gave, `Plan` the choice with what justifies it. The plan's file is in `flatout.records.plan_file`.
+In: facts and measurements. Out: records.
+
+This module is imported in the user's process: it needs the standard library only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.ranks_of_plan import PlanRanks
+from flatout.records.trace import PHASES, Levers, Setting
+
+#: What a lever may change, from nothing to the model's function; each class includes those before it.
+CLASSES = ("exact", "rounding", "precision", "statistical", "semantics")
+LeverClass = Literal["exact", "rounding", "precision", "statistical", "semantics"]
+
+#: When a lever can be engaged or released: between two steps, when a loader starts over, or only in a new process.
+TOGGLES = ("step", "epoch", "process")
+
+#: How the numerics of a lever are judged.
+CHECKS = ("gradients", "updates", "batches", "none")
+
+#: Words that mean something else where a lever's name could stand.
+RESERVED = ("free_data", "input", "none", "plain")
+
+Outcome = Literal["faster", "slower", "no difference", "inconclusive", "disagrees", "failed", "ruled out"]
+
+
+#: Why levers of class semantics are never tried, only proved.
+ONLY_PROVED = "changes what is trained: only `prove` judges it"
+
+
+def allows(accepted: str, wanted: str) -> bool:
+    """Whether `--accept accepted` admits a lever of class `wanted`.
+
+    >>> allows("precision", "rounding"), allows("exact", "rounding")
+    (True, False)
+
+    Raises:
+        ValueError: One of them is no class.
+    """
+    return CLASSES.index(wanted) <= CLASSES.index(accepted)
+
+
+class Lever(ABC):
+    """One change to how a script runs.
+
+    A lever is one file with one subclass and one line in the registry. The description (`name` to `settings`) is
+    read by the parent without a framework; `engage`, `release` and `evidence` run in the script's process, at a step
+    boundary, with a framework session (for PyTorch `flatout.frameworks.pytorch.session.Session`).
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    class_: ClassVar[LeverClass]
+    shortens: ClassVar[tuple[str, ...]]
+    """The phases that it can make shorter."""
+    toggles: ClassVar[Literal["step", "epoch", "process"]] = "step"
+    check: ClassVar[Literal["gradients", "updates", "batches", "none"]]
+    checks_itself: ClassVar[bool] = False
+    """Whether nothing has to be compared beforehand: it gives the script's own batches, or holds those that it makes
+    against the script's own as long as the script runs."""
+    compiles: ClassVar[bool] = False
+    """Whether engaging it for the first time takes seconds to minutes."""
+    takes_memory: ClassVar[bool] = False
+    """Whether it holds batches, items or workspace that plain does not: a run that is short of memory goes without."""
+    parameter: ClassVar[str | None] = None
+    """The one setting that must be given, e.g. `num`; None where the lever has none."""
+    least: ClassVar[int] = 0
+    """The smallest value that it may have, where it is a number."""
+    most: ClassVar[int] = 1024
+    """The largest; more threads or workers than any machine has cores."""
+    choices: ClassVar[tuple[str, ...]] = ()
+    """The words that it may be; empty where it is a number."""
+    optional: ClassVar[bool] = False
+    """Whether it may be left out; then the lever does what its name alone says."""
+    only_by_name: ClassVar[str] = ""
+    """Why it is neither tried nor part of a plan unless somebody names it, in a few words; empty where it may be."""
+    conflicts: ClassVar[tuple[str, ...]] = ()
+    """Names of levers that it cannot be combined with."""
+    partners: ClassVar[tuple[str, ...]] = ()
+    """Names of levers with which it may gain what neither gains alone: they are tried together early."""
+    contains: ClassVar[tuple[str, ...]] = ()
+    """Names of levers that it does the work of as well, among those that it cannot be combined with."""
+
+    @abstractmethod
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """None where the lever can be tried here, else why not, in a few words."""
+
+    def in_part(self, facts: Facts) -> str | None:
+        """What it does nevertheless where it does not apply, in a few words; None where nothing."""
+        return None
+
+    def lacks(self, machine: Machine) -> str | None:
+        """What this machine lacks, so that it cannot be engaged whatever the script does; None where nothing."""
+        return None
+
+    def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
+        """The settings worth trying, most promising first."""
+        return ({},)
+
+    def promise(self, facts: Facts) -> float:
+        """What it brings as a ratio by what was counted in the plain script; 1 where nothing that counts is known."""
+        return 1.0
+
+    def worth_after(self, settings: Mapping[str, Setting], brought: Mapping[str, str]) -> bool:
+        """Whether a setting is still worth trying after what others of the lever brought, where each trial is costly.
+
+        `brought` has the other words, empty for none, and for each `best` (part of the best so far), `failed`
+        (disagreement included) or `measured`.
+        """
+        return True
+
+    def environment(self, settings: Mapping[str, Setting]) -> dict[str, str]:
+        """Environment variables that must be there before the process starts (`toggles = "process"`)."""
+        return {}
+
+    def engage(self, session: Any, settings: Mapping[str, Setting]) -> None:  # noqa: B027  not where `process`
+        """Take effect from the next step on; the whole state moves along."""
+
+    def release(self, session: Any) -> None:  # noqa: B027
+        """Undo `engage`, so that engage then release is the identity."""
+
+    def evidence(self, session: Any) -> str | None:
+        """Proof that it took effect in the steps since `engage`, or None where none was seen."""
+        return None
+
+
+def typed(lever: Lever) -> str:
+    """How a lever is named among `--levers`, with `N` where it needs a number."""
+    if lever.parameter is None or lever.optional:
+        return lever.name
+    return f"{lever.name}={lever.choices[0] if lever.choices else 'N'}"
+
+
+def input_levers(levers: Mapping[str, Lever], *, together: Machine | None = None) -> tuple[str, ...]:
+    """What `input` stands for where levers are named: all exact ones for a slow input.
+
+    Args:
+        levers: All there are, by name.
+        together: Only those that can be engaged together on this machine, as they are, without a number.
+    """
+    found = {name: one for name, one in levers.items() if one.class_ == "exact" and {*one.shortens} <= {"data", "copy"}}
+    if together is not None:
+        found = {name: one for name, one in found.items() if one.lacks(together) is None}
+        contained = {inner for one in found.values() for inner in one.contains}
+        bare = {name: one for name, one in found.items() if one.parameter is None or one.optional}
+        found = {name: one for name, one in bare.items() if not one.only_by_name and name not in contained}
+    return tuple(found)
+
+
+def verify(lever: Lever) -> None:
+    """Check a lever against the contract, at registration.
+
+    Raises:
+        TypeError: Says which lever, which attribute, and what it may be.
+    """
+    kind = type(lever)
+    _verify_description(lever, kind)
+    if lever.check == "none" and lever.class_ != "exact":
+        raise TypeError(f"lever {kind.__name__} changes numbers (class {lever.class_}) but names no check")
+    if lever.parameter is not None and kind.settings is Lever.settings:
+        raise TypeError(f"lever {kind.__name__} takes `{lever.parameter}` but has no `settings` to try")
+    if lever.toggles == "process" and kind.environment is Lever.environment and kind.engage is Lever.engage:
+        raise TypeError(f"lever {kind.__name__} needs a new process but has no `environment` for it and no `engage`")
+    if lever.toggles != "process" and kind.engage is Lever.engage:
+        raise TypeError(f"lever {kind.__name__} can be toggled but has no `engage`")
+    if kind.engage is not Lever.engage and kind.release is Lever.release:
+        raise TypeError(f"lever {kind.__name__} has `engage` but no `release`")
+    if kind.evidence is Lever.evidence:
+        raise TypeError(f"lever {kind.__name__} shows no `evidence` that it took effect")
+
+
+def _verify_description(lever: Lever, kind: type[Lever]) -> None:
+    for attribute in ("name", "summary", "class_", "shortens", "check"):
+        if not hasattr(kind, attribute):
+            raise TypeError(f"lever {kind.__name__} does not state its `{attribute}`")
+    if not isinstance(lever.summary, str) or not lever.summary.strip():
+        raise TypeError(f"lever {kind.__name__}: `summary` is {lever.summary!r}, not a text")
+    for attribute in ("name", "parameter"):
+        value = getattr(lever, attribute)
+        if value is None and attribute == "parameter":
+            continue
+        if not isinstance(value, str) or not value.isidentifier() or value in RESERVED:
+            raise TypeError(f"lever {kind.__name__}: `{attribute}` is {value!r}, not an identifier of its own")
+    _one_of(kind, "class_", lever.class_, CLASSES)
+    _one_of(kind, "toggles", lever.toggles, TOGGLES)
+    _one_of(kind, "check", lever.check, CHECKS)
+    _one_of(kind, "compiles", lever.compiles, (True, False))
+    _one_of(kind, "takes_memory", lever.takes_memory, (True, False))
+    _one_of(kind, "optional", lever.optional, (True, False))
+    _verify_names(lever, kind)
+    _verify_choices(lever, kind)
+
+
+def _verify_choices(lever: Lever, kind: type[Lever]) -> None:
+    if not isinstance(lever.choices, tuple) or any(not isinstance(word, str) for word in lever.choices):
+        raise TypeError(f"lever {kind.__name__}: `choices` is not a tuple of words")
+    if lever.parameter is None and (lever.choices or lever.optional):
+        raise TypeError(f"lever {kind.__name__} has no `parameter` that could be a choice or be left out")
+    for word in lever.choices:
+        if not word or word.isdecimal() or set(word) & set("=, "):
+            raise TypeError(f"lever {kind.__name__}: `choices` has {word!r}, which cannot be typed as a word")
+
+
+def _verify_names(lever: Lever, kind: type[Lever]) -> None:
+    for attribute in ("shortens", "conflicts", "partners", "contains"):
+        if not isinstance(getattr(lever, attribute), tuple):  # a text would be taken letter by letter
+            raise TypeError(f"lever {kind.__name__}: `{attribute}` is not a tuple of names")
+    if not lever.shortens:
+        raise TypeError(f"lever {kind.__name__}: `shortens` names no phase, so it could bring nothing")
+    for phase in lever.shortens:
+        _one_of(kind, "shortens", phase, PHASES)
+    if lever.name in lever.conflicts:
+        raise TypeError(f"lever {kind.__name__} is in its own `conflicts`")
+    if not {*lever.contains} <= {*lever.conflicts}:
+        raise TypeError(f"lever {kind.__name__} `contains` what it can be combined with")
+    if lever.name in lever.partners:
+        raise TypeError(f"lever {kind.__name__} is among its own `partners`")
+
+
+def _one_of(kind: type, attribute: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        choices = ", ".join(map(str, allowed))
+        raise TypeError(f"lever {kind.__name__}: `{attribute}` is {value!r}, not one of {choices}")
+
+
+Key = tuple[tuple[str, tuple[tuple[str, Setting], ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A set of levers with settings, worth trying."""
+
+    levers: Levers
+    reason: str = ""
+
+    @property
+    def label(self) -> str:
+        """How people read it.
+
+        >>> Candidate(levers={"threads": {"num": 1}, "bf16": {}}).label
+        'threads=1 bf16'
+        """
+        return label(self.levers)
+
+    @property
+    def key(self) -> Key:
+        """Equal for equal sets, whatever the order in which they were put together."""
+        return tuple(sorted((name, tuple(sorted(settings.items()))) for name, settings in self.levers.items()))
+
+
+def label(levers: Levers) -> str:
+    """A set of levers in one line: `name`, `name=value` or `name(a=1, b=2)`, `plain` for the empty set."""
+    words = []
+    for name, settings in levers.items():
+        if not settings:
+            words.append(name)
+        elif len(settings) == 1:
+            words.append(f"{name}={next(iter(settings.values()))}")
+        else:
+            words.append(f"{name}({', '.join(f'{k}={v}' for k, v in settings.items())})")
+    return " ".join(words) or "plain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One candidate measured beside the baseline.
+
+    Attributes:
+        levers: What was engaged.
+        outcome: The verdict in one word.
+        reason: Why, in one sentence, where the outcome needs one.
+        ratio: Baseline step time over the candidate's: above 1 is faster; None where not measured.
+        ratio_low: Lower end of the 95 % interval; of fewer than four pairs the smallest ratio.
+        ratio_high: Upper end of the 95 % interval; of fewer than four pairs the largest ratio.
+        num_pairs: Pairs of windows behind the ratio.
+        num_discarded: Pairs of windows left out: other processes ran, something was compiled, or one paid for a loader
+            that started over and the other did not.
+        agreement: `agrees`, `disagrees`, `inconclusive` or empty where speed already decided.
+        agreement_detail: The numbers behind it.
+        class_: The widest class among its levers.
+        took_s: What trying it cost.
+        engage_s: What engaging it cost the first time (compilation, new workers, a new process).
+        peak_memory_bytes: Highest memory seen while it was engaged.
+        baseline_peak_memory_bytes: The same for the baseline beside it.
+        remeasured: Whether the ratio comes from fresh windows after the choice.
+        baseline_step_s: Step time of each baseline window, the raw samples.
+        candidate_step_s: Step time of each candidate window, paired with the former.
+        evidence: Lever to the proof that it took effect.
+        candidate_first: For each pair whether the lot had the candidate go first.
+        share: What the look that ended it could spend of the errors (`flatout.judge.looks`).
+        noise: Standard deviation of the log ratio of two plain windows, below which few pairs are not believed.
+        baseline_joules_per_step: Energy of a plain step in these windows; None where not known.
+        candidate_joules_per_step: Energy of a step under the levers beside it; None where not known.
+        why_no_energy: Why not; empty where it is known, or where the machine has no counters.
+    """
+
+    levers: Levers
+    outcome: Outcome
+    reason: str = ""
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    num_pairs: int = 0
+    num_discarded: int = 0
+    agreement: str = ""
+    agreement_detail: str = ""
+    class_: str = "exact"
+    took_s: float = 0.0
+    engage_s: float = 0.0
+    peak_memory_bytes: int | None = None
+    baseline_peak_memory_bytes: int | None = None
+    remeasured: bool = False
+    baseline_step_s: tuple[float, ...] = ()
+    candidate_step_s: tuple[float, ...] = ()
+    evidence: Mapping[str, str] = field(default_factory=dict)
+    candidate_first: tuple[bool, ...] = ()
+    share: float = 1.0
+    noise: float = 0.0
+    baseline_joules_per_step: float | None = None
+    candidate_joules_per_step: float | None = None
+    why_no_energy: str = ""
+
+    @property
+    def label(self) -> str:
+        """The levers in one line."""
+        return label(self.levers)
+
+    @property
+    def is_won(self) -> bool:
+        """Whether it is faster, and its numbers agree."""
+        return self.outcome == "faster" and self.agreement == "agrees"
+
+
+PLAN_FORMAT = 1  # 1: first version
+PLAN_FILE = "flatout.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The chosen candidate, with the machine, the versions and the trial that justify it."""
+
+    format: int
+    flatout: str
+    script: str
+    arguments: tuple[str, ...]
+    levers: Levers
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    num_pairs: int
+    agreement: str
+    class_: str
+    baseline_steps_per_s: float
+    tuned_steps_per_s: float
+    machine: Machine
+    python: str
+    framework: str
+    framework_version: str
+    created: str
+    """ISO 8601, UTC, to the second."""
+    run: str = ""
+    """The run folder with the trials behind it."""
+    ranks: PlanRanks | None = None
+    """On how many ranks; None for one process."""

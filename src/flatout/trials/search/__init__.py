@@ -1,0 +1,1 @@
+"""What to try, in which order, and when to stop."""

@@ -1,0 +1,220 @@
+"""What may the search choose from, and how much could each lever bring? Single candidates, with reasons for the rest.
+
+In: facts, anatomy, diagnosis, the levers' descriptions, the user's choice, and what earlier tunings say. Out: a
+`Space`. Earlier tunings move candidates within it; they neither add one nor take one away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from flatout.judge.anatomy import Anatomy
+from flatout.judge.diagnosis import Diagnosis
+from flatout.judge.result import NOT_NAMED, Untried
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import CLASSES, ONLY_PROVED, Candidate, Key, Lever, allows, typed
+from flatout.records.trace import Levers
+
+WORTH_TRYING = 1.02
+"""A lever whose phases, freed entirely, would bring less than this is ruled out."""
+
+WORTH_A_PROCESS = 1.05
+"""What a lever that needs a process must promise to be tried before those that compile, of which nobody knows."""
+
+CHEAP, COMPILED, NEW_PROCESS = 0, 2, 3
+"""What trying a set takes: windows of the running process; seconds to minutes of compiling; processes of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What the search may choose from.
+
+    Attributes:
+        singles: One candidate per lever and setting, cheap first.
+        untried: Levers left out, and why.
+        levers: All levers by name.
+        num_cores: Cores that this process may use.
+        bounds: By lever the most that it can bring, as a ratio.
+        promised: By lever what it should bring by what was counted, as a ratio; without those of which nobody knows.
+        expected: What earlier tunings say that a set brings, as a logarithm of the ratio; below 0 a loss.
+        own: What this very script was tuned to before: it comes first, whatever it costs.
+        former: What similar scripts were tuned to: they come before the single levers of their cost.
+    """
+
+    singles: tuple[Candidate, ...]
+    untried: tuple[Untried, ...]
+    levers: Mapping[str, Lever] = field(default_factory=dict)
+    num_cores: int = 1
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    promised: Mapping[str, float] = field(default_factory=dict)
+    expected: Mapping[Key, float] = field(default_factory=dict)
+    own: tuple[Candidate, ...] = ()
+    former: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """How the user narrows the search.
+
+    Attributes:
+        accept: How far levers may go.
+        only: Names of the only levers to try; None for all.
+        without: Names of levers to leave out.
+        ruled_out: Levers that cannot be tried here whatever the script does, and why.
+    """
+
+    accept: str = "precision"
+    only: tuple[str, ...] | None = None
+    without: tuple[str, ...] = ()
+    ruled_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def space_of(
+    levers: Mapping[str, Lever], facts: Facts, machine: Machine, found: tuple[Anatomy, Diagnosis], choice: Choice
+) -> Space:
+    """The single candidates worth trying, most promising first, and why the rest is left out."""
+    anatomy, diagnosis = found
+    rows: list[tuple[tuple[int, bool, float, int, int], Candidate]] = []
+    untried: list[Untried] = []
+    bounds: dict[str, float] = {}
+    for lever in levers.values():
+        reason = left_out(lever, choice) or lever.applies(facts, machine)
+        bound = bounds[lever.name] = bound_of(lever, anatomy, diagnosis)
+        if reason is None and bound < WORTH_TRYING and choice.only is None:
+            reason = f"ruled out: what it shortens, entirely free, would bring {bound:.2f}x"
+        tried = lever.settings(facts, machine) if reason is None else ()
+        if not tried:
+            untried.append(Untried(lever=lever.name, reason=reason or "no other setting than the present one"))
+        for settings in tried:
+            candidate = Candidate(levers={lever.name: settings}, reason=f"bound {bound:.2f}x")
+            late = _leaves_cores_idle(candidate, machine)
+            # of equal bounds the lever that may change more comes first: it is the one that can bring most; of equal
+            # ones that which a single trial tells all about, before those with a number to be found
+            rows.append(((_cost(lever), late, -bound, -CLASSES.index(lever.class_), len(tried)), candidate))
+    rows.sort(key=lambda row: row[0])
+    return Space(
+        singles=tuple(c for _, c in rows),
+        untried=tuple(untried),
+        levers=dict(levers),
+        num_cores=machine.num_cores,
+        bounds=bounds,
+        promised={n: ratio for _, c in rows for n in c.levers if (ratio := levers[n].promise(facts)) > 1},
+    )
+
+
+def _leaves_cores_idle(candidate: Candidate, machine: Machine) -> bool:
+    """Fewer threads than cores: rarely faster alone, so it is tried after what might be."""
+    return int(candidate.levers.get("threads", {}).get("num", machine.num_cores)) < machine.num_cores
+
+
+def left_out(lever: Lever, choice: Choice) -> str | None:
+    """Why a lever is not to be tried whatever the script does; None where it may be."""
+    if choice.only is not None and lever.name not in choice.only:
+        return NOT_NAMED
+    if lever.name in choice.without:
+        return "left out by `--without`"
+    if lever.name in choice.ruled_out:
+        return choice.ruled_out[lever.name]
+    if lever.class_ == "semantics":
+        return f"{ONLY_PROVED} (`flatout prove --levers {typed(lever)} --accept semantics`)"
+    if choice.only is None and lever.only_by_name:
+        return f"only by name (`--levers {lever.name}`): {lever.only_by_name}"
+    if not allows(choice.accept, lever.class_):
+        return f"class {lever.class_} needs `--accept {lever.class_}`"
+    return None
+
+
+def _cost(lever: Lever) -> int:
+    return NEW_PROCESS if lever.toggles == "process" else COMPILED if lever.compiles else CHEAP
+
+
+def cost_of(levers: Iterable[str], known: Mapping[str, Lever]) -> int:
+    """What trying a set takes, by the costliest of its levers: `CHEAP`, `COMPILED` or `NEW_PROCESS`."""
+    return max((_cost(known[name]) for name in levers), default=CHEAP)
+
+
+def advised(
+    space: Space, expected: Mapping[Key, float], own: Iterable[Levers] = (), former: Iterable[Levers] = ()
+) -> Space:
+    """The same candidates in the order that earlier tunings suggest; without any, the same space.
+
+    Within each cost, what won comes first and what lost comes last, and no lever is promised more than its bound. Of
+    whole sets that won, those are taken up that the search could have put together itself.
+    """
+
+    def most(key: Key) -> float:
+        return max(math.log(min((space.bounds.get(name, math.inf) for name, _ in key), default=1.0)), 0.0)
+
+    promised = {key: min(gain, most(key)) for key, gain in expected.items()}
+    owns = _admitted(own, space, "won for this script before")
+    others = _admitted(former, space, "won for similar scripts before")
+    return replace(
+        space,
+        singles=tuple(
+            sorted(space.singles, key=lambda c: (cost_of(c.levers, space.levers), -promised.get(c.key, 0.0)))
+        ),
+        expected=promised,
+        own=owns,
+        former=tuple(c for c in others if c.key not in {one.key for one in owns}),
+    )
+
+
+def _admitted(sets: Iterable[Levers], space: Space, reason: str) -> tuple[Candidate, ...]:
+    """The sets whose every lever may be tried here with its setting, and of which no two exclude each other."""
+    singles = {candidate.key: candidate.levers for candidate in space.singles}
+    found: dict[Key, Candidate] = {}
+    for levers in sets:
+        keys = [Candidate(levers={name: settings}).key for name, settings in levers.items()]
+        if keys and all(key in singles for key in keys) and not clash(levers, space):
+            # with the settings as they are here: a file may say `true` for 1, which is equal
+            here = {name: settings for key in keys for name, settings in singles[key].items()}
+            candidate = Candidate(levers=here, reason=reason)
+            found.setdefault(candidate.key, candidate)
+    return tuple(found.values())
+
+
+def bound_of(lever: Lever, anatomy: Anatomy, diagnosis: Diagnosis) -> float:
+    """The most that a lever can bring: its phases entirely free, and no more than a measured counterfactual allows.
+
+    Time that no phase explains may belong to any, so it counts for every lever that computes.
+    """
+    hidden = any(phase in anatomy.not_observed for phase in lever.shortens)
+    share = sum(anatomy.share(phase) or 0.0 for phase in lever.shortens)
+    bound = math.inf  # what cannot be seen cannot be ruled out
+    if share > 0 or not hidden:
+        if hidden or set(lever.shortens) & {"forward", "backward", "optimizer"}:
+            share += max(anatomy.share("unattributed") or 0.0, 0.0)
+        bound = 1 / max(1 - share, 1e-3)
+    if diagnosis.contradictions:  # so are these shares not those of the step
+        bound = math.inf
+    for known in diagnosis.bounds:
+        if known.remedy == "free data" and set(lever.shortens) <= {"data"}:
+            # A worker takes the fetch off the step; the measured counterfactual includes what sharing a core costs.
+            bound = min(bound, max(known.ratio if math.isnan(known.high) else known.high, 1.0))
+    return bound
+
+
+def widest_class(levers: Levers, known: Mapping[str, Lever]) -> str:
+    """The widest class among some levers."""
+    return max((known[name].class_ for name in levers), key=CLASSES.index, default="exact")
+
+
+def checks_of(levers: Levers, known: Mapping[str, Lever]) -> tuple[str, ...]:
+    """Every check that some lever names; updates too where the state is moved, fused or flushed."""
+    checks = {known[name].check for name in levers} - {"none"}
+    if {"channels_last", "fused_optimizer", "denormals"} & {*levers}:
+        checks |= {"gradients", "updates"}
+    return tuple(c for c in ("batches", "gradients", "updates") if c in checks)
+
+
+def contains(levers: Levers, part: Levers) -> bool:
+    """Whether a set has all levers of another, with the same settings."""
+    return all(name in levers and dict(levers[name]) == dict(settings) for name, settings in part.items())
+
+
+def clash(levers: Levers, space: Space) -> bool:
+    """Whether two levers of a set exclude each other."""
+    return any(other in space.levers[name].conflicts for name in levers for other in levers)

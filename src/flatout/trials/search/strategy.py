@@ -1,0 +1,318 @@
+"""Which candidate next? The search over sets of levers, as plain logic over what has been measured.
+
+In: facts, anatomy, diagnosis, the levers' descriptions, and the trials so far. Out: the next `Candidate`, or None.
+Single levers first, cheap ones before those that compile, known partners together even where each alone loses; then
+combinations grown from the best, because levers interact. Nothing here measures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from flatout.records.plan import Candidate, Lever, Trial, allows
+from flatout.records.trace import Levers
+from flatout.trials.search.space import (
+    CHEAP,
+    COMPILED,
+    NEW_PROCESS,
+    WORTH_A_PROCESS,
+    WORTH_TRYING,
+    Space,
+    clash,
+    contains,
+    cost_of,
+    widest_class,
+)
+
+WORTH_ADDING = 1.01
+"""A lever stays in a combination where it makes it at least this much faster."""
+
+NOT_HOPELESS = 0.75
+"""A single lever below this ratio is not added to the best so far; one that loses a little alone may gain there."""
+
+
+def gain_s(candidate: Candidate, space: Space, trials: Sequence[Trial], run_s: float) -> float:
+    """The most that trying a candidate can save of a run that takes `run_s` plainly, beyond the best so far, seconds.
+
+    What its levers shorten, entirely free, on top of the best; never more than all that is left.
+    """
+    best = best_of(trials)
+    present = best.levers if best is not None else {}
+    left_s = run_s / (best.ratio or 1.0) if best is not None else run_s
+    bound = 1.0
+    for name, settings in candidate.levers.items():
+        if present.get(name) != settings:
+            bound *= space.bounds.get(name, math.inf)
+    return left_s * (1 - 1 / bound)
+
+
+def next_candidate(
+    space: Space, trials: Sequence[Trial], pays: Callable[[Candidate], bool] = lambda candidate: True
+) -> Candidate | None:
+    """The next set of levers to measure, given what has been measured; None when the search is over.
+
+    Args:
+        space: What there is to choose from.
+        trials: What has been measured.
+        pays: Whether a candidate can earn back what trying it costs.
+
+    A set that was tried is not proposed again, nor is one that contains a set that failed or disagrees, nor one in
+    which two levers exclude each other. Where gradients disagree beyond rounding, a set of a wider class may still
+    contain the lever: beside bf16 that is little, and the set is judged as a whole.
+    """
+    tried = {Candidate(levers=t.levers).key for t in trials}
+    broken = [t for t in trials if _is_broken(t)]
+    for candidate in _in_order(space, trials):
+        if candidate.key in tried or clash(candidate.levers, space) or not pays(candidate):
+            continue
+        if not any(contains(candidate.levers, t.levers) and not _forgiven(t, candidate, space) for t in broken):
+            return candidate
+    return None
+
+
+def _is_broken(trial: Trial) -> bool:
+    return trial.outcome in ("failed", "disagrees")
+
+
+def _forgiven(trial: Trial, candidate: Candidate, space: Space) -> bool:
+    """Whether what disagreed was gradients alone, and the candidate is of a class with wider limits for them."""
+    gradients = all(space.levers[name].check == "gradients" for name in trial.levers)
+    wider = not allows(widest_class(trial.levers, space.levers), widest_class(candidate.levers, space.levers))
+    return trial.outcome == "disagrees" and gradients and wider
+
+
+def _in_order(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
+    """All that is worth trying now, cheapest first; what compiles or needs processes is put on top of the best.
+
+    Where a lever that needs a process promises enough, it comes before those that compile: compiling costs as much.
+    Sets without levers that need a process are grown from the best of their kind: growing one that has such levers
+    takes processes for every step of it, and comes last.
+    """
+    inside = [t for t in trials if cost_of(t.levers, space.levers) < NEW_PROCESS]
+    order = [*space.own, *_former(space, CHEAP), *_cheap(space), *_grown(space, inside)]
+    compiled = _former(space, COMPILED)
+    for candidate in space.singles:
+        if _single_cost(candidate, space) == COMPILED:
+            compiled += _on_top(candidate, space, inside)
+    in_processes = [*_former(space, NEW_PROCESS), *_in_new_processes(space, trials, inside)]
+    order += [*in_processes, *compiled] if promises_a_process(space) else [*compiled, *in_processes]
+    if len(inside) < len(trials):
+        order += _grown(space, trials)
+    return order
+
+
+def promises_a_process(space: Space) -> bool:
+    """Whether a lever that needs a process should bring enough, by what was counted, to be worth it."""
+    return bool(promised_processes(space, WORTH_A_PROCESS))
+
+
+def promised_processes(space: Space, least: float) -> list[Candidate]:
+    """The single candidates that need a process and should bring at least this ratio, by what was counted."""
+    needing = (c for c in space.singles if _single_cost(c, space) == NEW_PROCESS)
+    return [c for c in needing if all(space.promised.get(name, 1.0) >= least for name in c.levers)]
+
+
+def _former(space: Space, cost: int) -> list[Candidate]:
+    return [candidate for candidate in space.former if cost_of(candidate.levers, space.levers) == cost]
+
+
+def is_reordered(space: Space, usual: Space) -> bool:
+    """Whether the search begins otherwise than in the usual space, as far as can be seen before anything is tried."""
+    return [c.key for c in _in_order(space, [])] != [c.key for c in _in_order(usual, [])]
+
+
+def _on_top(candidate: Candidate, space: Space, trials: Sequence[Trial]) -> list[Candidate]:
+    """A costly lever added to the best so far; alone where that broke, for the company may be what broke it."""
+    best = best_of(trials)
+    if not _still_worth(candidate, space, best, trials):
+        return []
+    if best is None:
+        return [candidate]
+    stacked = Candidate(levers=_stacked(candidate.levers, best, space), reason="added to the best so far")
+    broke = any(_is_broken(t) and Candidate(levers=t.levers).key == stacked.key for t in trials)
+    return [stacked, candidate] if broke else [stacked]
+
+
+def _stacked(levers: Levers, best: Trial | None, space: Space) -> Levers:
+    """Levers on top of the best, without those of the best that they exclude."""
+    base = best.levers if best is not None else {}
+    return {**{n: s for n, s in base.items() if not clash({n: s, **levers}, space)}, **levers}
+
+
+def _in_new_processes(space: Space, trials: Sequence[Trial], inside: Sequence[Trial]) -> list[Candidate]:
+    """Levers that need a process, as many as bear each other in one: each pair of it takes two starts of the script.
+
+    A group that wins is taken apart, to keep what it needs; one that breaks or surely costs something too, for the rest
+    of it may gain. Where a group makes no difference nothing of it is pursued: a small gain that a small loss beside it
+    hides is not found, which is the price.
+    """
+    best, base = best_of(trials), best_of(inside)
+    order: list[Candidate] = []
+    if best is not None and len(best.levers) > 1:
+        order += [_less(best, name) for name in best.levers if cost_of([name], space.levers) == NEW_PROCESS]
+    for group in _groups(space, base):
+        levers = {name: settings for candidate in group for name, settings in candidate.levers.items()}
+        seen = [t for t in trials if contains(t.levers, _stacked(levers, base, space)) and not _is_broken(t)]
+        if seen and (len(group) == 1 or not all(_costs(t, base) for t in seen)):
+            continue
+        worth = {n: s for one in group if _still_worth(one, space, best, trials) for n, s in one.levers.items()}
+        stacked = Candidate(levers=_stacked(worth, best, space), reason="added to the best so far") if worth else None
+        broke = stacked is None or any(_is_broken(t) and contains(stacked.levers, t.levers) for t in trials)
+        if stacked is not None and not seen and not broke:
+            order.append(stacked)
+        else:
+            order += [apart for one in group for apart in _on_top(one, space, trials)]
+    return order
+
+
+def _costs(trial: Trial, base: Trial | None) -> bool:
+    """Whether a set is surely slower than what it was put on top of."""
+    high = trial.ratio if trial.ratio_high is None else trial.ratio_high
+    return (high or 0.0) * WORTH_TRYING < ((base.ratio if base is not None else None) or 1.0)
+
+
+def _groups(space: Space, base: Trial | None) -> list[list[Candidate]]:
+    """Single levers that can share a process; what lost before, or costs the best a lever, is no company for others."""
+    groups: dict[tuple[bool, bool], list[list[Candidate]]] = {}
+    for candidate in space.singles:
+        if _single_cost(candidate, space) == NEW_PROCESS:
+            lost = space.expected.get(candidate.key, 0.0) < 0
+            costs = base is not None and any(clash({**candidate.levers, n: s}, space) for n, s in base.levers.items())
+            alike = groups.setdefault((lost, costs), [])
+            group = next((one for one in alike if _bear(one, candidate, space)), None)
+            if group is None:
+                alike.append(group := [])
+            group.append(candidate)
+    return [group for _, alike in sorted(groups.items()) for group in alike]
+
+
+def _bear(group: Sequence[Candidate], candidate: Candidate, space: Space) -> bool:
+    """Whether a lever can be engaged beside those of a group: another one that none of them excludes."""
+    levers = {name: settings for one in group for name, settings in one.levers.items()}
+    return not levers.keys() & candidate.levers.keys() and not clash({**levers, **candidate.levers}, space)
+
+
+def _still_worth(candidate: Candidate, space: Space, best: Trial | None, trials: Sequence[Trial]) -> bool:
+    """Whether the lever is not part of the best yet, and, of one that takes words, what its other words brought."""
+    ((name, settings),) = candidate.levers.items()
+    lever = space.levers[name]
+    if not lever.choices:
+        return best is None or name not in best.levers
+    brought: dict[str, str] = {}
+    for trial in trials:
+        if name not in trial.levers or dict(trial.levers[name]) == dict(settings):
+            continue
+        word = str(trial.levers[name].get(lever.parameter or "", ""))
+        if best is not None and dict(best.levers.get(name, {"": ""})) == dict(trial.levers[name]):
+            brought[word] = "best"
+        elif brought.get(word, "failed") == "failed":
+            brought[word] = "failed" if _is_broken(trial) else "measured"
+    return lever.worth_after(settings, brought)
+
+
+def _single_cost(candidate: Candidate, space: Space) -> int:
+    return cost_of(candidate.levers, space.levers)
+
+
+def _cheap(space: Space) -> list[Candidate]:
+    """The single levers that cost little and the pairs of partners; what is known to have won or lost is moved."""
+    order = _with_partners([c for c in space.singles if _single_cost(c, space) == CHEAP], space)
+    known = space.expected
+    return sorted(order, key=lambda c: -known.get(c.key, 0.0)) if known else order
+
+
+def _with_partners(cheap: Sequence[Candidate], space: Space) -> list[Candidate]:
+    """The single levers, each first partner followed by the pairs that it makes."""
+    order = []
+    for single in cheap:
+        order.append(single)
+        for other in cheap:
+            levers = {**single.levers, **other.levers}
+            if _are_partners(single.levers, other.levers, space.levers) and _sensible(levers, space):
+                order.append(Candidate(levers=levers, reason="gain together what neither gains alone"))
+    return order
+
+
+def _are_partners(first: Levers, second: Levers, known: Mapping[str, Lever]) -> bool:
+    return any(name in known[other].partners for other in first for name in second)
+
+
+def _sensible(levers: Levers, space: Space) -> bool:
+    """Workers and threads share the cores: as many threads as the workers leave, at least one."""
+    if not {"workers", "threads"} <= set(levers):
+        return True
+    workers = int(levers["workers"]["num"])
+    return workers > 0 and int(levers["threads"]["num"]) == max(space.num_cores - workers, 1)
+
+
+def _grown(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
+    """The best so far, with one more lever or pair of partners, or with one lever less; most promising first."""
+    best = best_of(trials)
+    if best is None:
+        return []
+    parts = [t for t in trials if usable(t) and t.agreement != "inconclusive" and _is_part(t, space)]
+    parts.sort(key=lambda t: -(t.ratio or 0.0))
+    found = [
+        Candidate(levers={**best.levers, **part.levers}, reason="added to the best so far")
+        for part in parts
+        if not contains(best.levers, part.levers)
+    ]
+    return [*found, *(_less(best, name) for name in best.levers if len(best.levers) > 1)]
+
+
+def _less(best: Trial, name: str) -> Candidate:
+    rest = {n: s for n, s in best.levers.items() if n != name}
+    return Candidate(levers=rest, reason=f"the best so far without {name}")
+
+
+def _is_part(trial: Trial, space: Space) -> bool:
+    """A lever that is not hopeless alone, or partners that gain together."""
+    if len(trial.levers) == 1:
+        return (trial.ratio or 0.0) >= NOT_HOPELESS
+    pair = len(trial.levers) == 2 and _are_partners(trial.levers, trial.levers, space.levers)
+    return pair and (trial.ratio or 0.0) > WORTH_ADDING
+
+
+def to_beat(levers: Levers, known: Mapping[str, Lever], trials: Sequence[Trial]) -> float:
+    """The ratio below which a set is worth nothing: surely slower than the best so far, and no part of others.
+
+    What a single lever or a pair of partners brings is of use even so: larger sets are made of them.
+    """
+    best = best_of(trials)
+    pair = len(levers) == 2 and _are_partners(levers, levers, known)
+    if best is None or len(levers) < 2 or pair:
+        return 1.0
+    return max((best.ratio or 1.0) if best.ratio_low is None else best.ratio_low, 1.0)
+
+
+def usable(trial: Trial) -> bool:
+    """Whether the trial's levers may be part of a plan: measured, working, and agreeing where judged."""
+    return trial.ratio is not None and not _is_broken(trial) and trial.outcome != "ruled out"
+
+
+def best_of(trials: Sequence[Trial]) -> Trial | None:
+    """The fastest set that may become a plan: faster than plain, and its numbers agree.
+
+    A larger set must earn its size: it is preferred to a smaller one only where it is `WORTH_ADDING` times as fast.
+    What is known only roughly counts for less: of many candidates the one that looks best is otherwise the luckiest.
+    """
+    candidates = [t for t in trials if usable(t) and (t.ratio or 0.0) > WORTH_ADDING and t.agreement == "agrees"]
+    best: Trial | None = None
+    for trial in sorted(candidates, key=lambda t: (len(t.levers), -_worth(t))):
+        size = WORTH_ADDING if best is not None and len(trial.levers) > len(best.levers) else 1.0
+        if best is None or _worth(trial) > _worth(best) * size:
+            best = trial
+    return best
+
+
+def second_to(best: Trial, trials: Sequence[Trial]) -> Trial | None:
+    """What may be measured again where the best turns out to have been lucky: a set that was seen to be faster."""
+    return best_of([t for t in trials if t.is_won and t is not best])
+
+
+def _worth(trial: Trial) -> float:
+    """The ratio, moved half the way to the lower end of its interval (on the logarithm)."""
+    ratio = trial.ratio or 0.0
+    low = ratio if trial.ratio_low is None else trial.ratio_low
+    return math.sqrt(max(ratio * low, 0.0))

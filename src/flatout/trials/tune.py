@@ -1,0 +1,240 @@
+"""How is a script measured into a run folder, and what is kept of it? In: a script and a goal. Out: a `Result`."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from flatout.errors import FlatoutError, MachineError, UsageError, did_you_mean
+from flatout.frameworks.pytorch.levers import registry
+from flatout.judge import result
+from flatout.judge.result import Result
+from flatout.machine import calibrate
+from flatout.machine.read import read_machine
+from flatout.records import plan_file, store_folder
+from flatout.records.ceilings import Ceilings, Machine
+from flatout.records.plan import CLASSES, ONLY_PROVED, PLAN_FILE, allows, input_levers, typed
+from flatout.run import folder, isolation
+from flatout.run.script import Script, check_source
+from flatout.trials.bench import STORES, opened
+from flatout.trials.conduct import Conduct, Goal, Show
+from flatout.trials.former import OPTION, Former
+from flatout.trials.launched_ranks import LaunchedRanks
+from flatout.trials.samples_of_runs import Setting, forget_all
+from flatout.trials.search.space import Choice
+
+
+def measured(
+    command: Literal["tune", "why"],
+    script: Script,
+    goal: Goal,
+    show: Show,
+    plan: Path | None,
+    *,
+    write_plan: bool = True,
+) -> Result:
+    """Measure a script, and keep what was found: the plan, where there is one, and the result in a run folder.
+
+    Raises:
+        FlatoutError: See `flatout.errors`.
+    """
+    check_source(script)
+    machine = read_machine()
+    typed, goal = goal.choice, replace(goal, choice=_without_groups(goal.choice))
+    _check_goal(goal, machine)
+    place = plan or Path(PLAN_FILE)
+    if command == "tune" and write_plan:
+        plan_file.check_place(place)
+    goal = with_isolation(goal)
+    with folder.claimed(folder.working_folder(), script.stem) as run_folder, _discarded_if_stopped(run_folder):
+        ranks = _ranks(script, goal, run_folder, machine, show)
+        goal = goal if ranks is None else ranks.begin(goal)
+        conduct = Conduct(script, run_folder, machine, goal, show, command)
+        with opened(conduct.bench), conduct.joules.noted(run_folder):
+            conduct.measure_ceilings = lambda: _ceilings(conduct)
+            if goal.priors and command == "tune" and goal.exactly is None and not conduct.against_itself:
+                conduct.former = Former(script, show.remark)
+            found = conduct.run() if ranks is None else ranks.alone(conduct)
+        conduct.former.keep(found)
+        found = found if ranks is None else ranks.confirm(found)
+        _keep_stores(found, run_folder / STORES, show)
+        found = replace(found, options=_options(typed, plan, goal))
+        if found.plan is not None and write_plan:
+            try:
+                _say_where_ranks_go(script, place, show)
+                plan_file.write(plan_file.seen_from(place, found.plan), place)
+            except FlatoutError:
+                _saved(found, run_folder)
+                raise
+            found = result.with_plan_path(found, str(place))
+        return _saved(found, run_folder)
+
+
+def _ranks(script: Script, goal: Goal, run_folder: Path, machine: Machine, show: Show) -> LaunchedRanks | None:
+    """What measures the ranks that a launcher starts; None for one process."""
+    if not goal.launcher:
+        return None
+    setting = Setting(script=script, registry=registry(), run_folder=run_folder, terms=goal.terms, machine=machine)
+    return LaunchedRanks(goal.launcher, setting, show)
+
+
+def _say_where_ranks_go(script: Script, place: Path, show: Show) -> None:
+    """A plan that had ranks loses them: they were measured under other levers."""
+    with contextlib.suppress(FlatoutError):
+        former = plan_file.read(place, plan_file.key_of(script.name, place))
+        if former.ranks is not None:
+            show.remark(
+                f"the plan had {former.ranks.num} ranks, measured under other levers: "
+                f"`flatout tune --ranks {former.ranks.num}` measures them anew"
+            )
+
+
+def _without_groups(choice: Choice) -> Choice:
+    """The same with the levers that `input` stands for in its place."""
+
+    def each(names: tuple[str, ...]) -> tuple[str, ...]:
+        found = [one for name in names for one in (input_levers(registry()) if name == "input" else [name])]
+        return tuple(dict.fromkeys(found))
+
+    return replace(choice, only=None if choice.only is None else each(choice.only), without=each(choice.without))
+
+
+def _keep_stores(found: Result, source: Path, show: Show) -> None:
+    """What trials have kept is there for later runs, where these will use it."""
+    target = store_folder.stores_folder()
+    if target is not None and found.plan is not None and store_folder.LEVER in found.plan.levers:
+        for line in store_folder.adopted(source, target):
+            show.remark(line)
+
+
+def _options(choice: Choice, plan: Path | None, goal: Goal) -> str:
+    """What is to be typed again for the same search."""
+    words = [] if choice.accept == Choice().accept else ["--accept", choice.accept]
+    if choice.only is not None:
+        words += ["--levers", ",".join(choice.only) or "none"]
+    if choice.without:
+        words += ["--without", ",".join(choice.without)]
+    if plan is not None:
+        words += ["--plan", str(plan)]
+    if not goal.priors:
+        words.append(OPTION)
+    return shlex.join(words)
+
+
+@contextlib.contextmanager
+def _discarded_if_stopped(run_folder: Path) -> Iterator[None]:
+    """Who stops a measurement before it came to a result gets no folder; a failure keeps what the script said."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if not (run_folder / result.FILE).exists():
+            shutil.rmtree(run_folder, ignore_errors=True)
+        raise
+    finally:
+        shutil.rmtree(run_folder / STORES, ignore_errors=True)
+        forget_all(run_folder)
+        with contextlib.suppress(OSError):  # where a launcher's ranks failed nothing is in it
+            run_folder.rmdir()
+
+
+def _saved(found: Result, run_folder: Path) -> Result:
+    """The result, written; a full disk now must not cost what was measured, so it is a warning."""
+    try:
+        result.save(found, run_folder)
+    except MachineError as problem:
+        return replace(found, warnings=(*found.warnings, f"{problem.error}: {problem.cause}"))
+    return found
+
+
+def _ceilings(conduct: Conduct) -> Ceilings | None:
+    try:
+        return calibrate.ceilings()
+    except MachineError as problem:
+        conduct.bench.warnings[f"no ceilings: {problem.error}"] = None
+        return None
+
+
+def _check_goal(goal: Goal, machine: Machine) -> None:
+    if goal.budget_s is not None and goal.budget_s <= 0:
+        raise UsageError(
+            "a budget of `0` leaves no time to measure",
+            cause="every judgement needs windows of the running script",
+            hint="`--budget 1m`, or `flatout run` for a plan that is there already",
+        )
+    known = registry()
+    for name in (*(goal.choice.only or ()), *goal.choice.without):
+        if name not in known:
+            raise _unknown_lever(name)
+    if goal.choice.only and set(goal.choice.only) <= set(goal.choice.without):
+        raise UsageError(
+            "nothing is left to try: every lever of `--levers` is also among `--without`",
+            cause="each option narrows what the other leaves",
+            hint="name a lever in one of them only; `--levers none` compares plain with plain",
+        )
+    if goal.choice.accept not in CLASSES:
+        raise UsageError(
+            f"no such class: `{goal.choice.accept}`", cause="classes are " + ", ".join(CLASSES), hint="`flatout levers`"
+        )
+    _check_named(goal.choice, machine)
+
+
+def _check_named(choice: Choice, machine: Machine) -> None:
+    """Where levers were named, one of them can be tried; else minutes would be spent on a foregone answer."""
+    named = [registry()[name] for name in choice.only or () if name not in choice.without]
+    refused = [lever for lever in named if lever.class_ == "semantics" or not allows(choice.accept, lever.class_)]
+    lacking = {lever.name: why for lever in named if (why := lever.lacks(machine)) is not None}
+    if not named or any(lever not in refused and lever.name not in lacking for lever in named):
+        return
+    if len(lacking) == len(named):
+        raise MachineError(
+            "no lever of `--levers` can be engaged on this machine",
+            cause="; ".join(f"`{name}`: {why}" for name, why in lacking.items()),
+            hint="name other levers; `flatout levers SCRIPT` says what can be engaged here",
+        )
+    beside = [
+        f"{name} cannot be engaged here: {why}" for name, why in lacking.items() if registry()[name] not in refused
+    ]
+    if all(lever.class_ == "semantics" for lever in refused):
+        raise UsageError(
+            "no lever of `--levers` can be tried",
+            cause="; ".join((*(f"{lever.name} {ONLY_PROVED}" for lever in refused), *beside)),
+            hint=f"`flatout prove --levers {','.join(map(typed, refused))} --accept semantics`",
+        )
+    wanted = max((lever.class_ for lever in refused), key=CLASSES.index)
+    raise UsageError(
+        f"no lever of `--levers` is admitted by `--accept {choice.accept}`",
+        cause="; ".join((*(f"{lever.name} is of class {lever.class_}" for lever in refused), *beside)),
+        hint=f"`--accept {wanted}`, or name other levers",
+    )
+
+
+def _unknown_lever(name: str) -> UsageError:
+    """The error for a lever that is not there, or that is there by another word."""
+    bare, _, setting = name.partition("=")
+    if setting and bare in registry():
+        return UsageError(
+            f"a setting cannot be chosen here: `{name}`",
+            cause=f"trials find the setting of `{bare}` themselves",
+            hint=f"`{bare}` alone; `flatout run --levers {name}` engages exactly that",
+        )
+    if name == "none":
+        return UsageError(
+            "`none` stands with other levers", cause="it means that none is tried", hint="`none` alone, or leave it out"
+        )
+    return UsageError(
+        f"no such lever: `{name}`",
+        cause="levers are " + ", ".join(registry()),
+        hint=did_you_mean(name, registry(), "`flatout levers` lists them"),
+    )
+
+
+def with_isolation(goal: Goal) -> Goal:
+    """The goal, if trials can be kept off the user's disk here as it asks."""
+    if goal.terms.isolate:
+        isolation.require()
+    return goal
