@@ -28,7 +28,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from flatout.frameworks.pytorch.numerics.batches import digest
+from flatout.frameworks.pytorch.seams.trees import digest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import engaged

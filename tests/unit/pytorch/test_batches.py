@@ -9,8 +9,9 @@ np = pytest.importorskip("numpy")
 
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler  # noqa: E402
 
-from flatout.frameworks.pytorch.numerics.batches import compare_batches, digest  # noqa: E402
+from flatout.frameworks.pytorch.numerics.batches import compare_batches  # noqa: E402
 from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
+from flatout.frameworks.pytorch.seams.trees import digest  # noqa: E402
 
 TWO = {"workers": {"num": 2}}
 

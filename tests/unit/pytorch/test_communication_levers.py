@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.levers import registry  # noqa: E402
 from flatout.frameworks.pytorch.levers.bf16_gradients import Bf16Gradients  # noqa: E402
 from flatout.frameworks.pytorch.levers.gradient_buckets import GradientBuckets  # noqa: E402
 from flatout.frameworks.pytorch.parallel.communication import Communication  # noqa: E402
@@ -25,7 +26,7 @@ def on(mode, num_bytes=60 * MB, **changes):
 
 
 def session_on(mode, world=2):
-    session = Session(Calls(), Loaders())
+    session = Session(Calls(), Loaders(), registry())
     session.ranks = SimpleNamespace(mode=mode, group=SimpleNamespace(world=world, communication=Communication()))
     return session
 
@@ -36,7 +37,7 @@ def session_on(mode, world=2):
 @pytest.mark.parametrize("lever", BOTH, ids=lambda lever: lever.name)
 def test_one_process_is_told_that_they_are_for_ranks(lever):
     assert lever.applies(FACTS, MACHINE) == "it is for ranks (`--ranks N`): one process sends no gradients"
-    session = Session(Calls(), Loaders())
+    session = Session(Calls(), Loaders(), registry())
     session.engage_at_start({lever.name: {"mb": 1} if lever.parameter else {}})
     assert session.unavailable[lever.name] == lever.applies(FACTS, MACHINE) and not session.engaged
 

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from flatout.frameworks.pytorch.levers import heap, registry  # noqa: E402
 from flatout.frameworks.pytorch.observe.memory import PageFaults  # noqa: E402
 from flatout.frameworks.pytorch.session import Unavailable  # noqa: E402
+from flatout.guest import c_library  # noqa: E402
 from flatout.records.facts import NOT_LOOKED_AT  # noqa: E402
 from handmade import FACTS, MACHINE  # noqa: E402
 
@@ -21,13 +22,14 @@ LEVER = registry()["heap"]
 FAULTING = replace(FACTS, page_faults_per_step=5000, warm_up_step_s=0.02)
 
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-needs_glibc = pytest.mark.skipif(heap.why_not_glibc() is not None, reason=f"{heap.why_not_glibc()}")
+needs_glibc = pytest.mark.skipif(c_library.why_not_glibc() is not None, reason=f"{c_library.why_not_glibc()}")
 
 TRAINING = """
 import json, os, resource, torch
 from torch import nn
 from flatout.frameworks.pytorch.adapter import PyTorch
 from flatout.frameworks.pytorch.levers import heap
+from flatout.guest import c_library
 torch.set_num_threads(1)
 torch.manual_seed(0)
 LEVERS = json.loads(os.environ["LEVERS"])
@@ -58,10 +60,10 @@ for _ in range(8):
     step()
 found = {"faults": faults(), "fact": pytorch.facts().page_faults_per_step, "evidence": pytorch.evidence()}
 found["losses"], found["environment"] = losses, sorted({*os.environ} - before)
-found["mapped"] = heap.is_mapping_of_its_own(heap.PROBE_BYTES)
+found["mapped"] = c_library.is_mapping_of_its_own(c_library.PROBE_BYTES)
 if LEVERS:
     pytorch.session.release("heap")
-    found["released"] = heap.is_mapping_of_its_own(heap.PROBE_BYTES)
+    found["released"] = c_library.is_mapping_of_its_own(c_library.PROBE_BYTES)
 print(json.dumps(found))
 """
 
@@ -141,7 +143,7 @@ def test_without_glibc_it_is_said_and_the_script_goes_on(watch, workload, monkey
 def test_it_applies_where_page_faults_take_time_and_nobody_else_decides(
     facts, machine, environment, reason, monkeypatch
 ):
-    for name in (*heap.VARIABLES, "GLIBC_TUNABLES", "LD_PRELOAD"):
+    for name in (*c_library.VARIABLES, "GLIBC_TUNABLES", "LD_PRELOAD"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

@@ -20,6 +20,7 @@ from flatout.frameworks.pytorch.facts import find  # noqa: E402
 from flatout.frameworks.pytorch.input.items import fused as fused_module  # noqa: E402
 from flatout.frameworks.pytorch.input.items.shadow import difference  # noqa: E402
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.levers import registry  # noqa: E402
 from flatout.frameworks.pytorch.numerics.batches import compare_batches  # noqa: E402
 from flatout.frameworks.pytorch.seams.calls import Calls  # noqa: E402
 from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
@@ -181,7 +182,7 @@ def test_the_lever_applies_where_the_dataset_is_read_shows_its_effect_and_is_rel
     loaders = Loaders()
     loaders.reopen = loaders.studies = True
     loaders.install()
-    session = Session(Calls(), loaders)
+    session = Session(Calls(), loaders, registry())
     try:
         loader = DataLoader(TensorDataset(ITEMS), batch_size=3, num_workers=workers)
         loaders.note(loader, 1)

@@ -30,8 +30,8 @@ from torch.utils.data import (  # noqa: E402
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.input.passes import Pass  # noqa: E402
 from flatout.frameworks.pytorch.input.worker_processes import OurWorkers  # noqa: E402
-from flatout.frameworks.pytorch.numerics.batches import digest  # noqa: E402
 from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
+from flatout.frameworks.pytorch.seams.trees import digest  # noqa: E402
 from tiers import some  # noqa: E402
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"

@@ -36,6 +36,7 @@ from flatout.frameworks.pytorch.input.pixels import elements, images, owner, sou
 from flatout.frameworks.pytorch.input.pixels.comparison import item_difference  # noqa: E402
 from flatout.frameworks.pytorch.input.pixels.owner import PixelThreads  # noqa: E402
 from flatout.frameworks.pytorch.input.pixels.threads import Threads  # noqa: E402
+from flatout.frameworks.pytorch.levers import registry  # noqa: E402
 from flatout.frameworks.pytorch.numerics.batches import compare_batches  # noqa: E402
 from flatout.frameworks.pytorch.seams.calls import Calls  # noqa: E402
 from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
@@ -712,7 +713,7 @@ def test_the_lever_applies_where_images_are_opened_shows_its_effect_and_is_relea
     loaders = Loaders()
     loaders.reopen = loaders.studies = True
     loaders.install()
-    session = Session(Calls(), loaders)
+    session = Session(Calls(), loaders, registry())
     try:
         loader = DataLoader(Photos(paths, TRANSFORMS["the usual"]), batch_size=3, shuffle=True)
         loaders.note(loader, 1)

@@ -18,6 +18,7 @@ from flatout.frameworks.pytorch.facts import find  # noqa: E402
 from flatout.frameworks.pytorch.input.items.shadow import difference  # noqa: E402
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.input.pixels import decoded as decoded_module  # noqa: E402
+from flatout.frameworks.pytorch.levers import registry  # noqa: E402
 from flatout.frameworks.pytorch.numerics.batches import compare_batches  # noqa: E402
 from flatout.frameworks.pytorch.seams.calls import Calls  # noqa: E402
 from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
@@ -236,7 +237,7 @@ def test_the_lever_applies_shows_its_effect_and_is_released(paths):
     loaders = Loaders()
     loaders.reopen = loaders.studies = True
     loaders.install()
-    session = Session(Calls(), loaders)
+    session = Session(Calls(), loaders, registry())
     try:
         loader = DataLoader(Photos(paths), batch_size=4, shuffle=True)
         loaders.note(loader, 1)
@@ -318,7 +319,7 @@ def test_the_lever_of_decoded_images(paths):
     loaders = Loaders()
     loaders.reopen = loaders.studies = True
     loaders.install()
-    session = Session(Calls(), loaders)
+    session = Session(Calls(), loaders, registry())
     try:
         loader = DataLoader(Photos(paths), batch_size=4, shuffle=True)
         loaders.note(loader, 1)

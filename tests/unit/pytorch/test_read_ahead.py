@@ -38,6 +38,7 @@ from flatout.frameworks.pytorch.input.read_ahead.names import columns_of  # noqa
 from flatout.frameworks.pytorch.input.read_ahead.opened import Opened  # noqa: E402
 from flatout.frameworks.pytorch.input.read_ahead.order import Order  # noqa: E402
 from flatout.frameworks.pytorch.input.read_ahead.readers import NUM_LOOKED_AT, Reading, Took, read  # noqa: E402
+from flatout.frameworks.pytorch.levers import registry  # noqa: E402
 from flatout.frameworks.pytorch.seams.calls import Calls  # noqa: E402
 from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
 from flatout.frameworks.pytorch.session import Session  # noqa: E402
@@ -683,7 +684,7 @@ def test_on_a_slow_mount_files_are_read_ahead_and_once_they_are_in_memory_no_mor
 def test_the_lever_applies_to_slow_files_only(paths, monkeypatch):
     loaders = Loaders()
     loaders.reopen = loaders.studies = True
-    session = Session(Calls(), loaders)
+    session = Session(Calls(), loaders, registry())
     lever = session.levers["read_ahead"]
 
     def why(loader):
@@ -702,7 +703,7 @@ def test_the_lever_applies_to_slow_files_only(paths, monkeypatch):
 def test_the_lever_shows_its_effect_and_is_released(paths, slow):
     loaders = Loaders()
     loaders.install()
-    session = Session(Calls(), loaders)
+    session = Session(Calls(), loaders, registry())
     try:
         session.engage_exactly({"read_ahead": {}})
         for _ in DataLoader(Files(paths), batch_size=8):

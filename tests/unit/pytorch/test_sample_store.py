@@ -24,6 +24,7 @@ from flatout.frameworks.pytorch.input.items.shadow import AT_ONCE, EVERY, differ
 from flatout.frameworks.pytorch.input.items.sources import Look, Sources, state_of  # noqa: E402
 from flatout.frameworks.pytorch.input.items.store import Room, Store  # noqa: E402
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.levers import registry  # noqa: E402
 from flatout.frameworks.pytorch.numerics.batches import compare_batches  # noqa: E402
 from flatout.frameworks.pytorch.seams.calls import Calls  # noqa: E402
 from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
@@ -382,7 +383,7 @@ def test_the_lever_applies_where_items_are_computed_shows_its_effect_and_is_rele
     loaders = Loaders()
     loaders.reopen = loaders.studies = True
     loaders.install()
-    session = Session(Calls(), loaders)
+    session = Session(Calls(), loaders, registry())
     lever = session.levers["sample_store"]
     try:
         loader = DataLoader(made(WORKS), batch_size=5, num_workers=workers)

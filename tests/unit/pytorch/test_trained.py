@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.input.loaders import Loaders
+from flatout.frameworks.pytorch.levers import registry
 from flatout.frameworks.pytorch.numerics import trained
 from flatout.frameworks.pytorch.numerics.trained import Trained, differences, of_losses
 from flatout.frameworks.pytorch.seams.calls import Calls
@@ -22,7 +23,7 @@ def run(folder, name, *, lr=0.05, nudged=False, draws=0, adam=False):
     optimizer = torch.optim.Adam(model.parameters(), lr=lr) if adam else torch.optim.SGD(model.parameters(), lr=lr)
     calls = Calls()
     calls.look_for(list(model.parameters()))
-    session = Session(calls, Loaders(), None)
+    session = Session(calls, Loaders(), registry())
     session.add_optimizer(optimizer)
     kept = Trained(session, calls)
     losses = []
@@ -67,7 +68,7 @@ def test_the_memory_of_a_step_is_what_was_held_at_most_since_it_was_asked_last()
     model = nn.Linear(4, 4)
     calls = Calls()
     calls.look_for(list(model.parameters()))
-    kept = Trained(Session(calls, Loaders(), None), calls)
+    kept = Trained(Session(calls, Loaders(), registry()), calls)
     assert kept.memory_of_step() is None, "nothing was reset before"
     quiet = kept.memory_of_step()
     held = torch.ones(60_000_000)

@@ -585,7 +585,7 @@ def test_a_released_lever_still_gives_the_batch_that_waits(loaders, device):
 @pytest.mark.parametrize("name", ["device_prefetch", "device_store"])
 def test_without_a_device_the_levers_refuse_with_a_reason(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    session = Session(Calls(), Loaders())
+    session = Session(Calls(), Loaders(), registry())
     own = torch.Tensor.to
     with pytest.raises(Unavailable, match="no CUDA device"):
         session.engage(name, {})
@@ -610,7 +610,7 @@ def test_the_levers_say_where_they_apply():
 
 def test_what_the_levers_did_is_told(device, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    session = Session(Calls(), Loaders())
+    session = Session(Calls(), Loaders(), registry())
     session.loaders._transfer = Transfer(FakeDevices(device))
     session.engage_exactly({"device_prefetch": {}, "device_store": {}})
     assert [*session.evidence()[1]] == ["device_prefetch", "device_store"], "nothing yet"
@@ -749,7 +749,7 @@ def cuda():
     torch.zeros(1, device="cuda")
     loaders = Loaders()
     loaders.install()
-    session = Session(Calls(), loaders)
+    session = Session(Calls(), loaders, registry())
     yield session
     session.engage_exactly({})
     loaders.remove()

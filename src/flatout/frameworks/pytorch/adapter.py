@@ -14,6 +14,7 @@ import torch
 from flatout.frameworks.contract import StepListener
 from flatout.frameworks.pytorch import facts as fact_finding
 from flatout.frameworks.pytorch.input.loaders import Loaders
+from flatout.frameworks.pytorch.levers import registry
 from flatout.frameworks.pytorch.levers.zero_grad import Clearings
 from flatout.frameworks.pytorch.numerics.capture import CAPTURE_BYTES, Capture
 from flatout.frameworks.pytorch.numerics.compare import Numerics
@@ -51,7 +52,7 @@ class PyTorch:
         self.loaders = Loaders()
         self.loaders.keeping = store_folders, store_memory_bytes
         self.observer = Observer(self.calls, self.loaders)
-        self.session = Session(self.calls, self.loaders, cache_folder)
+        self.session = Session(self.calls, self.loaders, registry(), cache_folder)
         self.capture = Capture(self.calls, capture_bytes)
         self.numerics = Numerics(self.session, self.capture)
         self.steps = Steps(self)

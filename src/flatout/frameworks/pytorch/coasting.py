@@ -17,14 +17,13 @@ import torch
 from flatout.frameworks.pytorch.seams.update_hooks import within_update
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.adapter import PyTorch
-    from flatout.frameworks.pytorch.steps import Steps
+    from flatout.frameworks.pytorch.steps import Followed, Steps
 
 
 class Coasting:
     """The hooks while a process coasts."""
 
-    def __init__(self, framework: PyTorch, steps: Steps) -> None:
+    def __init__(self, framework: Followed, steps: Steps) -> None:
         self._framework = framework
         self._steps = steps
         self._only: Callable[[], torch.optim.Optimizer | None] = _nobody

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+DEFAULT_PREFETCH_FACTOR = 2
+"""Batches that each worker keeps ready where nothing is said, as PyTorch has it."""
+
 NO_DEVICE = "needs a CUDA device, none was found"
 
 

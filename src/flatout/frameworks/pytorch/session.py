@@ -16,7 +16,6 @@ import torch
 from flatout.frameworks.contract import NotReleased
 from flatout.frameworks.pytorch.input.loaders import Loaders
 from flatout.frameworks.pytorch.lever_reasons import why_not_on_ranks
-from flatout.frameworks.pytorch.levers import registry
 from flatout.frameworks.pytorch.observe.memory import PageFaults
 from flatout.frameworks.pytorch.seams.calls import Calls
 from flatout.frameworks.pytorch.seams.optimizers import UpdateFlags
@@ -36,7 +35,9 @@ class Unavailable(RuntimeError):
 class Session:
     """The script's objects, as levers may touch them. It keeps none of them alive."""
 
-    def __init__(self, calls: Calls, loaders: Loaders, cache_folder: str | None = None) -> None:
+    def __init__(
+        self, calls: Calls, loaders: Loaders, levers: Mapping[str, Lever], cache_folder: str | None = None
+    ) -> None:
         self.calls = calls
         self.loaders = loaders
         self.cache_folder = cache_folder
@@ -53,7 +54,7 @@ class Session:
         """Whether updates made now are ours and count for nothing."""
         self.holds_back = False
         """Whether a lever makes one update of several calls of `step`: a call without one is then no step."""
-        self.levers: dict[str, Lever] = registry()
+        self.levers = levers
         self.engaged: dict[str, Mapping[str, Setting]] = {}
         self.unavailable: dict[str, str] = {}
         """Levers that were asked for last and cannot be engaged in this process: why not."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from threading import get_ident
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -30,7 +30,12 @@ from flatout.guest.tracebacks import hide_ours
 from flatout.records.facts import EndedBy
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.adapter import PyTorch
+    from flatout.frameworks.contract import StepListener
+    from flatout.frameworks.pytorch.input.loaders import Loaders
+    from flatout.frameworks.pytorch.numerics.capture import Capture
+    from flatout.frameworks.pytorch.observe.observer import Observer
+    from flatout.frameworks.pytorch.seams.calls import Calls
+    from flatout.frameworks.pytorch.session import Session
 
 BACKWARDS_WITHOUT_UPDATE = 20
 """After so many backward passes without an optimizer update that shows, fetches and calls are taken for steps."""
@@ -42,10 +47,36 @@ PATIENCE_S = 10.0
 """Seconds for which optimizers that have not updated yet are waited for before an order is believed."""
 
 
+class Followed(Protocol):
+    """Whose steps are followed: its parts, and what it is told of."""
+
+    calls: Calls
+    loaders: Loaders
+    observer: Observer
+    session: Session
+    capture: Capture
+    listener: StepListener | None
+
+    def end_of_step(self) -> None:
+        """A step has ended."""
+
+    def meet(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer makes its first update, or has groups that it had not."""
+
+    def meet_gradients(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Parameters are trained without an optimizer that shows."""
+
+    def is_ours(self, problem: BaseException) -> bool:
+        """Whether what was raised in a hook is a failure of ours, which is then noted."""
+
+    def fail(self, stage: str, problem: BaseException) -> None:
+        """Something of ours went wrong; training goes on."""
+
+
 class Steps:
     """Follows one process's updates."""
 
-    def __init__(self, framework: PyTorch) -> None:
+    def __init__(self, framework: Followed) -> None:
         self._framework = framework
         self.rhythm = Rhythm()
         self._known: dict[int, Known] = {}

@@ -22,7 +22,7 @@ from flatout.frameworks.pytorch.input.items.fused import SetAsideError
 from flatout.frameworks.pytorch.input.passes import Opened
 from flatout.frameworks.pytorch.input.shuffles import KNOWN
 from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
-from flatout.frameworks.pytorch.numerics.batches import digest
+from flatout.frameworks.pytorch.seams.trees import digest
 
 SHARE = 0.02
 """Of the time since the first pass, how much later batches than a pass's first may take to compute once more."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from flatout.frameworks.pytorch.input.shuffles import why_not_ahead
-from flatout.frameworks.pytorch.levers.workers import DEFAULT_PREFETCH_FACTOR
+from flatout.frameworks.pytorch.lever_reasons import DEFAULT_PREFETCH_FACTOR
 
 WORKER_ATTRIBUTES = (
     "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout", "worker_init_fn"

@@ -15,12 +15,10 @@ faster than plain.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
+from flatout.guest.c_library import PROBE_BYTES, c_library, environment_decides, is_mapping_of_its_own, why_not_glibc
 from flatout.records.ceilings import Machine
 from flatout.records.facts import NOT_LOOKED_AT, Facts
 from flatout.records.plan import Lever
@@ -44,17 +42,6 @@ MOST_OF_A_STEP = 0.95
 
 WORTH_A_PROCESS = 0.02
 """Share of the step that page faults must take, by that price, for the lever to be tried."""
-
-VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
-TUNABLES = tuple(
-    f"glibc.malloc.{name}" for name in ("trim_threshold", "mmap_max", "mmap_threshold", "top_pad", "hugetlb")
-)
-
-IS_MAPPED = 2
-"""The flag in a block's head (the word before it) by which glibc knows that the block is a mapping of its own."""
-
-PROBE_BYTES = 64 * 2**20
-"""Larger than any block that glibc takes from the heap by itself (32 MiB)."""
 
 
 class Heap(Lever):
@@ -126,80 +113,3 @@ def why_not_worth_it(facts: Facts) -> str | None:
     if num * FRESH_PAGE_S < WORTH_A_PROCESS * facts.warm_up_step_s:
         return f"hardly any page faults ({num:,} in a step of {facts.warm_up_step_s * 1e3:,.0f} ms)"
     return None
-
-
-def environment_decides() -> str | None:
-    """The variable by which the C library was told already, or another allocator put in its place; None where none."""
-    for name in VARIABLES:
-        if name in os.environ:
-            return name
-    if any(name in os.environ.get("GLIBC_TUNABLES", "") for name in TUNABLES):
-        return "GLIBC_TUNABLES"
-    return "LD_PRELOAD" if any(name in os.environ.get("LD_PRELOAD", "") for name in ("malloc", "hoard")) else None
-
-
-def why_not_glibc() -> str | None:
-    """Why memory does not come from glibc here; None where it does."""
-    process = ctypes.CDLL(None)
-    if not hasattr(process, "gnu_get_libc_version"):
-        return "the C library is not glibc"
-    try:
-        own = ctypes.CDLL("libc.so.6").malloc
-    except OSError:
-        return "the C library is not glibc"
-    same = ctypes.cast(own, ctypes.c_void_p).value == ctypes.cast(process.malloc, ctypes.c_void_p).value
-    return None if same or _counts_blocks_of(process) else "another allocator is in place of glibc's"
-
-
-class _Allocated(ctypes.Structure):
-    """What glibc has handed out. Source: `mallinfo2` in `malloc.h` of glibc 2.33."""
-
-    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
-    _fields_ = [(name, ctypes.c_size_t) for name in _names]
-
-
-def _counts_blocks_of(process: Any) -> bool:
-    """Whether glibc counts a block that the process asks for as its own.
-
-    Addresses do not tell: in a program that is not position-independent (Debian's Python) `malloc` is an entry of its
-    own that leads to glibc's.
-    """
-    count = getattr(ctypes.CDLL("libc.so.6"), "mallinfo2", None)
-    if count is None:
-        return False
-    count.restype = _Allocated
-    process.malloc.restype, process.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    process.free.argtypes = [ctypes.c_void_p]
-    before = count()
-    block = process.malloc(PROBE_BYTES)
-    after = count()
-    process.free(block)
-    grown = (after.uordblks + after.hblkhd) - (before.uordblks + before.hblkhd)
-    return bool(block) and grown >= PROBE_BYTES // 2
-
-
-def is_mapping_of_its_own(num_bytes: int) -> bool:
-    """Whether the C library asks the kernel for a block of this size alone. Nothing of the block is touched."""
-    with block_of(num_bytes) as block:
-        if not block:
-            return True
-        return bool(ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value & IS_MAPPED)
-
-
-@contextlib.contextmanager
-def block_of(num_bytes: int) -> Iterator[int | None]:
-    """The address of a block from the C library, given back afterwards; None where there is no memory for it."""
-    c = c_library()
-    block = c.malloc(num_bytes)
-    try:
-        yield block
-    finally:
-        c.free(block)
-
-
-def c_library() -> Any:
-    """The C library, with what is used of it."""
-    c = ctypes.CDLL("libc.so.6")
-    c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
-    c.malloc_trim.argtypes = [ctypes.c_size_t]
-    return c

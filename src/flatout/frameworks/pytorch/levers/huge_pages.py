@@ -17,14 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.frameworks.pytorch.levers.heap import (
-    PROBE_BYTES,
-    block_of,
-    environment_decides,
-    why_not_glibc,
-    why_not_worth_it,
-    without_faults,
-)
+from flatout.frameworks.pytorch.levers.heap import why_not_worth_it, without_faults
+from flatout.guest.c_library import PROBE_BYTES, block_of, environment_decides, why_not_glibc
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
 from flatout.records.plan import Lever

@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from flatout.frameworks.pytorch.lever_reasons import DEFAULT_PREFETCH_FACTOR
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
 from flatout.records.plan import Lever
@@ -22,9 +23,6 @@ from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
-
-DEFAULT_PREFETCH_FACTOR = 2
-"""Batches that each worker keeps ready where nothing is said, as PyTorch has it."""
 
 BLIND_BATCH_BYTES = 32 * 2**20
 """What a batch that cannot be looked into is taken to need."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
-import pickle
 from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
@@ -19,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
-from flatout.frameworks.pytorch.seams.trees import MAX_DEPTH, parts_of, tensors_of
+from flatout.frameworks.pytorch.seams.trees import digest, tensors_of
 from flatout.frameworks.pytorch.session import Session
 from flatout.records.difference import Difference
 from flatout.records.trace import Levers
@@ -142,33 +140,6 @@ def _own_samplers(loader: DataLoader[Any]) -> Iterator[None]:
         yield
     finally:
         attributes.update(kept)
-
-
-def digest(batch: Any) -> str:
-    """A hash of every value in a batch: type, shape and bytes of tensors and arrays, pickles of the rest."""
-    state = hashlib.blake2b(digest_size=16)
-    _add(state, batch, 0)
-    return state.hexdigest()
-
-
-def _add(state: Any, value: Any, depth: int) -> None:
-    state.update(type(value).__name__.encode())
-    if isinstance(value, torch.Tensor):
-        state.update(f"{value.dtype} {tuple(value.shape)}".encode())
-        dense = value.detach().cpu() if value.layout is torch.strided else value.detach().cpu().to_dense()
-        state.update(dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    elif hasattr(value, "__array_interface__"):
-        state.update(f"{value.dtype} {value.shape}".encode())
-        state.update(value.tobytes() if value.dtype.kind != "O" else pickle.dumps(value.tolist()))
-    elif depth < MAX_DEPTH and (parts := list(parts_of(value))):
-        for key, part in parts:
-            state.update(repr(key).encode())
-            _add(state, part, depth + 1)
-    else:
-        try:
-            state.update(pickle.dumps(value))
-        except Exception:  # noqa: BLE001  a user's object may refuse in any way
-            return
 
 
 def _share_different(found: list[str], baseline: list[str]) -> float:

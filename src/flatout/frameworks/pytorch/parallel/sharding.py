@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import nn
 
-from flatout.frameworks.pytorch.levers.heap import c_library, environment_decides, why_not_glibc
 from flatout.frameworks.pytorch.parallel import views  # noqa: F401  what sharded parameters and their views answer
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.held import Held, HeldByModel
@@ -23,6 +22,7 @@ from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import Sharded
 from flatout.frameworks.pytorch.parallel.sharded_updates import ShardedUpdates
 from flatout.frameworks.pytorch.seams.calls import OuterCall
+from flatout.guest.c_library import c_library, environment_decides, why_not_glibc
 from flatout.records.ranks import GROUPED_MODES, MODEL_MODES, SEQUENCE_MODE, Terms, sharing_ranks
 
 M_MMAP_THRESHOLD = -3

@@ -7,6 +7,8 @@ dataclass or a distribution. In: any value. Out: its tensors in a fixed order, o
 from __future__ import annotations
 
 import copy
+import hashlib
+import pickle
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -124,3 +126,30 @@ def _rebuilt(value: Any, new: Mapping[Any, Any]) -> Any:
         for name, part in new.items():
             object.__setattr__(copied, name, part)
     return copied
+
+
+def digest(batch: Any) -> str:
+    """A hash of every value in a batch: type, shape and bytes of tensors and arrays, pickles of the rest."""
+    state = hashlib.blake2b(digest_size=16)
+    _add(state, batch, 0)
+    return state.hexdigest()
+
+
+def _add(state: Any, value: Any, depth: int) -> None:
+    state.update(type(value).__name__.encode())
+    if isinstance(value, torch.Tensor):
+        state.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        dense = value.detach().cpu() if value.layout is torch.strided else value.detach().cpu().to_dense()
+        state.update(dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif hasattr(value, "__array_interface__"):
+        state.update(f"{value.dtype} {value.shape}".encode())
+        state.update(value.tobytes() if value.dtype.kind != "O" else pickle.dumps(value.tolist()))
+    elif depth < MAX_DEPTH and (parts := list(parts_of(value))):
+        for key, part in parts:
+            state.update(repr(key).encode())
+            _add(state, part, depth + 1)
+    else:
+        try:
+            state.update(pickle.dumps(value))
+        except Exception:  # noqa: BLE001  a user's object may refuse in any way
+            return
