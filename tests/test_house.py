@@ -20,13 +20,12 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "flatout"
 LEVERS = SOURCE / "frameworks" / "pytorch" / "levers"
 
-MAX_FILE_LINES = 400
-MAX_FUNCTION_LINES = 40
-"""Without the docstring."""
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 45
+"""Without the docstring. Files of about 400 lines and functions of about 40 are the aim; these are the walls: a file is
+split where it asks two questions, never by its length."""
 
 LONG_FILES: dict[str, str] = {
-    "run/enter_isolation.py": "a program that runs under `-I`, which finds no module beside it",
-    "frameworks/pytorch/observe/calibration.py": "a program that is run by its path and finds no module beside it",
     "child/conductor.py": "one conductor: what happens at a step boundary is one state machine and reads as one",
     "trials/conduct.py": "the order of work of `tune` and `why`, which reads from top to bottom",
 }
