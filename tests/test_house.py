@@ -32,9 +32,6 @@ LONG_FILES: dict[str, str] = {
 LONG_FUNCTIONS: dict[str, str] = {
     "trials/conclude.py:result_of": "one record with a field per line",
 }
-UNTESTED_LEVERS: dict[str, str] = {
-    "cpu_affinity": "it is made of two environment variables, which OpenMP reads at its start",
-}
 BANNED_NAMES = {"utils", "util", "manager", "managers", "helper", "helpers", "data", "info"}
 
 #: Packages of ours that a run may load into the user's process, besides the standard library and torch: what they may
@@ -323,7 +320,7 @@ def test_a_lever_is_one_file_one_registry_line_one_row_in_the_docs_and_a_test():
         if len(re.findall(rf"^\| \[`{name}`\]", page, re.MULTILINE)) != 1:
             problems.append(f"`{name}` has no row or several: `python scripts/make_reference.py`")
         named = re.compile(rf"""["'\s,`]{name}["'=,\s]|\b{here[0].__name__}\b""")
-        if name not in UNTESTED_LEVERS and not any(map(named.search, tests)):
+        if not any(map(named.search, tests)):
             problems.append(f"no test names the lever `{name}`")
     assert problems == []
 

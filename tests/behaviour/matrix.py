@@ -32,17 +32,15 @@ NOT_HERE = {
     "device_store": "the machine says so: no GPU to keep items on",
     "expandable_segments": "memory of a GPU",
     "checkpointing": "neither script has three blocks that are alike",
-    "interop_threads": "neither script forks work in TorchScript",
     "gradient_buckets": "it is for ranks",
     "bf16_gradients": "it is for ranks",
-    "attention": "neither script calls `scaled_dot_product_attention`",
+    "attention": "the backend that a GPU has a choice of",
     "read_ahead": "files of these scripts are in memory already, as it finds out",
 }
 """Levers that have no effect in these scripts on a machine without a GPU, and why; engaged where that can be."""
 
 NOT_COMPARED = {
     "batch_size": "another number of steps is what it is for",
-    "accumulation": "another number of updates is what it is for",
 }
 """Levers under which a script is meant to do something else."""
 
@@ -52,23 +50,13 @@ BITS = re.compile(r"^bits |^file .*\.pt$")
 DOCUMENTED = {
     "threads": {"torch threads": "what it sets"},
     "channels_last": {"strides": "what it sets"},
-    "interop_threads": {"torch threads": "what it sets"},
-    "collector": {"collector": "what it sets"},
     "checkpoints": {"threads": "what it starts"},
-    "denormals": {"torch denormals": "what it sets"},
     "pixel_threads": {"threads": "what it starts"},
     "prefetch": {"threads": "what it starts"},
     "decoded_store": {"threads": "what it starts"},
     "workers": dict.fromkeys(
         ("children", "threads", "signals", "logging", "loader"), "PyTorch starts workers, as it does for any script"
     ),
-    "cpu_affinity": {
-        "affinity": "what it sets",
-        "environ": "how it is set",
-        "a child": "inherits it",
-        "a child with a copied environment": "inherits it",
-        "stderr": "PyTorch warns of workers of the script's own that share a core",
-    },
     "numa": {
         "affinity": "what it sets",
         "a child": "inherits it",

@@ -216,16 +216,6 @@ def test_another_batch_size_is_proved_though_its_runs_have_fewer_steps_and_the_n
     assert "idle" not in found or not found["idle"]
 
 
-def test_one_update_of_several_batches_is_proved_with_as_many_steps_as_updates(tmp_path):
-    words = (*ACCURACY, "--seeds", "2", "--levers", "accumulation=2", "--accept", "semantics")
-    done = prove(*words, PROVED, "--epochs", "4", folder=tmp_path)
-    said = " ".join(done.stdout.split())
-    assert done.returncode in (0, 1, 6) and "nothing was proved" not in said, done.stderr
-    assert "every seed: 64 steps without the plan, 32 with it" in said
-    found = json.loads(next((tmp_path / ".flatout").glob("*/runs.jsonl")).read_text().splitlines()[-1])
-    assert "idle" not in found or not found["idle"]
-
-
 def test_batches_that_the_script_makes_itself_are_not_changed_and_nothing_is_proved(tmp_path):
     words = (*ACCURACY, "--seeds", "3", "--levers", "batch_size=64", "--accept", "semantics")
     done = prove(*words, PROVED, "--epochs", "2", folder=tmp_path)

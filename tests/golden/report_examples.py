@@ -287,7 +287,7 @@ UNTRIED = (
     Untried(lever="pinned_memory", reason="trains on the CPU"),
     Untried(lever="cudnn_benchmark", reason="trains on the CPU"),
     Untried(lever="tf32", reason="trains on the CPU"),
-    Untried(lever="cpu_affinity", reason="ruled out: what it shortens, entirely free, would bring 1.02x"),
+    Untried(lever="threads", reason="ruled out: what it shortens, entirely free, would bring 1.02x"),
     Untried(lever="foreach_optimizer", reason="class statistical needs `--accept statistical`"),
 )
 

@@ -73,7 +73,7 @@ def test_a_shell_script_that_extends_the_path_starts_ranks_that_are_reached(here
     start = " ".join(LAUNCHER[1:])
     (here / "launch.sh").write_text(f'export PYTHONPATH=$PWD/lib:$PYTHONPATH\n{start} "$@"\n')
     (here / "short.py").write_text("import theirs\n" + SHORT)
-    done = flatout("exec", "--levers", "collector", "--", "bash", "launch.sh", "short.py")
+    done = flatout("exec", "--levers", "threads=1", "--", "bash", "launch.sh", "short.py")
     assert done.returncode == 0 and "2 processes, 60 steps" in done.stderr, done.stderr
 
 

@@ -68,8 +68,6 @@ class LoaderFacts:
     """Why they cannot be in place of the script's workers; None where they can."""
     why_not_kept: str | None = "not looked at"
     """Why its items cannot be computed once and kept; None where they can."""
-    why_not_sooner: str | None = "not looked at"
-    """Why the script's workers cannot build batches sooner than they do; None where they can."""
     why_not_ahead: str | None = "not looked at"
     """Why its next batch cannot be begun while the training computes; None where it can."""
     why_not_pixel_threads: str | None = "not looked at"
@@ -124,14 +122,10 @@ class Facts:
     grad_scaler: bool = False
     distributed: bool = False
     matmul_precision: str = "highest"
-    cpu_precision: str = "none"
-    """What the script has chosen for float32 products on the CPU: `ieee`, `tf32` or `bf16`; `none` where nothing."""
     cudnn_benchmark: bool = False
     step_rhythm: EndedBy = "optimizer"
     """What ends a step: an optimizer's update, a fetch, or, where neither shows, the next call of the model."""
     optimizers_per_step: int = 1
-    calls_per_update: int = 1
-    """Calls of an optimizer's `step` of which a lever makes one update."""
     attention: tuple[str, ...] | None = None
     """Backends that compute `scaled_dot_product_attention`, none where it is not called; None in a run."""
     attention_chosen: bool = False
@@ -139,23 +133,11 @@ class Facts:
     warm_up_step_s: float = 0.0
     page_faults_per_step: int | None = None
     """First touches of fresh memory in a step: pages that the kernel had to clear; None where a lever decides them."""
-    resident_bytes: int = 0
-    """Memory of the process at its peak so far, without that of its workers; 0 where not observed."""
     tensor_threads_env: str | None = None
     """`OMP_NUM_THREADS` as the script found it."""
-    num_interop_threads: int = 0
-    """Threads that forked work may use; 0 where not observed."""
-    forks_work: bool = False
-    """Whether something was forked within TorchScript in the first steps."""
-    denormal_fraction: float = 0.0
-    """Share of denormal numbers among parameters, gradients, buffers and moments on the CPU, from a sample of each."""
-    zeroes_gradients: bool = False
-    """Whether `zero_grad(set_to_none=False)` was called in the first steps."""
     num_ranks: int = 1
     """Processes among which `flatout run --ranks` divides what the script trains."""
     rank_mode: str = ""
     """How, one of `flatout.records.ranks.MODES`; empty for one process."""
     device_memory: DeviceMemory | None = None
     """What the GPU's memory was asked for; None without a GPU."""
-    collector_of_its_own: bool = False
-    """Whether Python's garbage collector is other than the interpreter starts it: the script steers it."""

@@ -101,13 +101,13 @@ def engagement(wish: Wish, here: Here) -> Engagement:
     return _fitting(plan, path, wish, here)
 
 
-OF_ONE_PROCESS = ("threads", "interop_threads", "cpu_affinity", "numa")
+OF_ONE_PROCESS = ("threads", "numa")
 """Levers that deal out the cores of a machine to one process: each of several ranks would take them all."""
 
 
 OF_WHOLE_PARAMETERS = (
-    "accumulation", "channels_last", "checkpointing", "checkpoints", "compile", "float8", "foreach_optimizer",
-    "fused_optimizer", "heap", "huge_pages", "zero_grad",
+    "channels_last", "checkpointing", "checkpoints", "compile", "float8", "foreach_optimizer",
+    "fused_optimizer", "heap", "huge_pages",
 )  # fmt: skip
 """Levers that compute with parameters, gradients or an optimizer's state as one process holds them, or that keep the
 memory that sharding lets go of."""

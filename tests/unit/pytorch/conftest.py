@@ -33,8 +33,7 @@ def one_thread_and_one_seed():
 @pytest.fixture(autouse=True)
 def what_was_there_before_is_left_out():
     """Owners of parameters are looked for among all objects that Python's collector knows, and the process that runs
-    the tests holds some hundred thousand of its own: frozen, they are not among them. Where the lever `collector` is
-    engaged, which leaves a collector alone that somebody has steered, a module has its own fixture of this name."""
+    the tests holds some hundred thousand of its own: frozen, they are not among them."""
     gc.freeze()
     yield
     gc.collect()  # what the test leaves, cheaply: once it is frozen no collection sees it

@@ -104,7 +104,7 @@ def test_an_interruption_while_a_step_is_told_of_shows_no_frame_of_ours(watch, w
 
 def test_levers_go_on_while_nobody_looks(watch, workload):
     watched, script = watch(), workload("mlp")
-    watched.engage(4, {"channels_last": {}, "bf16": {}, "fused_optimizer": {}, "collector": {}})
+    watched.engage(4, {"channels_last": {}, "bf16": {}, "fused_optimizer": {}})
     script.train(10)
     session = watched.pytorch.session
     watched.pytorch.coast()

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -28,7 +27,6 @@ WORKLOADS = ("conv", "transformer", "mlp", "lstm", "gan")
 CPU_LEVERS = {
     "threads": {"num": 2},
     "bf16": {},
-    "matmul_bf16": {},
     "channels_last": {},
     "fused_optimizer": {},
     "foreach_optimizer": {},
@@ -100,9 +98,7 @@ def test_layouts_and_settings_are_plain_again_after_steps_under_a_lever(
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-@pytest.mark.parametrize(
-    "lever", ["threads", "bf16", "matmul_bf16", "channels_last", "fused_optimizer", "foreach_optimizer"]
-)
+@pytest.mark.parametrize("lever", ["threads", "bf16", "channels_last", "fused_optimizer", "foreach_optimizer"])
 def test_every_lever_agrees_within_its_class(lever, name, watch, workload):
     skip_where_it_cannot_be_computed(lever, name)
     watched, script = watch(), workload(name)
@@ -208,38 +204,6 @@ def test_workers_need_room_for_the_batches_that_wait(shm_mb, batch_mb, nums):
     else:
         assert lever.applies(facts, machine) is None
         assert [s["num"] for s in lever.settings(facts, machine)] == nums
-
-
-@pytest.mark.parametrize(
-    ("own", "shm_mb", "nums"),
-    [((2, 2), 2048, [4, 8]), ((2, 5), 2048, [8]), ((2, 2), 160, [4]), ((2, 2), 64, None), ((2, 9), None, None),
-     ((0, None), 2048, None)],
-)  # fmt: skip
-def test_more_batches_are_kept_ready_where_there_are_workers_and_room(own, shm_mb, nums):
-    lever = registry()["prefetch_factor"]
-    why = None if own[0] else "the script has no workers"
-    loader = replace(
-        LOADER, num_workers=own[0], prefetch_factor=own[1], batch_bytes=5 * 2**20, why_not_sooner=why
-    )  # fmt: skip
-    facts, machine = replace(FACTS, loaders=(loader,)), replace(MACHINE, shm_bytes=shm_mb and shm_mb * 2**20)
-    if nums is None:
-        assert lever.applies(facts, machine) in (
-            "the script has no workers", "as many are kept ready already, or /dev/shm has no room for more"
-        )  # fmt: skip
-    else:
-        assert lever.applies(facts, machine) is None
-        assert [s["num"] for s in lever.settings(facts, machine)] == nums
-
-
-def test_binding_threads_changes_no_bit_of_a_run(shuffled_epochs):
-    lever = registry()["cpu_affinity"]
-    environment = lever.environment({})
-    assert environment and lever.class_ == "exact" and lever.toggles == "process"
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "shuffled_epochs.py"], capture_output=True, text=True, timeout=120, check=True,
-        env={**os.environ, **environment},
-    )  # fmt: skip
-    assert done.stdout == shuffled_epochs.stdout
 
 
 # -- optimizers ----------------------------------------------------------------------------------------------------

@@ -194,53 +194,6 @@ def test_workers_of_ours_give_the_same_batches_and_random_streams_over_several_e
     assert bool(loaders.num_changed) == (name not in ("iterable", "of a kind of its own"))
 
 
-@pytest.mark.parametrize("name", LOADERS)
-def test_more_batches_kept_ready_give_the_same_where_the_script_has_workers(name, loaders):
-    plain = epochs(LOADERS[name])
-    loaders.change({"prefetch_factor": 6})
-    changed = epochs(LOADERS[name], loaders, num=3)
-    agree(plain, changed)
-    assert loaders.num_changed == 3 * (name in ("with workers of its own", "with a timeout"))
-
-
-class Lazy(Sampler):
-    """Draws each index when it is asked for."""
-
-    def __init__(self, num):
-        super().__init__()
-        self.num = num
-
-    def __iter__(self):
-        return (int(torch.randint(self.num, ())) for _ in range(self.num))
-
-    def __len__(self):
-        return self.num
-
-
-@pytest.mark.parametrize("stop_after", [None, 3])
-def test_batches_are_not_kept_ready_where_somebody_could_tell(stop_after, loaders):
-    def bit_by_bit():
-        own = torch.Generator().manual_seed(1)
-        sampler = RandomSampler(Squares(), replacement=True, num_samples=40, generator=own)
-        return DataLoader(Squares(), batch_size=4, sampler=sampler, num_workers=1)
-
-    def kept():
-        return DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True)
-
-    def lazy():
-        return DataLoader(Squares(), batch_size=4, sampler=Lazy(23), num_workers=2)
-
-    def in_a_list():
-        return DataLoader(Squares(), batch_size=4, sampler=list(range(23)), num_workers=2)
-
-    for make in (bit_by_bit, kept, lazy, in_a_list):
-        loaders.change({})
-        plain = epochs(make, stop_after=stop_after)
-        loaders.change({"prefetch_factor": 6})
-        agree(plain, epochs(make, loaders, stop_after=stop_after))
-    assert loaders.num_changed == 0
-
-
 def test_a_loader_that_equals_others_is_left_to_itself(loaders):
     class Alike(DataLoader):
         def __eq__(self, other):
@@ -273,16 +226,6 @@ def test_what_a_handler_of_a_signal_raises_while_workers_are_waited_for_reaches_
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
-
-
-def test_random_items_are_the_same_however_many_are_kept_ready(loaders):
-    def make():
-        return DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=2)
-
-    plain = epochs(make)
-    loaders.change({"prefetch_factor": 5})
-    agree(plain, epochs(make, loaders))
-    assert loaders.num_changed == 3
 
 
 @pytest.mark.parametrize("name", ["shuffled", "with persistent workers of its own", "with a timeout"])
@@ -353,7 +296,7 @@ def test_a_generator_of_the_scripts_own_moves_as_its_own_workers_move_it(num, pr
     loaders.remove()
     plain = epochs(make, stop_after=stop_after)
     loaders.install()
-    for settings in ({**WORKERS, "num_workers": 3}, {"num_workers": 0}, {"prefetch_factor": 5}):
+    for settings in ({**WORKERS, "num_workers": 3}, {"num_workers": 0}):
         loaders.change(settings)
         agree(plain, epochs(make, loaders, stop_after=stop_after))
     assert loaders.num_changed == 9

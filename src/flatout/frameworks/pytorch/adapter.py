@@ -15,7 +15,6 @@ from flatout.frameworks.contract import StepListener
 from flatout.frameworks.pytorch import facts as fact_finding
 from flatout.frameworks.pytorch.input.loaders import Loaders
 from flatout.frameworks.pytorch.levers import registry
-from flatout.frameworks.pytorch.levers.zero_grad import Clearings
 from flatout.frameworks.pytorch.numerics.capture import CAPTURE_BYTES, Capture
 from flatout.frameworks.pytorch.numerics.compare import Numerics
 from flatout.frameworks.pytorch.observe.memory import PeakMemory
@@ -56,7 +55,6 @@ class PyTorch:
         self.capture = Capture(self.calls, capture_bytes)
         self.numerics = Numerics(self.session, self.capture)
         self.steps = Steps(self)
-        self._clearings = Clearings()
         self.listener: StepListener | None = None
         self._memory = PeakMemory(ours=False)
         self._last_phases: dict[str, float] = {}
@@ -94,7 +92,6 @@ class PyTorch:
         self.calls.on_broken = self._drop_levers
         self.loaders.install()
         self.steps.install()
-        self._clearings.begin(self._note_zeroing)
 
     def join(self, place: RankPlace, terms: Terms) -> None:
         """Become one of many ranks, which divide the calls of models among them; before `attach`."""
@@ -113,7 +110,6 @@ class PyTorch:
             self.session.engage_exactly({})
         finally:
             self.steps.remove()
-            self._clearings.end()
             self.capture.drop()
             self.observer.observe("off")
             if self.ranks is None:  # the others count on this one
@@ -121,10 +117,6 @@ class PyTorch:
             self.loaders.settings = {}
             self.loaders.remove()
             self.listener = None
-
-    def _note_zeroing(self, parameters: object) -> bool:
-        self.session.zeroes_gradients = True
-        return False
 
     def fail(self, stage: str, problem: BaseException) -> None:
         """Something of ours went wrong; training goes on."""
@@ -237,7 +229,6 @@ class PyTorch:
             self._settled = True
             if self.ranks is not None:
                 self.ranks.rest()
-            self._clearings.end()
             self.observer.evaluation_is_training = self.observer.num_steps_with_evaluation > self._num_settling / 2
             self.observer.num_steps_with_evaluation = 0
             if any(self.session.levers[name].toggles == "step" for name in self.session.engaged):

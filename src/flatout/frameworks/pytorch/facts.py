@@ -14,13 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from flatout.frameworks.pytorch.input.hand_over import start_method
-from flatout.frameworks.pytorch.input.worker_settings import why_not_sooner
-from flatout.frameworks.pytorch.levers.accumulation import calls_per_update
 from flatout.frameworks.pytorch.levers.batch_size import why_not_here
-from flatout.frameworks.pytorch.levers.collector import Collector, is_steered
 from flatout.frameworks.pytorch.levers.float8 import is_aligned
-from flatout.frameworks.pytorch.levers.interop_threads import num_pooled, number_in_plain
-from flatout.frameworks.pytorch.observe.memory import PeakMemory, memory_of_device
+from flatout.frameworks.pytorch.observe.memory import memory_of_device
 from flatout.frameworks.pytorch.seams.blocks import BlockCall, repeated_blocks
 from flatout.frameworks.pytorch.seams.calls import OuterCall
 from flatout.frameworks.pytorch.seams.optimizers import can_fuse
@@ -31,17 +27,8 @@ CONVOLUTIONS = {
     nn.Conv1d: 1, nn.ConvTranspose1d: 1, nn.Conv2d: 2, nn.ConvTranspose2d: 2, nn.Conv3d: 3, nn.ConvTranspose3d: 3,
 }  # fmt: skip
 
-TAKE_FAULTS_AWAY = {"heap", "huge_pages", "allocator"}
+TAKE_FAULTS_AWAY = {"heap", "huge_pages"}
 """Levers under which a step has fewer page faults than the plain one, so that nothing is counted."""
-
-HAVE_DENORMALS = (torch.float32, torch.float64, torch.bfloat16)
-"""Types whose denormal numbers are slow: on a CPU float16 is computed as float32, where its own are normal."""
-
-SAMPLE = 512
-"""Elements of one tensor that are looked at."""
-
-MOST_TENSORS = 128
-"""Tensors that are looked at, the largest first: some milliseconds."""
 
 
 def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer") -> Facts:
@@ -62,24 +49,16 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         grad_scaler=session.scaler_seen,
         distributed=torch.distributed.is_available() and torch.distributed.is_initialized(),
         matmul_precision=_matmul_precision(),
-        cpu_precision=_cpu_precision(),
         cudnn_benchmark=torch.backends.cudnn.benchmark,
         attention=_attention(session),
         attention_chosen=_attention_chosen(),
         step_rhythm=ended_by,
         optimizers_per_step=max(updates_per_step, 1),
-        calls_per_update=calls_per_update(session),
         page_faults_per_step=None if session.engaged.keys() & TAKE_FAULTS_AWAY else session.page_faults.per_step,
-        resident_bytes=PeakMemory(ours=False).peak_bytes("cpu") or 0,
         tensor_threads_env=os.environ.get("OMP_NUM_THREADS"),
-        num_interop_threads=number_in_plain(session),
-        forks_work=num_pooled() > 0,
-        denormal_fraction=_denormal_fraction(session),
-        zeroes_gradients=session.zeroes_gradients,
         num_ranks=session.ranks.group.world if session.ranks is not None else 1,
         rank_mode=session.ranks.mode if session.ranks is not None else "",
         device_memory=memory_of_device(),
-        collector_of_its_own=Collector.name not in session.engaged and is_steered(),
     )
 
 
@@ -145,7 +124,6 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
         why_not_fused=session.loaders.why_not("fused", loader, for_workers=False),
         why_not_in_process=session.loaders.why_not("workers", loader, for_workers=True),
         why_not_kept=session.loaders.why_not("stored", loader, for_workers=loader.num_workers > 0),
-        why_not_sooner=why_not_sooner(loader),
         why_not_ahead=session.loaders.why_not("ahead", loader, for_workers=False),
         why_not_pixel_threads=session.loaders.why_not("pixels", loader, for_workers=False),
         why_not_read_ahead=session.loaders.why_not("files", loader, for_workers=False),
@@ -170,56 +148,11 @@ def _attention_chosen() -> bool:
     return not all(backends)
 
 
-def _denormal_fraction(session: Session) -> float:
-    """Of each tensor that is kept between steps a sample is looked at."""
-    present = [*session.parameters(), *session.buffers()]
-    present += [p.grad for p in present if p.grad is not None]
-    present += [
-        v
-        for o in session.optimizers
-        for state in o.state.values()
-        if isinstance(state, dict)
-        for v in state.values()
-        if isinstance(v, torch.Tensor)
-    ]
-    num_denormal, num_seen = 0.0, 0
-    with torch.no_grad():
-        largest = sorted((t for t in present if _has_denormals(t)), key=torch.Tensor.numel, reverse=True)
-        for tensor in largest[:MOST_TENSORS]:
-            sample = _flat(tensor)[:: tensor.numel() // SAMPLE + 1].abs()
-            found = ((sample > 0) & (sample < torch.finfo(sample.dtype).tiny)).sum().item()
-            num_denormal += found / sample.numel() * tensor.numel()
-            num_seen += tensor.numel()
-    return num_denormal / num_seen if num_seen else 0.0
-
-
-def _has_denormals(tensor: torch.Tensor) -> bool:
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.dtype not in HAVE_DENORMALS:
-        return False
-    return tensor.numel() > 0 and type(tensor) in (torch.Tensor, nn.Parameter)
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as it lies in memory, without a copy where it has no gaps."""
-    tensor = tensor.detach()
-    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    return tensor.permute(order).reshape(-1)
-
-
 def _matmul_precision() -> str:
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # the script uses the newer settings, and PyTorch refuses to be asked in the older terms
         return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
-
-
-def _cpu_precision() -> str:
-    chosen = [
-        getattr(getattr(torch.backends.mkldnn, part, None), "fp32_precision", None) for part in ("matmul", "conv")
-    ]
-    if chosen[0] is None:  # before PyTorch 2.9 there is one setting for all
-        return {"highest": "none", "high": "tf32", "medium": "bf16"}[_matmul_precision()]
-    return next((one for one in chosen if one not in (None, "none")), "none")
 
 
 def _picklable(loader: DataLoader[Any]) -> bool | None:

@@ -5,7 +5,6 @@ In: levers by name with settings. Out: the levers engaged, released and proven. 
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
@@ -46,14 +45,10 @@ class Session:
         self.flags = UpdateFlags()
         self.scaler_seen = False
         self.page_faults = PageFaults()
-        self.zeroes_gradients = False
-        """Whether the script was seen to set gradients to zero where None is the default."""
         self.comparing = False
         """Whether numerics are compared: what is called now is not the script's doing."""
         self.silent = False
         """Whether updates made now are ours and count for nothing."""
-        self.holds_back = False
-        """Whether a lever makes one update of several calls of `step`: a call without one is then no step."""
         self.levers = levers
         self.engaged: dict[str, Mapping[str, Setting]] = {}
         self.unavailable: dict[str, str] = {}
@@ -62,8 +57,6 @@ class Session:
         """What a lever needs in order to release itself, by its name."""
         self.at_step_end: dict[str, Callable[[], None]] = {}
         """What levers do when a step has ended, by their name; its time is the next step's."""
-        self._in_forks: dict[str, Callable[[], object]] = {}
-        self._follows_forks = False
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
 
     @property
@@ -91,16 +84,6 @@ class Session:
         if self.ranks is None or reason is not None:
             raise Unavailable(reason)
         return self.ranks.group.communication
-
-    def in_forks(self, name: str, act: Callable[[], object] | None) -> None:
-        """What is done in processes forked from this one, under a lever's name; None for nothing any more."""
-        if act is None:
-            self._in_forks.pop(name, None)
-            return
-        self._in_forks[name] = act
-        if not self._follows_forks:  # cannot be taken back, so it is done once
-            self._follows_forks = True
-            os.register_at_fork(after_in_child=_told_of_forks(weakref.ref(self)))
 
     # -- optimizers ----------------------------------------------------------------------------------------------
 
@@ -264,15 +247,6 @@ class Session:
             else:
                 missing[name] = self.unavailable.get(name, "no effect was seen")
         return proofs, missing
-
-
-def _told_of_forks(session: weakref.ref[Session]) -> Callable[[], None]:
-    def forked() -> None:
-        present = session()
-        for act in tuple(present._in_forks.values()) if present is not None else ():
-            act()
-
-    return forked
 
 
 def _move(tensor: torch.Tensor, value: torch.Tensor) -> None:

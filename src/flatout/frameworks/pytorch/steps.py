@@ -310,7 +310,7 @@ class Steps:
                 raise
             if patch.active and scaler.is_enabled():
                 self._framework.session.scaler_seen = True
-                skipped = self.num_seen == before and not self._framework.session.holds_back
+                skipped = self.num_seen == before
                 if skipped and isinstance(optimizer, torch.optim.Optimizer):
                     self._num_begun += 1
                     self._after_update(optimizer, (), {})

@@ -203,9 +203,9 @@ def widest_class(levers: Levers, known: Mapping[str, Lever]) -> str:
 
 
 def checks_of(levers: Levers, known: Mapping[str, Lever]) -> tuple[str, ...]:
-    """Every check that some lever names; updates too where the state is moved, fused or flushed."""
+    """Every check that some lever names; updates too where the state is moved or fused."""
     checks = {known[name].check for name in levers} - {"none"}
-    if {"channels_last", "fused_optimizer", "denormals"} & {*levers}:
+    if {"channels_last", "fused_optimizer"} & {*levers}:
         checks |= {"gradients", "updates"}
     return tuple(c for c in ("batches", "gradients", "updates") if c in checks)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from flatout.frameworks.pytorch.input.shuffles import why_not_ahead
 from flatout.frameworks.pytorch.lever_reasons import DEFAULT_PREFETCH_FACTOR
 
 WORKER_ATTRIBUTES = (
@@ -28,23 +27,12 @@ def usable(settings: Mapping[str, Any], loader: Any) -> dict[str, Any]:
     """The settings without those that a loader cannot have.
 
     Page-locked memory where the script does not use CUDA by now: PyTorch would warn of it where there is no device, and
-    begin CUDA for it where there is one. More batches kept ready: see `why_not_sooner`.
+    begin CUDA for it where there is one.
     """
     found = dict(settings)
     if not torch.cuda.is_initialized():
         found.pop("pin_memory", None)
-    if "prefetch_factor" in found and why_not_sooner(loader) is not None:
-        del found["prefetch_factor"]
     return found
-
-
-def why_not_sooner(loader: Any) -> str | None:
-    """Why the workers of a loader cannot build batches sooner than they do, in a few words; None where they can."""
-    if not loader.num_workers:
-        return "the script has no workers"
-    if loader.persistent_workers:  # a pass that is left early would leave them elsewhere
-        return KEPT_WORKERS
-    return why_not_ahead(loader, of_list=False)
 
 
 def needs_workers(loader: Any) -> bool:

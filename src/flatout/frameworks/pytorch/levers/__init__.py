@@ -6,8 +6,6 @@ reads descriptions, the child engages.
 
 from __future__ import annotations
 
-from flatout.frameworks.pytorch.levers.accumulation import Accumulation
-from flatout.frameworks.pytorch.levers.allocator import Allocator
 from flatout.frameworks.pytorch.levers.attention import Attention
 from flatout.frameworks.pytorch.levers.batch_size import BatchSize
 from flatout.frameworks.pytorch.levers.bf16 import Bf16
@@ -15,12 +13,9 @@ from flatout.frameworks.pytorch.levers.bf16_gradients import Bf16Gradients
 from flatout.frameworks.pytorch.levers.channels_last import ChannelsLast
 from flatout.frameworks.pytorch.levers.checkpointing import Checkpointing
 from flatout.frameworks.pytorch.levers.checkpoints import Checkpoints
-from flatout.frameworks.pytorch.levers.collector import Collector
 from flatout.frameworks.pytorch.levers.compile import Compile
-from flatout.frameworks.pytorch.levers.cpu_affinity import CpuAffinity
 from flatout.frameworks.pytorch.levers.cudnn_benchmark import CudnnBenchmark
 from flatout.frameworks.pytorch.levers.decoded_store import DecodedStore
-from flatout.frameworks.pytorch.levers.denormals import Denormals
 from flatout.frameworks.pytorch.levers.device_prefetch import DevicePrefetch
 from flatout.frameworks.pytorch.levers.device_store import DeviceStore
 from flatout.frameworks.pytorch.levers.expandable_segments import ExpandableSegments
@@ -31,35 +26,25 @@ from flatout.frameworks.pytorch.levers.fused_optimizer import FusedOptimizer
 from flatout.frameworks.pytorch.levers.gradient_buckets import GradientBuckets
 from flatout.frameworks.pytorch.levers.heap import Heap
 from flatout.frameworks.pytorch.levers.huge_pages import HugePages
-from flatout.frameworks.pytorch.levers.interop_threads import InteropThreads
-from flatout.frameworks.pytorch.levers.matmul_bf16 import MatmulBf16
 from flatout.frameworks.pytorch.levers.numa import Numa
 from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
 from flatout.frameworks.pytorch.levers.pixel_threads import PixelThreads
 from flatout.frameworks.pytorch.levers.prefetch import Prefetch
-from flatout.frameworks.pytorch.levers.prefetch_factor import PrefetchFactor
 from flatout.frameworks.pytorch.levers.read_ahead import ReadAhead
 from flatout.frameworks.pytorch.levers.sample_store import SampleStore
 from flatout.frameworks.pytorch.levers.tf32 import Tf32
 from flatout.frameworks.pytorch.levers.threads import Threads
 from flatout.frameworks.pytorch.levers.virtual_workers import VirtualWorkers
 from flatout.frameworks.pytorch.levers.workers import Workers
-from flatout.frameworks.pytorch.levers.zero_grad import ZeroGrad
 from flatout.records.plan import Lever, verify
 
 LEVERS: tuple[type[Lever], ...] = (
-    CpuAffinity,
     Numa,
-    Allocator,
     Heap,
     HugePages,
     ExpandableSegments,
-    InteropThreads,
-    Collector,
     Threads,
-    Denormals,
     Workers,
-    PrefetchFactor,
     FusedFetch,
     SampleStore,
     VirtualWorkers,
@@ -73,20 +58,17 @@ LEVERS: tuple[type[Lever], ...] = (
     CudnnBenchmark,
     Tf32,
     ChannelsLast,
-    ZeroGrad,
     FusedOptimizer,
     ForeachOptimizer,
     Attention,
     Checkpointing,
     Compile,
     Bf16,
-    MatmulBf16,
     Float8,
     GradientBuckets,
     Bf16Gradients,
     Checkpoints,
     BatchSize,
-    Accumulation,
 )
 
 

@@ -1,10 +1,10 @@
 """attention: choose the backend that computes `scaled_dot_product_attention`.
 
-PyTorch takes the first that can, by an order of its own; for short sequences and small heads the plain formula (`math`)
-may be faster. The choice holds in the model's forward and the backward from its outputs on; elsewhere
-`torch.backends.cuda.flash_sdp_enabled()` and the like say what plain says. What the chosen backend cannot compute (on a
-CPU `flash` knows no dropout) is computed by `math`. Attention that a script writes by hand, as a product, a softmax and
-a product, is not changed. On a GPU backends draw dropout differently: the comparison of gradients finds that.
+On a GPU PyTorch takes the first that can, by an order of its own, and another may be faster. The choice holds in the
+model's forward and the backward from its outputs on; elsewhere `torch.backends.cuda.flash_sdp_enabled()` and the like
+say what plain says. What the chosen backend cannot compute is computed by `math`. Attention that a script writes by
+hand, as a product, a softmax and a product, is not changed. Backends draw dropout differently: the comparison of
+gradients finds that.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from flatout.frameworks.pytorch.lever_reasons import NO_DEVICE
 from flatout.records.ceilings import Machine
 from flatout.records.facts import NOT_LOOKED_AT, Facts
 from flatout.records.plan import Lever
@@ -37,6 +38,8 @@ class Attention(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """Scripts that call it, where another backend than now may compute it and the script has switched none off."""
+        if facts.device != "cuda":
+            return NO_DEVICE
         if facts.attention is None:
             return NOT_LOOKED_AT
         if facts.attention_chosen:
@@ -45,13 +48,11 @@ class Attention(Lever):
             return "the script compiles its model itself, and the backends with it"
         if not facts.attention:
             return "no call of `scaled_dot_product_attention` was seen"
-        return None if self.settings(facts, machine) else "what it is asked to compute here `math` alone can"
+        return None if self.settings(facts, machine) else "no backend is left to try"
 
     def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
-        """Those that compute none of it now: on a GPU all, on a CPU `math` where `flash` does."""
+        """Those that compute none of it now."""
         used = facts.attention or ()
-        if facts.device == "cpu":
-            return ({"backend": "math"},) if "flash" in used else ()
         return tuple({"backend": word} for word in self.choices if used != (word,))
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:

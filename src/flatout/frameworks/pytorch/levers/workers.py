@@ -28,13 +28,13 @@ BLIND_BATCH_BYTES = 32 * 2**20
 """What a batch that cannot be looked into is taken to need."""
 
 
-def shm_needed(facts: Facts, num_workers: int, prefetch_factor: int | None = None) -> int:
+def shm_needed(facts: Facts, num_workers: int) -> int:
     """Shared memory that so many workers need, in bytes: batches wait in it, and too little kills them.
 
-    Each worker holds its prefetched batches (as many as the script says without `prefetch_factor`) and the one it is
+    Each worker holds its prefetched batches and the one it is
     building, and the script two; doubled, for batches differ in size. Docker's default of 64 MB has broken many a run.
     """
-    ready = [prefetch_factor or loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR for loader in facts.loaders]
+    ready = [loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR for loader in facts.loaders]
     return sum(
         2 * (num_workers * (num_ready + 1) + 2) * (loader.batch_bytes or BLIND_BATCH_BYTES)
         for num_ready, loader in zip(ready, facts.loaders, strict=True)

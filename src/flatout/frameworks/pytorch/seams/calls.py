@@ -12,7 +12,6 @@ import copy
 import sys
 import weakref
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -292,8 +291,6 @@ class Calls:
         self.on_broken: Callable[[Exception], Callable[[bool], None]] | None = None
         """Told when a call raised under levers; it must release them at once. What it returns is told whether the same
         call went well without them: then it was they that raised, else the script."""
-        self.around_search: Callable[[], AbstractContextManager[None]] | None = None
-        """Entered while the heap is looked through, which it must see whole; None where nothing is to be done."""
         self._found: list[OuterCall] = []
         self._owners = Owners()
         self._hides_seams = False
@@ -314,8 +311,7 @@ class Calls:
         self._wanted |= wanted
         self._descents = 0
         if wanted - covered:
-            with self.around_search() if self.around_search is not None else nullcontext():
-                owners = self._owners.of(wanted - covered)
+            owners = self._owners.of(wanted - covered)
             for module in owners:
                 self._add(module, type(module).__name__)
 
