@@ -344,7 +344,6 @@ SETS: tuple[dict[str, dict[str, Any]], ...] = (
     {"sample_store": {}},
     {"virtual_workers": {}},
     {"prefetch": {}},
-    {"prefetch_factor": {"num": 4}},
     {"workers": {"num": 1}},
     {"channels_last": {}, "fused_optimizer": {}},
     {"bf16": {}, "channels_last": {}, "fused_optimizer": {}},

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
