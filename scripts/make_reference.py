@@ -66,9 +66,6 @@ def commands() -> str:
             raise LookupError(f"the command `{name}` is listed but cannot be loaded")
         context = click.Context(command, info_name=name, parent=top, terminal_width=WIDTH)
         parts += [f"## flatout {name}", fenced(command.get_help(context))]
-        for inner in command.commands.values() if isinstance(command, click.Group) else ():
-            inside = click.Context(inner, info_name=inner.name, parent=context, terminal_width=WIDTH)
-            parts += [f"### flatout {name} {inner.name}", fenced(inner.get_help(inside))]
     return "\n\n".join(parts)
 
 

@@ -28,7 +28,6 @@ from flatout.records.as_json import to_json
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
 from flatout.records.plan import PLAN_FILE, PLAN_FORMAT, Plan, Trial
-from flatout.records.store_folder import KeptStore, Removed
 from flatout.records.trace import Header
 from flatout.report.former import Exported
 from flatout.run.choice import Engagement
@@ -165,22 +164,6 @@ LEVERS: list[Row] = [
     ("applies", "boolean or null", "whether it can be tried on the script; null without a script"),
     ("reason", "string or null", "why not; null where it applies, and without a script"),
 ]
-STORES: list[Row] = [
-    ("script", "string", "the script that made it; empty where that is not known"),
-    ("dataset", "string", "the class of its dataset; likewise"),
-    ("num_kept", "integer or null", "items that are kept; null where the store is torn"),
-    ("num_items", "integer or null", "items of the dataset; likewise"),
-    ("size_bytes", "integer", "what it takes on the disk"),
-    ("used_unix_s", "number", "when a run last opened it"),
-    ("state", "string", "`whole`, `partial`, or why a run would make it anew"),
-    ("in_use", "boolean", "whether a run uses it now"),
-]
-REMOVED: list[Row] = [
-    ("names", "list of strings", "the stores that are gone"),
-    ("freed_bytes", "integer", "what they took"),
-    ("in_use", "list of strings", "those that stay because a run uses them"),
-    ("others", "list of strings", "those of which a folder stays, for files that are none of ours lie in it"),
-]
 PROVED: list[Row] = [
     ("script", "string", "the script and its arguments, as they were typed"),
     ("levers", "object", "settings by lever"),
@@ -275,18 +258,6 @@ _READS = ReadSites(
     together=1.01,
 )  # fmt: skip
 
-_STORE = KeptStore(
-    name="train-mnist-3f2a",
-    script="/home/you/work/train.py",
-    dataset="MNIST",
-    num_kept=60000,
-    num_items=60000,
-    size_bytes=189_000_000,
-    used_unix_s=1769860800.0,
-    state="whole",
-    in_use=False,
-)
-
 
 def json_page() -> str:
     """What `--json` prints, command by command."""
@@ -339,11 +310,6 @@ def json_page() -> str:
         "## levers",
         "One object per lever, by name:",
         _explained(LEVERS, lever),
-        "## store ls",
-        "One object per store, by name:",
-        _explained(STORES, {key: value for key, value in to_json(_STORE).items() if key != "name"}),
-        "## store rm",
-        _explained(REMOVED, to_json(Removed(names=("train-mnist-3f2a",), freed_bytes=2**28))),
         "## machine",
         "The record `Ceilings` of [the records](records.md#ceilings):",
         record_table("records.ceilings", "Ceilings"),

@@ -166,8 +166,7 @@ def test_reading_the_levers_descriptions_imports_no_framework(fresh):
         ("--version",),
         ("tune", "--help"),
         ("run", "--help"),
-        ("store", "--help"),
-        ("store", "rm", "--help"),
+        ("report", "--help"),
     ],
     ids=" ".join,
 )

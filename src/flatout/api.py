@@ -24,7 +24,6 @@ from flatout.machine.read import read_machine
 from flatout.records import plan_file
 from flatout.records.plan import PLAN_FILE, Lever, label
 from flatout.records.ranks import Terms as RankTerms
-from flatout.records.store_folder import LEVER, remove_stores, stores, stores_folder
 from flatout.report.former import Exported, contrast, export, report
 from flatout.run import choice, folder, foreground, launched, on_ranks, shortage
 from flatout.run.choice import Engagement, Here, Wish
@@ -159,7 +158,6 @@ class RunRequest:
         fixed: Never toggle a lever.
         recheck: Test a plan that was made elsewhere before trusting it.
         terms: How the trials of a recheck may run; the defaults of `flatout tune` without it.
-        keep_store: Whether the items of `sample_store` are kept on the disk, for later runs.
         store_memory_bytes: Memory for kept items; None: half of what is free.
         ranks: How the script is run on many ranks (one of them is one process); None: as the plan says.
         hang_timeout_s: After so many seconds without a rank the others end, where the plan says how many there are.
@@ -174,7 +172,6 @@ class RunRequest:
     fixed: bool = False
     recheck: bool = False
     terms: Terms | None = None
-    keep_store: bool = False
     store_memory_bytes: int | None = None
     learn: bool = False
     ranks: RankTerms | None = None
@@ -250,7 +247,9 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
         if request.ranks is not None:
             chosen = dataclasses.replace(chosen, line=chosen.line.replace("running plainly", "without levers"))
         say(chosen.line if problem is None else f"{chosen.line}; no record is kept: {problem.error}, {problem.cause}")
-        what = _foreground(request, chosen, here, run_folder, say)
+        if request.store_memory_bytes is not None and "sample_store" not in chosen.levers:
+            say("`--store-memory` has nothing to do here: the lever sample_store is not engaged")
+        what = _foreground(request, chosen, here, run_folder)
         outcome = foreground.run(dataclasses.replace(what, learner=learner, devices=devices))
         shortage.note_if_any(chosen, outcome, registry)
     place = str(run_folder or "") if problem is None else ""
@@ -263,9 +262,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     )  # fmt: skip
 
 
-def _foreground(
-    request: RunRequest, chosen: Engagement, here: Here, run_folder: Path | None, say: Callable[[str], None]
-) -> foreground.Foreground:
+def _foreground(request: RunRequest, chosen: Engagement, here: Here, run_folder: Path | None) -> foreground.Foreground:
     script = request.script
     return foreground.Foreground(
         command=tuple(script.command) if script else request.launcher,
@@ -277,7 +274,6 @@ def _foreground(
         toggle=not request.fixed,
         cores_quota=here.machine().cores_quota if chosen.levers else None,
         cache_folder=_compiled(chosen, request.plan or Path(PLAN_FILE)),
-        store_folders=_store_folders(request, chosen, say),
         store_memory_bytes=request.store_memory_bytes,
         launcher=bool(request.launcher),
         ranks=request.ranks,
@@ -307,15 +303,6 @@ def _chosen(request: RunRequest, here: Here, say: Callable[[str], None]) -> tupl
 def _learning() -> ModuleType:
     """Loaded where a run learns: what measures takes a while to load, and the script is waiting."""
     return importlib.import_module("flatout.trials.learned")
-
-
-def _store_folders(request: RunRequest, chosen: Engagement, say: Callable[[str], None]) -> tuple[str, ...]:
-    """Where items are kept on the disk, if they are to be."""
-    asked = "--keep-store" if request.keep_store else "--store-memory" if request.store_memory_bytes is not None else ""
-    if asked and LEVER not in chosen.levers:
-        say(f"`{asked}` has nothing to do here: the lever {LEVER} is not engaged")
-    folder = stores_folder() if request.keep_store and LEVER in chosen.levers else None
-    return () if folder is None else (str(folder),)
 
 
 def _compiled(chosen: Engagement, path: Path) -> str | None:
@@ -389,10 +376,8 @@ __all__ = [
     "levers",
     "machine",
     "prove",
-    "remove_stores",
     "report",
     "run",
-    "stores",
     "tune",
     "tune_ranks",
     "why",

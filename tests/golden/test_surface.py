@@ -25,17 +25,10 @@ def command_options() -> str:
     context = click.Context(group, info_name="flatout")
     blocks = []
     for name in COMMANDS:
-        for words, command in typed(name, group.get_command(context, name)):
-            lines = [f"flatout {words}", *(_line(parameter, command) for parameter in command.params)]
-            blocks.append("\n  ".join(lines))
+        command = group.get_command(context, name)
+        lines = [f"flatout {name}", *(_line(parameter, command) for parameter in command.params)]
+        blocks.append("\n  ".join(lines))
     return "\n\n".join(blocks) + "\n"
-
-
-def typed(words: str, command: click.Command) -> list[tuple[str, click.Command]]:
-    """A command, or those of a group, each with the words that are typed for it."""
-    if not isinstance(command, click.Group):
-        return [(words, command)]
-    return [one for name in command.commands for one in typed(f"{words} {name}", command.commands[name])]
 
 
 def _line(parameter: click.Parameter, command: click.Command) -> str:

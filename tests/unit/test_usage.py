@@ -99,6 +99,13 @@ def test_an_option_that_does_not_exist_is_no_script_and_the_nearest_is_suggested
     assert complaint(capsys, *words)[::2] == (error, hint)
 
 
+@pytest.mark.parametrize("command", ["run", "tune", "exec"])
+@pytest.mark.parametrize("size", ["lots", "-1", "4 GB of it", "", "1e9", "iB", "4iB", "nan", "1.5.2", "4PB"])
+def test_a_size_that_is_none_is_refused(capsys, command, size):
+    error, _, hint = complaint(capsys, command, f"--store-memory={size}", "--", "train.py")
+    assert error == f"`--store-memory {size}` is no size" and hint == "e.g. `--store-memory 4GB`"
+
+
 def test_an_option_before_the_command_belongs_after_it(capsys):
     _, cause, hint = complaint(capsys, "--budget", "2m", "tune", "train.py")
     assert cause == "it is an option of `tune`, `why`, and stands after the command"

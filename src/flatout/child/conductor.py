@@ -75,12 +75,7 @@ def enter(session: str, rank: bytes | None = None) -> None:
         return
     from flatout.frameworks.pytorch.adapter import PyTorch
 
-    framework = PyTorch(
-        spec.cache_folder,
-        spec.capture_bytes,
-        store_folders=spec.store_folders,
-        store_memory_bytes=spec.store_memory_bytes,
-    )
+    framework = PyTorch(spec.cache_folder, spec.capture_bytes, spec.store_memory_bytes)
     if spec.seed_run is not None:
         framework.vary_seeds(spec.seed_run)
     if spec.keep_losses:

@@ -74,7 +74,6 @@ class SessionSpec:
         capture_bytes: Most memory that keeping a step for `compare` may take.
         writable: Folders to which a trial may write; other refused writes are listed.
         cache_folder: Where compiled kernels are kept.
-        store_folders: Where items are kept on the disk: written to the first, read from all; empty: in memory only.
         store_memory_bytes: Memory for kept items; None: what is free allows.
         cores_quota: How many cores the control group grants, which is what others are weighed against; None: all.
         seed_run: Which random numbers the script draws: its own in run 0, others in each other run; None: untouched.
@@ -102,7 +101,6 @@ class SessionSpec:
     capture_bytes: int = 200_000_000
     writable: tuple[str, ...] = ()
     cache_folder: str | None = None
-    store_folders: tuple[str, ...] = ()
     store_memory_bytes: int | None = None
     cores_quota: float | None = None
     flatout_started_s: float = 0.0

@@ -22,7 +22,6 @@ COMMANDS = {
     "machine": "this machine and its measured ceilings",
     "levers": "every lever: what it changes, and whether it applies here",
     "report": "a former result again: terminal, HTML, JSON",
-    "store": "items that are kept on the disk: list them, remove them",
     "exec": "run a launcher (torchrun, accelerate, a shell script) with flatout in its Python children",
 }
 

@@ -13,12 +13,12 @@ from flatout.cli import options
 @click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="The plan to run under.")
 @click.option("--levers", "lever_names", metavar="NAMES", help="Engage exactly these, e.g. `bf16,threads=1`; no plan.")
 @options.accept
-@options.stores
+@options.store_memory
 @options.json_file
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARGUMENTS]...")
 def command(  # noqa: PLR0913  one parameter per option
-    words: tuple[str, ...], plan: Path | None, lever_names: str | None, accept: str, keep_store: bool,
+    words: tuple[str, ...], plan: Path | None, lever_names: str | None, accept: str,
     store_memory: str | None, json_file: Path | None, quiet: bool,
 ) -> None:  # fmt: skip
     """Run any launcher; flatout reaches every Python process that it starts (not those with -I, -E or -S).
@@ -35,7 +35,6 @@ def command(  # noqa: PLR0913  one parameter per option
         levers=options.names(lever_names),
         accept=accept,
         fixed=True,
-        keep_store=keep_store,
         store_memory_bytes=options.size_bytes(store_memory, "--store-memory"),
     )
     run_in_foreground(request, json_file=json_file, quiet=quiet)

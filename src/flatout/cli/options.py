@@ -238,12 +238,10 @@ def terms(function: F, *, prefix: str = "") -> F:
     )(function)
 
 
-def stores(function: F) -> F:
-    """What becomes of the items that are kept."""
-    keep = "Keep the items of `sample_store` on the disk, for later runs."
+def store_memory(function: F) -> F:
+    """How many of the items of `sample_store` are kept."""
     memory = "Memory for kept items, e.g. `4GB`, `512MiB`; `0`: keep none.  [default: half of what is free]"
-    function = click.option("--store-memory", metavar="SIZE", help=memory)(function)
-    return click.option("--keep-store", is_flag=True, help=keep)(function)
+    return click.option("--store-memory", metavar="SIZE", help=memory)(function)
 
 
 def json_file(function: F) -> F:
@@ -328,23 +326,6 @@ def finite(value: float | None, option: str) -> float | None:
         cause="nothing can be compared with it",
         hint=f"e.g. `{option} 0.01`",
     )
-
-
-def days(text: str, option: str) -> float:
-    """A number of days.
-
-    >>> days("30", "--older-than")
-    30.0
-
-    Raises:
-        UsageError: It is none.
-    """
-    match = re.fullmatch(r"\s*([0-9]{1,6}(?:\.[0-9]+)?)\s*d?\s*", text)
-    if not match:
-        raise UsageError(
-            f"`{option} {text}` is no number of days", cause="days are a number", hint=f"e.g. `{option} 30`"
-        )
-    return float(match[1])
 
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

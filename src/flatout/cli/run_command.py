@@ -24,7 +24,7 @@ from flatout.cli import options
 @click.option("--recheck", is_flag=True, help="Test a plan that was made elsewhere before trusting it.")
 @click.option("--learn", is_flag=True, help="No plan: try levers on this very run, and go on under what wins.")
 @options.ranks
-@options.stores
+@options.store_memory
 @options.json_file
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
 @functools.partial(options.terms, prefix="with `--recheck`: ")
@@ -33,7 +33,7 @@ def command(  # noqa: PLR0913  one parameter per option
     words: tuple[str, ...], module: str | None, plan: Path | None, lever_names: str | None, accept: str, fixed: bool,
     recheck: bool, learn: bool, num_ranks: int | None, mode: str, hang_timeout: str, nnodes: int,
     node_rank: int, rdzv_endpoint: str | None,
-    keep_store: bool, store_memory: str | None, json_file: Path | None, quiet: bool,
+    store_memory: str | None, json_file: Path | None, quiet: bool,
     allow_writes: bool, start_limit: str,
 ) -> None:  # fmt: skip
     """Run SCRIPT under its plan; stdout, files and exit code are the script's own.
@@ -62,13 +62,10 @@ def command(  # noqa: PLR0913  one parameter per option
             num_ranks, mode, hang_timeout, options.nodes(num_ranks or 1, nnodes, node_rank, rdzv_endpoint)
         ),
         hang_timeout_s=options.patience(hang_timeout),
-        keep_store=keep_store,
         store_memory_bytes=memory_bytes,
     )
     if recheck:  # only then something is measured, and what measures takes a while to load
-        terms = api.Terms(
-            isolate=not allow_writes, start_limit_s=limit_s, keep_store=keep_store, store_memory_bytes=memory_bytes
-        )
+        terms = api.Terms(isolate=not allow_writes, start_limit_s=limit_s, store_memory_bytes=memory_bytes)
         request = dataclasses.replace(request, terms=terms)
     run_in_foreground(request, json_file=json_file, quiet=quiet)
 

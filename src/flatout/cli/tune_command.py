@@ -35,14 +35,14 @@ from flatout.cli import options
     is_flag=True,
     help="Do not let earlier tunings on this machine say what is tried first, and keep nothing of this one.",
 )
-@options.stores
+@options.store_memory
 @options.terms
 @options.as_json
 @click.option("-v", "--verbose", is_flag=True, help="Also list what was not tried, and why.")
 @options.script_words
 def command(  # noqa: PLR0913  one parameter per option
     words: tuple[str, ...], module: str | None, budget: str | None, only: str | None, steps: int | None,
-    without: str | None, num_ranks: int | None, accept: str, plan: Path | None, keep_store: bool,
+    without: str | None, num_ranks: int | None, accept: str, plan: Path | None,
     store_memory: str | None, allow_writes: bool, start_limit: str, no_priors: bool, as_json: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Measure SCRIPT, diagnose it, try what could help, and keep what measurably wins.
@@ -75,7 +75,6 @@ def command(  # noqa: PLR0913  one parameter per option
         terms=api.Terms(
             isolate=not allow_writes,
             start_limit_s=options.seconds(start_limit, "--start-limit"),
-            keep_store=keep_store,
             store_memory_bytes=options.size_bytes(store_memory, "--store-memory"),
         ),
     )

@@ -138,4 +138,4 @@ class Framework(Protocol):
         """The levers that are engaged now, with their settings."""
 
     def remarks(self) -> list[str]:
-        """What is to be said to the user as the script ends; what is kept beyond it is brought to an end for that."""
+        """What is to be said to the user as the script ends."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from flatout.judge.rank_tuning import RankTuning
     from flatout.judge.samples import Samples
     from flatout.records.energy import Log
-    from flatout.records.store_folder import KeptStore, Removed
     from flatout.report.contrast_terminal import Exported
     from flatout.report.levers import LeverRow
 
@@ -177,22 +176,6 @@ def print_levers(rows: Sequence[LeverRow], *, typed: str = "SCRIPT", file: IO[st
     from flatout.report import levers, screen
 
     screen.show(levers.levers(rows, typed), file)
-
-
-def print_stores(kept: Sequence[KeptStore], *, now_unix_s: float | None = None, file: IO[str] | None = None) -> None:
-    """Print the stores on the disk; `now_unix_s` is the present, for their age."""
-    import time
-
-    from flatout.report import screen, stores
-
-    screen.show(stores.stores(kept, now_unix_s=time.time() if now_unix_s is None else now_unix_s), file)
-
-
-def print_removed(done: Removed, *, file: IO[str] | None = None) -> None:
-    """Print what became of the stores that were to be removed."""
-    from flatout.report import screen, stores
-
-    screen.show(stores.removed(done), file)
 
 
 def _finite(value: Any) -> Any:

@@ -62,9 +62,8 @@ class Foreground:
     cores_quota: float | None = None
     cache_folder: str | None = None
     """Where the trials kept compiled kernels."""
-    store_folders: tuple[str, ...] = ()
-    """Where items are kept on the disk."""
     store_memory_bytes: int | None = None
+    """Memory for kept items; None: half of what is free."""
     learner: Learner | None = None
     """Who tries levers on the run; then there is no plan."""
     launcher: bool = False
@@ -145,7 +144,6 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
         script=what.script,
         arguments=what.arguments,
         cache_folder=what.cache_folder,
-        store_folders=what.store_folders,
         store_memory_bytes=what.store_memory_bytes,
         cores_quota=what.cores_quota,
         flatout_started_s=time.perf_counter(),

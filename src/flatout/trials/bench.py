@@ -23,7 +23,6 @@ from flatout.records.facts import Facts
 from flatout.records.host_reads import HostReads
 from flatout.records.plan import Lever
 from flatout.records.stacks import Stacks
-from flatout.records.store_folder import stores_folder
 from flatout.records.trace import Agreement, Census, Header, Levers, Record, Refused, Scaling, Setting, Toggle, Window
 from flatout.run import isolation
 from flatout.run.folder import NEEDED_BYTES
@@ -46,9 +45,6 @@ FAR_TOO_LONG = 4
 MAX_RESTARTS = 200
 COMPILE_LIMIT_S = 240.0
 MIN_LIMIT_S = 20.0
-
-STORES = "stores"
-"""Where trials keep items, in the run folder."""
 
 
 class Bench:
@@ -160,19 +156,13 @@ class Bench:
             capture_bytes=self.terms.capture_bytes,
             writable=isolation.writable(self._scratch) if self._scratch is not None else (),
             cache_folder=str(self.run_folder.resolve() / "compiled"),
-            **self._keeping(),
+            store_memory_bytes=self.terms.store_memory_bytes,
             cores_quota=self.cores_quota,
             flatout_started_s=time.perf_counter(),
         )
         variables = {**QUIET_TRACKERS, **self.terms.environment, **environment}
         told: dict[str, Any] = {"session": session, "environment": variables}
         self._child = Child(Launch(command=command, run_folder=self.run_folder, name=self._name, **told)).__enter__()
-
-    def _keeping(self) -> dict[str, Any]:
-        """Items are kept in the run folder, which stays writable; what runs have kept is read as well."""
-        kept = stores_folder() if self.terms.keep_store else None
-        folders = () if kept is None else (str(self.run_folder.resolve() / STORES), str(kept))
-        return {"store_folders": folders, "store_memory_bytes": self.terms.store_memory_bytes}
 
     def end(self) -> None:
         """End the child, and discard what it wrote."""

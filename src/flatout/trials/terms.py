@@ -14,7 +14,6 @@ class Terms:
         isolate: Whether trials are kept off the user's disk; False only with `--allow-writes`.
         start_limit_s: Seconds within which the first steps must come.
         capture_bytes: Most memory for keeping a step.
-        keep_store: Whether the items of `sample_store` are kept on the disk, for later runs.
         store_memory_bytes: Memory for kept items; None: half of what is free.
         environment: Variables that the script is given on top of the user's; None takes one away.
     """
@@ -22,6 +21,5 @@ class Terms:
     isolate: bool = True
     start_limit_s: float = 90.0
     capture_bytes: int = 200_000_000
-    keep_store: bool = False
     store_memory_bytes: int | None = None
     environment: Mapping[str, str | None] = field(default_factory=dict)

@@ -16,12 +16,12 @@ from flatout.judge import result
 from flatout.judge.result import Result
 from flatout.machine import calibrate
 from flatout.machine.read import read_machine
-from flatout.records import plan_file, store_folder
+from flatout.records import plan_file
 from flatout.records.ceilings import Ceilings, Machine
 from flatout.records.plan import CLASSES, ONLY_PROVED, PLAN_FILE, allows, input_levers, typed
 from flatout.run import folder, isolation
 from flatout.run.script import Script, check_source
-from flatout.trials.bench import STORES, opened
+from flatout.trials.bench import opened
 from flatout.trials.conduct import Conduct, Goal, Show
 from flatout.trials.former import OPTION, Former
 from flatout.trials.launched_ranks import LaunchedRanks
@@ -62,7 +62,6 @@ def measured(
             found = conduct.run() if ranks is None else ranks.alone(conduct)
         conduct.former.keep(found)
         found = found if ranks is None else ranks.confirm(found)
-        _keep_stores(found, run_folder / STORES, show)
         found = replace(found, options=_options(typed, plan, goal))
         if found.plan is not None and write_plan:
             try:
@@ -104,14 +103,6 @@ def _without_groups(choice: Choice) -> Choice:
     return replace(choice, only=None if choice.only is None else each(choice.only), without=each(choice.without))
 
 
-def _keep_stores(found: Result, source: Path, show: Show) -> None:
-    """What trials have kept is there for later runs, where these will use it."""
-    target = store_folder.stores_folder()
-    if target is not None and found.plan is not None and store_folder.LEVER in found.plan.levers:
-        for line in store_folder.adopted(source, target):
-            show.remark(line)
-
-
 def _options(choice: Choice, plan: Path | None, goal: Goal) -> str:
     """What is to be typed again for the same search."""
     words = [] if choice.accept == Choice().accept else ["--accept", choice.accept]
@@ -136,7 +127,6 @@ def _discarded_if_stopped(run_folder: Path) -> Iterator[None]:
             shutil.rmtree(run_folder, ignore_errors=True)
         raise
     finally:
-        shutil.rmtree(run_folder / STORES, ignore_errors=True)
         forget_all(run_folder)
         with contextlib.suppress(OSError):  # where a launcher's ranks failed nothing is in it
             run_folder.rmdir()

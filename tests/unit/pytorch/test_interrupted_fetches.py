@@ -14,11 +14,9 @@ np = pytest.importorskip("numpy")
 from torch.utils.data import DataLoader  # noqa: E402
 
 import flatout  # noqa: E402
-from flatout.frameworks.pytorch.input.items import row_files  # noqa: E402
 from flatout.frameworks.pytorch.input.items.shadow import difference  # noqa: E402
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.input.worker_settings import IN_PROCESS  # noqa: E402
-from flatout.records import store_state  # noqa: E402
 from unit.pytorch.test_pipeline import make  # noqa: E402
 
 OURS = os.path.dirname(os.path.abspath(flatout.__file__)) + os.sep
@@ -69,10 +67,6 @@ class At:
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_files, "COMMIT_EVERY_S", 0.0)
-    monkeypatch.setattr(row_files, "COMMIT_SHARE", 1e9)
-    monkeypatch.setattr(store_state, "LEAST_FREE_BYTES", 0)
-    monkeypatch.setattr(store_state, "LEAST_FREE_SHARE", 0.0)
     former = signal.signal(signal.SIGUSR1, alarmed)
     yield functools.partial(make, tmp_path, monkeypatch, WORKS, images=torch.arange(150.0).view(50, 3),
                             labels=torch.arange(50))  # fmt: skip
@@ -82,15 +76,13 @@ def made(tmp_path, monkeypatch):
 PARTS = {
     "fused": ["fused"],
     "stored": ["stored"],
-    "kept on the disk": ["stored"],
     "in place of workers": [],
 }
 
 
-def passes(dataset, name, folder, stop=None, point=0):
+def passes(dataset, name, stop=None, point=0):
     """Three passes in order; what was fetched, and whether the signal's error came where the fetch was interrupted."""
     owner = Loaders()
-    owner.keeping = ([str(folder)], None) if name == "kept on the disk" else ((), None)
     owner.install()
     for part in PARTS[name]:
         owner.engage(part, True)
@@ -116,7 +108,6 @@ def passes(dataset, name, folder, stop=None, point=0):
                     continue
                 found[epoch].append(batch)
     finally:
-        owner.remarks()
         owner.remove()
     return found, num_caught, at
 
@@ -135,19 +126,15 @@ def without(wanted, name):
 
 @pytest.mark.parametrize("epoch", [0, 1])
 @pytest.mark.parametrize("name", PARTS)
-def test_wherever_it_comes_the_script_gets_it_and_no_wrong_batch(name, epoch, made, tmp_path):
-    plain, _, _ = passes(made(), name, tmp_path / "first")
-    _, _, counted = passes(made(), name, tmp_path / "counted", stop=(epoch, 4), point=-1)
+def test_wherever_it_comes_the_script_gets_it_and_no_wrong_batch(name, epoch, made):
+    plain, _, _ = passes(made(), name)
+    _, _, counted = passes(made(), name, stop=(epoch, 4), point=-1)
     assert counted.num > 30
     for point in sorted({1 + number * counted.num // NUM_POINTS for number in range(NUM_POINTS)}):
-        folder = tmp_path / f"at {point}"
-        found, num_caught, at = passes(made(), name, folder, stop=(epoch, 4), point=point)
+        found, num_caught, at = passes(made(), name, stop=(epoch, 4), point=point)
         assert num_caught == 1, at.where
         for number, (batches, wanted) in enumerate(zip(found, plain, strict=True)):
             allowed = list(without(wanted, name)) if number == epoch else [wanted]
             assert any(difference(batches, one) is None for one in allowed), f"{at.where}, epoch {number}"
-        if name == "kept on the disk":  # what others leave in this process, the next moment's passes come after
-            again, _, _ = passes(made(), name, folder)
-            assert difference(again, plain) is None, f"in the run after {at.where}"
-    again, _, _ = passes(made(), name, folder)
-    assert difference(again, plain) is None, "in the run after all"
+    again, _, _ = passes(made(), name)
+    assert difference(again, plain) is None, "after all"

@@ -1,7 +1,11 @@
 """Are batches of kept items the script's own, whatever becomes of the dataset, and is memory left to others?"""
 
 import functools
+import gc
+import os
 import random
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -66,13 +70,14 @@ def epochs(loader, num=3, between=lambda number: None):
     return found, states
 
 
-def check(made_dataset, num=3, between=lambda dataset, number: None, least=0, **options):
+def check(made_dataset, num=3, between=lambda dataset, number: None, least=0, most_bytes=None, **options):
     """Passes under the store are those of plain, on datasets of the same making; the store, for more questions."""
     options = {"batch_size": 6, "shuffle": True, **options}
     dataset = made_dataset()
     plain, plain_states = epochs(DataLoader(dataset, **options), num, functools.partial(between, dataset))
     dataset = made_dataset()
     owner = Loaders()
+    owner.store_memory_bytes = most_bytes
     owner.install()
     owner.engage("fused", True)
     owner.engage("stored", True)
@@ -109,13 +114,28 @@ KEPT = {
         def __getitem__(self, i):
             return self.waves[i] * 2.0
     """,
+    "made of texts and numbers": """
+        def __getitem__(self, i):
+            x = torch.from_numpy(self.images[i]).float() / 2
+            if self.names[i] == "":
+                raise IndexError
+            return x, self.numbers[i], self.large[i] % 7
+    """,
+    "windows": """
+        def __getitem__(self, i):
+            x = torch.from_numpy(self.text[i:i + self.n].astype(np.int64)) * 2
+            return x, i
+    """,
 }
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_batches_of_kept_items_are_those_of_the_script(made, name):
     waves = torch.complex(torch.arange(50.0), -torch.arange(50.0))[:, None].repeat(1, 3)
-    parts = {"names": [f"n{i}" for i in range(50)], "waves": waves}
+    parts = {
+        "names": [f"n{i}" for i in range(50)], "waves": waves, "numbers": [i / 3 for i in range(50)],
+        "large": [i * 10**30 for i in range(50)],
+    }  # fmt: skip
     kept = check(lambda: made(KEPT[name], **parts), least=5)
     assert kept.store.num_kept == 50 and kept.store.why_stopped is None
 
@@ -297,6 +317,34 @@ def test_where_memory_is_short_a_part_is_kept_or_nothing(made, monkeypatch, free
     assert kept.store.why_stopped == "no memory for more"
     assert kept.store.num_kept == kept.store.capacity < 50
     assert (kept.store.capacity > 5) is (free_bytes == 2**30 + 2 * 20 * 150)
+
+
+def test_all_stores_of_a_process_share_the_memory_that_they_were_given():
+    class Fake:
+        def __init__(self, taken_bytes):
+            self.taken_bytes = taken_bytes
+
+    room, one, other = Room(1000), Fake(0), Fake(0)
+    assert room.free_bytes(one) == 1000
+    one.taken_bytes = 700
+    assert room.free_bytes(other) == 300 and room.free_bytes(one) == 1000
+    other.taken_bytes = 600
+    assert room.free_bytes(Fake(0)) == 0
+    del one
+    gc.collect()
+    assert room.free_bytes(Fake(0)) == 400
+
+
+def test_so_much_is_kept_as_memory_may_be_taken(made):
+    item_bytes = 6 * 5 + 8 + 6 * 5 * 4 + 8
+    keeper = check(lambda: made(WORKS), most_bytes=20 * item_bytes, num=4)
+    assert keeper.store.num_kept == keeper.store.capacity == 20
+    assert keeper.store.why_stopped == "no memory for more"
+
+
+def test_without_memory_nothing_is_kept(made):
+    keeper = check(lambda: made(WORKS), most_bytes=0)
+    assert keeper.store is None and keeper.why_not == "`--store-memory 0` keeps nothing"
 
 
 def test_nothing_is_added_where_memory_runs_short(monkeypatch):
@@ -626,3 +674,54 @@ def test_of_a_small_dataset_it_is_not(made, monkeypatch):
     images = torch.arange(600, dtype=torch.uint8).view(50, 12).numpy()
     loader = DataLoader(made(WORKS, images=images, labels=list(range(50)), n=2), batch_size=5)
     assert Loaders().pipeline.stored.why_not(loader) is None
+
+
+# -- in a process of its own ----------------------------------------------------------------------------------------
+
+SCRIPT = """
+import hashlib, sys
+import numpy as np, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Digits(Dataset):
+    def __init__(self):
+        self.data = torch.arange(1900 * 16, dtype=torch.int64).remainder_(251).to(torch.uint8).view(1900, 4, 4)
+        self.targets = [i % 10 for i in range(1900)]
+    def __len__(self):
+        return len(self.data)
+    def __getitem__(self, i):
+        return (self.data[i].float().div(255) - 0.5) / 0.25, self.targets[i]
+
+torch.manual_seed(0)
+model = torch.nn.Linear(16, 10)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+seen = hashlib.sha256()
+for epoch in range(2):
+    for x, y in DataLoader(Digits(), batch_size=16, shuffle=True):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x.flatten(1)), y)
+        loss.backward()
+        optimizer.step()
+        seen.update(x.numpy().tobytes() + y.numpy().tobytes())
+print(seen.hexdigest(), loss.item(), torch.rand(1).item())
+"""
+
+
+def test_a_script_prints_the_same_whatever_memory_kept_items_have(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+
+    def runs(*command):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=True
+        )
+        return done.stdout, done.stderr.splitlines()
+
+    plain, _ = runs(sys.executable, "train.py")
+    run = [sys.executable, "-m", "flatout", "run", "--fixed"]
+    for memory in (["--store-memory", size] for size in ("0", "100kB", "1GB")):
+        out, said = runs(*run, *memory, "--levers", "sample_store", "train.py")
+        assert out == plain and said[-1].startswith("flatout: 238 steps")
+    out, said = runs(*run, "--store-memory", "0", "train.py")
+    assert out == plain
+    assert "flatout: `--store-memory` has nothing to do here: the lever sample_store is not engaged" in said

@@ -43,13 +43,13 @@ class PyTorch:
     name = "pytorch"
 
     def __init__(
-        self, cache_folder: str | None = None, capture_bytes: int = CAPTURE_BYTES, *,
-        store_folders: tuple[str, ...] = (), store_memory_bytes: int | None = None,
+        self, cache_folder: str | None = None, capture_bytes: int = CAPTURE_BYTES,
+        store_memory_bytes: int | None = None,
     ) -> None:  # fmt: skip
         self.version: str = str(torch.__version__)
         self.calls = Calls()
         self.loaders = Loaders()
-        self.loaders.keeping = store_folders, store_memory_bytes
+        self.loaders.store_memory_bytes = store_memory_bytes
         self.observer = Observer(self.calls, self.loaders)
         self.session = Session(self.calls, self.loaders, registry(), cache_folder)
         self.capture = Capture(self.calls, capture_bytes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -60,8 +60,8 @@ class Loaders:
         self.num_changed = 0
         """Passes opened with `settings`."""
         self.passes: weakref.WeakSet[Pass] = weakref.WeakSet()
-        self.keeping: tuple[Sequence[str], int | None] = (), None
-        """Folders of kept items on the disk, see `pipeline.stored.Keeping`, and memory for them."""
+        self.store_memory_bytes: int | None = None
+        """Memory for kept items; None: what is free allows."""
         self._lasting: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
         """For each loader whose workers the script keeps the pass under way, which has the loader: by its `id`."""
         self._pipeline: InputPipeline | None = None
@@ -222,15 +222,14 @@ class Loaders:
     def pipeline(self) -> InputPipeline:
         """What computes batches otherwise than item by item; made when it is first asked for."""
         if self._pipeline is None:
-            from flatout.frameworks.pytorch.input.items.engine import InputPipeline, Keeping
+            from flatout.frameworks.pytorch.input.items.engine import InputPipeline
 
-            self._pipeline = InputPipeline(Keeping(*self.keeping))
+            self._pipeline = InputPipeline(self.store_memory_bytes)
         return self._pipeline
 
     def remarks(self) -> list[str]:
-        """What is to be said of workers and kept items in the end; nothing is written to the disk after that."""
-        said = [remark for checks in self.checks.values() for remark in checks.remarks()]
-        return said if self._pipeline is None else [*said, *self._pipeline.stored.keeping.remarks()]
+        """What is to be said of workers in the end."""
+        return [remark for checks in self.checks.values() for remark in checks.remarks()]
 
     def engage(self, part: Part, on: bool) -> None:
         """Have a part of the input pipeline fetch from now on, where it is known how, or no longer."""

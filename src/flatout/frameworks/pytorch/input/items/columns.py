@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from flatout.frameworks.pytorch.input.items.first_touch import FirstTouch
-from flatout.records.store_state import Part
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.input.transfer.rows import Mirror
@@ -27,12 +26,11 @@ class Unkept(Exception):
 class Column:
     """One tensor of a batch, for all items that are kept."""
 
-    def __init__(self, first: torch.Tensor, num_rows: int, room: np.ndarray | None = None) -> None:
-        self._row_bytes, self._first_touch = first[:1].nbytes, None
-        if room is None:
-            room = np.empty(num_rows * self._row_bytes, np.uint8)  # NumPy asks for large pages
-            self._first_touch = FirstTouch(room)
-        self.rows = torch.from_numpy(room.reshape(-1)).view(first.dtype).view(num_rows, *first.shape[1:])
+    def __init__(self, first: torch.Tensor, num_rows: int) -> None:
+        self._row_bytes = first[:1].nbytes
+        room = np.empty(num_rows * self._row_bytes, np.uint8)  # NumPy asks for large pages
+        self._first_touch = FirstTouch(room)
+        self.rows = torch.from_numpy(room).view(first.dtype).view(num_rows, *first.shape[1:])
         self.mirror: Mirror | None = None
         """The same rows on a device."""
         self.num_writes, self.num_arrived = 0, 0
@@ -47,8 +45,7 @@ class Column:
         rows = batch if len(which) == len(batch) else batch.index_select(0, torch.from_numpy(which))
         if isinstance(places, slice):
             self.rows[places] = rows
-            if self._first_touch is not None:
-                self._first_touch.reached(places.stop * self._row_bytes)
+            self._first_touch.reached(places.stop * self._row_bytes)
         else:
             self.rows.index_copy_(0, torch.from_numpy(places), rows)
         self.num_writes += 1
@@ -92,16 +89,11 @@ class Columns:
     Args:
         first: A batch of the form that they have.
         num_rows: How many may be kept.
-        rooms: For each part, an array of bytes to keep it in; without them it is memory of our own.
     """
 
-    def __init__(self, first: Any, num_rows: int, rooms: Sequence[np.ndarray] | None = None) -> None:
-        leaves = leaves_of(first)
+    def __init__(self, first: Any, num_rows: int) -> None:
         self._columns: list[Any] = [
-            Column(one, num_rows, rooms[number] if rooms else None)
-            if isinstance(one, torch.Tensor)
-            else Texts(one, num_rows)
-            for number, one in enumerate(leaves)
+            (Column if isinstance(one, torch.Tensor) else Texts)(one, num_rows) for one in leaves_of(first)
         ]
         self._form = _form(first)
 
@@ -138,70 +130,6 @@ class Columns:
             return column.take(places, of_missing)
 
         return _built(self._form, leaf)
-
-
-def rows_of(batch: Any, which: Places) -> list[np.ndarray]:
-    """Some rows of each part of a batch, as bytes; copies, for a tensor that was seen as an array cannot be resized."""
-    places = torch.from_numpy(which)
-    rows = [leaf.index_select(0, places) for leaf in leaves_of(batch)]
-    return [one.view(-1).view(torch.uint8).numpy().reshape(len(which), -1) for one in rows]
-
-
-def parts_of(batch: Any) -> list[Part]:
-    """The files in which a batch can be kept on the disk.
-
-    Raises:
-        Unkept: It cannot.
-    """
-    found = []
-    for number, leaf in enumerate(leaves_of(batch)):
-        if not isinstance(leaf, torch.Tensor):
-            raise Unkept("texts are kept in memory only")
-        if not leaf[:1].nbytes:
-            raise Unkept("a part of the items is empty")
-        dtype, shape = str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape[1:])
-        found.append(Part(name=f"column-{number}", dtype=dtype, shape=shape, row_bytes=leaf[:1].nbytes))
-    return found
-
-
-def described(batch: Any) -> Any:
-    """A batch's containers as JSON has them, null in place of each leaf.
-
-    Raises:
-        Unkept: A dictionary has keys that are no texts.
-
-    >>> described([torch.zeros(2), {"y": torch.zeros(2)}])
-    {'list': [None, {'dict': [['y', None]]}]}
-    """
-    kind = type(batch)
-    if kind is dict:
-        if any(type(key) is not str for key in batch):
-            raise Unkept("a dictionary whose keys are no texts is kept in memory only")
-        return {"dict": [[key, described(part)] for key, part in batch.items()]}
-    return None if kind not in (list, tuple) or _are_texts(batch) else {kind.__name__: [*map(described, batch)]}
-
-
-def like(form: Any, parts: Sequence[Part]) -> Any:
-    """A batch of one row, of that form, with anything in it.
-
-    Raises:
-        Unkept: There is no such form.
-    """
-    leaves = iter([torch.empty((1, *part.shape), dtype=getattr(torch, part.dtype)) for part in parts])
-
-    def made(one: Any) -> Any:
-        match one:
-            case None:
-                return next(leaves)
-            case {"dict": pairs}:
-                return {key: made(part) for key, part in pairs}
-            case {"list": each}:
-                return [made(part) for part in each]
-            case {"tuple": each}:
-                return tuple(made(part) for part in each)
-        raise Unkept("a batch of a form that is not known")
-
-    return made(form)
 
 
 def leaves_of(batch: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from flatout.frameworks.pytorch.input.items.ahead import Ahead
 from flatout.frameworks.pytorch.input.items.fused import FusedFetch, following
 from flatout.frameworks.pytorch.input.items.in_process import InProcess
-from flatout.frameworks.pytorch.input.items.stored import Keeping, StoredItems
+from flatout.frameworks.pytorch.input.items.stored import StoredItems
 from flatout.frameworks.pytorch.input.pixels.owner import PixelThreads
 from flatout.frameworks.pytorch.input.read_ahead.owner import ReadAhead
 
@@ -26,12 +26,12 @@ class InputPipeline:
     """All of one process.
 
     Args:
-        keeping: Where items may be kept.
+        store_memory_bytes: Memory for kept items; None: what is free allows.
     """
 
-    def __init__(self, keeping: Keeping | None = None) -> None:
+    def __init__(self, store_memory_bytes: int | None = None) -> None:
         self.fused = FusedFetch()
-        self.stored = StoredItems(self.fused, keeping)
+        self.stored = StoredItems(self.fused, store_memory_bytes)
         self.pixels = PixelThreads(self.fused)
         self.ahead = Ahead(self.pixels)
         self.files = ReadAhead()
@@ -85,4 +85,4 @@ class InPlaceOfWorkers:
         return InProcess(loader, self._fused if fast else None, self._stored)
 
 
-__all__ = ["InputPipeline", "Keeping", "Part"]
+__all__ = ["InputPipeline", "Part"]

@@ -39,14 +39,12 @@ class Instruction:
         compute: What is called with the operands; where one of them differs from item to item, they are `Rows`.
         operands: `Slot`s, lists and tuples of operands, and constants.
         keywords: The same by name.
-        name: What is computed, in a word that means the same in every process.
     """
 
     target: int
     compute: Callable[..., Any]
     operands: tuple[Any, ...]
     keywords: dict[str, Any]
-    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,6 @@ class Program:
         varying: Where values lie that differ from item to item.
         works: Whether anything is computed, and not only moved.
         draws: The random numbers that an item draws, in order, as `draws.drawn` names them.
-        read_from: The names that the code uses and what was found there: functions with their code, values.
     """
 
     instructions: tuple[Instruction, ...]
@@ -88,7 +85,6 @@ class Program:
     varying: frozenset[Slot] = frozenset()
     works: bool = False
     draws: tuple[int, ...] = ()
-    read_from: tuple[tuple[str, Any], ...] = ()
     run: Callable[..., Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -79,7 +79,6 @@ class Recording:
         self._instructions: list[Instruction] = []
         self._constants: list[Any] = [None, None, None]
         self._guards: dict[tuple[int, str], Callable[[], bool]] = {}
-        self._read_from: dict[tuple[int, str], tuple[str, Any]] = {}
         self._typed: set[tuple[Any, type]] = set()
         self._used: set[Slot] = set()
         """What an operation has had for an operand."""
@@ -113,7 +112,6 @@ class Recording:
             varying=frozenset(self._varying),
             works=self._works,
             draws=tuple(self._draws),
-            read_from=tuple(self._read_from.values()),
         )
 
     def _frugal(self, item: Seen) -> tuple[Instruction, ...]:
@@ -176,7 +174,6 @@ class Recording:
             operation.rows if varies else operation.plain,
             tuple(o.operand for o in operands),
             {k: o.operand for k, o in keywords.items()},
-            operation.name,
         )
         if operation.fresh:
             self._fresh.add(target)
@@ -266,10 +263,9 @@ class Recording:
             self._typed.add((seen.operand, kind))
             self._add(require_type, (seen.operand, kind))
 
-    def guard(self, owner: Any, name: str, holds: Callable[[], bool], found: Any = None) -> None:
-        """Something about the code that must stay as it is, and what was found there."""
+    def guard(self, owner: Any, name: str, holds: Callable[[], bool]) -> None:
+        """Something about the code that must stay as it is."""
         self._guards[id(owner), name] = holds
-        self._read_from[id(owner), name] = name, found
 
     def unread(self, why: str) -> Unread:
         """The error that ends the reading."""
@@ -280,9 +276,8 @@ class Recording:
         return Slot(len(self._constants) - 1)
 
     def _add(
-        self, compute: Callable[..., Any], operands: tuple[Any, ...], keywords: dict[str, Any] | None = None,
-        name: str = "",
-    ) -> Slot:  # fmt: skip
+        self, compute: Callable[..., Any], operands: tuple[Any, ...], keywords: dict[str, Any] | None = None
+    ) -> Slot:
         if len(self._instructions) >= MAX_INSTRUCTIONS:
             raise self.unread(f"more than {MAX_INSTRUCTIONS} operations")
         keywords = keywords or {}
@@ -293,7 +288,5 @@ class Recording:
         target = self._slot(None)
         if used & {INDEX, DRAWN, *self._varying}:
             self._varying.add(target)
-        self._instructions.append(
-            Instruction(target.number, compute, operands, keywords, name or getattr(compute, "__name__", ""))
-        )
+        self._instructions.append(Instruction(target.number, compute, operands, keywords))
         return target

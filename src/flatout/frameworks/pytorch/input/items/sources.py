@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from flatout.frameworks.pytorch.input.items import vision
-from flatout.frameworks.pytorch.input.items.identity import Identity, identify
 from flatout.frameworks.pytorch.input.items.integers import whole
 from flatout.frameworks.pytorch.input.items.program import Instruction, Program, Slot, slots_of, straight_line
 from flatout.frameworks.pytorch.input.items.rows import Rows, Unvectorised
@@ -54,8 +53,6 @@ class Sources:
     """What the items of one program are made of."""
 
     def __init__(self, program: Program) -> None:
-        self.compared: frozenset[int] = frozenset()
-        """Numbers of takes whose rows are compared though PyTorch counts the changes of what they are taken of."""
         self._program = program
         fixed = [one for one in program.instructions if Slot(one.target) not in program.varying]
         shared = ([take.container for take in program.takes], list(program.parameters))
@@ -76,8 +73,6 @@ class Sources:
         index = whole(indices)
         containers, parameters = self._share(dataset, index)
         counted = tuple([type(one) is torch.Tensor or _is_frozen(one) for one in containers])
-        if self.compared:
-            counted = tuple([on and number not in self.compared for number, on in enumerate(counted)])
         if counted != self._counted:
             self._compare_all_but(counted)
         mark = [_count(one) if on else _kind(one) for one, on in zip(containers, counted, strict=True)]
@@ -86,17 +81,6 @@ class Sources:
         return Look(
             (torch.get_default_dtype(), *mark, *map(_form, taken, rows), *map(state_of, parameters)), rows, index
         )
-
-    def identity(self, dataset: Any, num_items: int) -> Identity:
-        """What all items follow from, for the disk; from now on is compared what it leaves out.
-
-        Raises:
-            Unvectorised: It cannot be told.
-        """
-        containers, parameters = self._share(dataset, whole([0]))
-        found = identify(self._program, dataset, containers, [*map(state_of, parameters)], num_items)
-        self.compared, self._counted = found.compared, None
-        return found
 
     def _compare_all_but(self, counted: tuple[bool, ...]) -> None:
         taken = [take.rows for take, on in zip(self._program.takes, counted, strict=True) if not on]

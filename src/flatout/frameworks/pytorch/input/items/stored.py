@@ -6,7 +6,6 @@ iterator. Out: the same batches.
 
 from __future__ import annotations
 
-import functools
 import statistics
 import threading
 import time
@@ -24,7 +23,6 @@ from flatout.frameworks.pytorch.input.items.fused import FusedFetch, FusedFetche
 from flatout.frameworks.pytorch.input.items.program import Program
 from flatout.frameworks.pytorch.input.items.rows import OneThread, Unvectorised
 from flatout.frameworks.pytorch.input.items.shadow import Shadow
-from flatout.frameworks.pytorch.input.items.shelf import Shelf
 from flatout.frameworks.pytorch.input.items.sources import Look, Sources
 from flatout.frameworks.pytorch.input.items.store import Room, Store
 from flatout.frameworks.pytorch.input.of_loader import known
@@ -52,39 +50,25 @@ to keep them costs as much as several passes that compute them."""
 
 NOT_WORTH = "its items are computed nearly as soon as kept ones are put together"
 
-NO_MEMORY = "`--store-memory 0` keeps nothing"
-
 CHUNK = 512
 """Items computed together where nobody waits for a batch."""
 
 
-class Keeping:
-    """Where a process may keep items.
+class StoredItems:
+    """The kept items of all loaders of a process.
 
     Args:
-        folders: On the disk, the first of which is written to; empty: in memory only.
+        fused: What computes items that are not kept.
         most_bytes: Memory for all stores together; None: what is free allows.
     """
 
-    def __init__(self, folders: Sequence[str] = (), most_bytes: int | None = None) -> None:
-        self.room = Room(most_bytes)
-        self.shelf = Shelf(folders)
-
-    def remarks(self) -> list[str]:
-        """What is to be said in the end; nothing is written to the disk after that."""
-        return self.shelf.lines()
-
-
-class StoredItems:
-    """The kept items of all loaders of a process."""
-
-    def __init__(self, fused: FusedFetch, keeping: Keeping | None = None) -> None:
+    def __init__(self, fused: FusedFetch, most_bytes: int | None = None) -> None:
         self.engaged = False
         self.num_batches = 0
         """Given from what was kept, since it was engaged."""
         self.on_taken: Callable[[torch.Tensor, Column, Places], None] | None = None
         """Told of the tensors of batches that consist of kept rows, and of which."""
-        self.keeping = keeping or Keeping()
+        self._room = Room(most_bytes)
         self._fused = fused
 
     def engage(self, on: bool, *, fill: Iterable[DataLoader[Any]] = ()) -> None:
@@ -108,7 +92,7 @@ class StoredItems:
     def keeper(self, loader: DataLoader[Any]) -> Keeper:
         """What is kept of a loader's dataset."""
         reading = self._fused.reading(loader)
-        return known(loader, self, lambda found: found.reading is reading, lambda: Keeper(reading, self.keeping))
+        return known(loader, self, lambda found: found.reading is reading, lambda: Keeper(reading, self._room))
 
     def why_not(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
         """Why the items of a loader cannot be kept, in a few words; None where they can."""
@@ -123,9 +107,9 @@ class StoredItems:
 class Keeper:
     """What is kept of one loader's dataset."""
 
-    def __init__(self, reading: Reading, keeping: Keeping) -> None:
+    def __init__(self, reading: Reading, room: Room) -> None:
         self.reading = reading
-        self.keeping = keeping
+        self.room = room
         self.why_not: str | None = None
         self.store: Store | None = None
         self.sources: Sources | None = None
@@ -136,18 +120,12 @@ class Keeper:
         self._kept_s: deque[float] = deque(maxlen=NUM_TIMED)
         self._computed_s: deque[float] = deque(maxlen=NUM_TIMED)
         self._begun = False
-        self._opened = False
 
     def begin(self) -> None:
         """Find out what items are made of, where that was not done."""
         if self._begun:
             return
         self._begun = True
-        self._find_out()
-        if self.why_not not in (None, NO_MEMORY) and self.keeping.shelf.folders:
-            self.keeping.shelf.say(f"nothing of a `{type(self.reading.dataset).__name__}` is kept", [self.why_not])
-
-    def _find_out(self) -> None:
         self.reading.begin()
         program = self.reading.program
         if program is None:
@@ -156,9 +134,8 @@ class Keeper:
             self.why_not = "its items are random"
         elif not program.works:
             self.why_not = "items are taken as they lie, and nothing is computed that could be kept"
-        elif self.keeping.room.most_bytes == 0:
-            self.why_not = NO_MEMORY
-            self.keeping.shelf.say(f"sample_store: {NO_MEMORY}")
+        elif self.room.most_bytes == 0:
+            self.why_not = "`--store-memory 0` keeps nothing"
         else:
             try:
                 sources = Sources(program)
@@ -166,35 +143,13 @@ class Keeper:
                 if len(self.reading.dataset) >= LEAST_ESTIMATED and not _worth_keeping(program, sources, self.reading):
                     self.why_not = NOT_WORTH
                     return
-                self.store = Store(len(self.reading.dataset), self.keeping.room)
+                self.store = Store(len(self.reading.dataset), self.room)
                 self.sources = sources
             except Unvectorised as problem:
                 self.why_not = str(problem)
             except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and plain is always there
                 self.why_not = f"{type(problem).__name__} when it was looked at"
                 let_through(problem)
-
-    def open(self, dataset: Any) -> None:
-        """Before the first item is looked for: go to the disk, where items are to be kept there.
-
-        `dataset`: the one that items are looked up in, or its copy: what they follow from lies there.
-        """
-        if self._opened:
-            return
-        self._opened = True
-        if self.store is None or self.sources is None or not self.keeping.shelf.folders:
-            return
-        num_items = self.store.num_items
-        try:
-            identity = self.sources.identity(dataset, num_items)
-        except Exception as problem:  # noqa: BLE001  a dataset may be of any kind, and memory is always there
-            let_through(problem)
-            why = str(problem) if isinstance(problem, Unvectorised) else f"{type(problem).__name__} when it was hashed"
-            self.keeping.shelf.say(f"the items of `{type(dataset).__name__}` are kept in memory only", [why])
-            return
-        reading = self.reading
-        keep = functools.partial(self.keeping.shelf.kept, identity, dataset, num_items, lambda: not reading.wrong)
-        self.store = Store(num_items, self.keeping.room, keep)
 
     def look(self, dataset: Any, indices: Sequence[int]) -> Look:
         """What these items of the dataset, or of its copy, are made of now."""
@@ -204,12 +159,9 @@ class Keeper:
     def fill_for_trial(self) -> None:
         """Keep all items now, so that a trial sees what later passes will be like."""
         self.begin()
-        self.open(self.reading.dataset)
         try:
             if self.store is not None and not self._filled(MOST_FILLING_S):
                 self.set_aside("to compute all items once takes longer than a trial has")
-            elif self.store is not None:
-                self.store.count()
         except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
             self.set_aside(f"{type(problem).__name__} when its items were computed")
 
@@ -245,18 +197,6 @@ class Keeper:
         """Never again."""
         self.store, self.why_not = None, why
 
-    def interrupted(self) -> None:
-        """Something from outside came in between; who knows which rows were written, and whether they were counted."""
-        if self.store is not None:
-            self.store.abandon("a signal came while items were being kept")
-        self.set_aside("a signal came while its items were being kept")
-
-    def differs(self, why: str) -> None:
-        """What was kept is not what the script gives: neither this run nor a later one may use it."""
-        if self.store is not None:
-            self.store.disown()
-        self.set_aside(f"kept batches differ: {why}")
-
     def failed(self, problem: Exception) -> None:
         """A batch could not be looked at."""
         self.num_failures += 1
@@ -286,11 +226,10 @@ class StoredFetcher:
         if keeper.store is None or keeper.reading.program is None or not keeper.lock.acquire(blocking=False):
             return inner.fetch(indices, always=True)
         try:
-            keeper.open(inner.dataset)
             return self._fetched(keeper.store, indices)
         except BaseException as problem:
             if is_interruption(problem):
-                keeper.interrupted()
+                keeper.set_aside("a signal came while its items were being kept")
             raise
         finally:
             keeper.lock.release()
@@ -359,12 +298,12 @@ class StoredFetcher:
         if shadow.first:
             own = plain(indices)
             if why := shadow.of_batch(batch, own):
-                keeper.differs(why)
+                keeper.set_aside(f"kept batches differ: {why}")
             return own
         if shadow.any_due(len(indices)):
             unwatched = threading.current_thread() is not threading.main_thread()  # where others draw meanwhile
             if why := shadow.of_items(batch, indices, Some(plain, indices), draws=unwatched):
-                keeper.differs(why)
+                keeper.set_aside(f"kept batches differ: {why}")
                 return self._inner.plain(indices)
         self._owner.num_batches += 1
         return batch
