@@ -82,16 +82,9 @@ WHY: list[Row] = [
 READ: list[Row] = [
     ("file", "string", "the script's own file"),
     ("line", "integer", "the line in it"),
-    ("code", "string", "the expression that reads"),
+    ("code", "string", "what stands in the line; empty where that cannot be read"),
     ("reads_per_step", "number", "how often in a mean step"),
     ("waited_s", "number", "seconds of a mean step that pass in these reads"),
-    ("use", "string", "what becomes of the value: `printed`, `unused`, `used` or `not told`"),
-    ("why", "string", "what shows that, or empty"),
-    (
-        "at_most",
-        "number or null",
-        "step time now over step time with it read later or less often, at most; null where it is needed",
-    ),
 ]
 RUN: list[Row] = [
     ("exit_code", "integer", "the script's; negative for the signal that ended it"),
@@ -249,13 +242,11 @@ _PLAN = Plan(
 _READS = ReadSites(
     sites=(
         ReadSite(
-            file="/home/you/work/train.py", line=41, code="loss.item()", read="item", on_device=True,
-            reads_per_step=1.0, waited_s=0.0004, saved_s=0.0001, use="printed", why="", ratio=1.01,
+            file="/home/you/work/train.py", line=41, code="print(loss.item())", read="item", on_device=True,
+            reads_per_step=1.0, waited_s=0.0004,
         ),
     ),
     num_steps=400,
-    step_s=0.01,
-    together=1.01,
 )  # fmt: skip
 
 

@@ -150,15 +150,14 @@ CENSUS = Census(
 )
 
 
-def read_site(file, line, code, wait_ms, use, why="", *, ratio=1.0, often=1.0, on_device=False):
+def read_site(file, line, code, wait_ms, *, often=1.0, on_device=False):
     return ReadSite(
-        file=file, line=line, code=code, read="item", on_device=on_device, reads_per_step=often, waited_s=wait_ms / 1e3,
-        saved_s=wait_ms / 1e3, use=use, why=why, ratio=ratio,
-    )  # fmt: skip
+        file=file, line=line, code=code, read="item", on_device=on_device, reads_per_step=often, waited_s=wait_ms / 1e3
+    )
 
 
-def reads(*sites, together=None):
-    return ReadSites(sites=sites, num_steps=200, step_s=0.0043, together=together, num_left_out=1)
+def reads(*sites):
+    return ReadSites(sites=sites, num_steps=200, num_left_out=1)
 
 
 def bound(remedy, ratio, how, *shortens, low=NAN, high=NAN):
@@ -505,17 +504,9 @@ def why():
         tuned_anatomy=None,
         census=census,
         reads=reads(
-            read_site("char_gpt.py", 88, "loss.item()", 0.21, "printed", ratio=1.0126),
-            read_site(
-                "char_gpt.py",
-                91,
-                "scheduler.step(loss)",
-                0.06,
-                "not told",
-                "what `scheduler.step`, line 91, does with it",
-            ),
-            read_site("char_gpt.py", 97, "logits.argmax(-1).tolist()", 0.04, "printed", ratio=1.002, often=0.01),
-            together=1.015,
+            read_site("char_gpt.py", 88, "loss.item()", 0.21),
+            read_site("char_gpt.py", 91, "scheduler.step(loss)", 0.06),
+            read_site("char_gpt.py", 97, "logits.argmax(-1).tolist()", 0.04, often=0.01),
         ),
         diagnosis=LAUNCHES,
         baseline_steps_per_s=59.2,
@@ -573,12 +564,9 @@ def huge():
                 1,
                 "<script>alert(4)</script>`\x1b[31m" * 9,
                 9.0,
-                "printed",
-                ratio=123.4,
                 often=4096.0,
             ),
-            read_site("<stdin>", 1, "", 0.5, "not told", "what `<img src=x>`, line 1, does with it " * 5),
-            together=200.0,
+            read_site("<stdin>", 1, "", 0.5),
         ),
         untried=tuple(Untried(lever=f"lever_{n}", reason=f"reason <{n}> " * 4) for n in range(12)),
         warnings=("a <warning> & " * 20, "second"),
@@ -680,9 +668,8 @@ def gpu():
         break_even_steps=None,
         tuned_steps_per_s=231.2,
         reads=reads(
-            read_site("train.py", 41, "loss.item()", 1.1, "printed", ratio=1.04, on_device=True),
-            read_site("train.py", 47, "loss.item()", 0.09, "used", "steers `if`, line 48", on_device=True),
-            together=1.04,
+            read_site("train.py", 41, "loss.item()", 1.1, on_device=True),
+            read_site("train.py", 47, "if loss.item() > 9:", 0.09, on_device=True),
         ),
         run=".flatout/train-1",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Trains with two planted reads: a value that is only printed, and one that stops the training early."""
+"""Trains with two planted reads: a value that is printed, and one that stops the training early."""
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ def train(model, optimizer, loader):
             losses = (model(x) - y).square().flatten()
             losses.mean().backward()
             optimizer.step()
-            seen += max(losses.tolist())  # only printed
+            seen += max(losses.tolist())  # printed
             if step % 50 == 49:
                 print(f"epoch {epoch}: {seen / 50:.3f}", flush=True)
                 seen = 0.0

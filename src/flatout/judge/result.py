@@ -379,9 +379,6 @@ def _reads(result: Result) -> list[dict[str, Any]] | None:
                 "code": site.code,
                 "reads_per_step": site.reads_per_step,
                 "waited_s": site.waited_s,
-                "use": site.use,
-                "why": site.why,
-                "at_most": site.ratio if site.deferrable else None,
             }
             for site in result.reads.sites
         ]

@@ -1,4 +1,4 @@
-"""Where was a tensor's value read on the host, and what did that take? Records of one window, by place and kind.
+"""Where was a tensor's value read on the host, and what did that take? Records of one window, by line and kind.
 
 In and out: records. Imported in the user's process: the standard library only.
 """
@@ -10,33 +10,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRead:
-    """All reads of one kind at one place.
+    """All reads of one kind at one line.
 
     Attributes:
         file: Absolute path of the script's own file, as far as there is one.
         line: The line in it, counted from 1.
-        end_line: Where the expression that read ends; 0 where Python does not tell.
-        column: Where it begins, in bytes of UTF-8 from 0.
-        end_column: Where it ends.
         read: Which call read: `item`, `__float__`, `synchronize` ...
-        within: Whether the reading itself was done by a library that the line called.
         on_device: Whether the value lay on a device, so that the host had to wait for it.
         num: How many there were.
         waited_s: Time from the calls to their returns, of all of them together.
-        until_next_s: Host time from each return to the next read of a value on a device; 0 of values on the host.
     """
 
     file: str
     line: int
-    end_line: int
-    column: int
-    end_column: int
     read: str
-    within: bool
     on_device: bool
     num: int
     waited_s: float
-    until_next_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,9 +177,9 @@ def used(result: Result) -> Table:
 
 def read_sites(result: Result) -> Table:
     """Where values are read on the host."""
-    head = ("where", "reads", "what becomes of it", "how often", "takes of a step", "later or less often, at most")
+    head = ("where", "reads", "how often", "takes of a step")
     rows = reads.rows(result)
-    return table("Values read on the host", head, rows, texts=3, links={4: [READS] * len(rows)})
+    return table("Values read on the host", head, rows, texts=2, links={3: [READS] * len(rows)})
 
 
 def operations(result: Result) -> Table:

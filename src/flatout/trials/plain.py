@@ -9,7 +9,6 @@ import contextlib
 import json
 import math
 import time
-import tokenize
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -186,7 +185,7 @@ class Plain:
                 seen.append(found)
             if time.perf_counter() > self.budget.deadline_s(0.7):
                 break
-        return judged(seen, self.bench.step_guess_s, _source_of)
+        return judged(seen)
 
     def _counterfactuals(self) -> dict[str, Comparison]:
         facts = self.bench.facts
@@ -226,12 +225,3 @@ class Plain:
         with contextlib.suppress(OSError):  # kept so that other rules can be held against it; not needed for the rest
             (self.run_folder / FINDINGS).write_text(json.dumps(to_json(findings)) + "\n", encoding="utf-8")
         self.diagnosis = diagnose(findings)
-
-
-def _source_of(file: str) -> str | None:
-    """The text of one of the script's files; None where it has none that can be read."""
-    try:
-        with tokenize.open(file) as opened:  # in the encoding that the file declares
-            return opened.read()
-    except (OSError, SyntaxError, ValueError):
-        return None

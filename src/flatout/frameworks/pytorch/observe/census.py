@@ -155,4 +155,4 @@ def _read_back(name: str, tensors: list[torch.Tensor], results: list[torch.Tenso
 def _place(on_device: bool) -> str | None:
     """The script's own line; None where PyTorch's optimizer reads its own step counter, which lies on the host."""
     found = script_frame(sys._getframe(3), on_device=on_device)
-    return None if found is None else f"{found[0].f_code.co_filename}:{found[0].f_lineno}"
+    return None if found is None else f"{found.f_code.co_filename}:{found.f_lineno}"

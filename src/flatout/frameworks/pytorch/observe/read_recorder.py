@@ -1,19 +1,19 @@
 """Where does the script read a tensor's value on the host, and how long does it wait there?
 
-In: the calls that read, made by the training thread from `start` to `stop`. Out: `HostReads`, a row for each place in
-the script. A value is passed on at once, as it is: nothing is deferred. Loaded in trials only, for their own windows.
+In: the calls that read, made by the training thread from `start` to `stop`. Out: `HostReads`, a row for each line of
+the script. Loaded in trials only, for their own windows.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
 from functools import wraps
-from itertools import islice
 from threading import get_ident
 from time import perf_counter
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
@@ -37,8 +37,8 @@ of it. So are `torch.nonzero` and its like, by whose identity `torch.jit.script`
 
 MOST_ROWS = 60
 
-Key: TypeAlias = tuple[CodeType, int, str, bool, bool]
-"""Code and offset of the script's instruction, what read, whether within a library, whether from a device."""
+Key: TypeAlias = tuple[str, int, str, bool]
+"""File and line of the script, what read, whether from a device."""
 
 
 class ReadRecorder:
@@ -66,12 +66,10 @@ class ReadRecorder:
         self._patches: list[Patch] = []
         self._reading = False
         """Whether a read is under way: what it calls in turn is part of it."""
-        self._rows: dict[Key, list[float]] = {}
-        """Number of reads, seconds waited, seconds of the host until the next read of a device's value."""
-        self._of_step: list[tuple[Key, float, list[float]]] = []
-        """The same of each read of this step, with its end, until it is known to belong to a step."""
-        self._latest: tuple[float, list[float]] | None = None
-        """Of the latest read of a device's value: its end, and the row that awaits the time until the next."""
+        self._waits_s: dict[Key, list[float]] = {}
+        """Seconds that each read waited."""
+        self._of_step: list[tuple[Key, float, float]] = []
+        """Of each read of this step, until it is known to belong to a step: where, when it began, when it ended."""
 
     def start(self) -> None:
         """Begin to note."""
@@ -87,22 +85,15 @@ class ReadRecorder:
         for patch in reversed(self._patches):
             patch.remove()
         self._patches = []
-        self._until_next(self._now())
-        self._latest = None
-        rows = [self._row(key, *values) for key, values in self._rows.items()]
+        rows = [_row(key, waits_s) for key, waits_s in self._waits_s.items()]
         rows.sort(key=lambda row: -row.waited_s)
         return HostReads(rows=tuple(rows[:MOST_ROWS]), num_steps=num_steps, wall_s=wall_s)
 
     def end_step(self, evaluated_until_s: float = 0.0) -> None:
         """A step has ended; what was read in an evaluation before it is no part of it."""
-        for key, ended_s, values in self._of_step:
-            if ended_s <= evaluated_until_s:
-                continue
-            row = self._rows.setdefault(key, [0, 0.0, 0.0])
-            for number, value in enumerate(values):
-                row[number] += value
-            if self._latest is not None and self._latest[1] is values:
-                self._latest = self._latest[0], row
+        for key, began_s, ended_s in self._of_step:
+            if ended_s > evaluated_until_s:
+                self._waits_s.setdefault(key, []).append(ended_s - began_s)
         self._of_step.clear()
 
     def _noting(self, name: str) -> Callable[[Any, Patch], Any]:
@@ -145,42 +136,21 @@ class ReadRecorder:
     def _note(self, frame: FrameType, name: str, began_s: float, ended_s: float, on_device: bool) -> None:
         if frame.f_code.co_filename.startswith(HERE):
             return  # our own
-        found = script_frame(frame, on_device=on_device)
-        if found is None:
-            return
-        line, within = found
-        values = [1, ended_s - began_s, 0.0]
-        if on_device:
-            self._until_next(began_s)
-            self._latest = ended_s, values
-        self._of_step.append(((line.f_code, line.f_lasti, name, within, on_device), ended_s, values))
+        script = script_frame(frame, on_device=on_device)
+        if script is not None:
+            self._of_step.append(((script.f_code.co_filename, script.f_lineno, name, on_device), began_s, ended_s))
 
-    def _until_next(self, began_s: float) -> None:
-        if self._latest is not None:
-            ended_s, values = self._latest
-            values[2] += max(began_s - ended_s, 0.0)
 
-    @staticmethod
-    def _row(key: Key, num: float, waited_s: float, until_next_s: float) -> HostRead:
-        code, offset, name, within, on_device = key
-        line, end_line, column, end_column = next(
-            islice(code.co_positions(), offset // 2, None), (None, None, None, None)
-        )
-        file = code.co_filename
-        whole = None not in (line, end_line, column, end_column)
-        return HostRead(
-            file=file if file.startswith("<") else os.path.abspath(file),
-            line=line or code.co_firstlineno,
-            end_line=(end_line or 0) if whole else 0,
-            column=(column or 0) if whole else 0,
-            end_column=(end_column or 0) if whole else 0,
-            read=name,
-            within=within,
-            on_device=on_device,
-            num=int(num),
-            waited_s=round(waited_s, 9),
-            until_next_s=round(until_next_s, 9),
-        )
+def _row(key: Key, waits_s: list[float]) -> HostRead:
+    file, line, name, on_device = key
+    return HostRead(
+        file=file if file.startswith("<") else os.path.abspath(file),
+        line=line,
+        read=name,
+        on_device=on_device,
+        num=len(waits_s),
+        waited_s=round(math.fsum(waits_s), 9),
+    )
 
 
 def _passed_on(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,6 +1,6 @@
 """Which line of the script does something happen at? The innermost frame that belongs to neither PyTorch nor a library.
 
-In: a frame. Out: the script's own frame above it, and whether a library lies between. Loaded in trials only.
+In: a frame. Out: the script's own frame above it. Loaded in trials only.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ TORCH = os.path.dirname(torch.__file__) + os.sep
 INSTALLED = (os.path.dirname(os.path.dirname(torch.__file__)) + os.sep, os.path.dirname(os.__file__) + os.sep)
 
 
-def script_frame(frame: FrameType | None, *, on_device: bool) -> tuple[FrameType, bool] | None:
-    """The frame of the script's own line, and whether what happens there is done by a library that it called.
+def script_frame(frame: FrameType | None, *, on_device: bool) -> FrameType | None:
+    """The frame of the script's own line.
 
     Where no line is the script's own, a library's stands for it. None where PyTorch's optimizer reads its own step
     counter, which lies on the host and is no doing of the script's.
     """
-    nearest, within = None, False
+    nearest = None
     while frame is not None:
         name = frame.f_code.co_filename
         if not on_device and name.startswith(TORCH + "optim"):
@@ -30,7 +30,6 @@ def script_frame(frame: FrameType | None, *, on_device: bool) -> tuple[FrameType
         if not name.startswith((TORCH, HERE)):
             nearest = nearest or frame
             if not name.startswith(INSTALLED):
-                return frame, within
-        within = within or not name.startswith(HERE)
+                return frame
         frame = frame.f_back
-    return None if nearest is None else (nearest, True)
+    return nearest
