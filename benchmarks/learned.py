@@ -55,7 +55,7 @@ def measure(name: str, pairs: int, seconds: float) -> None:
         if plain.exit_code:
             raise SystemExit(plain.output)
         length = max(round(short * seconds / plain.wall_s), short)
-        tune = timed([FLATOUT, "tune", "--json", "--no-priors", *script, option, str(length)], folder / "tuned")
+        tune = timed([FLATOUT, "tune", "--json", *script, option, str(length)], folder / "tuned")
         verdict = json.loads(tune.output.splitlines()[-1]) if tune.exit_code == 0 else {"failed": tune.output}
         print(name, "tune:", json.dumps(verdict)[:300], f"{tune.wall_s:.0f} s", flush=True)
         runs: dict[str, list[dict[str, Any]]] = {"tuned": [], "learned": []}

@@ -115,7 +115,7 @@ def tune() -> None:
     script = [str(ROOT / "examples" / "lenet.py"), "--data", str(SHARED / "MNIST"), "--epochs", "1"]
     quiet()
     alone = _peak_of([PYTHON, *script], folder)
-    tuned = _peak_of([FLATOUT, "tune", "--json", "--no-priors", *script], folder)
+    tuned = _peak_of([FLATOUT, "tune", "--json", *script], folder)
     extra = tuned["peak_bytes"] - alone["peak_bytes"]
     print("tune", tuned["wall_s"], "s; memory beyond one copy", extra / 1e6, "MB")
     write("tune_lenet", {"alone": alone, "tune": tuned, "extra_bytes": extra})

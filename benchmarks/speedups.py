@@ -92,7 +92,7 @@ def measure(case: Case, examples: Path | None, place: Path, rounds: int) -> None
 def tuned(case: Case, folder: Path, env: dict[str, str]) -> dict[str, Any]:
     """What `flatout tune` says at its defaults, and how long it took; a refusal is a result too."""
     quiet()
-    done = timed([FLATOUT, "tune", "--json", "--no-priors", *case.words], folder, env)
+    done = timed([FLATOUT, "tune", "--json", *case.words], folder, env)
     found: dict[str, Any] = {"wall_s": done.wall_s, "exit_code": done.exit_code, "levers": [], "failed": ""}
     if done.exit_code:
         return {**found, "failed": without_places("\n".join(done.output.strip().splitlines()[-4:]), folder.parent)}
@@ -149,7 +149,7 @@ def commands(case: Case, sides: dict[str, Side]) -> dict[str, str]:
     """What was typed."""
     needed = dict(case.environment)
     typed_by = {side: typed(made.command, needed) for side, made in sides.items()}
-    return {"tune": typed(("flatout", "tune", "--no-priors", *case.words), needed), **typed_by}
+    return {"tune": typed(("flatout", "tune", *case.words), needed), **typed_by}
 
 
 def described(edit: Edit) -> dict[str, Any]:

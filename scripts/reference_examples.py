@@ -310,8 +310,7 @@ def json_page() -> str:
         record_table("records.ceilings", "Ceiling"),
         "and each of `accelerators`:",
         record_table("records.ceilings", "Accelerator"),
-        "`priors`, with `num_tunings` that are kept of earlier tunings, and their `folder`; and `energy`, with "
-        "`counters` that can be read, and the list `missing` of what cannot and why; each counter:",
+        "and `energy`, with `counters` that can be read, and the list `missing` of what cannot and why; each counter:",
         record_table("records.energy", "Counter"),
     ]
     return "\n\n".join(parts)

@@ -37,7 +37,7 @@ def main() -> None:
         quiet(60)
         with tempfile.TemporaryDirectory(prefix="flatout-bounds-") as folder:
             words = [str(EXAMPLES / f"{name}.py"), *SCRIPTS[name]]
-            done = timed([FLATOUT, "tune", "--json", "--no-priors", *words], Path(folder))
+            done = timed([FLATOUT, "tune", "--json", *words], Path(folder))
             if done.exit_code:
                 sys.exit(f"{name} failed:\n{done.output}")
             result = load(next(Path(folder).glob(".flatout/*/result.json")))

@@ -1,13 +1,10 @@
-"""How good is the search, and what does it cost, on grids that were recorded once? Beside it with priors, and rivals.
+"""How good is the search, and what does it cost, on grids that were recorded once? Beside it rivals.
 
     python benchmarks/search/replay.py [--draws 50]
 
 Each play has its own order of the levers and its own noise: a trial's pairs are drawn, with replacement, from those
 recorded for its set. What a play ends with is scored by the truth, the median of all recorded pairs: the ratio of
 its choice over that of the best set of the grid; and its cost by the share of what trying every set costs.
-
-Priors come from the other grids only: each of them is played once without any, and what `tune` would have kept of that
-is what the search with priors begins with. Grids of another machine say nothing, as between tunings.
 """
 
 from __future__ import annotations
@@ -35,8 +32,8 @@ from flatout.records.facts import Facts
 from flatout.records.plan import Candidate, Key, Trial
 from flatout.records.trace import Levers
 from flatout.trials.pairs import SCREENING, Extent, Pairs, is_done
-from flatout.trials.search import priors, strategy
-from flatout.trials.search.space import Choice, advised, space_of
+from flatout.trials.search import strategy
+from flatout.trials.search.space import Choice, space_of
 from measuring import RESULTS, write
 
 ENOUGH, MOST_COST = 0.95, 0.25
@@ -79,16 +76,6 @@ class Grid:
         return max([1.0, *self.truth.values()])
 
     @property
-    def place(self) -> priors.Place:
-        """Where priors of it hold; all grids were recorded under one version."""
-        return priors.place_of(self.machine.machine_key(), "pytorch", "", self.facts.device)
-
-    @property
-    def traits(self) -> priors.Traits:
-        """What its script is compared by."""
-        return priors.traits_of(self.name, self.facts, self.anatomy, self.diagnosis)
-
-    @property
     def whole_cost_s(self) -> float:
         """What trying every set costs, each as long as a trial that is not cut short."""
         return sum(_cost_s(row, SCREENING.at[-1]) for row in self.rows.values())
@@ -118,7 +105,6 @@ class Play:
     lots: random.Random
     cost_s: float = 0.0
     trials: list[Trial] = field(default_factory=list)
-    former: Sequence[priors.Tuning] = ()
     costs_s: list[float] = field(default_factory=list)
     """What it had cost after each trial."""
 
@@ -184,25 +170,15 @@ class Play:
 
 
 def ours(play: Play) -> None:
-    """The search of `tune`, with the levers in an order of its own; with priors where the play has any."""
+    """The search of `tune`, with the levers in an order of its own."""
     names = [name for name, lever in LEVERS.items() if lever.toggles != "process"]
     play.lots.shuffle(names)
     grid = play.grid
     shuffled = {name: LEVERS[name] for name in names}
     found = (grid.anatomy, grid.diagnosis)
     space = space_of(shuffled, grid.facts, grid.machine, found, Choice())
-    said = priors.advice(play.former, grid.place, grid.traits)
-    space = advised(space, said.expected, said.own, said.former)
     while (candidate := strategy.next_candidate(space, play.trials, lambda c: c.key in grid.rows)) is not None:
         play.try_out(candidate.levers, strategy.to_beat(candidate.levers, LEVERS, play.trials))
-
-
-def kept_of(grid: Grid, lots: random.Random) -> priors.Tuning:
-    """What `tune` would have kept of a script, had it been tuned before."""
-    play = Play(grid, lots)
-    ours(play)
-    best = strategy.best_of(play.trials)
-    return priors.tuning_of(grid.place, grid.traits, play.trials, best.levers if best is not None else {})
 
 
 def at_random(play: Play) -> None:
@@ -260,9 +236,8 @@ def tpe(play: Play) -> None:
     study.optimize(objective, n_trials=300)
 
 
-WITH_PRIORS = "with priors"
 PLAYERS: dict[str, Callable[[Play], None]] = {
-    "flatout": ours, WITH_PRIORS: ours, "random": at_random, "one at a time": one_at_a_time, "optuna TPE": tpe,
+    "flatout": ours, "random": at_random, "one at a time": one_at_a_time, "optuna TPE": tpe,
 }  # fmt: skip
 
 
@@ -274,9 +249,7 @@ def played(grids: Sequence[Grid], num_draws: int) -> dict[str, Any]:
             found = []
             for draw in range(num_draws):
                 lots = random.Random(f"{player} {grid.name} {draw}")
-                others = [one for one in grids if one is not grid] if player == WITH_PRIORS else []
-                former = [kept_of(one, random.Random(f"{one.name} before {grid.name} {draw}")) for one in others]
-                play = Play(grid, lots, former=former)
+                play = Play(grid, lots)
                 plays(play)
                 found.append((play.score, play.share, len(play.trials), play.reached()))
             scores, shares, trials, reached = (list(part) for part in zip(*found, strict=True))

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from flatout.trials.conduct import Goal, Show
     from flatout.trials.lever_rows import LeverRow, describe_levers
     from flatout.trials.prover import ProveRequest
-    from flatout.trials.search.priors_file import forget_priors, kept_priors
     from flatout.trials.search.space import Choice
     from flatout.trials.terms import Terms
 
@@ -55,8 +54,6 @@ _MEASURING = {
     "Show": "flatout.trials.conduct",
     "Terms": "flatout.trials.terms",
     "describe_levers": "flatout.trials.lever_rows",
-    "forget_priors": "flatout.trials.search.priors_file",
-    "kept_priors": "flatout.trials.search.priors_file",
 }
 
 
@@ -371,8 +368,6 @@ __all__ = [
     "contrast",
     "describe_levers",
     "export",
-    "forget_priors",
-    "kept_priors",
     "levers",
     "machine",
     "prove",

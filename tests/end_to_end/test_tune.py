@@ -133,14 +133,6 @@ def test_a_plan_for_another_script_is_not_overwritten(tuned: tuple[Path, dict[st
     assert set(before) <= set(plan_file.scripts(folder / "flatout.toml"))
 
 
-def test_what_was_found_is_kept_on_the_machine_for_later_tunings(tuned: tuple[Path, dict[str, object]]) -> None:
-    folder, verdict = tuned
-    skip_where_busy(folder, verdict)
-    kept = [json.loads(path.read_text()) for path in (CACHE / "flatout" / "priors").glob("*.json")]
-    assert any(list(one["won"]) == verdict["levers"] for one in kept)
-    assert not any("tiny_training" in json.dumps(one) for one in kept), "neither the script's name nor its place"
-
-
 def test_the_report_of_a_run_is_shown_again(tuned: tuple[Path, dict[str, object]]) -> None:
     folder, verdict = tuned
     done = run("report", "--json", Path(str(verdict["run"])).name, folder=folder)

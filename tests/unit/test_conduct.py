@@ -123,9 +123,9 @@ def test_a_search_that_is_done_was_not_stopped(conduct, run_steps):
     assert conduct.stopped == "" and not conduct.untried
 
 
-def test_a_former_winner_that_the_budget_does_not_bear_makes_room_for_what_it_bears(conduct):
+def test_a_former_plan_that_the_budget_does_not_bear_makes_room_for_what_it_bears(conduct):
     first = Candidate(levers={"a": {}, "b": {}})
-    conduct.former.advised = lambda space, seen, plain: replace(space, own=(first,))
+    conduct.own = first.levers
     conduct._fits = lambda candidate: candidate.key != first.key
     assert searched(conduct, None, a=1.5, b=0.9)[0] == {"a"}
     assert conduct.stopped == "the budget of 120 s was too short for more", "the same set, reached by growing"

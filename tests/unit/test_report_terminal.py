@@ -86,13 +86,6 @@ def test_a_winner_says_how_much_how_sure_and_when_it_pays():
     assert "earned back after 22,700 steps. This run has 2,814: it pays from the ninth run on" in text
 
 
-def test_that_earlier_tunings_changed_the_order_is_one_line_and_none_where_they_did_not():
-    said = "3 earlier tunings on this machine decided what was tried first"
-    lines = shown(replace(RESULTS["lenet"], priors=said)).splitlines()
-    assert [line.split(maxsplit=1) for line in lines if said in line] == [["order", said]]
-    assert not any(line.startswith("order") for line in shown(RESULTS["lenet"]).splitlines())
-
-
 def test_a_run_long_enough_pays_within_itself():
     result = replace(RESULTS["lenet"], steps_in_run=40_000)
     assert "This run has 40,000: it pays within this very run" in " ".join(shown(result).split())

@@ -8,7 +8,7 @@ import pytest
 from flatout.frameworks.pytorch.levers import registry as registry_of_levers
 from flatout.judge.diagnosis import Bound, Diagnosis
 from flatout.records.plan import CLASSES, Candidate, Trial, allows
-from flatout.trials.search.space import Choice, Space, bound_of, space_of, widest_class
+from flatout.trials.search.space import Choice, Space, begun_with, bound_of, space_of, widest_class
 from flatout.trials.search.strategy import best_of, gain_s, next_candidate, second_to, to_beat, usable
 from handmade import FACTS, LOADER, MACHINE, anatomy, lever, registry, trial
 
@@ -490,3 +490,30 @@ def test_what_promises_to_be_worth_a_process_comes_before_what_compiles():
         return next(name for t in trials for name in ("compile", "heap") if name in t.levers)
 
     assert [first_costly(promised) for promised in (1.0, 1.04, 1.06, 2.0)] == ["compile", "compile", "heap", "heap"]
+
+
+# -- the plan that is there -----------------------------------------------------------------------------------------
+
+
+def test_the_script_begins_with_the_plan_that_is_there_whatever_that_costs():
+    planned = {"bf16": {}, "compile": {}, "affinity": {}}
+    begun = begun_with(space(), planned)
+    first = next_candidate(begun, [])
+    assert first.levers == planned
+    assert next_candidate(begun, [trial(planned, 0.9, "slower", "")]) == next_candidate(space(), [])
+
+
+def test_a_plan_has_its_settings_as_the_search_has_them():
+    found = next_candidate(begun_with(space(), {"threads": {"num": True}}), [])
+    assert found.levers == {"threads": {"num": 1}} and found.levers["threads"]["num"] is not True
+
+
+@pytest.mark.parametrize(
+    "planned",
+    [
+        {"bf16": {"x": 1}}, {"threads": {"num": 3}}, {"fused_optimizer": {}, "foreach_optimizer": {}}, {"gone": {}},
+        {"other_seeds": {}}, {},
+    ],
+)  # fmt: skip
+def test_a_plan_that_the_search_could_not_have_made_is_not_tried(planned):
+    assert begun_with(space(), planned) == space()

@@ -17,6 +17,7 @@ from flatout.cli.progress import trial_line
 from flatout.cli.run_command import command as run_command
 from flatout.cli.showing import show
 from flatout.judge.result import save
+from flatout.records import plan_file
 from flatout.records.plan import Trial
 from flatout.run.launch import Ended
 from flatout.run.script import Script
@@ -24,7 +25,7 @@ from flatout.trials import tune
 from flatout.trials.conduct import Goal, Show
 from flatout.trials.search.space import Choice
 from flatout.trials.unmeasurable import cannot_measure
-from handmade import MACHINE
+from handmade import MACHINE, plan
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 
@@ -379,3 +380,16 @@ def test_an_early_interruption_says_where_it_came_and_what_to_do(capsys, folder,
     error, cause, hint = capsys.readouterr().err.splitlines()[-3:]
     assert error == "flatout: stopped before there was anything to keep"
     assert cause == "cause: Ctrl-C came at the stage `starting the script`" and hint.startswith("hint:  ")
+
+
+# -- the plan that is there -----------------------------------------------------------------------------------------
+
+
+def test_tune_knows_the_plan_that_is_there_and_begins_anew_where_there_is_none(folder):
+    script, place = Script(path="train.py"), folder / "flatout.toml"
+    assert tune._planned(script, place) == {}
+    plan_file.write(plan(levers={"bf16": {}, "threads": {"num": 2}}), place)
+    assert tune._planned(script, place) == {"bf16": {}, "threads": {"num": 2}}
+    assert tune._planned(Script(path="other.py"), place) == {}
+    place.write_text("torn = [")
+    assert tune._planned(script, place) == {}

@@ -30,11 +30,6 @@ from flatout.cli import options
 )
 @options.accept
 @click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the plan.")
-@click.option(
-    "--no-priors",
-    is_flag=True,
-    help="Do not let earlier tunings on this machine say what is tried first, and keep nothing of this one.",
-)
 @options.store_memory
 @options.terms
 @options.as_json
@@ -43,7 +38,7 @@ from flatout.cli import options
 def command(  # noqa: PLR0913  one parameter per option
     words: tuple[str, ...], module: str | None, budget: str | None, only: str | None, steps: int | None,
     without: str | None, num_ranks: int | None, accept: str, plan: Path | None,
-    store_memory: str | None, allow_writes: bool, start_limit: str, no_priors: bool, as_json: bool, verbose: bool,
+    store_memory: str | None, allow_writes: bool, start_limit: str, as_json: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Measure SCRIPT, diagnose it, try what could help, and keep what measurably wins.
 
@@ -69,7 +64,6 @@ def command(  # noqa: PLR0913  one parameter per option
     goal = api.Goal(
         launcher=launcher,
         run_steps=steps,
-        priors=not no_priors,
         budget_s=None if budget is None else options.seconds(budget, "--budget"),
         choice=api.Choice(accept=accept, only=options.names(only), without=options.names(without) or ()),
         terms=api.Terms(

@@ -164,8 +164,6 @@ class Result:
     """Where values are read on the host; None where no step was looked at, and in results of former versions."""
     launched: Launched | None = None
     """What ranks that a launcher starts have brought; None for one process."""
-    priors: str = ""
-    """How earlier tunings on this machine changed the order in which things were tried; empty where they did not."""
 
     @property
     def noise_fraction(self) -> float | None:

@@ -150,25 +150,18 @@ def print_exported(done: Exported, *, file: IO[str] | None = None) -> None:
 
 def print_machine(
     ceilings: Ceilings, *, now_unix_s: float | None = None, file: IO[str] | None = None, energy: Log | None = None,
-    priors: tuple[int, str] | None = None, exchanges: Sequence[Ceiling] = (),
+    exchanges: Sequence[Ceiling] = (),
 ) -> None:  # fmt: skip
     """Print this machine, its ceilings and its energy counters; `now_unix_s` is the present, for their age.
 
-    `priors` is how many earlier tunings are kept, and where; `exchanges` is what ranks exchange at most.
+    `exchanges` is what ranks exchange at most.
     """
     import time
 
     from flatout.report import machine, screen
 
     now_s = time.time() if now_unix_s is None else now_unix_s
-    screen.show(machine.machine(ceilings, exchanges=exchanges, now_unix_s=now_s, energy=energy, priors=priors), file)
-
-
-def print_forgotten(num_tunings: int, folder: str | None, *, file: IO[str] | None = None) -> None:
-    """Print what became of earlier tunings that were to be forgotten."""
-    from flatout.report import machine
-
-    print(machine.forgotten(num_tunings, folder), file=file)
+    screen.show(machine.machine(ceilings, exchanges=exchanges, now_unix_s=now_s, energy=energy), file)
 
 
 def print_levers(rows: Sequence[LeverRow], *, typed: str = "SCRIPT", file: IO[str] | None = None) -> None:

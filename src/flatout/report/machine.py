@@ -20,7 +20,6 @@ def machine(
     exchanges: Sequence[Ceiling] = (),
     now_unix_s: float | None = None,
     energy: Log | None = None,
-    priors: tuple[int, str] | None = None,
 ) -> Report:
     """This machine and its measured ceilings.
 
@@ -29,7 +28,6 @@ def machine(
         exchanges: What ranks exchange at most.
         now_unix_s: The present, for the age of the measurement; without it no age is shown.
         energy: The energy counters that can be read, and what is missing for others; not shown without it.
-        priors: How many earlier tunings are kept, and where; not shown without it, or where there is none.
     """
 
     def compose(screen: Screen) -> None:
@@ -50,10 +48,6 @@ def machine(
         screen.say("compiler", here.cxx_compiler or "none: `torch.compile` needs one on a CPU")
         if energy is not None:
             _energy(screen, energy)
-        if priors is not None and priors[0]:
-            screen.say(
-                "priors", f"{words.plural(priors[0], 'earlier tuning')} in {priors[1]}; `--forget-priors` removes them"
-            )
         screen.blank()
         _ceilings_table(screen, ceilings, now_unix_s)
         if exchanges:
@@ -62,13 +56,6 @@ def machine(
         screen.command("next", "flatout why SCRIPT")
 
     return Report(compose)
-
-
-def forgotten(num_tunings: int, folder: str | None) -> str:
-    """What was removed of earlier tunings, and from where; a path is of use only whole, however long it is."""
-    if not num_tunings:
-        return words.printable(f"no earlier tuning is kept{f' in {folder}' if folder else ''}")
-    return words.printable(f"removed {words.plural(num_tunings, 'earlier tuning')} from {folder}")
 
 
 def _energy(screen: Screen, energy: Log) -> None:

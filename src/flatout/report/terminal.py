@@ -38,8 +38,6 @@ def tune(result: Result, *, verbose: bool = False, page: Path | str | None = Non
         _verdict(screen, result)
         if ranks := answer.on_ranks(result):
             screen.say("ranks", ranks)
-        if result.priors:
-            screen.say("order", result.priors, most=2)
         if reached := tried.input_reached(result):
             screen.say("input", reached, most=3)
         _cautions(screen, result, verbose=verbose)

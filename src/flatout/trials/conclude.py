@@ -77,7 +77,6 @@ def result_of(conduct: Conduct) -> Result:
         short_budget_s=conduct.short_budget_s,
         asked_budget_s=conduct.goal.budget_s,
         energy=conduct.joules.summary(conduct),
-        priors=conduct.former.said,
     )
     return replace(result, plan=plan_of(conduct, result, won)) if won and won.levers else result
 

@@ -28,12 +28,11 @@ from flatout.trials.bench import Bench
 from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget
 from flatout.trials.compiling import compiling_s
 from flatout.trials.ends import CandidateFailed
-from flatout.trials.former import Former
 from flatout.trials.joules import Joules
 from flatout.trials.pairs import SCREENING, Extent, Pairs
 from flatout.trials.plain import Plain
 from flatout.trials.search import strategy
-from flatout.trials.search.space import WORTH_TRYING, Choice, Space, checks_of, space_of, widest_class
+from flatout.trials.search.space import WORTH_TRYING, Choice, Space, begun_with, checks_of, space_of, widest_class
 from flatout.trials.terms import Terms
 
 NOISE_PAIRS = stats.RANKED_PAIRS
@@ -83,12 +82,10 @@ class Goal:
         run_steps: Steps of the run that is tuned for; None where that is not known.
         exactly: Try this one set and nothing else (a plan that is checked again).
         launcher: The command that starts ranks of the script; empty for one process.
-        priors: Whether earlier tunings on this machine say what is tried first, and this one is kept for later ones.
     """
 
     exactly: Levers | None = None
     launcher: tuple[str, ...] = ()
-    priors: bool = True
     run_steps: int | None = None
     budget_s: float | None = None
     choice: Choice = field(default_factory=Choice)
@@ -139,7 +136,8 @@ class Conduct:
         self.short_budget_s: float | None = None
         self._room_s = 0.0
         """What is kept back of the budget for a lever that promises much, seconds."""
-        self.former = Former()
+        self.own: Levers = {}
+        """The levers of the plan that is there already, which are tried first."""
         self.judging_s = 0.0
         """The longest that comparing numbers took, which nothing ends early."""
         self.tuned_anatomy: Anatomy | None = None
@@ -243,8 +241,8 @@ class Conduct:
     def try_all(self) -> None:
         """Try candidates until nothing is left, the rest is not worth it, or the budget is spent."""
         plain = self.plain
-        facts, header = self.bench.facts, self.bench.header
-        assert facts is not None and header is not None and plain.anatomy is not None and plain.diagnosis is not None
+        facts = self.bench.facts
+        assert facts is not None and plain.anatomy is not None and plain.diagnosis is not None
         found = (plain.anatomy, plain.diagnosis)
         space = space_of(self.levers, facts, self.machine, found, self.goal.choice)
         self.untried = list(space.untried)
@@ -255,7 +253,7 @@ class Conduct:
             self._stage("trying plain as if it were a candidate")
             self.trials.append(self.try_out(Candidate(levers={})))
             return
-        space = self.former.advised(space, (header, facts, self.machine), plain)
+        space = begun_with(space, self.own)
         if strategy.promises_a_process(space):
             self.budget.allow(PROMISED_S)
             self.bench.deadline_s = self.budget.deadline_s()
@@ -310,9 +308,9 @@ class Conduct:
         return lambda candidate: bool(self._apart(candidate.levers)) or self._least_s(candidate) <= spare_s
 
     def _bears(self, space: Space) -> Callable[[Candidate], bool]:
-        """Whether the budget bears a former winner, which is not the cheapest that is left; yes for all others."""
-        former = {candidate.key for candidate in (*space.own, *space.former)}
-        return lambda candidate: candidate.key not in former or self._fits(candidate)
+        """Whether the budget bears the former plan, which is not the cheapest that is left; yes for all others."""
+        own = None if space.own is None else space.own.key
+        return lambda candidate: candidate.key != own or self._fits(candidate)
 
     def _pays(self, space: Space) -> Callable[[Candidate], bool]:
         """Whether the run that is tuned for can earn back what trying a candidate costs; yes where nobody knows."""

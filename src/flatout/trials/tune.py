@@ -19,11 +19,11 @@ from flatout.machine.read import read_machine
 from flatout.records import plan_file
 from flatout.records.ceilings import Ceilings, Machine
 from flatout.records.plan import CLASSES, ONLY_PROVED, PLAN_FILE, allows, input_levers, typed
+from flatout.records.trace import Levers
 from flatout.run import folder, isolation
 from flatout.run.script import Script, check_source
 from flatout.trials.bench import opened
 from flatout.trials.conduct import Conduct, Goal, Show
-from flatout.trials.former import OPTION, Former
 from flatout.trials.launched_ranks import LaunchedRanks
 from flatout.trials.samples_of_runs import Setting, forget_all
 from flatout.trials.search.space import Choice
@@ -57,12 +57,10 @@ def measured(
         conduct = Conduct(script, run_folder, machine, goal, show, command)
         with opened(conduct.bench), conduct.joules.noted(run_folder):
             conduct.measure_ceilings = lambda: _ceilings(conduct)
-            if goal.priors and command == "tune" and goal.exactly is None and not conduct.against_itself:
-                conduct.former = Former(script, show.remark)
+            conduct.own = _planned(script, place)
             found = conduct.run() if ranks is None else ranks.alone(conduct)
-        conduct.former.keep(found)
         found = found if ranks is None else ranks.confirm(found)
-        found = replace(found, options=_options(typed, plan, goal))
+        found = replace(found, options=_options(typed, plan))
         if found.plan is not None and write_plan:
             try:
                 _say_where_ranks_go(script, place, show)
@@ -80,6 +78,13 @@ def _ranks(script: Script, goal: Goal, run_folder: Path, machine: Machine, show:
         return None
     setting = Setting(script=script, registry=registry(), run_folder=run_folder, terms=goal.terms, machine=machine)
     return LaunchedRanks(goal.launcher, setting, show)
+
+
+def _planned(script: Script, place: Path) -> Levers:
+    """The levers of the plan that is there already; none where there is none."""
+    with contextlib.suppress(FlatoutError):
+        return plan_file.read(place, plan_file.key_of(script.name, place)).levers
+    return {}
 
 
 def _say_where_ranks_go(script: Script, place: Path, show: Show) -> None:
@@ -103,7 +108,7 @@ def _without_groups(choice: Choice) -> Choice:
     return replace(choice, only=None if choice.only is None else each(choice.only), without=each(choice.without))
 
 
-def _options(choice: Choice, plan: Path | None, goal: Goal) -> str:
+def _options(choice: Choice, plan: Path | None) -> str:
     """What is to be typed again for the same search."""
     words = [] if choice.accept == Choice().accept else ["--accept", choice.accept]
     if choice.only is not None:
@@ -112,8 +117,6 @@ def _options(choice: Choice, plan: Path | None, goal: Goal) -> str:
         words += ["--without", ",".join(choice.without)]
     if plan is not None:
         words += ["--plan", str(plan)]
-    if not goal.priors:
-        words.append(OPTION)
     return shlex.join(words)
 
 

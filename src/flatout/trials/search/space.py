@@ -1,7 +1,6 @@
 """What may the search choose from, and how much could each lever bring? Single candidates, with reasons for the rest.
 
-In: facts, anatomy, diagnosis, the levers' descriptions, the user's choice, and what earlier tunings say. Out: a
-`Space`. Earlier tunings move candidates within it; they neither add one nor take one away.
+In: facts, anatomy, diagnosis, the levers' descriptions, the user's choice. Out: a `Space`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from flatout.judge.diagnosis import Diagnosis
 from flatout.judge.result import NOT_NAMED, Untried
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import CLASSES, ONLY_PROVED, Candidate, Key, Lever, allows, typed
+from flatout.records.plan import CLASSES, ONLY_PROVED, Candidate, Lever, allows, typed
 from flatout.records.trace import Levers
 
 WORTH_TRYING = 1.02
@@ -39,9 +38,7 @@ class Space:
         num_cores: Cores that this process may use.
         bounds: By lever the most that it can bring, as a ratio.
         promised: By lever what it should bring by what was counted, as a ratio; without those of which nobody knows.
-        expected: What earlier tunings say that a set brings, as a logarithm of the ratio; below 0 a loss.
         own: What this very script was tuned to before: it comes first, whatever it costs.
-        former: What similar scripts were tuned to: they come before the single levers of their cost.
     """
 
     singles: tuple[Candidate, ...]
@@ -50,9 +47,7 @@ class Space:
     num_cores: int = 1
     bounds: Mapping[str, float] = field(default_factory=dict)
     promised: Mapping[str, float] = field(default_factory=dict)
-    expected: Mapping[Key, float] = field(default_factory=dict)
-    own: tuple[Candidate, ...] = ()
-    former: tuple[Candidate, ...] = ()
+    own: Candidate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,44 +131,15 @@ def cost_of(levers: Iterable[str], known: Mapping[str, Lever]) -> int:
     return max((_cost(known[name]) for name in levers), default=CHEAP)
 
 
-def advised(
-    space: Space, expected: Mapping[Key, float], own: Iterable[Levers] = (), former: Iterable[Levers] = ()
-) -> Space:
-    """The same candidates in the order that earlier tunings suggest; without any, the same space.
-
-    Within each cost, what won comes first and what lost comes last, and no lever is promised more than its bound. Of
-    whole sets that won, those are taken up that the search could have put together itself.
-    """
-
-    def most(key: Key) -> float:
-        return max(math.log(min((space.bounds.get(name, math.inf) for name, _ in key), default=1.0)), 0.0)
-
-    promised = {key: min(gain, most(key)) for key, gain in expected.items()}
-    owns = _admitted(own, space, "won for this script before")
-    others = _admitted(former, space, "won for similar scripts before")
-    return replace(
-        space,
-        singles=tuple(
-            sorted(space.singles, key=lambda c: (cost_of(c.levers, space.levers), -promised.get(c.key, 0.0)))
-        ),
-        expected=promised,
-        own=owns,
-        former=tuple(c for c in others if c.key not in {one.key for one in owns}),
-    )
-
-
-def _admitted(sets: Iterable[Levers], space: Space, reason: str) -> tuple[Candidate, ...]:
-    """The sets whose every lever may be tried here with its setting, and of which no two exclude each other."""
+def begun_with(space: Space, levers: Levers) -> Space:
+    """The same, begun with a set of levers, where the search could have put it together itself."""
     singles = {candidate.key: candidate.levers for candidate in space.singles}
-    found: dict[Key, Candidate] = {}
-    for levers in sets:
-        keys = [Candidate(levers={name: settings}).key for name, settings in levers.items()]
-        if keys and all(key in singles for key in keys) and not clash(levers, space):
-            # with the settings as they are here: a file may say `true` for 1, which is equal
-            here = {name: settings for key in keys for name, settings in singles[key].items()}
-            candidate = Candidate(levers=here, reason=reason)
-            found.setdefault(candidate.key, candidate)
-    return tuple(found.values())
+    keys = [Candidate(levers={name: settings}).key for name, settings in levers.items()]
+    if not keys or not all(key in singles for key in keys) or clash(levers, space):
+        return space
+    # with the settings as they are here: a file may say `true` for 1, which is equal
+    here = {name: settings for key in keys for name, settings in singles[key].items()}
+    return replace(space, own=Candidate(levers=here, reason="the script's last plan"))
 
 
 def bound_of(lever: Lever, anatomy: Anatomy, diagnosis: Diagnosis) -> float:

@@ -90,12 +90,13 @@ def _in_order(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
     takes processes for every step of it, and comes last.
     """
     inside = [t for t in trials if cost_of(t.levers, space.levers) < NEW_PROCESS]
-    order = [*space.own, *_former(space, CHEAP), *_cheap(space), *_grown(space, inside)]
-    compiled = _former(space, COMPILED)
+    own = [space.own] if space.own is not None else []
+    order = [*own, *_cheap(space), *_grown(space, inside)]
+    compiled: list[Candidate] = []
     for candidate in space.singles:
         if _single_cost(candidate, space) == COMPILED:
             compiled += _on_top(candidate, space, inside)
-    in_processes = [*_former(space, NEW_PROCESS), *_in_new_processes(space, trials, inside)]
+    in_processes = _in_new_processes(space, trials, inside)
     order += [*in_processes, *compiled] if promises_a_process(space) else [*compiled, *in_processes]
     if len(inside) < len(trials):
         order += _grown(space, trials)
@@ -111,15 +112,6 @@ def promised_processes(space: Space, least: float) -> list[Candidate]:
     """The single candidates that need a process and should bring at least this ratio, by what was counted."""
     needing = (c for c in space.singles if _single_cost(c, space) == NEW_PROCESS)
     return [c for c in needing if all(space.promised.get(name, 1.0) >= least for name in c.levers)]
-
-
-def _former(space: Space, cost: int) -> list[Candidate]:
-    return [candidate for candidate in space.former if cost_of(candidate.levers, space.levers) == cost]
-
-
-def is_reordered(space: Space, usual: Space) -> bool:
-    """Whether the search begins otherwise than in the usual space, as far as can be seen before anything is tried."""
-    return [c.key for c in _in_order(space, [])] != [c.key for c in _in_order(usual, [])]
 
 
 def _on_top(candidate: Candidate, space: Space, trials: Sequence[Trial]) -> list[Candidate]:
@@ -173,13 +165,12 @@ def _costs(trial: Trial, base: Trial | None) -> bool:
 
 
 def _groups(space: Space, base: Trial | None) -> list[list[Candidate]]:
-    """Single levers that can share a process; what lost before, or costs the best a lever, is no company for others."""
-    groups: dict[tuple[bool, bool], list[list[Candidate]]] = {}
+    """Single levers that can share a process; what costs the best a lever is no company for others."""
+    groups: dict[bool, list[list[Candidate]]] = {}
     for candidate in space.singles:
         if _single_cost(candidate, space) == NEW_PROCESS:
-            lost = space.expected.get(candidate.key, 0.0) < 0
             costs = base is not None and any(clash({**candidate.levers, n: s}, space) for n, s in base.levers.items())
-            alike = groups.setdefault((lost, costs), [])
+            alike = groups.setdefault(costs, [])
             group = next((one for one in alike if _bear(one, candidate, space)), None)
             if group is None:
                 alike.append(group := [])
@@ -216,14 +207,8 @@ def _single_cost(candidate: Candidate, space: Space) -> int:
 
 
 def _cheap(space: Space) -> list[Candidate]:
-    """The single levers that cost little and the pairs of partners; what is known to have won or lost is moved."""
-    order = _with_partners([c for c in space.singles if _single_cost(c, space) == CHEAP], space)
-    known = space.expected
-    return sorted(order, key=lambda c: -known.get(c.key, 0.0)) if known else order
-
-
-def _with_partners(cheap: Sequence[Candidate], space: Space) -> list[Candidate]:
-    """The single levers, each first partner followed by the pairs that it makes."""
+    """The single levers that cost little, each first partner followed by the pairs that it makes."""
+    cheap = [c for c in space.singles if _single_cost(c, space) == CHEAP]
     order = []
     for single in cheap:
         order.append(single)
