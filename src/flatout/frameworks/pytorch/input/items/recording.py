@@ -79,6 +79,7 @@ class Recording:
         self._instructions: list[Instruction] = []
         self._constants: list[Any] = [None, None, None]
         self._guards: dict[tuple[int, str], Callable[[], bool]] = {}
+        self._read_from: dict[tuple[int, str], tuple[str, Any]] = {}
         self._typed: set[tuple[Any, type]] = set()
         self._used: set[Slot] = set()
         """What an operation has had for an operand."""
@@ -112,6 +113,7 @@ class Recording:
             varying=frozenset(self._varying),
             works=self._works,
             draws=tuple(self._draws),
+            read_from=tuple(self._read_from.values()),
         )
 
     def _frugal(self, item: Seen) -> tuple[Instruction, ...]:
@@ -263,9 +265,10 @@ class Recording:
             self._typed.add((seen.operand, kind))
             self._add(require_type, (seen.operand, kind))
 
-    def guard(self, owner: Any, name: str, holds: Callable[[], bool]) -> None:
-        """Something about the code that must stay as it is."""
+    def guard(self, owner: Any, name: str, holds: Callable[[], bool], found: Any = None) -> None:
+        """Something about the code that must stay as it is, and what was found there."""
         self._guards[id(owner), name] = holds
+        self._read_from[id(owner), name] = name, found
 
     def unread(self, why: str) -> Unread:
         """The error that ends the reading."""
