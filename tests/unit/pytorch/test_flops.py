@@ -15,8 +15,13 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from architectures import ARCHITECTURES, Transformer, block_flops, built, linear, tokens  # noqa: E402
 from flatout.frameworks.pytorch.observe.census import OperationCounter  # noqa: E402
 from flatout.frameworks.pytorch.observe.flops import FORMULAS, in_recomputation  # noqa: E402
+from tiers import some  # noqa: E402
 
-BY_NAME = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name.partition(",")[0])
+LARGE = ("ViT", "BERT", "ResNeXt", "VGG", "LSTM")
+"""Those that take long: others have layers of these kinds, and recurrent ones have a test of their own."""
+
+QUICK = [one for one in ARCHITECTURES if not one.name.startswith(LARGE)]
+BY_NAME = pytest.mark.parametrize("architecture", some(ARCHITECTURES, *QUICK), ids=lambda a: a.name.partition(",")[0])
 WITHIN = 0.01
 
 

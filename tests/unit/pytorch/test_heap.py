@@ -76,6 +76,7 @@ def trained(levers, **environment):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @needs_glibc
 @pytest.mark.skipif(
     LARGE_PAGES.exists() and "[always]" in LARGE_PAGES.read_text(), reason="this kernel hands out large pages"

@@ -17,6 +17,7 @@ import flatout  # noqa: E402
 from flatout.frameworks.pytorch.input.items.shadow import difference  # noqa: E402
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.input.worker_settings import IN_PROCESS  # noqa: E402
+from tiers import some  # noqa: E402
 from unit.pytorch.test_pipeline import make  # noqa: E402
 
 OURS = os.path.dirname(os.path.abspath(flatout.__file__)) + os.sep
@@ -124,8 +125,8 @@ def without(wanted, name):
         yield from (rest[:number] + rest[number + 1 :] for number in range(4, len(rest)))
 
 
-@pytest.mark.parametrize("epoch", [0, 1])
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("epoch", some([0, 1], 0))
+@pytest.mark.parametrize("name", some(list(PARTS), "fused"))
 def test_wherever_it_comes_the_script_gets_it_and_no_wrong_batch(name, epoch, made):
     plain, _, _ = passes(made(), name)
     _, _, counted = passes(made(), name, stop=(epoch, 4), point=-1)
