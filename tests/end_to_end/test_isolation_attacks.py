@@ -34,7 +34,7 @@ DRIVER = """
 import json, subprocess, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from flatout.records.as_json.as_json import to_json
+from flatout.records.as_json import to_json
 from flatout.run import isolation
 ask = json.loads(sys.argv[2])
 run = Path(ask["run"])

@@ -204,7 +204,7 @@ def test_the_compiler_is_the_named_one_or_none():
 def test_this_machine_is_read_without_a_framework():
     code = """
 import json, sys
-from flatout.records.as_json.as_json import to_json
+from flatout.records.as_json import to_json
 from flatout.machine.read import read_machine
 found = read_machine()
 assert not {"torch", "numpy", "jax"} & set(sys.modules), sorted(sys.modules)
