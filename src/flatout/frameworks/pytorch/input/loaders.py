@@ -199,7 +199,6 @@ class Loaders:
         """Whether the loader's workers can be set without asking it to do what it does not do."""
         return (
             self._may_open(loader)
-            and loader not in self._refused
             and loader.multiprocessing_context is None
             and getattr(loader, "in_order", True)  # otherwise nobody knows which batches were given when one breaks
             and not isinstance(loader.dataset, IterableDataset)
