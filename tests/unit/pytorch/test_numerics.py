@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from flatout.frameworks.pytorch.numerics.differences import reals, relative_error, slope  # noqa: E402
 from flatout.frameworks.pytorch.numerics.replay import Replayer  # noqa: E402
 from processors import computes_bfloat16_lstm  # noqa: E402
+from tiers import some  # noqa: E402
 
 WORKLOADS = ("conv", "transformer", "mlp", "lstm", "gan")
 EVERYTHING = ("gradients", "updates")
@@ -36,7 +37,7 @@ def test_plain_against_plain_is_exactly_nothing_and_the_gradient_is_the_scripts_
     assert found.output_error == 0 and 0 < found.noise < 2 and found.detail == ""
 
 
-@pytest.mark.parametrize("scheduler", [False, True])
+@pytest.mark.parametrize("scheduler", some([False, True], True))
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_training_with_comparisons_in_it_ends_with_the_bits_of_training_without(
     name, scheduler, watch, workload, different
