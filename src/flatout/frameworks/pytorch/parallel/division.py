@@ -38,8 +38,8 @@ Hold = Callable[[torch.nn.Module, Collection[int]], Held]
 NUM_CONFIRMED = 4
 """So many shapes of one kind of call are computed both ways; then the kind is trusted with other shapes."""
 
-SAMPLE_EVERY = 32
-"""Calls between looks at samples: one takes at most a forward pass, a third of a step."""
+SAMPLE_EVERY = 16
+"""Calls between looks at samples: one takes a fifth of a step of a small model, and so about 1 % of the time."""
 
 TOO_FEW = "has too few samples for"
 
