@@ -1,4 +1,4 @@
-"""How long does a first epoch over photographs on slow storage take, plain and under `--levers input`?
+"""How long does a first epoch over photographs on slow storage take, plain and under `read_ahead`?
 
     python benchmarks/input_cold.py [--latency-ms 10 1] [--rounds 7] [--quick]
 
@@ -32,23 +32,17 @@ NUM_FILES = 400
 QUICK_FILES = 120
 MEGABYTES_PER_S = 100.0
 
-INPUT = named("input")
 READ_AHEAD = named("read_ahead")
 SIDES = {
     "plain": (0, None),
     "two_workers": (2, None),
-    "input": (0, INPUT),
-    "input_without": (0, {name: settings for name, settings in INPUT.items() if name != "read_ahead"}),
     "read_ahead": (0, READ_AHEAD),
     "two_workers_read_ahead": (2, READ_AHEAD),
 }
 PAIRS = {
-    "first": ("plain", 0, "input"),
-    "first_to_two_workers": ("two_workers", 0, "input"),
-    "first_of_other_levers": ("input_without", 0, "input"),
     "read_ahead_alone": ("plain", 0, "read_ahead"),
     "read_ahead_with_two_workers": ("two_workers", 0, "two_workers_read_ahead"),
-    "first_of_reading_alone": ("reading_alone", 0, "input"),
+    "first_of_reading_alone": ("reading_alone", 0, "read_ahead"),
 }
 
 
@@ -83,7 +77,7 @@ def measure_cold(folder: Path, mount: Path, latency_ms: float, rounds: int) -> d
     """First epochs on storage with this latency."""
     print(f"a latency of {latency_ms:g} ms", flush=True)
     num = len(jpegs(folder))
-    setup = {"latency_ms": latency_ms, "megabytes_per_s": MEGABYTES_PER_S, "input": list(INPUT)}
+    setup = {"latency_ms": latency_ms, "megabytes_per_s": MEGABYTES_PER_S}
     return setup | told(account(Cold(folder, mount, latency_ms).measured(rounds), num, PAIRS))
 
 
@@ -109,7 +103,7 @@ def measure(latencies_ms: Sequence[float], rounds: int, num_files: int, photogra
         mount.mkdir()
         copied(photographs_in, num_files, folder)
         with throttled(folder, mount, 1.0, MEGABYTES_PER_S):
-            agree(lambda num_workers: photographs(num_workers, mount), 0, INPUT)
+            agree(lambda num_workers: photographs(num_workers, mount), 0, READ_AHEAD)
         for latency_ms in latencies_ms:
             if keep:
                 quiet()

@@ -2,28 +2,24 @@
 
     python benchmarks/input_pipeline.py [mnist] [tokens] [photographs] ... [--rounds 7]
 
-The loader alone (and photographs beside a step of 60 ms), one intra-op thread. In each round every side makes its
-dataset and loader anew and goes over it twice, the sides in turn, so that there is a first and a second epoch of each.
-The batches of both sides are compared bit by bit before anything is timed. Photographs are copied, so that a pass
-opens as many files as it has items; what two threads can decode of them at best is measured beside them.
+The loader alone, one intra-op thread. In each round every side makes its dataset and loader anew and goes over it
+twice, the sides in turn, so that there is a first and a second epoch of each. The batches of both sides are compared
+bit by bit before anything is timed. Photographs are copied, so that a pass opens as many files as it has items.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.input.items.shadow import difference
@@ -65,12 +61,11 @@ def engaged(levers: Levers | None) -> Iterator[None]:
         under.loaders.remove()
 
 
-def pass_s(loader: DataLoader[Any], step: Callable[[], None] | None = None) -> float:
+def pass_s(loader: DataLoader[Any]) -> float:
     """Seconds of a whole pass, each batch dropped as soon as it is there."""
     begun_s = time.perf_counter()
     for _ in loader:
-        if step is not None:
-            step()
+        pass
     return time.perf_counter() - begun_s
 
 
@@ -94,7 +89,6 @@ class Sides:
         self.make = make
         self.sides = sides
         self.alone: dict[str, Callable[[], float]] = {}
-        self.step: Callable[[], None] | None = None
         self.num_passes = NUM_PASSES
 
     def measured(self, rounds: int) -> dict[str, list[list[float]]]:
@@ -110,7 +104,7 @@ class Sides:
         num_workers, levers = self.sides[name]
         with engaged(levers):
             loader = self.make(num_workers)
-            return [pass_s(loader, self.step) for _ in range(self.num_passes)]
+            return [pass_s(loader) for _ in range(self.num_passes)]
 
 
 def account(
@@ -136,19 +130,6 @@ def gathering_s(loader: DataLoader[Any]) -> Callable[[], float]:
         for indices in order:
             ready.index_select(0, indices)
         return time.perf_counter() - begun_s
-
-    return once
-
-
-def decoding_s(folder: Path) -> Callable[[], float]:
-    """Seconds in which two threads decode files that lie in memory, each whole, and do nothing else."""
-    contents = [path.read_bytes() for path in jpegs(folder)]
-
-    def once() -> float:
-        with ThreadPoolExecutor(2) as pool:
-            begun_s = time.perf_counter()
-            list(pool.map(lambda content: Image.open(io.BytesIO(content)).load(), contents))
-            return time.perf_counter() - begun_s
 
     return once
 
@@ -194,42 +175,21 @@ def measure_small(name: str, rounds: int) -> None:
     write(f"input_{name}", result | account(found, len(make(0).dataset), pairs))
 
 
-SIDES_OF_IMAGES = {
-    "plain": (0, None), "two_workers": (2, None), "input": (0, named("input")),
-    "input_in_place_of_two": (2, named("input")),
-}  # fmt: skip
-
-
 def measure_images(name: str, rounds: int, folder: Path) -> None:
-    """All of `input` without workers against PyTorch with none and with two, and decoding alone."""
+    """All of `input` without workers against PyTorch with none and with two."""
 
     def make(num_workers: int) -> DataLoader[Any]:
         return IMAGES[name](num_workers, folder)
 
     agree(make, 0, named("input"))
     quiet()
-    sides = Sides(make, SIDES_OF_IMAGES)
-    sides.alone["decoding_alone"] = decoding_s(folder)
+    sides = Sides(make, {"plain": (0, None), "two_workers": (2, None), "input": (0, named("input"))})
     print(name, flush=True)
     pairs = {
         "first": ("plain", 0, "input"), "first_to_two_workers": ("two_workers", 0, "input"),
-        "first_of_decoding_alone": ("decoding_alone", 0, "input"),
         "second": ("plain", 1, "input"), "second_to_two_workers": ("two_workers", 1, "input"),
-        "first_in_place_of_two_workers": ("two_workers", 0, "input_in_place_of_two"),
     }  # fmt: skip
     write(f"input_{name}", account(sides.measured(rounds), len(make(0).dataset), pairs))
-
-    sides = Sides(make, SIDES_OF_IMAGES | {"one_worker": (1, None)})
-    sides.step, sides.num_passes = working_step(), 1
-    print(f"{name} beside a step of {1000 * STEP_S:.0f} ms", flush=True)
-    pairs = {
-        "first": ("plain", 0, "input"), "to_one_worker": ("one_worker", 0, "input"),
-        "to_two_workers": ("two_workers", 0, "input"),
-        "in_place_of_two_workers": ("two_workers", 0, "input_in_place_of_two"),
-    }  # fmt: skip
-    write(
-        f"input_{name}_beside_a_step", {"step_s": STEP_S} | account(sides.measured(rounds), len(make(0).dataset), pairs)
-    )
 
 
 def measure_cost(rounds: int) -> None:

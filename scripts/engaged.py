@@ -21,8 +21,6 @@ CONFIGURATIONS: dict[str, dict[str, dict[str, Any]] | None] = {
     "fused_fetch": {"fused_fetch": {}},
     "virtual_workers": {"fused_fetch": {}, "virtual_workers": {}},
     "sample_store": {"sample_store": {}, "virtual_workers": {}},
-    "pixel_threads": {"pixel_threads": {}},
-    "prefetch": {"prefetch": {}, "decoded_store": {}},
     "workers 2": {"workers": {"num": 2}},
     "workers 0": {"workers": {"num": 0}},
 }
@@ -59,7 +57,7 @@ class Engaged:
     def evidence(self) -> dict[str, Any]:
         """What took effect so far."""
         pipeline = self.loaders.pipeline
-        parts = (pipeline.fused, pipeline.stored, pipeline.pixels)
+        parts = (pipeline.fused, pipeline.stored)
         return {
             "changed_passes": self.loaders.num_changed,
             "computed_batches": sum(part.num_batches for part in parts),

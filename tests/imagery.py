@@ -1,44 +1,12 @@
-"""Photographs for tests: small files of every kind that datasets meet, datasets of them, and torchvision where it is.
-
-Datasets and transforms stand here, in a plain module, because their source is looked at: pytest compiles the tests'
-own files in its own way.
-"""
+"""Photographs for tests: small files of every kind that datasets meet, and the ways in which scripts open them."""
 
 import copy
 import io
 import pickle
-import random
-import sys
-from pathlib import Path
 
 import numpy as np
-import pytest
-import torch
-from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from PIL import Image, ImageOps
 from torch.utils.data import Dataset
-
-
-def import_torchvision():
-    """torchvision, also where it is installed without its compiled part, which nothing here needs."""
-    try:
-        import torchvision
-    except RuntimeError:
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        global _library
-        _library = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            _library.define(f"{name}(Tensor a) -> Tensor")
-        import torchvision
-    except ImportError:
-        pytest.skip("needs torchvision", allow_module_level=True)
-    return torchvision
-
-
-torchvision = import_torchvision()
-
-from torchvision import transforms as T  # noqa: E402
-from torchvision.transforms import v2  # noqa: E402
 
 
 def pattern(width, height, mode="RGB", seed=0):
@@ -178,13 +146,10 @@ def several(path):
 
 
 def looked_at(path):
-    """What other libraries do with an image and a tensor, each with one of its own."""
+    """What libraries do with an image, each with one of its own."""
 
     def image():
         return Image.open(path).convert("RGB").crop((2, 3, 25, 26))
-
-    def tensor():
-        return T.functional.to_tensor(image())
 
     def opened():
         return Image.open(path)
@@ -192,17 +157,11 @@ def looked_at(path):
     same = image()
     return [
         pickle.loads(pickle.dumps(image())), copy.copy(image()), copy.deepcopy(image()), copy.copy(opened()).size,
-        image() == image(), same == same, repr(image())[:30], image().__class__, isinstance(image(), Image.Image),
-        hasattr(image(), "n_frames"), image().info, image().tobytes(), np.asarray(image()).sum(), image().getbbox(),
-        list(image().getdata())[:3], image().histogram()[:9], image().getextrema(), image().getpixel((1, 1)),
-        image().split(), image().point(lambda value: value // 2), image().load()[3, 3], ImageOps.autocontrast(image()),
-        image().resize((5, 5)).getbands(),
-        pickle.loads(pickle.dumps(tensor())), copy.deepcopy(tensor()), tensor().tolist()[0][0][:3],
-        tensor().numpy().shape, np.asarray(tensor()).mean(), repr(tensor())[:40], len(tensor()), tensor().sum(),
-        tensor() @ tensor().transpose(1, 2), torch.cat([tensor(), tensor()]), tensor()[0, 1:3], 1 - tensor(),
-        tensor() > 0.5, tensor().permute(1, 2, 0)[0], tensor().reshape(-1)[:4], tensor().to(torch.float16),
-        tensor().unsqueeze(0).shape, tensor().is_contiguous(), tensor().as_subclass(torch.Tensor),
-        torch.as_tensor(tensor()), tensor().requires_grad, tensor().clone().fill_(3),
+        image() == image(), same == same, opened() == opened(), repr(image())[:30], isinstance(opened(), Image.Image),
+        hasattr(image(), "n_frames"), image().info, image().tobytes(), np.asarray(opened()).sum(), opened().getbbox(),
+        list(image().getdata())[:3], image().histogram()[:9], image().getextrema(), opened().getpixel((1, 1)),
+        opened().split(), image().point(lambda value: value // 2), image().load()[3, 3], ImageOps.autocontrast(image()),
+        image().resize((5, 5)).getbands(), pickle.loads(pickle.dumps(opened())), copy.deepcopy(same),
     ]  # fmt: skip
 
 
@@ -211,288 +170,3 @@ OPENERS = {
     for each in (from_path, from_file, closed_behind, from_bytes, upright, in_grey, loaded_first, closed_at_once,
                  copied, made_small, drafted, painted)
 }  # fmt: skip
-
-
-# -- transforms ----------------------------------------------------------------------------------------------------
-
-
-class OwnFlip:
-    """A transform of a script's own."""
-
-    def __init__(self, p):
-        self.p = p
-
-    def __call__(self, image):
-        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random() < self.p else image
-
-
-class OwnCrop(T.RandomCrop):
-    """A class of torchvision's with a part of the script's own."""
-
-    @staticmethod
-    def get_params(img, output_size):
-        width, height = img.size
-        top = np.random.randint(0, height - output_size[0] + 1)
-        return top, (width - output_size[1]) // 2, *output_size
-
-
-class OwnTensor:
-    """What many scripts have in the place of `ToTensor`."""
-
-    def __init__(self):
-        self.mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
-        self.std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
-
-    def __call__(self, image):
-        x = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)
-        return (x - self.mean) / self.std
-
-
-def own_bytes(image):
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
-
-
-def own_floats(image):
-    return torch.from_numpy(np.array(image).astype(np.float32)).permute(2, 0, 1) / 255
-
-
-def shifted(x):
-    return (x - 0.5) / 0.5 * 2 + 1
-
-
-def several_of_one(x):
-    return x.permute(1, 2, 0).contiguous(), x, x * 2, x
-
-
-def in_place_where_bright(x):
-    x = x.mul_(2)
-    return x.add_(torch.tensor([1.0])).double() if x.mean() > 1 else x.double()
-
-
-def channels_last(x):
-    return x.permute(1, 2, 0)
-
-
-def blurred(image):
-    return image.filter(ImageFilter.GaussianBlur(2)).filter(ImageFilter.SHARPEN)
-
-
-def enhanced(image):
-    return ImageEnhance.Contrast(image).enhance(1.5)
-
-
-def five(images):
-    return torch.stack([T.ToTensor()(image) for image in images])
-
-
-SIZE = 32
-
-
-def transforms():
-    """Transforms by name, each ending in tensors of one size; random ones of torch, Python and NumPy among them."""
-    crop, tensor = T.RandomResizedCrop(SIZE), T.ToTensor()
-    normal, one = T.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), T.Normalize([0.5], [0.25])
-    chains = {
-        "the usual": [crop, T.RandomHorizontalFlip(), tensor, normal],
-        "crop": [crop, tensor],
-        "flips": [T.Resize((SIZE, SIZE)), T.RandomHorizontalFlip(), T.RandomVerticalFlip(), tensor],
-        "evaluation": [T.Resize(40), T.CenterCrop(SIZE), tensor, one],
-        "padded": [T.Resize((SIZE, SIZE)), T.RandomCrop(SIZE, padding=4), tensor],
-        "reflected": [T.Resize((SIZE, SIZE)), T.RandomCrop(SIZE, padding=4, padding_mode="reflect"), tensor],
-        "jitter": [crop, T.ColorJitter(0.4, 0.4, 0.4, 0.1), tensor],
-        "erased": [crop, tensor, T.RandomErasing(p=0.9)],
-        "erased at random": [crop, tensor, T.Normalize([0.5], [0.25], inplace=True),
-                             T.RandomErasing(0.9, value="random")],
-        "erased in place": [crop, tensor, T.RandomErasing(p=0.9, value=1, inplace=True), one],
-        "rotated": [crop, T.RandomRotation(30), tensor],
-        "rotated and larger": [T.RandomRotation(30, expand=True), T.Resize((SIZE, SIZE)), tensor],
-        "affine": [crop, T.RandomAffine(20, (0.1, 0.1), (0.8, 1.2), 10), tensor],
-        "perspective": [crop, T.RandomPerspective(p=0.9), tensor],
-        "now and then": [crop, T.RandomApply([T.ColorJitter(0.4, 0.4), OwnFlip(0.5)], p=0.5), tensor],
-        "grey": [crop, T.Grayscale(1), tensor],
-        "grey in colour": [crop, T.Grayscale(3), tensor],
-        "grey at random": [crop, T.RandomGrayscale(0.5), tensor],
-        "blur": [crop, T.GaussianBlur(5), tensor],
-        "AutoAugment": [crop, T.AutoAugment(), tensor],
-        "RandAugment": [crop, T.RandAugment(), tensor],
-        "TrivialAugmentWide": [crop, T.TrivialAugmentWide(), tensor],
-        "AugMix": [crop, T.AugMix(), tensor],
-        "choice": [crop, T.RandomChoice([T.RandomRotation(30), T.RandomHorizontalFlip(1)]), tensor],
-        "order": [crop, T.RandomOrder([T.RandomRotation(30), T.RandomHorizontalFlip(1)]), tensor],
-        "bytes": [crop, T.PILToTensor()],
-        "bytes to floats": [crop, T.PILToTensor(), T.ConvertImageDtype(torch.float32), one],
-        "five": [T.Resize((40, 40)), T.FiveCrop(SIZE), five],
-        "tones": [crop, T.RandomInvert(), T.RandomPosterize(3), T.RandomSolarize(100), T.RandomAdjustSharpness(2),
-                  T.RandomAutocontrast(), T.RandomEqualize(), tensor],
-        "to an image again": [crop, tensor, T.ToPILImage(), tensor],
-        "own transforms": [T.Resize(40), OwnCrop(SIZE), OwnFlip(0.5), OwnTensor()],
-        "own bytes": [crop, own_bytes],
-        "own floats": [crop, own_floats],
-        "own arithmetic": [crop, tensor, shifted],
-        "a lambda": [crop, tensor, T.Lambda(lambda x: x.sub(0.5).div_(0.5))],
-        "several tensors": [crop, tensor, several_of_one],
-        "in place": [crop, tensor, in_place_where_bright],
-        "channels last": [crop, tensor, channels_last],
-        "filters": [crop, blurred, tensor],
-        "enhanced": [crop, enhanced, tensor],
-    }  # fmt: skip
-    return {name: T.Compose(chain) for name, chain in chains.items()}
-
-
-def new_transforms():
-    """The same of torchvision's newer transforms."""
-    crop = v2.RandomResizedCrop(SIZE)
-    ends = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.485, 0.456, 0.406], [0.2, 0.2, 0.2])]
-    chains = {
-        "the usual": [crop, v2.RandomHorizontalFlip(), *ends],
-        "bytes to floats": [crop, v2.PILToTensor(), v2.ConvertImageDtype(torch.float32)],
-        "jitter": [crop, v2.ColorJitter(0.4, 0.4, 0.4, 0.1), *ends],
-        "erased": [crop, *ends, v2.RandomErasing(p=0.9)],
-        "RandAugment": [crop, v2.RandAugment(), *ends],
-        "AutoAugment": [crop, v2.AutoAugment(), *ends],
-        "padded": [v2.Resize((SIZE, SIZE)), v2.RandomCrop(SIZE, padding=4), *ends],
-        "turned": [crop, v2.RandomRotation(20), v2.RandomAffine(10), v2.RandomPerspective(), *ends],
-        "grey": [crop, v2.RandomGrayscale(0.5), v2.Grayscale(3), *ends],
-        "now and then": [crop, v2.RandomApply([v2.ColorJitter(0.4), v2.Lambda(blurred)], p=0.5), *ends],
-        "choice": [crop, v2.RandomChoice([v2.RandomHorizontalFlip(1), v2.RandomVerticalFlip(1)]), *ends],
-        "a tensor first": [v2.ToImage(), crop, *ends[1:]],
-        "pure": [crop, *ends, v2.ToPureTensor()],
-        "distorted": [v2.RandomZoomOut(p=1.0), v2.RandomPhotometricDistort(p=1.0), v2.Resize((SIZE, SIZE)), *ends],
-    }
-    return {name: v2.Compose(chain) for name, chain in chains.items()}
-
-
-TRANSFORMS = transforms()
-NEW_TRANSFORMS = new_transforms()
-
-
-# -- datasets that do more -----------------------------------------------------------------------------------------
-
-
-class Forgiving(Photos):
-    """Takes another item where a file cannot be read."""
-
-    def __getitem__(self, index):
-        try:
-            image = Image.open(self.paths[index]).convert("RGB")
-        except Exception:
-            return self[random.randint(0, len(self) - 1)]
-        return self.transform(image), index
-
-
-class Keeping(Photos):
-    """Keeps images at every stage."""
-
-    def __init__(self, paths):
-        super().__init__(paths)
-        self.kept = []
-
-    def __getitem__(self, index):
-        opened = Image.open(self.paths[index])
-        image = opened.convert("RGB")
-        crop = image.crop((1, 1, 30, 30))
-        tensor = T.functional.to_tensor(crop)
-        self.kept.append((image, opened, crop, tensor))
-        return tensor, index
-
-
-class Remembering(Photos):
-    """An item is made of the one before it as well."""
-
-    last = None
-
-    def __getitem__(self, index):
-        image = Image.open(self.paths[index]).convert("RGB").resize((20, 20))
-        mixed = image if self.last is None else Image.blend(image, self.last.crop((0, 0, 20, 20)), 0.5)
-        self.last = image
-        return T.functional.to_tensor(mixed), index
-
-
-class Counting(Photos):
-    """Counts its items."""
-
-    num = 0
-
-    def __getitem__(self, index):
-        Counting.num += 1
-        return T.functional.to_tensor(Image.open(self.paths[index]).convert("RGB").resize((9, 9))), index
-
-
-class Printing(Photos):
-    """Tells of its items."""
-
-    def __getitem__(self, index):
-        print("item", index)
-        return T.functional.to_tensor(Image.open(self.paths[index]).convert("RGB").resize((9, 9))), index
-
-
-class Own(Photos):
-    """Draws from a generator of its own."""
-
-    def __init__(self, paths):
-        super().__init__(paths)
-        self.rng = np.random.default_rng(0)
-
-    def __getitem__(self, index):
-        side = 8 + int(self.rng.integers(1))
-        return T.functional.to_tensor(Image.open(self.paths[index]).convert("RGB").resize((side, side))), index
-
-
-LINES = {
-    name: next(number for number, line in enumerate(Path(__file__).read_text().splitlines(), 1) if text in line)
-    for name, text in {
-        "Keeping": "self.kept.append((", "Remembering": "self.last = image", "Counting": "Counting.num += 1",
-        "Printing": 'print("item", index)', "Own": "self.rng.integers(1)",
-    }.items()
-}  # fmt: skip
-"""Where each of them does what it should not."""
-
-
-class Nested(Photos):
-    """An item is a batch of another loader."""
-
-    def __getitem__(self, index):
-        loader = torch.utils.data.DataLoader(Photos(self.paths[index : index + 2], self.transform), batch_size=2)
-        return next(iter(loader))[0][:1], index
-
-
-class Numbers(Dataset):
-    """No images at all."""
-
-    def __len__(self):
-        return 5
-
-    def __getitem__(self, index):
-        return torch.rand(3), index
-
-
-class Count:
-    """A transform that counts."""
-
-    def __init__(self):
-        self.num = 0
-
-    def __call__(self, x):
-        self.num += 1
-        return x
-
-
-class DrawingEverywhere(Photos):
-    """Items draw from Python's, NumPy's and PyTorch's random numbers."""
-
-    def __getitem__(self, index):
-        image = Image.open(self.paths[index]).convert("RGB")
-        left, top = random.randint(0, 9), int(np.random.randint(0, 9))
-        image = image.crop((left, top, left + 24, top + 24))
-        if torch.rand(1).item() < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return T.functional.to_tensor(image), index
-
-
-class AskingWhoIt(Photos):
-    """Items tell in which worker they are built."""
-
-    def __getitem__(self, index):
-        info = torch.utils.data.get_worker_info()
-        image = Image.open(self.paths[index]).convert("RGB").resize((20, 20))
-        return T.functional.to_tensor(image), -1 if info is None else info.id

@@ -343,7 +343,6 @@ SETS: tuple[dict[str, dict[str, Any]], ...] = (
     {"fused_fetch": {}},
     {"sample_store": {}},
     {"virtual_workers": {}},
-    {"prefetch": {}},
     {"workers": {"num": 1}},
     {"channels_last": {}, "fused_optimizer": {}},
     {"bf16": {}, "channels_last": {}, "fused_optimizer": {}},

@@ -51,9 +51,6 @@ DOCUMENTED = {
     "threads": {"torch threads": "what it sets"},
     "channels_last": {"strides": "what it sets"},
     "checkpoints": {"threads": "what it starts"},
-    "pixel_threads": {"threads": "what it starts"},
-    "prefetch": {"threads": "what it starts"},
-    "decoded_store": {"threads": "what it starts"},
     "workers": dict.fromkeys(
         ("children", "threads", "signals", "logging", "loader"), "PyTorch starts workers, as it does for any script"
     ),

@@ -1,6 +1,6 @@
 """In whose line is something called? Tracebacks and warnings name it, and shall name plain's and not ours.
 
-In: a function of PyTorch's and a piece of the line, or a frame of the script's. Out: what calls in a frame like that.
+In: a function of PyTorch's and a piece of the line. Out: what calls in a frame like that.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 
@@ -28,31 +27,16 @@ def caller_in(function: Callable[..., Any], text: str) -> Callable[..., Any]:
     return _caller(function.__code__.co_filename, found, len(text), function.__name__, function.__globals__)
 
 
-def caller_like(frame: FrameType) -> Callable[..., Any]:
-    """The same, in the line that a frame is at."""
-    code = frame.f_code
-    if not code.co_name.isidentifier():
-        return _called
-    return _caller(code.co_filename, (frame.f_lineno, 0), 0, code.co_name, frame.f_globals)
-
-
 def _called(call: Callable[..., Any], *given: Any, **named: Any) -> Any:
     return call(*given, **named)
 
 
-_callers: dict[tuple[str, tuple[int, int], str], Callable[..., Any]] = {}
-
-
 def _caller(filename: str, place: tuple[int, int], width: int, name: str, names: dict[str, Any]) -> Callable[..., Any]:
     """Calls at a line and column of a file; `width`: of the call in the source, which Python underlines."""
-    found = _callers.get((filename, place, name))
-    if found is not None and found.__globals__ is names:
-        return found
     number, column = place
     head, call = f"def {name}(f,*a,**b):", "f(*a,**b"
     body = "return ".rjust(max(column, 8)) + call.ljust(width - 1) + ")"
     source = "\n" * (number - 2) + f"{head}\n{body}\n" if number > 1 else f"{head} {body.lstrip()}\n"
     made: dict[str, Callable[..., Any]] = {}
     exec(compile(source, filename, "exec"), names, made)  # there is no other way to a frame in that line
-    found = _callers[filename, place, name] = made[name]
-    return found
+    return made[name]

@@ -17,9 +17,7 @@ SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "loader_cycles.py"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "num"), [("fused_fetch", 400), ("sample_store", 400), ("virtual_workers", 60), ("prefetch", 200)]
-)
+@pytest.mark.parametrize(("name", "num"), [("fused_fetch", 400), ("sample_store", 400), ("virtual_workers", 60)])
 def test_cycles_of_loaders_leave_nothing_behind(name, num):
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(num), "--only", name],

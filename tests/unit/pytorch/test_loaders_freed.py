@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402
 from flatout.frameworks.pytorch.input.dataset_state import marks  # noqa: E402
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.input.of_loader import NAME, known  # noqa: E402
-from imagery import TRANSFORMS, Photos, photographs  # noqa: E402
 
 
 class HoldsItsLoader(Dataset):
@@ -31,19 +30,6 @@ class HoldsItsLoader(Dataset):
         return self.rows[index] * 2 + 1
 
 
-class PhotosWithLoader(Photos):
-    """The same of images."""
-
-    def __init__(self, paths):
-        super().__init__(paths, TRANSFORMS["evaluation"])
-        self.loader = DataLoader(self, batch_size=2)
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory):
-    return photographs(tmp_path_factory.mktemp("images"))[:6]
-
-
 @pytest.fixture
 def loaders():
     ours = Loaders()
@@ -56,17 +42,15 @@ ENGAGED = {
     "watched": lambda loaders: None,
     "fused_fetch": lambda loaders: loaders.engage("fused", True),
     "sample_store": lambda loaders: loaders.engage("stored", True),
-    "pixel_threads": lambda loaders: loaders.engage("pixels", True),
-    "prefetch": lambda loaders: (loaders.engage("ahead", True), loaders.engage("decoded", True)),
+    "read_ahead": lambda loaders: loaders.engage("files", True),
     "virtual_workers": lambda loaders: loaders.set(in_process=True),
 }
 
 
 @pytest.mark.parametrize("name", ENGAGED)
-@pytest.mark.parametrize("images", [False, True])
-def test_a_dataset_that_holds_its_own_loader_is_freed(name, images, loaders, paths):
+def test_a_dataset_that_holds_its_own_loader_is_freed(name, loaders):
     ENGAGED[name](loaders)
-    dataset = PhotosWithLoader(paths) if images else HoldsItsLoader(2 if name == "virtual_workers" else 0)
+    dataset = HoldsItsLoader(2 if name == "virtual_workers" else 0)
     for _ in range(3):
         assert len(list(dataset.loader)) == 3
     gone = [weakref.ref(dataset), weakref.ref(dataset.loader)]

@@ -1,15 +1,13 @@
 """What is called in plain's place shows plain's line, in warnings and in tracebacks."""
 
-import sys
 import traceback
-import warnings
 
 import pytest
 
 torch = pytest.importorskip("torch")
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # noqa: E402
 
-from flatout.guest.plain_lines import caller_in, caller_like  # noqa: E402
+from flatout.guest.plain_lines import caller_in  # noqa: E402
 
 
 def failing(*given, **named):
@@ -47,13 +45,3 @@ def test_without_such_a_line_it_is_called_all_the_same():
 
 def test_pytorch_has_the_line_that_is_asked_for():
     assert caller_in(_BaseDataLoaderIter.__next__, "self._next_data()").__code__.co_name == "__next__"
-
-
-def test_a_warning_names_the_line_of_the_frame():
-    def warn():
-        warnings.warn("odd", stacklevel=2)
-
-    with pytest.warns(UserWarning) as seen:
-        line = sys._getframe().f_lineno + 1
-        caller_like(sys._getframe())(warn)
-    assert (seen[0].filename, seen[0].lineno) == (__file__, line)

@@ -584,7 +584,6 @@ def test_engaged_or_released_in_the_middle_of_a_pass(paths, slow):
     owner = Loaders()
     owner.install()
     try:
-        owner.engage("ahead", True)
         iterator = iter(DataLoader(Files(paths), batch_size=8))
         found = [next(iterator) for _ in range(3)]
         owner.engage("files", True)
@@ -631,16 +630,14 @@ def test_images_are_read_ahead_beside_the_other_levers(tmp_path, slow):
         torch.manual_seed(0)
         try:
             loader = DataLoader(Photos(photos, transform), batch_size=4, shuffle=True)
-            return [batch for _ in range(3) for batch in loader], torch.get_rng_state(), owner.pipeline
+            return [batch for _ in range(3) for batch in loader], torch.get_rng_state()
         finally:
             owner.remove()
 
-    plain, state, _ = batches()
-    for parts in (("ahead", "decoded", "files"), ("files", "pixels"), ("files", "ahead")):
-        slow.clear()
-        ours, our_state, pipeline = batches(*parts)
-        assert difference(ours, plain) is None and torch.equal(our_state, state)
-        assert pipeline.pixels.num_batches > 0 and len(slow) > 0 and set(slow) <= set(photos)
+    plain, state = batches()
+    ours, our_state = batches("fused", "files")
+    assert difference(ours, plain) is None and torch.equal(our_state, state)
+    assert len(slow) > 0 and set(slow) <= set(photos)
 
 
 # -- on storage that is slow ------------------------------------------------------------------------------------------

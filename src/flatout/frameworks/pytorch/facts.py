@@ -122,10 +122,8 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
         fetches_per_step=session.loaders.fetches_per_step(loader),
         batch_bytes=session.loaders.batch_bytes(loader),
         why_not_fused=session.loaders.why_not("fused", loader, for_workers=False),
-        why_not_in_process=session.loaders.why_not("workers", loader, for_workers=True),
+        why_not_in_process=session.loaders.why_not("fused", loader, for_workers=True),
         why_not_kept=session.loaders.why_not("stored", loader, for_workers=loader.num_workers > 0),
-        why_not_ahead=session.loaders.why_not("ahead", loader, for_workers=False),
-        why_not_pixel_threads=session.loaders.why_not("pixels", loader, for_workers=False),
         why_not_read_ahead=session.loaders.why_not("files", loader, for_workers=False),
         why_not_resized=why_not_here(session, loader),
     )

@@ -12,7 +12,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
@@ -250,7 +250,7 @@ class Loaders:
         fetch = next if self._pipeline is None else self._pipeline.following
         return fetch(iterator) if self._transfer is None else self._transfer.following(iterator, fetch)
 
-    def why_not(self, part: Part | Literal["workers"], loader: DataLoader[Any], *, for_workers: bool) -> str | None:
+    def why_not(self, part: Part, loader: DataLoader[Any], *, for_workers: bool) -> str | None:
         """Why a part of the input pipeline cannot compute a loader's batches; None where it can."""
         if not (self.studies or self._pipeline is not None or IN_PROCESS in self.settings):
             return NOT_LOOKED_AT  # reading a dataset takes a while
@@ -285,7 +285,7 @@ class Loaders:
         settings = usable(self.settings, loader)
         if not settings or not self._may_open(loader):
             return {}
-        if settings.get(IN_PROCESS) and self.pipeline.workers.why_not(loader) is None:
+        if settings.get(IN_PROCESS) and self.pipeline.fused.why_not(loader, for_workers=True) is None:
             return settings
         if not self._feeds_training(loader) and loader not in self._kept:
             return {}
@@ -388,7 +388,7 @@ class Loaders:
         warned = caller_in(DataLoader._get_iterator, "self.check_worker_number_rationality()")
         warned(loader.check_worker_number_rationality)  # plain warns where there are more workers than cores
         if (fast := bool(settings.get(IN_PROCESS))) or settings.get("num_workers") == 0:
-            return self.pipeline.workers.begin(loader, fast=fast)
+            return self.pipeline.in_process(loader, fast=fast)
         from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
 
         return OurWorkers(loader, ahead)

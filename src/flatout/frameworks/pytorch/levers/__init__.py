@@ -15,7 +15,6 @@ from flatout.frameworks.pytorch.levers.checkpointing import Checkpointing
 from flatout.frameworks.pytorch.levers.checkpoints import Checkpoints
 from flatout.frameworks.pytorch.levers.compile import Compile
 from flatout.frameworks.pytorch.levers.cudnn_benchmark import CudnnBenchmark
-from flatout.frameworks.pytorch.levers.decoded_store import DecodedStore
 from flatout.frameworks.pytorch.levers.device_prefetch import DevicePrefetch
 from flatout.frameworks.pytorch.levers.device_store import DeviceStore
 from flatout.frameworks.pytorch.levers.expandable_segments import ExpandableSegments
@@ -28,8 +27,6 @@ from flatout.frameworks.pytorch.levers.heap import Heap
 from flatout.frameworks.pytorch.levers.huge_pages import HugePages
 from flatout.frameworks.pytorch.levers.numa import Numa
 from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
-from flatout.frameworks.pytorch.levers.pixel_threads import PixelThreads
-from flatout.frameworks.pytorch.levers.prefetch import Prefetch
 from flatout.frameworks.pytorch.levers.read_ahead import ReadAhead
 from flatout.frameworks.pytorch.levers.sample_store import SampleStore
 from flatout.frameworks.pytorch.levers.tf32 import Tf32
@@ -48,9 +45,6 @@ LEVERS: tuple[type[Lever], ...] = (
     FusedFetch,
     SampleStore,
     VirtualWorkers,
-    PixelThreads,
-    Prefetch,
-    DecodedStore,
     ReadAhead,
     PinnedMemory,
     DevicePrefetch,

@@ -1,10 +1,9 @@
 """virtual_workers: build in this process what the script's workers would build.
 
 Where items are small, workers hurt: handing a batch from a process to another costs more than computing it, which is
-done at once where it is known what the dataset computes. Images have their pixel work done on threads, as under
-`pixel_threads`, one batch ahead. Each worker's random stream is kept apart. Like each worker, it has a copy of the
-dataset, made when the workers would begin; items that read settings outside it are left to workers. Only what the
-training writes into an array in place is seen here at once, and by workers late or never.
+done at once where it is known what the dataset computes. Each worker's random stream is kept apart. Like each worker,
+it has a copy of the dataset, made when the workers would begin; items that read settings outside it are left to
+workers. Only what the training writes into an array in place is seen here at once, and by workers late or never.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class VirtualWorkers(Lever):
     """The script's workers, without processes."""
 
     name = "virtual_workers"
-    summary = "what the script's workers build computed at once, or on threads, without workers"
+    summary = "what the script's workers build computed at once, without workers"
     class_ = "exact"
     shortens: ClassVar = ("data",)
     toggles = "epoch"
@@ -35,7 +34,7 @@ class VirtualWorkers(Lever):
     conflicts: ClassVar = ("workers",)
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
-        """A loader with workers whose dataset could be read, or opens images and does no harm."""
+        """A loader with workers whose dataset could be read."""
         return why_none([loader.why_not_in_process for loader in facts.loaders])
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:

@@ -48,12 +48,3 @@ class Patch:
 
 
 _MARK = "_flatout_patch"
-
-
-def original_of(thing: Any) -> Any:
-    """What stands behind replacements of ours; the thing itself where it is none."""
-    while True:
-        patch = getattr(thing, "__dict__", {}).get(_MARK) if callable(thing) else None
-        if not isinstance(patch, Patch) or patch.replacement is not thing:
-            return thing
-        thing = patch.original

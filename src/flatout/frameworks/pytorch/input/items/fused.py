@@ -16,16 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch._C._autograd import _profiler_enabled
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, Subset, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
+from flatout.frameworks.pytorch.input.hand_over import start_method
 from flatout.frameworks.pytorch.input.items.draws import skip
+from flatout.frameworks.pytorch.input.items.hugging_face import is_table
 from flatout.frameworks.pytorch.input.items.program import Program
 from flatout.frameworks.pytorch.input.items.reading import Unread, read
 from flatout.frameworks.pytorch.input.items.rows import OneThread, Rows, Unvectorised, collated
 from flatout.frameworks.pytorch.input.items.shadow import Shadow, joined
-from flatout.frameworks.pytorch.input.items.suited import why_unsuited
 from flatout.frameworks.pytorch.input.items.unheard import unheard
 from flatout.frameworks.pytorch.input.of_loader import known
 from flatout.frameworks.pytorch.input.worker_settings import KEPT_WORKERS
@@ -153,10 +154,26 @@ def _unsuited_or_odd(loader: DataLoader[Any], *, for_workers: bool = False) -> s
 
 
 def _unsuited(loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
-    """Why a loader does not come into question, whatever its dataset computes."""
+    """Why a loader does not come into question, whatever its dataset computes.
+
+    `for_workers`: it takes the place of workers, not of fetching in the script's own process.
+    """
     if loader.collate_fn is not default_collate:
         return "the batches are put together by a function of the script's"
-    return why_unsuited(loader, for_workers=for_workers, tables=True)
+    if for_workers != bool(loader.num_workers):
+        return "the script has no workers" if for_workers else "the script's workers fetch"
+    if for_workers and (loader.worker_init_fn is not None or not getattr(loader, "in_order", True)):
+        return "the workers begin with a function of the script's, or give batches out of order"
+    if for_workers and loader.timeout > 0:
+        return "the script says how long a worker may take"
+    if for_workers and start_method(loader) != "fork":
+        return "the workers are not forked, and have other values than this process"
+    dataset = loader.dataset
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    if getattr(dataset, "__getitems__", None) and not is_table(dataset):
+        return "the dataset gives several items at once"
+    return None
 
 
 def _outside(program: Program | None) -> str | None:

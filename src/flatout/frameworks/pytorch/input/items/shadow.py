@@ -71,18 +71,9 @@ class Shadow:
             return f"item {indices[places[0]]}, or one of the {num} looked at together, draws random numbers"
         if difference(rows(batch, places), found) is None:
             return None
-        each = [(place, difference(row(batch, place), row(found, number))) for number, place in enumerate(places)]
+        each = [(place, difference(rows(batch, [place]), rows(found, [at]))) for at, place in enumerate(places)]
         place, why = next(((place, why) for place, why in each if why), (places[0], "other types"))
         return f"item {indices[place]}: {why}"
-
-    def due(self, num: int) -> int | None:
-        """The place of the item that is to be computed both ways, of the `num` in this batch; None where none is."""
-        self._since += num
-        if self._since < EVERY:
-            return None
-        self._since -= EVERY
-        self.num_items += 1
-        return self.num_items * 7919 % num  # every place in its turn, drawn from no generator
 
 
 def difference(one: Any, other: Any) -> str | None:
@@ -123,11 +114,6 @@ def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _described(tensor: torch.Tensor) -> str:
     text = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} {list(tensor.stride())} {tensor.device}"
     return text + " view" * tensor._is_view() + " with history" * tensor.requires_grad
-
-
-def row(batch: Any, place: int) -> Any:
-    """The batch that this one item would be."""
-    return rows(batch, [place])
 
 
 def rows(batch: Any, places: list[int]) -> Any:

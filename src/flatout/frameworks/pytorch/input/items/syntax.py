@@ -22,33 +22,6 @@ class NoSource(Exception):
 
 
 @lru_cache(maxsize=256)
-def body_of(code: types.CodeType) -> tuple[ast.arguments, list[ast.stmt]]:
-    """The parameters and the statements of a function, or of a lambda, by its code.
-
-    Raises:
-        NoSource: Says why they cannot be read.
-    """
-    if code.co_name != "<lambda>":
-        definition = syntax_of(code)
-        return definition.args, definition.body
-    tree, codes = _file(code.co_filename)
-    if not any(_same(found, code) for found in codes):
-        raise NoSource("its source has changed since it was loaded")
-    there = [(line, column) for line, _, column, _ in code.co_positions() if line and column]
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda) and _holds(node.body, there)]
-    if not found or not there:
-        raise NoSource("it is not known where it stands")
-    innermost = max(found, key=lambda node: (node.lineno, node.col_offset))
-    return innermost.args, [ast.copy_location(ast.Return(value=innermost.body), innermost.body)]
-
-
-def _holds(node: ast.expr, places: list[tuple[int, int]]) -> bool:
-    """Whether an expression covers all of these lines and columns."""
-    end = (node.end_lineno or 0, node.end_col_offset or 0)
-    return all((node.lineno, node.col_offset) <= place < end for place in places)
-
-
-@lru_cache(maxsize=256)
 def syntax_of(code: types.CodeType) -> ast.FunctionDef:
     """The definition of a function, by its code.
 

@@ -18,7 +18,6 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from flatout.frameworks.pytorch.input.items.ahead import Peeked
 from flatout.frameworks.pytorch.input.read_ahead.names import Column, columns_of
 from flatout.frameworks.pytorch.input.read_ahead.opened import Opened
 from flatout.frameworks.pytorch.input.read_ahead.order import Order
@@ -68,13 +67,10 @@ class ReadAhead:
         """Look on while an iterator asks its sampler."""
         if not self.engaged or _unsuited(loader) is not None:
             return
-        holder, name = iterator, "_sampler_iter"
-        if type(getattr(iterator, name, None)) is Peeked:
-            holder, name = iterator._sampler_iter, "inner"
-        batches = getattr(holder, name, None)
+        batches = getattr(iterator, "_sampler_iter", None)
         if batches is not None and type(batches) is not LookedOn:
             in_process = type(iterator) is _SingleProcessDataLoaderIter
-            setattr(holder, name, LookedOn(self, batches, loader, 1 if in_process else PATIENCE))
+            iterator._sampler_iter = LookedOn(self, batches, loader, 1 if in_process else PATIENCE)
 
     def standing(self, loader: DataLoader[Any]) -> Standing:
         """What is known about a loader."""
