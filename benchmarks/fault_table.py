@@ -137,7 +137,7 @@ def _noted(noted: dict[str, Any]) -> str:
 def took_effect(found: dict[str, Any]) -> bool:
     """Whether the configuration did anything; unknown, and taken to be so, where the script was killed."""
     told = found["took_effect"]
-    return not told or bool(told["changed_passes"] or told["computed_batches"] or told["problems"])
+    return not told or any(told.values())
 
 
 def cell(fault: str, plain: list[dict[str, Any]], other: list[dict[str, Any]]) -> str:

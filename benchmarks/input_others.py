@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from flatout.judge import stats
-from input_workloads import MNIST, jpegs
+from input_workloads import MNIST, copied, jpegs
 from measuring import HERE, PYTHON, ROOT, SHARED, quiet, ratio, timed, write
 
 sys.path.insert(0, str(HERE / "others"))
@@ -130,7 +130,7 @@ def lay_out(folder: Path, photographs: Sequence[Path], num_mnist: int, part: int
     _save(folder / "tokens", text[: 960_257 // part])
     for path in photographs[::part]:
         for number in range(COPIES):
-            shutil.copy(path, folder / "photographs" / f"{path.stem}_{number}{path.suffix}")
+            copied(path, number, folder / "photographs")
 
 
 def lay_out_checked(folder: Path, whole: Path) -> None:
@@ -244,7 +244,9 @@ def rounds(sides: Sides, chosen: Mapping[str, Mapping[str, list[str]]], num: int
                 for times, seconds in zip(passes, line["passes_s"], strict=True):
                     times.append(seconds)
                 found["samples"].setdefault(line["job"], {})[name] = line["samples"]
-                if name == "flatout" and (line["problems"] or not line["computed_batches"]):
+                if name == "flatout" and (
+                    line["problems"] or not any(line[part] for part in ("computed_batches", "images_not_decoded"))
+                ):
                     raise SystemExit(f"flatout did not do its work: {line}")
         print(f"round {number + 1} of {num} done", flush=True)
     return found

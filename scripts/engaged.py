@@ -21,6 +21,7 @@ CONFIGURATIONS: dict[str, dict[str, dict[str, Any]] | None] = {
     "fused_fetch": {"fused_fetch": {}},
     "virtual_workers": {"fused_fetch": {}, "virtual_workers": {}},
     "sample_store": {"sample_store": {}, "virtual_workers": {}},
+    "decoded_store": {"decoded_store": {}},
     "workers 2": {"workers": {"num": 2}},
     "workers 0": {"workers": {"num": 0}},
 }
@@ -61,6 +62,7 @@ class Engaged:
         return {
             "changed_passes": self.loaders.num_changed,
             "computed_batches": sum(part.num_batches for part in parts),
+            "images_not_decoded": pipeline.decoded.num_given,
             "problems": list(self.problems),
         }
 

@@ -159,7 +159,7 @@ def looked_at(path):
         pickle.loads(pickle.dumps(image())), copy.copy(image()), copy.deepcopy(image()), copy.copy(opened()).size,
         image() == image(), same == same, opened() == opened(), repr(image())[:30], isinstance(opened(), Image.Image),
         hasattr(image(), "n_frames"), image().info, image().tobytes(), np.asarray(opened()).sum(), opened().getbbox(),
-        list(image().getdata())[:3], image().histogram()[:9], image().getextrema(), opened().getpixel((1, 1)),
+        image().histogram()[:9], image().getextrema(), opened().getpixel((1, 1)),
         opened().split(), image().point(lambda value: value // 2), image().load()[3, 3], ImageOps.autocontrast(image()),
         image().resize((5, 5)).getbands(), pickle.loads(pickle.dumps(opened())), copy.deepcopy(same),
     ]  # fmt: skip

@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import os
+import random
 import re
 import shutil
 import sys
@@ -264,9 +265,8 @@ def _make_pictures(folder: Path) -> None:
 
     folder.mkdir()
     for number in range(48):
-        picture = Image.new("RGB", (32, 24), (number * 5, 255 - number * 3, number % 7 * 30))
-        picture.putpixel((number % 32, number % 24), (255, 255, 255))
-        picture.save(folder / f"{number:02}.png")
+        noise = random.Random(number).randbytes(3 * 160 * 120)
+        Image.frombytes("RGB", (160, 120), noise).resize((320, 240)).save(folder / f"{number:02}.png")
 
 
 def _unchecked(lever: Lever) -> bool:

@@ -405,7 +405,7 @@ def test_input_stands_for_the_exact_levers_of_the_input_that_go_together():
     assert {"fused_fetch", "sample_store", "workers"} <= {*input_levers(levers)}
     assert of_input(("input",), levers, lambda: MACHINE)[1] == []
     kept, left_out = of_input(("workers=2", "input"), levers, lambda: MACHINE)
-    assert kept == ["read_ahead"] and "sample_store" in left_out, "and that is said"
+    assert kept == ["decoded_store", "read_ahead"] and "sample_store" in left_out, "and that is said"
 
 
 def test_input_stands_for_what_this_machine_can_have_and_the_machine_is_asked_for_it_alone():

@@ -68,6 +68,8 @@ class LoaderFacts:
     """Why they cannot be in place of the script's workers; None where they can."""
     why_not_kept: str | None = "not looked at"
     """Why its items cannot be computed once and kept; None where they can."""
+    why_not_decoded: str | None = "not looked at"
+    """Why its images cannot be kept decoded; None where they can, if it has some."""
     why_not_read_ahead: str | None = "not looked at"
     """Why reading the files of its next batches ahead would bring nothing; None where it may."""
     why_not_resized: str | None = "not looked at"

@@ -42,6 +42,7 @@ ENGAGED = {
     "watched": lambda loaders: None,
     "fused_fetch": lambda loaders: loaders.engage("fused", True),
     "sample_store": lambda loaders: loaders.engage("stored", True),
+    "decoded_store": lambda loaders: loaders.engage("decoded", True),
     "read_ahead": lambda loaders: loaders.engage("files", True),
     "virtual_workers": lambda loaders: loaders.set(in_process=True),
 }

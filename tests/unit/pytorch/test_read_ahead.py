@@ -635,7 +635,7 @@ def test_images_are_read_ahead_beside_the_other_levers(tmp_path, slow):
             owner.remove()
 
     plain, state = batches()
-    ours, our_state = batches("fused", "files")
+    ours, our_state = batches("decoded", "files")
     assert difference(ours, plain) is None and torch.equal(our_state, state)
     assert len(slow) > 0 and set(slow) <= set(photos)
 

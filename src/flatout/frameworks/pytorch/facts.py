@@ -124,6 +124,7 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
         why_not_fused=session.loaders.why_not("fused", loader, for_workers=False),
         why_not_in_process=session.loaders.why_not("fused", loader, for_workers=True),
         why_not_kept=session.loaders.why_not("stored", loader, for_workers=loader.num_workers > 0),
+        why_not_decoded=session.loaders.why_not("decoded", loader, for_workers=loader.num_workers > 0),
         why_not_read_ahead=session.loaders.why_not("files", loader, for_workers=False),
         why_not_resized=why_not_here(session, loader),
     )

@@ -259,6 +259,8 @@ class Loaders:
 
     def open(self, loader: DataLoader[Any]) -> Opened:
         """A pass made under the present settings; as the script says where they do not apply, or fail."""
+        if self._pipeline is not None:
+            self._pipeline.decoded.before_pass()
         opened = self._open(loader)
         if self._pipeline is not None:
             self._pipeline.attach(loader, opened.iterator)

@@ -15,6 +15,7 @@ from flatout.frameworks.pytorch.levers.checkpointing import Checkpointing
 from flatout.frameworks.pytorch.levers.checkpoints import Checkpoints
 from flatout.frameworks.pytorch.levers.compile import Compile
 from flatout.frameworks.pytorch.levers.cudnn_benchmark import CudnnBenchmark
+from flatout.frameworks.pytorch.levers.decoded_store import DecodedStore
 from flatout.frameworks.pytorch.levers.device_prefetch import DevicePrefetch
 from flatout.frameworks.pytorch.levers.device_store import DeviceStore
 from flatout.frameworks.pytorch.levers.expandable_segments import ExpandableSegments
@@ -45,6 +46,7 @@ LEVERS: tuple[type[Lever], ...] = (
     FusedFetch,
     SampleStore,
     VirtualWorkers,
+    DecodedStore,
     ReadAhead,
     PinnedMemory,
     DevicePrefetch,

@@ -10,12 +10,13 @@ from typing import Any, Literal, TypeAlias
 
 from torch.utils.data import DataLoader
 
+from flatout.frameworks.pytorch.input.decoders import Decoding
 from flatout.frameworks.pytorch.input.items.fused import FusedFetch, following
 from flatout.frameworks.pytorch.input.items.in_process import InProcess
 from flatout.frameworks.pytorch.input.items.stored import StoredItems
 from flatout.frameworks.pytorch.input.read_ahead.owner import ReadAhead
 
-Part: TypeAlias = Literal["fused", "stored", "files"]
+Part: TypeAlias = Literal["fused", "stored", "decoded", "files"]
 """A part of the input pipeline."""
 
 
@@ -29,6 +30,7 @@ class InputPipeline:
     def __init__(self, store_memory_bytes: int | None = None) -> None:
         self.fused = FusedFetch()
         self.stored = StoredItems(self.fused, store_memory_bytes)
+        self.decoded = Decoding()
         self.files = ReadAhead()
 
     def engage(self, part: Part, on: bool, *, fill: Iterable[DataLoader[Any]] = ()) -> None:

@@ -1,0 +1,57 @@
+"""decoded_store: keep decoded images in memory; from the second pass over the data on only the random part is done.
+
+Kept is what PIL's decoders of JPEG and PNG made of which bytes (`flatout.frameworks.pytorch.input.decoders`), as far as
+it fits into half of the memory that is free. The script's own code runs as it is, in workers too. Keeping may take as
+long as it has saved, so that it takes two or three passes until all is there. A trial sees a gain only where its steps
+come to images that it had already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from flatout.frameworks.pytorch.lever_reasons import why_none
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.session import Session
+
+
+class DecodedStore(Lever):
+    """Images are decoded once."""
+
+    name = "decoded_store"
+    summary = "decoded images kept in memory, for transforms that draw random numbers"
+    class_ = "exact"
+    shortens: ClassVar = ("data",)
+    toggles = "step"
+    check = "batches"
+    takes_memory = True
+    checks_itself = True
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """A loader whose items have to be computed one by one, where PIL is used."""
+        at_once = "its batches can be computed at once"
+        return why_none(
+            [
+                at_once if None in (loader.why_not_fused, loader.why_not_in_process) else loader.why_not_decoded
+                for loader in facts.loaders
+            ]
+        )
+
+    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+        """From the next image on; workers from the next pass on."""
+        session.loaders.engage("decoded", True)
+
+    def release(self, session: Session) -> None:
+        """Decoded each time again; those that are kept wait."""
+        session.loaders.engage("decoded", False)
+
+    def evidence(self, session: Session) -> str | None:
+        """Images that were not decoded again."""
+        num = session.loaders.pipeline.decoded.num_given
+        return f"{num:,} images not decoded again" if num else None
