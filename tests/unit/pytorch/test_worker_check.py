@@ -41,7 +41,7 @@ def printed(monkeypatch, capsys):
             counted.remove()
             owner.remove()
         assert owner.num_changed == (3 if settings and not problems else owner.num_changed)
-        return capsys.readouterr().out, problems
+        return capsys.readouterr().out, problems + owner.remarks()
 
     return run
 
@@ -64,6 +64,13 @@ def test_a_sampler_that_is_told_something_in_mid_pass_is_said(printed):
     """Its order has been asked for ahead by then, and no sampler can be asked again."""
     _, problems = printed({"num_workers": 2}, "epoch", "0", "--mid")
     assert len(problems) == 1 and "items or their order" in problems[0]
+    _, problems = printed({"num_workers": 1}, "epoch", "2", "--mid")
+    assert len(problems) == 1 and "a sampler was changed" in problems[0]
+
+
+def test_as_many_workers_as_the_script_has_ask_a_sampler_as_its_own_do(printed):
+    plain, _ = printed({}, "epoch", "2", "--mid")
+    assert printed({"num_workers": 2}, "epoch", "2", "--mid") == (plain, [])
 
 
 def test_what_changes_in_mid_pass_is_not_seen_where_the_scripts_own_workers_do_not_see_it(printed):
@@ -138,3 +145,10 @@ def test_comparing_moves_no_random_number_and_asks_nothing_of_the_scripts_datase
     assert dataset.num_asked == 0 and loaders.problems == []
     loaders.change({})
     assert all(a.equals(b) for a, b in zip(ours, states(), strict=True)) and dataset.num_asked == 128
+
+
+@pytest.mark.parametrize("options", [{"multiprocessing_context": "fork"}, {"sampler": []}], ids=str)
+def test_a_loader_that_workers_of_ours_do_not_fetch_for_is_not_compared(options, loaders):
+    loader = DataLoader(Changing(), batch_size=4, num_workers=1, **options)
+    loaders.note(loader, 1)
+    assert len(list(loader)) == (0 if "sampler" in options else 32) and loaders.problems == []

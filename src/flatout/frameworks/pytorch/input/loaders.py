@@ -79,6 +79,7 @@ class Loaders:
         self._seeds: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
         """Loaders whose workers the script keeps between passes: the seed of the latest workers."""
         self._copies = Copies()
+        self.said: dict[str, None] = {}
         self.checks: weakref.WeakKeyDictionary[DataLoader[Any], Checks] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
@@ -228,7 +229,7 @@ class Loaders:
 
     def remarks(self) -> list[str]:
         """What is to be said of workers in the end."""
-        return [remark for checks in self.checks.values() for remark in checks.remarks()]
+        return list(self.said)
 
     def engage(self, part: Part, on: bool) -> None:
         """Have a part of the input pipeline fetch from now on, where it is known how, or no longer."""

@@ -258,7 +258,7 @@ def _check_of(owner: Loaders, opened: Opened) -> Check | None:
     """What sees that workers of ours give what plain would; None where there are none of ours."""
     if not opened.changed or not opened.settings.get("num_workers"):
         return None
-    from flatout.frameworks.pytorch.input.worker_check import Checks
+    from flatout.frameworks.pytorch.input.worker_check import Check, Checks
 
-    checks = owner.checks.get(opened.loader) or owner.checks.setdefault(opened.loader, Checks())
-    return checks.of(opened)
+    known = owner.checks.get(opened.loader) or owner.checks.setdefault(opened.loader, Checks(owner.said))
+    return Check(known, opened)

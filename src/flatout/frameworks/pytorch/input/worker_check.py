@@ -23,31 +23,27 @@ from flatout.frameworks.pytorch.input.passes import Opened
 from flatout.frameworks.pytorch.input.shuffles import KNOWN
 from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
 from flatout.frameworks.pytorch.seams.trees import digest
+from flatout.guest.interruptions import let_through
 
 SHARE = 0.02
 """Of the time since the first pass, how much later batches than a pass's first may take to compute once more."""
+
+RANDOM = "items of `{}` draw random numbers, and workers draw others than plain does: class statistical"
+
+TOLD_LATE = "a sampler was changed in mid-pass: other workers than the script's had asked it for more, or less, by then"
 
 
 class Checks:
     """What is known of one loader under workers of ours."""
 
-    def __init__(self) -> None:
+    def __init__(self, said: dict[str, None]) -> None:
+        self.said = said
+        """What is to be said in the end, also of loaders that are no more."""
         self.num_passes = 0
-        self.dataset = ""
         self.are_random = False
         """Whether items drew random numbers from the beginning: then no batch is plain's, and none is compared."""
         self.begun_s = perf_counter()
         self.took_s = 0.0
-
-    def of(self, opened: Opened) -> Check:
-        """For a pass that begins."""
-        self.dataset = type(opened.loader.dataset).__name__
-        return Check(self, opened)
-
-    def remarks(self) -> list[str]:
-        """What is to be said in the end."""
-        drawn = f"items of `{self.dataset}` draw random numbers, and workers draw others than plain does: statistical"
-        return [drawn] * self.are_random
 
 
 class Check:
@@ -57,9 +53,18 @@ class Check:
         self._known = known
         self._opened = opened
         self._recomputed: Recomputed | None = None
-        if opened.loader.num_workers and self._is_due(0):  # now: plain's workers would have everything as it is now
-            self._begin(0)
         self._marks: list[Any] | None = None
+        if opened.loader.num_workers and self._is_compared and opened.bare._drawn and self._is_due(0):
+            try:  # now: plain's workers would have everything as it is now
+                self._begin(0)
+            except Exception as problem:  # noqa: BLE001  tried again when the batch is there, which is the time to fail
+                let_through(problem)
+
+    @property
+    def _is_compared(self) -> bool:
+        """Whether workers of ours give the batches, and not each of them is one of the script's."""
+        opened = self._opened
+        return type(opened.bare) is OurWorkers and opened.loader.num_workers != opened.settings["num_workers"]
 
     def compare(self, batch: Any, position: int) -> None:
         """The batch at a position of the pass, counted from 0, is about to be given.
@@ -67,7 +72,7 @@ class Check:
         Raises:
             SetAsideError: It may not be plain's.
         """
-        if type(self._opened.bare) is not OurWorkers:
+        if not self._is_compared:
             return
         loader = self._opened.loader
         order = [one for one in (loader.sampler, loader.batch_sampler) if type(one) not in (*KNOWN, BatchSampler)]
@@ -76,7 +81,9 @@ class Check:
             found += marks(loader.dataset, loader.collate_fn, data=False)
         if self._marks is None:
             self._marks = found
-        if found != self._marks:
+        if found != self._marks and loader.num_workers:  # begun now, the script's own would see more than they did
+            self._known.said[TOLD_LATE] = None
+        elif found != self._marks:
             raise SetAsideError("what items or their order follow from was changed while a pass was under way")
         if not self._is_due(position):
             return
@@ -87,6 +94,7 @@ class Check:
         self._known.num_passes += not position
         if differs and self._known.num_passes == 1 and not position and self._begin(position).differs(recomputed.batch):
             self._known.are_random = True
+            self._known.said[RANDOM.format(type(loader.dataset).__name__)] = None
         elif differs:
             raise SetAsideError(
                 f"in pass {self._known.num_passes}, batch {position + 1} was not what plain computes: items have come "
@@ -97,8 +105,8 @@ class Check:
 
     def _is_due(self, position: int) -> bool:
         known, loader = self._known, self._opened.loader
-        if known.are_random or loader.num_workers == self._opened.settings["num_workers"]:
-            return False  # or each worker is one of the script's
+        if known.are_random:
+            return False
         if not position:
             return not (keeps_workers(loader) and known.num_passes)  # kept ones have everything as it was then
         if loader.num_workers or (position + 1) & position:
