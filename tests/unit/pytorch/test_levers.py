@@ -205,6 +205,12 @@ def test_workers_need_room_for_the_batches_that_wait(shm_mb, batch_mb, nums):
         assert [s["num"] for s in lever.settings(facts, machine)] == nums
 
 
+def test_as_many_workers_as_the_script_has_are_no_change():
+    facts = replace(FACTS, loaders=(replace(LOADER, num_workers=2, batch_bytes=2**20),))
+    settings = registry()["workers"].settings(facts, replace(MACHINE, num_cores=4, shm_bytes=None))
+    assert [one["num"] for one in settings] == [4, 1, 0]
+
+
 # -- optimizers ----------------------------------------------------------------------------------------------------
 
 

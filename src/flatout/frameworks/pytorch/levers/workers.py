@@ -75,11 +75,10 @@ class Workers(Lever):
     def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
         """As many as cores, then fewer, and none where the script has some; without the present state."""
         now = max((loader.num_workers for loader in facts.loaders), default=0)
-        kept = any(loader.persistent for loader in facts.loaders)
         cores = machine.num_cores
         room = math.inf if machine.shm_bytes is None else machine.shm_bytes
         numbers = [n for n in (cores, 8, 4, 2, 1) if n <= cores and shm_needed(facts, n) <= room]
-        wanted = [n for n in dict.fromkeys(numbers) if n != now or not kept]
+        wanted = [n for n in dict.fromkeys(numbers) if n != now]
         return tuple([{"num": n} for n in wanted] + [{"num": 0}] * bool(now))
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
