@@ -25,6 +25,7 @@ REFERENCE = DOCS / "reference"
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
     *sorted(p for p in DOCS.rglob("*.md") if "decisions" not in p.parts),
     *sorted((ROOT / "changelog.d").glob("*.md")),
 ]
