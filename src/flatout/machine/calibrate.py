@@ -331,7 +331,7 @@ def _nothing(framework: str, python: str, said: str, limit_s: float) -> MachineE
         return MachineError(
             "the ceilings could not be measured",
             cause=f"the measuring process ended with `{said.splitlines()[-1]}`",
-            hint=f"see all of it: `{python} -m flatout.frameworks.{framework}.calibration /tmp/ceilings.json`",
+            hint=f"see all of it: `{python} -m flatout.frameworks.{framework}.observe.calibration /tmp/ceilings.json`",
         )
     return MachineError(
         f"no ceiling was measured within {limit_s:g} s",

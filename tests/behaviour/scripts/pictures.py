@@ -124,7 +124,7 @@ if __name__ == "__main__":
     noting.bits("while", model, optimizer, losses)
     columns = DataLoader(Columns(), batch_size=8, shuffle=True, num_workers=1)
     train(model, optimizer, columns, 2)
-    for x, _ in DataLoader(Columns(), batch_size=24, num_workers=2, worker_init_fn=begin):
+    for x, _ in list(DataLoader(Columns(), batch_size=24, num_workers=2, worker_init_fn=begin)):  # both have spoken
         print("checked", tuple(x.shape), flush=True)
     noting.surroundings("after")
     noting.framework("after")

@@ -299,7 +299,7 @@ def test_a_generator_of_the_scripts_own_moves_as_its_own_workers_move_it(num, pr
     for settings in ({**WORKERS, "num_workers": 3}, {"num_workers": 0}):
         loaders.change(settings)
         agree(plain, epochs(make, loaders, stop_after=stop_after))
-    assert loaders.num_changed == 9
+    assert loaders.num_changed == 6
 
 
 def test_an_iterator_of_ours_is_no_deeper_after_many_epochs(loaders):
