@@ -5,13 +5,12 @@ import gc
 import io
 import math
 import pickle
+import subprocess
 import sys
 import threading
 import weakref
 
 import pytest
-
-import warm
 
 torch = pytest.importorskip("torch")
 
@@ -429,7 +428,7 @@ def test_a_checkpoint_of_a_watched_model_loads_in_a_process_without_flatout(watc
         f"model = torch.load({str(tmp_path / 'whole.pt')!r}, weights_only=False)\n"
         "print(tuple(model(torch.ones(1, 4)).shape), sorted(model.state_dict()))\n"
     )
-    done = warm.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "(1, 2) ['0.bias', '0.weight', '2.bias', '2.weight']\n"
 
 
