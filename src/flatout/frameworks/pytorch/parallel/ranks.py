@@ -293,13 +293,16 @@ class Ranks:
     def confirm(self) -> None:
         """The script is over: it has not ended well before its last calls are confirmed."""
         has_raised = getattr(sys, "last_type", None) is not None
-        if has_raised or not any(division.last.kept for division in self._divisions()) or not self._all_end():
+        if has_raised or not any(division.last.kept for division in self._divisions()):
             return
-        self._confirm()
         try:
-            self._check.compare()
+            if self._all_end():
+                self._confirm()
+                self._check.compare()
         except NotDivided as problem:
             self._refuse(problem)
+        except RuntimeError:  # others, or where they meet, are gone
+            leave(EXIT_LOST)
 
     def _confirm(self, which: Callable[[Division], bool] = lambda division: True) -> None:
         try:
@@ -310,23 +313,27 @@ class Ranks:
             self._refuse(problem)
 
     def _all_end(self) -> bool:
-        """Whether all ranks come to the end; not where one waits for this one in an exchange, and will tell of it."""
+        """Whether all ranks come to the end; not where one waits for this one in an exchange, and will tell of it.
+
+        Others wait for rank 0 as long as it takes: it alone may have much to send somewhere.
+        """
         store, place, num_calls = self.group.store, Path(self._terms.folder), self._check.num_calls
         store.set(f"end-{self.group.rank}", str(num_calls))
         others = [rank for rank in range(self.group.world) if rank != self.group.rank]
         names, begun_s = [f"end-{rank}" for rank in others], time.perf_counter()
         while not store.check(names):
             now_s = time.perf_counter()
-            gone = any(leaves_file(place, rank).exists() or ended_file(place, rank).exists() for rank in others)
-            if gone or now_s - begun_s > self.group.limit.total_seconds():
+            if any(leaves_file(place, rank).exists() or ended_file(place, rank).exists() for rank in others):
                 leave(EXIT_LOST)
+            if self.group.rank == 0 and now_s - begun_s > self.group.limit.total_seconds():
+                raise NotDivided("rank 0 has come to its end, and others do not", cause="they wait for something")
             stands = (read(page_file(place, rank)) for rank in others)
             if any(one is not None and one.waits and now_s - max(one.since_s, begun_s) > WAITS_S for one in stands):
                 return False
             time.sleep(0.01)
         if any(int(store.get(name)) != num_calls for name in names):
             cause = f"this one has made {num_calls:,}: the script was interrupted, or looks at the time"
-            self._refuse(NotDivided("ranks have ended after different numbers of calls", cause=cause))
+            raise NotDivided("ranks have ended after different numbers of calls", cause=cause)
         return True
 
     def _close(self) -> None:
