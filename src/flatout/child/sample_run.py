@@ -16,9 +16,6 @@ from flatout.child.orders import SessionSpec
 from flatout.frameworks.contract import Framework, Trained
 from flatout.records.ranks import ended_file
 
-MOMENTS = ("first", "last")
-"""After which steps the state is kept."""
-
 OUTLIVES_S = 10.0
 """So long a rank above 0 waits for rank 0, which may be writing, and which it would cut off an exchange."""
 

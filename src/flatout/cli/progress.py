@@ -78,7 +78,6 @@ class Progress:
         self._share = 0.0
         self._end_s: float | None = None
         self._drawn_s = 0.0
-        self._num_trials = 0
 
     def __enter__(self) -> Progress:
         return self
@@ -97,7 +96,6 @@ class Progress:
             print(f"flatout: {text}", file=sys.stderr, flush=True)
 
     def _trial(self, trial: Trial) -> None:
-        self._num_trials += 1
         self.line(trial_line(trial))
 
     def stopped(self, hint: str) -> KeyboardInterrupt:

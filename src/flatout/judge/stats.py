@@ -164,17 +164,7 @@ def compare(
     else:
         centre, *intervals = _normal(mean, max(deviation, noise), num, levels)
     (low, high), (low99, high99) = [(_exp(bottom), _exp(top)) for bottom, top in intervals]
-    verdict = _verdict(low, high, low99, high99)
-    return Comparison(
-        verdict=verdict,
-        ratio=_exp(centre),
-        low=low,
-        high=high,
-        low99=low99,
-        high99=high99,
-        num_pairs=num,
-        reason=_reason(verdict, low, high),
-    )
+    return _decided(_exp(centre), (low, high), (low99, high99), num)
 
 
 def scatter(first_s: Sequence[float], second_s: Sequence[float]) -> float:
@@ -274,6 +264,15 @@ def _unfit(baseline_s: Sequence[float], candidate_s: Sequence[float]) -> str:
     return ""
 
 
+def _decided(ratio: float, within95: tuple[float, float], within99: tuple[float, float], num: int) -> Comparison:
+    verdict = _verdict(*within95, *within99)
+    (low, high), (low99, high99) = within95, within99
+    return Comparison(
+        verdict=verdict, ratio=ratio, low=low, high=high, low99=low99, high99=high99, num_pairs=num,
+        reason=_reason(verdict, low, high),
+    )  # fmt: skip
+
+
 def _undecided(num: int, reason: str) -> Comparison:
     nan = float("nan")
     return Comparison(
@@ -351,17 +350,7 @@ def compare_unpaired(first_s: Sequence[float], second_s: Sequence[float], *, amo
     freedom = (error2 + error2_2) ** 2 / (error2**2 / (effective - 1) + error2_2**2 / (effective2 - 1))
     half95, half99 = (error * _student_unpaired(freedom, 1 - share / among) for share in ERRORS)
     low, high, low99, high99 = (_exp(centre + x) for x in (-half95, half95, -half99, half99))
-    verdict = _verdict(low, high, low99, high99)
-    return Comparison(
-        verdict=verdict,
-        ratio=_exp(centre),
-        low=low,
-        high=high,
-        low99=low99,
-        high99=high99,
-        num_pairs=num,
-        reason=_reason(verdict, low, high),
-    )
+    return _decided(_exp(centre), (low, high), (low99, high99), num)
 
 
 def _mean_of_logs(samples: Sequence[float]) -> tuple[float, float, float]:

@@ -81,7 +81,6 @@ class Bench:
         """Standard deviation of the log ratio of two plain windows."""
         self.deadline_s = math.inf
         """`time.perf_counter` up to which a candidate may keep us waiting."""
-        self.last_toggle_s = 0.0
         self.last_evidence: dict[str, str] = {}
         self.last_missing: dict[str, str] = {}
         self.unreleased = ""
@@ -311,7 +310,6 @@ class Bench:
             raise cannot_record(self.script, "its steps", records)
         if found is None:
             raise CandidateFailed("could not be engaged")
-        self.last_toggle_s = sum(r.took_s for r in records if isinstance(r, Toggle))
         self.last_evidence = {k: v for r in records if isinstance(r, Toggle) for k, v in r.evidence.items()}
         self.last_missing = {k: v for r in records if isinstance(r, Toggle) for k, v in r.missing.items()}
         return found

@@ -49,7 +49,6 @@ NUM_TAKEN_APART = stats.MIN_PAIRS
 WINDOW_LIMIT_S = 1.5
 """A window ends here at the latest: a candidate may be many times slower than plain."""
 
-NOT_HERE = "cannot be toggled between two steps, so that a run cannot try it on itself; `flatout tune` can"
 UNKNOWN = Diagnosis(binding="unknown", sentence="", evidence=(), bounds=())
 
 

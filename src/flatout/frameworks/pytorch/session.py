@@ -45,8 +45,6 @@ class Session:
         self.flags = UpdateFlags()
         self.scaler_seen = False
         self.page_faults = PageFaults()
-        self.comparing = False
-        """Whether numerics are compared: what is called now is not the script's doing."""
         self.silent = False
         """Whether updates made now are ours and count for nothing."""
         self.levers = levers

@@ -55,9 +55,6 @@ class Process(type(multiprocessing.get_context("fork")).Process):  # type: ignor
 class OurWorkers(Recorded, _MultiProcessingDataLoaderIter):
     """PyTorch's iterator, which raises as soon as a worker has died, and when one hangs."""
 
-    has_copy = True
-    """Its dataset is a copy, made when it began."""
-
     def __init__(self, loader: DataLoader[Any], ahead: int) -> None:
         self._ahead = ahead
         """By how many batches plain is ahead of the script."""

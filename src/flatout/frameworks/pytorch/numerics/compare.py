@@ -66,7 +66,6 @@ class Numerics:
         """Differences of each check; `missing` says why one could not be made."""
         differences: list[Difference] = []
         missing = []
-        self._session.comparing = True
         try:
             for check in checks:
                 found = {
@@ -79,7 +78,6 @@ class Numerics:
                 else:
                     differences += found
         finally:
-            self._session.comparing = False
             self._capture.drop()
             self._session.engage_exactly({})
         return Agreement(levers=levers, differences=tuple(differences), missing="; ".join(missing))

@@ -33,8 +33,6 @@ class InProcess(Recorded, _BaseDataLoaderIter):
     such as each worker has: see `snapshot`.
     """
 
-    has_copy = True
-
     def __init__(self, loader: DataLoader[Any], fused: FusedFetch | None, stored: StoredItems | None = None) -> None:
         caller_in(_MultiProcessingDataLoaderIter.__init__, "super().__init__(loader)")(super().__init__, loader)
         self._dataset = copied(self._dataset)
