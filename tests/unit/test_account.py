@@ -77,6 +77,24 @@ def test_small_or_unsure_differences_contradict_nothing(one):
     assert not one.contradicts(WORTHWHILE)
 
 
+@pytest.mark.parametrize(
+    ("one", "is_open"),
+    [
+        (account(0.018, 0.347, num_plain=4, num_other=1), True),  # no time was left to measure in turn
+        (account(0.347, 0.018, num_plain=3, num_other=3, in_turn=True), True),
+        (Account(plain_s=(0.018, 0.35, 0.019, 0.018), other_s=(0.34, 0.35, 0.02, 0.35), in_turn=True), True),
+        (account(0.423, 0.023), True),
+        (account(0.060, 0.023, spread=0.5), False),
+        (account(0.030, 0.023), False),
+        (account(0.023, 0.423, cost_s=math.inf), False),
+        (Account(plain_s=(), other_s=()), False),
+    ],
+)
+def test_medians_that_lie_further_apart_than_drift_and_both_spreads_leave_the_account_open(one, is_open):
+    assert one.is_open(WORTHWHILE) is is_open
+    assert bool(diagnosed({"taken apart": one}).contradictions) is is_open
+
+
 def test_swapping_the_sides_of_a_contradiction_leaves_it_one():
     lots = random.Random(3)
     for _ in range(200):

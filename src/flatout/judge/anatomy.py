@@ -97,6 +97,15 @@ class Account:
         low, high = min(self.plain_s) / max(self.other_s), max(self.plain_s) / min(self.other_s)
         return self._outside(low, high, max(times, MOST_DRIFT))
 
+    def is_open(self, times: float) -> bool:
+        """Whether it does not close: one contradicts the other, or the medians lie `MOST_DRIFT` and both spreads apart.
+
+        So far apart they may be by chance where steps are of two lengths, or too few could be measured in turn; but
+        nobody has seen them agree.
+        """
+        sides = [stats.summarize(one).spread_fraction for one in (self.plain_s, self.other_s) if one]
+        return self.contradicts(times) or self.seems_to_differ(MOST_DRIFT * math.prod(1 + one for one in sides))
+
     def _outside(self, low: float, high: float, times: float) -> bool:
         return low > times or high < 1 / (times + self.cost_s / stats.summarize(self.plain_s).median)
 

@@ -36,11 +36,11 @@ PARTS = {
 
 
 def contradictions(found: Findings) -> list[str]:
-    """Measurements of the same thing that surely differ by what a cause must be worth to be named, and why perhaps."""
+    """Measurements of the same thing that differ by more than a cause must be worth to be named, and why perhaps."""
     lines = [
         f"a step takes {_step(account.plain_s)} in plain windows and {_step(account.other_s)} where it is {looked}"
         for looked, account in found.accounts.items()
-        if account.contradicts(WORTHWHILE)
+        if account.is_open(WORTHWHILE)
     ]
     lines += [MAY_BE] if lines else []
     twice = -(found.anatomy.share("unattributed") or 0.0)
@@ -50,10 +50,10 @@ def contradictions(found: Findings) -> list[str]:
 
 
 def _step(seen_s: Sequence[float]) -> str:
-    """Seconds of a step, and half the interquartile range between windows."""
+    """Seconds of a step, and half the interquartile range between windows, where there are several."""
     found = stats.summarize(seen_s)
     step = f"{found.median:.3g} s" if found.median >= 1 else f"{1e3 * found.median:.3g} ms"
-    return f"{step} ± {percent(found.spread_fraction)}"
+    return f"{step} ± {percent(found.spread_fraction)}" if found.num > 1 else f"{step} (one window)"
 
 
 def sentence(binding: str, parts: Sequence[str], found: Findings) -> str:

@@ -192,7 +192,7 @@ class Learning:
             self.stopped = "no step could be taken apart"
             return Space(singles=(), untried=())
         account = Account(plain_s=tuple(times), other_s=tuple(w.training_step_s for w in apart if w.training_s > 0))
-        known = replace(UNKNOWN, contradictions=(NOT_CONCLUDED,) if account.contradicts(WORTHWHILE) else ())
+        known = replace(UNKNOWN, contradictions=(NOT_CONCLUDED,) if account.is_open(WORTHWHILE) else ())
         return space_of(toggled, self.facts, self.machine, (anatomy, known), self.choice)
 
     def _resize(self, window: Window | None) -> None:

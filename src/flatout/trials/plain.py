@@ -148,7 +148,7 @@ class Plain:
         self.baseline = self._seen("baseline", "ends")
         plain_s, other_s = (tuple(side) for side in sides.values())
         whole = replace(account, plain_s=account.plain_s + plain_s, other_s=account.other_s + other_s)
-        if whole.contradicts(WORTHWHILE):  # so do those in turn, whatever others did before
+        if whole.contradicts(WORTHWHILE) or len(plain_s) < stats.MIN_PAIRS:  # whatever others did before; or too few
             return whole
         return replace(account, plain_s=plain_s, other_s=other_s, in_turn=True, noise=self.bench.noise)
 
