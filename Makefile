@@ -4,7 +4,7 @@ BIN := .venv/bin
 CONSTRAINTS := constraints.txt
 INSTALLED := .venv/installed
 
-.PHONY: demo test test-all bench clean
+.PHONY: demo test test-all bench gpu-check clean
 
 demo: $(INSTALLED)
 	@bash scripts/demo
@@ -17,6 +17,10 @@ test-all: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/run_all.py
+
+# Needs a GPU and any PyTorch, and no set-up; `make gpu-check REHEARSE=1` shows on a CPU that the check itself works.
+gpu-check:
+	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/gpu_check --out $${OUT:-gpu-check} $(if $(REHEARSE),--rehearse)
 
 $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv

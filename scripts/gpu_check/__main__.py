@@ -31,7 +31,6 @@ GROUPS = {
     "levers": (15, 110),
     "numerics": (15, 110),
     "first_use": (50, 180),
-    "pytest_gpu": (30, 110),
 }
 """Of each group: seconds that it needs at least, and seconds after which it is killed."""
 
@@ -42,7 +41,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder for lines and logs")
     parser.add_argument("--limit", type=float, default=530.0, help="seconds in all")
     parser.add_argument("--groups", default=",".join(GROUPS), help="which, in this order")
-    parser.add_argument("--rehearse", action="store_true", help="without a device: items run on the CPU, or say why not")
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, as far as that goes")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,8 @@ from typing import Any
 
 from log import Log
 
+TOOLS = ("g++", "nvcc", "nvidia-smi", "unshare", "newuidmap")
+FIELDS = "name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.draw,power.limit,temperature.gpu"
 PLAIN = """
 import torch
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -34,7 +36,7 @@ def run(log: Log) -> None:
     """All items."""
     log.item("nvidia_smi", _nvidia_smi)
     log.item("versions", _versions)
-    log.item("tools", lambda: {name: shutil.which(name) for name in ("g++", "nvcc", "nvidia-smi", "unshare", "newuidmap")})
+    log.item("tools", lambda: {name: shutil.which(name) for name in TOOLS})
     log.item("isolation", _isolation)
     log.item("empty_plan", _empty_plan)
 
@@ -47,10 +49,9 @@ def _timed(command: list[str], **more: Any) -> tuple[float, subprocess.Completed
 
 def _nvidia_smi() -> dict[str, Any]:
     """Three times, the first with a cold driver: flatout reads the machine's devices with it."""
-    fields = "name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.draw,power.limit,temperature.gpu,persistence_mode"
     times, said = [], ""
     for _ in range(3):
-        took_s, done = _timed(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"])
+        took_s, done = _timed(["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader"])
         times.append(took_s)
         said = done.stdout.strip() or done.stderr.strip()
     return {"cold_s": times[0], "warm_s": times[1:], "said": said, "ok": times[0] < 10}

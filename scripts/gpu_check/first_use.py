@@ -18,7 +18,7 @@ from torch import nn
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 """
-BOUND = HEAD + """
+BOUND = """
 width, batch = (4096, 8192) if device == "cuda" else (256, 64)
 model = nn.Sequential(*[part for _ in range(6) for part in (nn.Linear(width, width), nn.GELU())]).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
@@ -34,17 +34,21 @@ for epoch in range(100):
     print(epoch, float(loss))
 """
 SCRIPTS = {
-    "no_read": BOUND.format(blocking=False, read="pass"),
-    "item": BOUND.format(blocking=False, read="total += loss.item()"),
-    "blocking_copy": BOUND.format(blocking=True, read="pass"),
+    "no_read": HEAD + BOUND.format(blocking=False, read="pass"),
+    "item": HEAD + BOUND.format(blocking=False, read="total += loss.item()"),
+    "blocking_copy": HEAD + BOUND.format(blocking=True, read="pass"),
 }
+
+
+WHY = ["why", "--budget", "20s"]
+TUNE = ["tune", "--budget", "50s"]
 
 
 def run(log: Log) -> None:
     """All items."""
     for name, script in SCRIPTS.items():
-        log.item(f"why_{name}", lambda name=name, script=script: _flatout(log, name, script, ["why", "--budget", "20s"]))
-    log.item("tune_no_read", lambda: _flatout(log, "tune_no_read", SCRIPTS["no_read"], ["tune", "--budget", "50s"]))
+        log.item(f"why_{name}", lambda name=name, script=script: _flatout(log, name, script, WHY))
+    log.item("tune_no_read", lambda: _flatout(log, "tune_no_read", SCRIPTS["no_read"], TUNE))
 
 
 def _flatout(log: Log, name: str, script: str, verb: list[str]) -> dict[str, Any]:

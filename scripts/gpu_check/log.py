@@ -1,5 +1,4 @@
-"""One JSON line for each item of the check, on the disk the moment it is known: a run that is cut still yields all
-before."""
+"""One JSON line for each item, on the disk the moment it is known: a run that is cut still yields all before."""
 
 from __future__ import annotations
 

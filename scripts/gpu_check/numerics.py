@@ -130,7 +130,8 @@ def _compared(step: Callable[[], object], levers: Levers, more: Callable[[], obj
         faults = [d["fault"] for d in answer["differences"] if d.get("fault")] if answer else []
         step()  # the script goes on
         return {
-            "answer": answer, "faults": faults, "failures": watched.failures, "limit_bytes": watched.framework.capture.limit_bytes,
+            "answer": answer, "faults": faults, "failures": watched.failures,
+            "limit_bytes": watched.framework.capture.limit_bytes,
             "peak_bytes": None if REHEARSAL else torch.cuda.max_memory_allocated(),
             "ok": bool(answer) and not faults and not answer["missing"] and not watched.failures,
         }  # fmt: skip

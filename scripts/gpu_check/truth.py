@@ -117,7 +117,7 @@ def _items_on_the_cpu() -> dict[str, Any]:
 
 
 def _dropout_masks() -> dict[str, Any]:
-    """Does one random state give one mask in both types? Else a bf16 lever cannot be compared where there is dropout."""
+    """Does one random state give one mask in all types? Else bf16 cannot be compared where there is dropout."""
     masks, states = {}, {}
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for shape in ((1 << 20,), (1000, 1001)):
@@ -125,8 +125,13 @@ def _dropout_masks() -> dict[str, Any]:
             masks[dtype, shape] = torch.native_dropout(torch.ones(shape, device="cuda", dtype=dtype), 0.3, True)[1]
             states[dtype, shape] = torch.cuda.get_rng_state()
     shapes = {shape for _, shape in masks}
-    same = {str(s): all(torch.equal(masks[torch.float32, s], masks[d, s]) for d, t in masks if t == s) for s in shapes}
-    state = {str(s): all(torch.equal(states[torch.float32, s], states[d, t]) for d, t in masks if t == s) for s in shapes}
+
+    def alike(found: dict[Any, torch.Tensor]) -> dict[str, bool]:
+        return {
+            str(s): all(torch.equal(found[torch.float32, s], found[d, t]) for d, t in found if t == s) for s in shapes
+        }
+
+    same, state = alike(masks), alike(states)
     return {"same_mask": same, "same_state": state, "ok": all(same.values()) and all(state.values())}
 
 
