@@ -104,19 +104,6 @@ class _Centred(nn.Module):
         return x - 0.5 * x.mean(0)
 
 
-def a_count_of_calls_that_switches_on() -> Trained:
-    """And off again before the end."""
-    return trained_on(Rows(lambda m: 90 < m.num_calls <= 100), 104)
-
-
-def a_count_of_calls_with_batch_normalisation() -> Trained:
-    return trained_on(Rows(lambda m: 90 < m.num_calls <= 100, nn.BatchNorm1d(5)), 104)
-
-
-def a_count_of_calls_with_dropout() -> Trained:
-    return trained_on(Rows(lambda m: 90 < m.num_calls <= 100, nn.Dropout(0.2)), 104)
-
-
 def a_count_of_calls_just_before_the_end() -> Trained:
     return trained_on(Rows(lambda m: m.num_calls > 40), 44)
 
@@ -143,11 +130,6 @@ AT_ONCE = (
     a_closure_that_is_switched_on, a_hook_that_is_put_on, a_layer_that_is_replaced,
 )  # fmt: skip
 """Refused at the 21st call."""
-
-SOON = (
-    a_count_of_calls_that_switches_on, a_count_of_calls_with_batch_normalisation, a_count_of_calls_with_dropout,
-)  # fmt: skip
-"""Refused at the 97th."""
 
 IN_THE_END = (
     a_count_of_calls_just_before_the_end, a_model_of_which_nothing_is_left_at_the_end,

@@ -317,7 +317,7 @@ IN_TWO_STAGES = (a_state_that_is_carried_on, evaluations_that_see_more_than_trai
 SAME = (
     hooks_that_come_later, a_chain_of_layers, blocks_of_a_language_model,
     a_language_model_that_returns_its_loss, blocks_that_are_computed_again, an_encoder_and_a_decoder,
-    something_added_late, layers_in_another_order_for_evaluation, a_call_that_leaves_layers_out,
+    something_added_late, layers_in_another_order_for_evaluation,
 )  # fmt: skip
 """Each ends in stages as in one process."""
 
@@ -380,7 +380,8 @@ def checkpoints_that_enter_again() -> Trained:
 
 
 REFUSED = {
-    hooks_on_its_layers: "hooks", one_layer: "do not make", calls_that_are_counted: "counts",
+    hooks_on_its_layers: "hooks", one_layer: "do not make", calls_that_are_counted: "what ranks keep as `calls`",
     calls_that_print: "prints", checkpoints_that_enter_again: "use_reentrant",
+    a_call_that_leaves_layers_out: "stage",
 }  # fmt: skip
 """And what is said of each."""

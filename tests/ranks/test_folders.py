@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from faulting import FLATOUT, REASON, environment
-from flatout.child import rank_folders
+from flatout.child import rank_edges
 
 MAKES = """
 import os, pathlib, time, torch
@@ -55,39 +55,47 @@ def test_folders_of_each_epoch_are_made_once(tmp_path):
 
 
 @pytest.fixture
-def ranks(tmp_path, monkeypatch):
-    """`os.mkdir` of the first rank and of another."""
-    plain, both = os.mkdir, []
-    for prepare in (rank_folders.note, rank_folders.take_for_done):
-        monkeypatch.setattr(os, "mkdir", plain)
-        prepare(str(tmp_path / "made"))
-        both.append(os.mkdir)
-    monkeypatch.setattr(os, "mkdir", plain)
-    return both
+def other(monkeypatch):
+    """`os.mkdir` and `os.rmdir` of a rank above 0."""
+    monkeypatch.setattr(os, "mkdir", os.mkdir)
+    monkeypatch.setattr(os, "rmdir", os.rmdir)
+    rank_edges.share_folders()
+    return os.mkdir, os.rmdir
+
+
+def _made_long_ago(path):
+    """Its time is that of a folder of the user's."""
+    was = os.stat
+    return lambda name, *words, **named: (
+        os.stat_result([*was(name)[:7], 0, 0, 0]) if name == str(path) else was(name, *words, **named)
+    )
 
 
 @pytest.mark.smoke
-def test_a_folder_that_the_first_rank_has_made_is_made_once_more(tmp_path, ranks):
-    first, other = ranks
-    first(tmp_path / "a")
-    other(tmp_path / "a")
-    for mkdir in ranks:
-        with pytest.raises(FileExistsError):
-            mkdir(tmp_path / "a")
-    os.rmdir(tmp_path / "a")
-    first(str(tmp_path / "a"))
-    other(os.fsencode(tmp_path / "a"))
+def test_a_folder_that_the_first_rank_has_made_is_made_once_more(tmp_path, other):
+    mkdir, rmdir = other
+    subprocess.run(["mkdir", tmp_path / "a"], check=True)
+    mkdir(tmp_path / "a")
+    with pytest.raises(FileExistsError):
+        mkdir(tmp_path / "a")
+    rmdir(tmp_path / "a")
+    subprocess.run(["mkdir", tmp_path / "a"], check=True)
+    mkdir(os.fsencode(tmp_path / "a"))
 
 
 @pytest.mark.smoke
-def test_a_folder_of_the_users_is_in_the_way_on_all_ranks(tmp_path, ranks):
-    os.mkdir(tmp_path / "theirs")
-    for mkdir in ranks:
-        with pytest.raises(FileExistsError):
-            mkdir(tmp_path / "theirs")
-        with pytest.raises(FileNotFoundError):
-            mkdir(tmp_path / "nowhere" / "a")
-        folder = os.open(tmp_path, os.O_RDONLY)
-        with pytest.raises(FileExistsError):
-            mkdir("theirs", dir_fd=folder)
-        os.close(folder)
+def test_a_folder_of_the_users_is_in_the_way_on_all_ranks(tmp_path, other, monkeypatch):
+    mkdir, _ = other
+    subprocess.run(["mkdir", tmp_path / "theirs"], check=True)
+    monkeypatch.setattr(os, "stat", _made_long_ago(tmp_path / "theirs"))
+    with pytest.raises(FileExistsError):
+        mkdir(tmp_path / "theirs")
+    with pytest.raises(FileNotFoundError):
+        mkdir(tmp_path / "nowhere" / "a")
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        mkdir(tmp_path / "file")
+    folder = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(FileExistsError):
+        mkdir("theirs", dir_fd=folder)
+    os.close(folder)

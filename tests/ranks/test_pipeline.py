@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Arriving, Forms, Parcel
+from flatout.frameworks.pytorch.parallel.module_calls import Timeline
+from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Arriving, Parcel, packed, unpacked
 from flatout.frameworks.pytorch.parallel.pipeline_parts import bubble
-from flatout.frameworks.pytorch.parallel.pipeline_placeholders import Placeholders, shapes_of
 from flatout.frameworks.pytorch.parallel.pipeline_plan import PipelinePlan, StagePlan
-from flatout.frameworks.pytorch.parallel.pipeline_timeline import Timeline
+from flatout.frameworks.pytorch.parallel.pipeline_stage import Placeholders, shapes_of
 from tiers import some
 
 from . import pipeline_scenarios, scenarios, sharded_scenarios, tensor_scenarios
@@ -19,14 +19,15 @@ from .test_shard import agrees
 
 REFUSED = {
     scenarios.batch_normalisation: "batch normalisation", scenarios.convolutions: "batch normalisation",
-    scenarios.normalised_again: "batch normalisation", scenarios.a_counter_of_calls: "it counts or collects in `kept`",
+    scenarios.normalised_again: "batch normalisation", scenarios.a_counter_of_calls: "what ranks keep as `kept`",
     scenarios.times_and_weights_that_the_model_draws: "random numbers",
     scenarios.a_critic_that_is_kept_from_training: "it calls 0 modules",
     scenarios.two_models_against_each_other: "batch normalisation",
     scenarios.noise_that_the_model_draws: "random numbers", scenarios.a_model_that_is_called_by_a_method: "modules",
     scenarios.a_loss_kept_in_a_global_list: "it changes `ASIDE`",
     scenarios.hooks_that_change_what_goes_through: "hooks",
-    scenarios.a_loss_kept_in_another_object: "it changes `KEPT.loss`", **pipeline_scenarios.REFUSED,
+    scenarios.a_loss_kept_in_another_object: "it changes `KEPT.loss`",
+    sharded_scenarios.heads_that_take_turns: "stage", **pipeline_scenarios.REFUSED,
 }  # fmt: skip
 OTHERS = [
     *(one for one in (*scenarios.SAME, *sharded_scenarios.SAME, *tensor_scenarios.SAME) if one not in REFUSED),
@@ -147,14 +148,10 @@ def test_what_is_sent_arrives():
 
 
 @pytest.mark.smoke
-def test_a_form_is_sent_once():
-    here, there, tensor = Forms(), Forms(), torch.ones(2)
-    for number in range(3):
-        value = pipeline_scenarios.Output(tensor + number, None), [tensor, tensor, "word"]
-        packed = here.packed(value)
-        assert bool(packed[1].numel()) == (number == 0)
-        found = there.unpacked(packed)
-        assert torch.equal(found[0].logits, tensor + number) and found[1][0] is found[1][1]
+def test_what_a_model_returns_is_told():
+    tensor = torch.ones(2)
+    found = unpacked(packed((pipeline_scenarios.Output(tensor + 1, None), [tensor, tensor, "word"])))
+    assert torch.equal(found[0].logits, tensor + 1) and found[1][0] is found[1][1] and found[1][2] == "word"
 
 
 @pytest.mark.smoke

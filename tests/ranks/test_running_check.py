@@ -1,95 +1,52 @@
-"""Comparing ranks takes a small share of a run, waiting for the slower one is none of it, and nothing goes unseen."""
+"""Ranks are compared ever so often, what differs by rounding is mended, and nothing goes unseen."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from flatout.frameworks.pytorch.parallel import running_check
+from flatout.frameworks.pytorch.parallel import equality
+from flatout.frameworks.pytorch.parallel.equality import RunningCheck
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.running_check import MOST_SHARE, RunningCheck
 
 pytestmark = pytest.mark.smoke  # in this process
 
-STEP_S = 0.005
-
-
-class Clock:
-    def __init__(self):
-        self.now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
-
 
 class Two:
-    """Two ranks as seen by this one: the other one comes later to each exchange, and may hold something else."""
+    """Two ranks as seen by this one: the other one may hold something else."""
 
-    def __init__(self, clock, *, local_world=2):
-        self.clock, self.late_s, self.exchange_s, self.off, self.checked = clock, 0.004, 0.0003, 0.0, []
-        self.me = SimpleNamespace(world=2, local_world=local_world)
-        self.page = SimpleNamespace(check=self.checked.append)
+    def __init__(self):
+        self.off, self.names = 0.0, []
 
     def gather(self, mine, name):
+        self.names.append(name)
         other = mine.clone()
         if name == "comparison of ranks":
             other[0] += self.off != 0
-            other[2] += self.late_s
         else:
             other += self.off
-        self.clock.now_s += self.late_s + self.exchange_s
         return torch.stack([mine, other])
 
     def broadcast(self, tensor, name):
         return tensor
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(running_check, "perf_counter", clock)
-    return clock
-
-
-def summing(clock, took_s=0.0005):
-    def parameters():
-        clock.now_s += took_s
-        return [torch.ones(3)]
-
-    return parameters
-
-
-def trained(check, clock, num_calls):
-    for _ in range(num_calls):
+def test_ranks_are_compared_ever_more_rarely_and_then_at_every_160th_call():
+    group, found = Two(), []
+    check = RunningCheck(group, lambda: [torch.ones(3)])
+    for number in range(1, 500):
         check.called()
-        clock.now_s += STEP_S
+        if group.names:
+            found.append(number)
+            group.names.clear()
+    assert found == [20, 40, 80, 160, 320, 480]
 
 
-def test_comparing_takes_no_more_than_its_share_from_the_first_one_on(clock):
-    group = Two(clock)
-    check = RunningCheck(group, summing(clock))
-    begun_s = clock.now_s
-    for _ in range(2000):
-        trained(check, clock, 1)
-        if len(group.checked) > 1:
-            assert sum(group.checked) <= MOST_SHARE * (clock.now_s - begun_s)
-    assert len(group.checked) > 20
-
-
-def test_waiting_for_the_slower_rank_is_no_cost_where_clocks_are_the_same(clock):
-    for local_world, wanted_s in ((2, 0.0008), (1, 0.0048)):
-        group = Two(clock, local_world=local_world)
-        trained(RunningCheck(group, summing(clock)), clock, 21)
-        assert group.checked == [pytest.approx(wanted_s)]
-
-
-def test_what_differs_by_rounding_is_mended_and_by_more_is_an_error(clock):
-    group = Two(clock)
-    check = RunningCheck(group, summing(clock))
+def test_what_differs_by_rounding_is_mended_and_by_more_is_an_error():
+    group = Two()
+    check = RunningCheck(group, lambda: [torch.ones(3)])
     group.off = 1e-6
-    trained(check, clock, 21)
+    check.compare()
     assert check.num_mended == 1
     group.off = 0.1
     with pytest.raises(NotDivided, match="their parameters"):
@@ -104,7 +61,7 @@ def test_one_bit_of_any_tensor_counts(kind):
         torch.ones(4, 3, 5, 5, dtype=kind).contiguous(memory_format=torch.channels_last),
         torch.ones((), dtype=kind),
     ]
-    before = running_check._bits(whole)
-    assert before == running_check._bits([one.clone() for one in whole])
+    before = equality._bits(whole)
+    assert before == equality._bits([one.clone() for one in whole])
     whole[0][2, 1, 0, 3] = 0
-    assert before != running_check._bits(whole)
+    assert before != equality._bits(whole)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan
-from flatout.frameworks.pytorch.parallel.watching import Watched
+from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan, Watched
 from tiers import some
 
 from . import scenarios, sharded_scenarios, tensor_scenarios

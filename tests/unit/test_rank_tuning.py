@@ -41,9 +41,7 @@ RANKS = PlanRanks(
 REPLICATED = replace(
     FACTS, num_ranks=2, rank_mode="replicate", models=(replace(MODEL, parameter_bytes=4 << 20, dtypes=("float32",)),)
 )
-EXCHANGES = Exchanges(
-    num=9, least_share=0.3, most_share=0.3, waited_for=0, compared_share=0.0, training_s=1.0, memory_bytes=0
-)
+EXCHANGES = Exchanges(num=9, least_share=0.3, most_share=0.3, waited_for=0, training_s=1.0, memory_bytes=0)
 
 
 def trial(num=2, mode="replicate", ratio=1.5, outcome="faster", **changes):
@@ -303,9 +301,7 @@ def test_memory_within_a_step_and_each_kind_of_exchange_are_kept(tuned):
 
 
 def exchanges(kinds):
-    return Exchanges(
-        num=9, least_share=0.5, most_share=0.6, waited_for=0, compared_share=0.0, training_s=1.0, kinds=kinds
-    )
+    return Exchanges(num=9, least_share=0.5, most_share=0.6, waited_for=0, training_s=1.0, kinds=kinds)
 
 
 def test_its_page_is_in_the_run_folder_or_where_it_was_asked_for(tuned, tmp_path, capsys):

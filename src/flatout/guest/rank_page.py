@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
-_LAYOUT = struct.Struct("<qqddddq96s")
+_LAYOUT = struct.Struct("<qqdddq96s")
 NUM_BYTES = 4096
 _NUMBER = re.compile(r",? \d+( of \d+)?")
 """What differs between exchanges of one kind."""
@@ -41,7 +41,6 @@ class Stand:
         since_s: When the last of them began or ended, on the clock of `time.perf_counter`, which processes share.
         waited_s: Seconds spent in exchanges in which nothing is computed.
         first_s: When the first exchange of training began; 0 before.
-        checked_s: Seconds spent on comparing ranks since then.
         memory_bytes: The most memory that was seen at an exchange of training: of the device, or resident.
         name: What the last one is called.
         kinds: Of each kind of exchange the seconds in which nothing else was computed, as of a moment ago.
@@ -52,7 +51,6 @@ class Stand:
     since_s: float = 0.0
     waited_s: float = 0.0
     first_s: float = 0.0
-    checked_s: float = 0.0
     memory_bytes: int = 0
     name: str = ""
     kinds: dict[str, float] = field(default_factory=dict)
@@ -81,7 +79,7 @@ class Page:
             file.truncate(NUM_BYTES)
             self._memory = mmap.mmap(file.fileno(), NUM_BYTES)
         self._begun = self._ended = 0
-        self._waited_s = self._first_s = self._started_s = self._checked_s = 0.0
+        self._waited_s = self._first_s = self._started_s = 0.0
         self._name = b""
         self._memory_of, self._memory_bytes, self._looked_s = memory, 0, 0.0
         self._names: dict[bytes, float] = {}
@@ -126,13 +124,9 @@ class Page:
         if len(text) <= room:
             self._memory[KINDS_AT:NUM_BYTES] = text.ljust(room, b"\0")
 
-    def check(self, took_s: float) -> None:
-        """Ranks were compared."""
-        self._checked_s += took_s
-
     def _write(self, now_s: float) -> None:
         _LAYOUT.pack_into(
-            self._memory, 0, self._begun, self._ended, now_s, self._waited_s, self._first_s, self._checked_s,
+            self._memory, 0, self._begun, self._ended, now_s, self._waited_s, self._first_s,
             self._memory_bytes, self._name,
         )  # fmt: skip
 
@@ -149,8 +143,8 @@ def read(path: Path) -> Stand | None:
     kinds: dict[str, float] = {}
     with contextlib.suppress(ValueError):  # while it is being written
         kinds = json.loads(text) if text else {}
-    begun, ended, since_s, waited_s, first_s, checked_s, memory_bytes, name = _LAYOUT.unpack(raw)
+    begun, ended, since_s, waited_s, first_s, memory_bytes, name = _LAYOUT.unpack(raw)
     return Stand(
         num_begun=begun, num_ended=ended, since_s=since_s, waited_s=waited_s, first_s=first_s,
-        checked_s=checked_s, memory_bytes=memory_bytes, name=name.rstrip(b"\0").decode(errors="replace"), kinds=kinds,
+        memory_bytes=memory_bytes, name=name.rstrip(b"\0").decode(errors="replace"), kinds=kinds,
     )  # fmt: skip

@@ -27,9 +27,6 @@ EXIT_ANEW = 115
 STACKS_SIGNAL = signal.SIGRTMAX - 7
 """Has a rank write its stacks; scripts have no handlers of their own for signals of that kind."""
 
-KEPT_STDIN = "stdin-kept"
-"""In the run folder: what rank 0 has read from its stdin, for the other ranks, as long as they run."""
-
 ELASTIC_LOGS = "elastic"
 """A folder that the launcher needs; nothing is written to it."""
 

@@ -13,13 +13,10 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
-
-_PASSED_ON_EVERY_S = 0.005
 
 MOST_LIVES = 3
 """So often a rank above 0 is started, where it ends before training."""
@@ -45,8 +42,8 @@ def _environment(spec: dict[str, Any], rank: int) -> dict[str, str]:
     if devices:
         found["CUDA_VISIBLE_DEVICES"] = devices[int(os.environ["LOCAL_RANK"])]
     found["FLATOUT_RANK_FOLDER"] = spec["folder"]
-    if rank == spec["ranks"][0] and spec["stdin"] and spec["stdin"]["fills"]:
-        found["FLATOUT_RANK_STDIN"] = spec["stdin"]["path"]
+    if spec["stdin"] and spec["stdin"]["path"] is None:
+        found["FLATOUT_RANK_STDIN"] = "once"
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     found["FLATOUT_RANK"] = " ".join([str(os.getpid()), *(os.environ[name] for name in names)])
     return found
@@ -98,37 +95,11 @@ def _start(spec: dict[str, Any], rank: int, isolation: list[str] | None) -> int:
 
 
 def _stdin(spec: dict[str, Any]) -> int:
-    """What the first rank reads: the same file, or a pipe that gets what it has read from one; else nothing."""
-    found = spec["stdin"] or {"path": os.devnull, "offset": 0, "fills": False}
-    file = os.open(found["path"], os.O_RDONLY)
-    if not found["fills"]:
-        os.lseek(file, found["offset"], os.SEEK_SET)
-        return file
-    stdin, writing = os.pipe()
-    threading.Thread(target=_passed_on, args=(spec, file, writing), daemon=True).start()
-    return stdin
-
-
-def _passed_on(spec: dict[str, Any], file: int, writing: int) -> None:
-    """Pass on what the first rank has kept in a file, from its beginning, until that rank is at the end of its stdin.
-
-    A pipe, because the script may ask whether there is something to read (`select`), and wait for it.
-    """
-    ends = f"{os.path.basename(spec['stdin']['path'])}-ended", f"ended-{spec['ranks'][0]}.json"
-    try:
-        while True:
-            is_over = _first_is(spec, *ends)  # looked at first: all that was read before is there
-            found = os.read(file, 65536)
-            while found:
-                found = found[os.write(writing, found) :]
-                is_over = False
-            if is_over:
-                break
-            time.sleep(_PASSED_ON_EVERY_S)
-    except OSError:  # the script has ended, or has closed its stdin
-        pass
-    os.close(writing)
-    os.close(file)
+    """The file that the first rank reads as well; nothing in the place of what can be read once."""
+    found = spec["stdin"] or {"path": None, "offset": 0}
+    file = os.open(found["path"] or os.devnull, os.O_RDONLY)
+    os.lseek(file, found["offset"], os.SEEK_SET)
+    return file
 
 
 def _write(path: str, value: Any) -> None:

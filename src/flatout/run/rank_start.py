@@ -22,7 +22,6 @@ from flatout.errors import FlatoutError, MachineError, ScriptError, UsageError
 from flatout.records.ceilings import Machine
 from flatout.records.ranks import (
     ELASTIC_LOGS,
-    KEPT_STDIN,
     MEETING,
     Terms,
     ended_file,
@@ -107,7 +106,7 @@ class Start:
             "devices": list(self.devices),
             "of_others": QUIET_TRACKERS,
             "apart": self.apart,
-            "stdin": _stdin(self.folder),
+            "stdin": _stdin(),
             "parent": os.getpid(),
         }
         path = self.folder / "ranks.json"
@@ -123,9 +122,6 @@ class Start:
             with contextlib.suppress(FlatoutError, OSError):
                 isolation.discard(scratch)
         shutil.rmtree(self.folder / ELASTIC_LOGS, ignore_errors=True)
-        for path in self.folder.glob(f"{KEPT_STDIN}*"):
-            with contextlib.suppress(OSError):
-                path.unlink()
         ends = ends_of(self.folder, self.terms.of_this_node)
         if len(ends) == len(self.terms.of_this_node) and not any(end["code"] for end in ends.values()):
             for path in (*self.folder.glob("output-rank-*.log"), *self.folder.glob("errors-rank-*.log")):
@@ -200,14 +196,12 @@ def crowding(num_ranks: int, machine: Machine) -> str | None:
     return f"{num_ranks} ranks share {cores}: this is no faster than {machine.num_cores}"
 
 
-def _stdin(folder: Path) -> dict[str, Any] | None:
-    """What ranks above 0 read as their stdin: a file, from where on, and whether rank 0 fills it; None for nothing."""
+def _stdin() -> dict[str, Any] | None:
+    """What ranks above 0 read as their stdin: a file and from where on, None in it for what can be read once."""
     with contextlib.suppress(OSError):
         mode = os.fstat(0).st_mode
         if stat.S_ISREG(mode):
-            return {"path": os.readlink("/proc/self/fd/0"), "offset": os.lseek(0, 0, os.SEEK_CUR), "fills": False}
+            return {"path": os.readlink("/proc/self/fd/0"), "offset": os.lseek(0, 0, os.SEEK_CUR)}
         if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(0):
-            path = folder / KEPT_STDIN
-            path.touch(mode=0o600)
-            return {"path": str(path), "offset": 0, "fills": True}
+            return {"path": None, "offset": 0}
     return None

@@ -63,7 +63,6 @@ class Exchanges:
         least_share: Share of training that each rank spent in exchanges while it computed nothing: their own cost.
         most_share: Of the rank that spent most: what is beyond the least, it waited for another one.
         waited_for: The rank with the least.
-        compared_share: Share that comparing ranks took.
         training_s: Seconds from the first divided call to the last exchange.
         memory_bytes: The most memory that a rank was seen to hold at an exchange: of its device, or resident; 0 where
             nothing tells.
@@ -74,7 +73,6 @@ class Exchanges:
     least_share: float
     most_share: float
     waited_for: int
-    compared_share: float
     training_s: float
     memory_bytes: int = 0
     kinds: dict[str, float] = field(default_factory=dict)
@@ -179,7 +177,6 @@ class RankWatch:
             least_share=shares[waited_for],
             most_share=max(shares.values()),
             waited_for=waited_for,
-            compared_share=max(s.checked_s / max(s.since_s - s.first_s, 1e-9) for s in stands.values()),
             training_s=max(stand.since_s - stand.first_s for stand in stands.values()),
             memory_bytes=max(stand.memory_bytes for stand in stands.values()),
             kinds={name: took_s / max(least.since_s - least.first_s, 1e-9) for name, took_s in costliest},

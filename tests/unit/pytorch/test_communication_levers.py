@@ -11,7 +11,7 @@ from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.levers import registry  # noqa: E402
 from flatout.frameworks.pytorch.levers.bf16_gradients import Bf16Gradients  # noqa: E402
 from flatout.frameworks.pytorch.levers.gradient_buckets import GradientBuckets  # noqa: E402
-from flatout.frameworks.pytorch.parallel.communication import Communication  # noqa: E402
+from flatout.frameworks.pytorch.parallel.group import Communication  # noqa: E402
 from flatout.frameworks.pytorch.seams.calls import Calls  # noqa: E402
 from flatout.frameworks.pytorch.session import Session  # noqa: E402
 from handmade import FACTS, MACHINE, MODEL  # noqa: E402

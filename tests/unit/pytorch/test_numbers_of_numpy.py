@@ -5,12 +5,9 @@ import pytest
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
-from torch import nn  # noqa: E402
-
 from flatout.frameworks.pytorch.parallel.assembly import Share  # noqa: E402
 from flatout.frameworks.pytorch.parallel.draws import Noise  # noqa: E402
-from flatout.frameworks.pytorch.parallel.pipeline_planning import _numbers  # noqa: E402
-from flatout.frameworks.pytorch.parallel.skeleton import has_numbers_of_floats, skeleton  # noqa: E402
+from flatout.frameworks.pytorch.parallel.remembered import has_numbers_of_floats, skeleton  # noqa: E402
 
 
 @pytest.fixture
@@ -46,14 +43,6 @@ def test_whole_numbers_are_drawn_between_limits_of_any_kind_named_or_not(noise, 
     torch.manual_seed(0)
     with noise.on():
         assert torch.equal(draw(), wanted)
-
-
-def test_a_count_that_a_module_keeps_is_seen():
-    module = nn.Linear(2, 2)
-    module.steps = np.int64(0)
-    before = _numbers(module)
-    module.steps += 1
-    assert before["steps"][0] == 0 and _numbers(module)["steps"][0] == 1
 
 
 def test_numbers_beside_tensors_tell_calls_apart_and_floats_are_known():

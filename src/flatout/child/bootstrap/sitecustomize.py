@@ -249,25 +249,20 @@ def _without_us(found, own):
 
 
 def _set_up_as_rank(words, folder, stdin):
-    """Let the first rank go first where two had better not do the same, and all read what it reads."""
+    """Let the first rank go first where two had better not do the same, or could not."""
     if folder is None:
         return
     folder, rank, local = os.fsdecode(folder), int(words[1]), int(words[2])
     try:
         _load_flatout()
-        from flatout.child import rank_folders
+        from flatout.child import rank_edges
         from flatout.child.rank_setup import arm
 
-        made = os.path.join(folder, "made-" + str(rank - local))
         if local:
-            rank_folders.take_for_done(made)
+            rank_edges.share_folders()
             arm(folder, rank, local, int(words[6]))
-        else:
-            rank_folders.note(made)
-        if stdin is not None:
-            from flatout.child.rank_stdin import keep
-
-            keep(os.fsdecode(stdin))
+            if stdin is not None:
+                rank_edges.refuse_stdin(folder, rank, int(words[3]))
     except Exception:  # noqa: BLE001  then it sets up as rank 0 does
         if os.environ.get("FLATOUT_DEBUG"):
             import traceback

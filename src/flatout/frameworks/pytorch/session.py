@@ -23,7 +23,7 @@ from flatout.records.plan import Lever
 from flatout.records.trace import Levers, Setting, Toggle
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.parallel.communication import Communication
+    from flatout.frameworks.pytorch.parallel.group import Communication
     from flatout.frameworks.pytorch.parallel.ranks import Ranks
 
 

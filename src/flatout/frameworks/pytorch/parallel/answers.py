@@ -1,8 +1,9 @@
 """What does Python ask of a sharded tensor, and how is it answered for the whole?
 
 Shapes are told. Arithmetic by elements is done on the parts that are here; norms are put together from those of parts;
-anything else gathers the whole on every rank, for all ranks run the same script. In: a function of PyTorch's and its
-arguments, some of them sharded. Out: what one process gets.
+anything else gathers the whole on every rank, for all ranks run the same script. What should be views are copies that
+remember by which views they came: what is written into one is written into the whole, of which every rank keeps its
+part. In: a function of PyTorch's and its arguments, some of them sharded. Out: what one process gets.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from typing import Any
 
 import torch
 
-from flatout.frameworks.pytorch.parallel.portions import REPLICATE, Portions
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import (
+    REPLICATE,
+    Copied,
     Gathered,
+    Portions,
     Sharded,
     become,
     copied,
     name_of,
+    whole_of,
     writes,
 )
-from flatout.frameworks.pytorch.seams.trees import map_tensors
+from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 Of: Any = torch.Tensor  # its descriptors are not known to type checkers
 
@@ -334,3 +338,37 @@ def _whole(value: Any, wholes: dict[int, tuple[Sharded, torch.Tensor]]) -> Any:
     if id(value) not in wholes:
         wholes[id(value)] = value, Gathered.apply(value, value.portions)
     return wholes[id(value)][1]
+
+
+def answer_of_copies(func: Any, args: Any, kwargs: Any) -> Any:
+    """One question; the machinery by which it came here is off."""
+    first = args[0] if args else None
+    for one in flat((args, kwargs)):
+        if isinstance(one, Copied) and one.seen != one.path.base._version:
+            _write(one, None, (), {})
+    if isinstance(first, Copied) and writes(func):
+        return _write(first, func, whole_args(args[1:]), {key: whole_args(value) for key, value in kwargs.items()})
+    if any(isinstance(one, Sharded) for one in flat((args, kwargs))):
+        return answer(func, args, kwargs)
+    found = func(*args, **kwargs)
+    if isinstance(first, Copied) and (name_of(func) in VIEWS or func in SAME_PART):
+        copied(found, first.path.base, (*first.path.steps, (func, args[1:], kwargs, 0)))
+    return found
+
+
+Copied.answer = staticmethod(answer_of_copies)
+
+
+def _write(copy: Copied, func: Any, args: Any, kwargs: Any) -> Copied:
+    """Write where the copy came from, and into the copy; without a function look there once more."""
+    base, cut = copy.path.base, copy.path.base.portions
+    with torch.no_grad():
+        view = whole = whole_of(base).detach()
+        for step, rest, words, place in copy.path.steps:
+            view = tensors_of(step(view, *rest, **words))[place]
+        if func is not None:
+            func(view, *args, **kwargs)
+            base.detach().copy_(cut.mine(whole))
+        copy.data.copy_(view)
+    copy.seen = base._version
+    return copy

@@ -12,29 +12,31 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from flatout.frameworks.pytorch.parallel import assembly, equality, outside_state, replicas
+from flatout.frameworks.pytorch.parallel import assembly, batch, equality, outside_state
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
-from flatout.frameworks.pytorch.parallel.cuts import Cut, entering, guesses
+from flatout.frameworks.pytorch.parallel.batch import BatchPass, whole_batch
+from flatout.frameworks.pytorch.parallel.cuts import Cut, entering, guesses, part_entering
 from flatout.frameworks.pytorch.parallel.draws import Noise, Silence
 from flatout.frameworks.pytorch.parallel.group import Lost
-from flatout.frameworks.pytorch.parallel.held import Found, Passed
+from flatout.frameworks.pytorch.parallel.module_calls import has_inner_hooks
 from flatout.frameworks.pytorch.parallel.outside_state import OutsideState
-from flatout.frameworks.pytorch.parallel.pattern import Check, Computed, Pattern
+from flatout.frameworks.pytorch.parallel.protocol import Check, Computed, Dividing, Found, Held, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.remembered import forgotten, kept_graphs, remembered
-from flatout.frameworks.pytorch.parallel.script_hooks import has_inner_hooks
-from flatout.frameworks.pytorch.parallel.sharded import part_of
-from flatout.frameworks.pytorch.parallel.skeleton import has_numbers_of_floats, skeleton
+from flatout.frameworks.pytorch.parallel.remembered import (
+    forgotten,
+    has_numbers_of_floats,
+    kept_graphs,
+    remembered,
+    skeleton,
+)
+from flatout.frameworks.pytorch.parallel.sharded import Sharded, part_of
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
-
-if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.parallel.division import Division
 
 MOST_TIMES_ROUNDING = 5.0
 """Gradients of parts may differ from those of the whole by so many times what rounding changes."""
@@ -50,7 +52,7 @@ NEGLIGIBLE = 1e-6
 class Confirmation:
     """Calls of one module that are computed both ways."""
 
-    def __init__(self, division: Division) -> None:
+    def __init__(self, division: Dividing) -> None:
         self._division = division
         self._group = division.group
         self._outside: OutsideState | None = None
@@ -96,8 +98,7 @@ class Confirmation:
         Raises:
             NotDivided: They do not agree.
         """
-        division: Any = self._division
-        module = division.module()
+        division, module = self._division, self._division.module()
         self.begin(inputs, first=False)
         kept = ModuleState(module), RandomStates()
         silence = Silence()
@@ -106,7 +107,7 @@ class Confirmation:
         _restore(kept)
         try:
             with self.apart(), silence.on(module):
-                passed: Passed = replicas.passed(division, args, kwargs, pattern, silent=True)
+                passed = batch.passed(division, args, kwargs, pattern, silent=True)
         except Lost:
             raise
         except Exception as problem:  # one process has not raised
@@ -116,10 +117,11 @@ class Confirmation:
         found, wanted = passed.outputs, whole.outputs
         same = len(found) == len(wanted) and skeleton(passed.value) == skeleton(value)
         same = same and all(assembly.is_close(*pair) for pair in zip(found, wanted, strict=True))
-        same = same and forgotten(after, module) is None
+        name = forgotten(after, module)
         _restore(kept)
-        if not self._group.everywhere(same, "agreement on a division"):
-            raise self._division.refused("what ranks compute together is not what one process computes")
+        if not self._group.everywhere(same and name is None, "agreement on a division"):
+            what = "compute together" if name is None else f"keep as `{name}`"
+            raise self._division.refused(f"what ranks {what} is not what one process {what.split()[0]}s")
         return replace(pattern, masks=silence.broken), Check(whole, passed, (args, kwargs))
 
     def begin(self, inputs: Sequence[torch.Tensor], *, first: bool) -> None:
@@ -149,7 +151,7 @@ class Confirmation:
         module = self._division.module()
         self._outside = outside = self._outside or OutsideState(module)
         versions, kept_before, before = [t._version for t in inputs], kept_graphs(module), outside.seen()
-        new_args, new_kwargs, entered = entering(args, kwargs, [lambda whole: whole] * len(inputs))
+        new_args, new_kwargs, _ = entering(args, kwargs, [lambda whole: whole] * len(inputs))
         with self.apart(), silence.on(module), self._division.held.in_whole() as leaves:
             value = self._division.compute(*new_args, **new_kwargs)
         stray = kept_graphs(module) - kept_before
@@ -161,7 +163,7 @@ class Confirmation:
             raise self._division.refused("it returns a number that is no tensor, which may be that of a part")
         if versions != [t._version for t in inputs]:
             raise self._division.refused("it writes into its inputs")
-        return value, Computed(tensors_of(value), entered, leaves)
+        return value, Computed(tensors_of(value), leaves)
 
     def _attempt(
         self, cut: Cut, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor],
@@ -173,12 +175,12 @@ class Confirmation:
             return None, None, ""
         share = Share.of(inputs, cut.dims, num, group.world)
         noise = Noise(share, group.rank, self._division.held.parameters)
-        mine, entered, told, raised = self._part(cut, share, args, kwargs, silence, noise)
+        found, told, raised = self._part(share, args, kwargs, silence, noise)
         every: list[Any] = group.objects(told, "shapes")
         shapes: list[Any] = [one and one[0] for one in every]
-        if any(row is None for row in shapes):
+        if found is None or any(row is None for row in shapes):
             return None, None, raised or "a part of a batch raises on another rank"
-        whole = wanted[0]
+        mine, whole = found.outputs, wanted[0]
         if any(len(row) != len(whole) for row in shapes):
             return None, None, "it returns another number of tensors for a part of a batch"
         if any(one[1] != wanted[1] for one in every):
@@ -186,25 +188,28 @@ class Confirmation:
         rules = self._rules(whole, mine, [[shape for shape, _ in row] for row in shapes], share)
         if rules is None:
             return None, None, "its outputs for parts of a batch do not make up those of the whole one"
-        stray = _stray(mine, [*self._division.held.leaves, *entered])
+        stray = _stray(mine, [*self._division.held.leaves, *found.entered])
         if stray:
             return None, None, stray
-        found = Pattern(cut, rules, noise=noise.drawn, masks=silence.broken, decided=self._decided)
-        return found, Computed(mine, entered), ""
+        return Pattern(cut, rules, noise=noise.drawn, masks=silence.broken, decided=self._decided), found, ""
 
     def _part(
-        self, cut: Cut, share: Share, args: Any, kwargs: Any, silence: Silence, noise: Noise
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor], Any, str]:
-        """This rank's outputs, what they were computed from, what others are told of them, or what was raised."""
+        self, share: Share, args: Any, kwargs: Any, silence: Silence, noise: Noise
+    ) -> tuple[BatchPass | None, Any, str]:
+        """This rank's part of a call, what others are told of it, or what was raised."""
+        group, division = self._group, self._division
+        args, kwargs, entered = part_entering(args, kwargs, share, group.rank)
         try:
-            with self.apart(), silence.on(self._division.module()), noise.on():
-                value, entered = self._division.computed(Pattern(cut, ()), share, args, kwargs)
+            with self.apart(), silence.on(division.module()), whole_batch(group, noise):
+                mine = Held.passed(division.held, division.compute, args, kwargs, Pattern(Cut(()), None), silent=True)
         except Lost:
             raise
         except Exception as problem:  # noqa: BLE001  a wrong guess may raise anything
-            return [], [], None, f"a part of a batch raises {type(problem).__name__}: {problem}"
-        mine = tensors_of(value)
-        return mine, entered, ([(tuple(t.shape), t.dtype) for t in mine], skeleton(value)), ""
+            return None, None, f"a part of a batch raises {type(problem).__name__}: {problem}"
+        told = [(tuple(t.shape), t.dtype) for t in mine.outputs], skeleton(mine.value)
+        found = BatchPass(division.held, group, share, mine, entered, noise if noise.drawn else None)
+        mine.value = None
+        return found, told, ""
 
     def _rules(
         self, whole: list[torch.Tensor], mine: list[torch.Tensor], shapes: list[list[tuple[int, ...]]], share: Share
@@ -231,55 +236,42 @@ class Confirmation:
         with torch.enable_grad(), contextlib.redirect_stdout(io.StringIO()):
             yield
 
-    def check_gradients(self, check: Check, rules: Sequence[Rule], share: Share, gradients: Sequence[Any]) -> None:
+    def check_gradients(self, check: Check, gradients: Sequence[Any]) -> None:
         """Compare the gradients of a call that was computed both ways, before it leads to an update.
 
         Raises:
             NotDivided: They differ by more than rounding.
         """
-        group = self._group
-        own = [None if g is None else assembly.gradient_of(r, g, share, group.rank, group.world)
-               for r, g in zip(rules, gradients, strict=True)]  # fmt: skip
-        summed, _ = self._gradients(check.mine, own, summed=True)
-        self._compare(check, gradients, summed)
-
-    def check_together(self, check: Check, gradients: Sequence[Any]) -> None:
-        """The same for a call that all ranks have computed together.
-
-        Raises:
-            NotDivided: They differ by more than rounding.
-        """
-        held, passed = self._division.held, check.mine
-        try:
-            with held.in_place(), self._group.communication.in_full():
-                found, _ = passed.backward(gradients, keep=False)
-        except Lost:
-            raise
-        except Exception as problem:  # one process has not raised
-            raise self._division.refused(f"its way back raises {type(problem).__name__}: {problem}") from problem
-        pairs = zip(held.parameters, found, strict=True)
-        mine: Found = [None if grad is None else part_of(grad) for p, grad in pairs if p.requires_grad]
-        self._compare(check, gradients, mine)
-
-    def _compare(self, check: Check, gradients: Sequence[Any], summed: Found) -> None:
         held, outside = self._division.held, self._outside
         assert outside is not None
         before = outside.seen()
-        try:
-            wanted, _ = self._gradients(check.whole, gradients, summed=False)
-        except Lost:
-            raise
-        except Exception as problem:
-            raise self._division.refused(
-                f"its gradients cannot be compared ({type(problem).__name__}: {str(problem).splitlines()[0]})"
-            ) from problem
+        with self._refusing("its gradients cannot be compared"):
+            wanted = self._gradients(check.whole, gradients)
         if changed := outside.changed(before):  # by hooks on the way back
             raise outside_state.refused(self._division, changed[0])
-        if any(one is not None and one.is_sparse for one in (*wanted, *summed)):
+        if any(one is not None and one.is_sparse for one in wanted):
             raise self._division.refused("it has sparse gradients")
-        wrong = far(summed, wanted, self._tolerance(check.whole.outputs, held.used))
+        with self._refusing("its way back raises"), held.in_place(), self._group.communication.in_full():
+            found, _ = check.mine.backward(gradients, keep=False)
+        trained = [grad for p, grad in zip(held.parameters, found, strict=True) if p.requires_grad]
+        mine: Found = [
+            grad if grad is None or isinstance(one, Sharded) else part_of(grad)
+            for grad, one in zip(trained, wanted, strict=True)
+        ]
+        wrong = far(mine, wanted, self._tolerance(check.whole.outputs, held.used))
         if not self._group.everywhere(not wrong, "agreement on gradients"):
             self._judge_rounding(check, gradients, wanted, wrong)
+
+    @contextmanager
+    def _refusing(self, cause: str) -> Iterator[None]:
+        """What is raised within is refused with its cause."""
+        try:
+            yield
+        except (Lost, NotDivided):
+            raise
+        except Exception as problem:
+            text = str(problem).partition("\n")[0]
+            raise self._division.refused(f"{cause} ({type(problem).__name__}: {text})") from problem
 
     def _judge_rounding(
         self, check: Check, gradients: Sequence[Any], wanted: Sequence[Any], wrong: dict[int, float]
@@ -302,11 +294,11 @@ class Confirmation:
             f"and those of parameters that are moved in their last bits by {by:.2g}"
         )
 
-    def _gradients(self, computed: Computed, gradients: Sequence[Any], *, summed: bool) -> tuple[Found, Found]:
-        """Of the parameters and of inputs, from those of the outputs; None where there is none."""
+    def _gradients(self, computed: Computed, gradients: Sequence[Any]) -> Found:
+        """Of the parameters, from those of the outputs; None where there is none."""
         pairs = [(o, g) for o, g in zip(computed.outputs, gradients, strict=True) if g is not None and o.requires_grad]
         outs, grads = [out for out, _ in pairs], [grad for _, grad in pairs]
-        return self._division.held.gradients(outs, grads, computed.entered, summed=summed, leaves=computed.leaves)
+        return self._division.held.gradients(outs, grads, computed.leaves)
 
     def _tolerance(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> float:
         return 10 * max((assembly.tolerance(t.dtype) for t in (*outputs, *gradients)), default=1e-3)
@@ -322,7 +314,7 @@ class Confirmation:
         try:
             with self.apart(), Silence().on(self._division.module()), held.nudged(times), held.in_whole() as leaves:
                 outputs = tensors_of(self._division.compute(*args, **kwargs))
-                found, _ = self._gradients(Computed(outputs, [], leaves), gradients, summed=False)
+                found = self._gradients(Computed(outputs, leaves), gradients)
         finally:
             _restore(kept)
         return _distances(found, wanted)

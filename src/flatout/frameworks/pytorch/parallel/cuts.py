@@ -84,15 +84,14 @@ def part(tensor: torch.Tensor, dim: int, low: int, high: int) -> torch.Tensor:
     return cut.contiguous() if tensor.is_contiguous() and not cut.is_contiguous() else cut
 
 
-def part_entering(
-    args: Any, kwargs: Any, dims: Iterable[int | None], low: int, high: int
-) -> tuple[Any, Any, list[torch.Tensor]]:
-    """`entering` with samples `low` to `high` alone; `dims` as in `Cut`."""
+def part_entering(args: Any, kwargs: Any, share: Any, rank: int) -> tuple[Any, Any, list[torch.Tensor]]:
+    """`entering` with a rank's samples alone; `share` tells which (`assembly.Share`)."""
+    low, high = share.edges[rank], share.edges[rank + 1]
 
     def cut(dim: int | None) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda whole: whole if dim is None else part(whole, dim, low, high)
 
-    return entering(args, kwargs, [cut(dim) for dim in dims])
+    return entering(args, kwargs, [cut(dim) for dim in share.dims])
 
 
 def entering(

@@ -9,37 +9,35 @@ Out: what the whole batch gives.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import torch
 
-from flatout.frameworks.pytorch.parallel import assembly, batch_norm, sampling
-from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
-from flatout.frameworks.pytorch.parallel.called import Called
-from flatout.frameworks.pytorch.parallel.changes import Changes
+from flatout.frameworks.pytorch.parallel import assembly
+from flatout.frameworks.pytorch.parallel.assembly import Share
+from flatout.frameworks.pytorch.parallel.batch import DividedCall
 from flatout.frameworks.pytorch.parallel.confirmation import Confirmation
-from flatout.frameworks.pytorch.parallel.cuts import Cut, part_entering
-from flatout.frameworks.pytorch.parallel.draws import Fork, Noise
+from flatout.frameworks.pytorch.parallel.cuts import Cut
 from flatout.frameworks.pytorch.parallel.gradients import Aliases
 from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.held import Held
-from flatout.frameworks.pytorch.parallel.last_calls import LastCalls
-from flatout.frameworks.pytorch.parallel.node import NodeCall
-from flatout.frameworks.pytorch.parallel.pattern import Check, Pattern, is_rare
+from flatout.frameworks.pytorch.parallel.later_calls import Changes, LastCalls
+from flatout.frameworks.pytorch.parallel.module_calls import Called
+from flatout.frameworks.pytorch.parallel.outside_state import named_as_cause
+from flatout.frameworks.pytorch.parallel.protocol import Check, Held, Pattern, is_rare
 from flatout.frameworks.pytorch.parallel.refusal import FEWER_RANKS, ON_ONE_RANK, ChangesOutside, NotDivided
-from flatout.frameworks.pytorch.parallel.skeleton import flags_of, skeleton
+from flatout.frameworks.pytorch.parallel.remembered import flags_of, skeleton
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 Compute = Callable[..., Any]
 Hold = Callable[[torch.nn.Module, Collection[int]], Held]
 """Takes a module's parameters; told which modules it calls, by identity."""
 
+Planner = Callable[["ModelDivision", tuple[Any, ...], dict[str, Any], Pattern], Held]
+"""Finds how a model is divided, by a call of it and where the batch is in that, and takes its parameters."""
+
 NUM_CONFIRMED = 4
 """So many shapes of one kind of call are computed both ways; then the kind is trusted with other shapes."""
-
-SAMPLE_EVERY = 16
-"""Calls between looks at samples: one takes a fifth of a step of a small model, and so about 1 % of the time."""
 
 TOO_FEW = "has too few samples for"
 
@@ -56,9 +54,6 @@ class Division:
         apart: Entered while a call is gone back through: modules that are called then are no calls of the script's.
     """
 
-    samples_tell = True
-    """Whether ranks compute different samples."""
-
     def __init__(
         self, name: str, module: Callable[[], torch.nn.Module], compute: Compute, group: Group,
         refuse: Callable[[NotDivided], NoReturn], apart: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -68,13 +63,13 @@ class Division:
         self.compare: Callable[[], None] = lambda: None
         """Makes sure that ranks have not diverged."""
         self.module, self.compute, self.group = module, compute, group
+        self.sharing, self.replicas = group, self._sharing_a_batch(group)
         self.held: Held = Aliases(module(), group)
         self.hold: Hold | None = None
         """How parameters are held once it is known how calls are divided; None: as they are."""
         self.confirmation = Confirmation(self)
         self.changes, self.last = Changes(), LastCalls(self)
         self._num_changes = self._since = 0
-        self._fork = Fork(group.rank)
         self._patterns: dict[tuple[Any, ...], Pattern] = {}
         self._weighs = False
         """Whether means are put together, whose weights depend on which targets are ignored."""
@@ -94,67 +89,77 @@ class Division:
         except NotDivided as problem:
             self.refuse(problem)
 
+    def _sharing_a_batch(self, group: Group) -> Group | None:
+        """Those that compute a part of the batch each; None where there are none."""
+        return group
+
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.held.renew()
         inputs = tensors_of((args, kwargs), unique=False)
-        kind = self._kind(args, kwargs, inputs)
-        pattern = self._patterns.get(kind)
-        shapes = tuple(t.shape for t in inputs)
-        check = None
-        if pattern is None or self._is_due(pattern, shapes, args, kwargs):
-            if all(max(t.shape, default=0) < self.group.world for t in inputs) or (
-                pattern is not None and (pattern.cut.num_samples(inputs) or 0) < self.group.world
-            ):
+        kind, shapes = self._kind(args, kwargs, inputs), tuple(t.shape for t in inputs)
+        pattern, check = self._patterns.get(kind), None
+        if pattern is None or self._is_due(pattern, shapes):
+            former = pattern
+            if self._is_too_small(former, inputs):
                 self.why_whole = self.small(inputs)
                 return self._whole(args, kwargs)
-            former = pattern
-            pattern, check = self._confirmed(args, kwargs, inputs, former)
+            pattern, check = self.confirmed(args, kwargs, inputs, former)
             if former is not None:
-                self._make_alike(pattern, former)
                 pattern.follow(former)
             self._note(pattern, shapes)
             self._patterns[kind] = pattern
             if not self._weighs and any(rule.kind == "mean" for rule in pattern.rules or ()):
                 self._weighs = True
                 self._patterns = {self._kind(args, kwargs, inputs): pattern}
-        num = pattern.cut.num_samples(inputs)
-        if num is None:
-            raise self.refused("its inputs do not agree on the number of samples")
-        if num < self.group.world or self._has_idle(pattern, num, inputs):
+        if self._stays_whole(pattern, inputs):
             return self._whole(args, kwargs)  # a small last batch: every rank computes all of it, with the same outcome
+        self.num_divided += 1
         self.last.keep(kind, pattern, args, kwargs, is_confirmed=check is not None)
-        return self._divided(pattern, num, args, kwargs, inputs, check)
+        return DividedCall(self, pattern, args, kwargs, check).made()
 
-    def _make_alike(self, pattern: Pattern, former: Pattern) -> None:
-        """Calls of a kind are put together in one way; one batch may tell less of it than an earlier one did."""
-        if former.decided and pattern.decided and not former.is_alike(pattern):
-            raise self.refused("how its outputs make up those of the whole batch changes from call to call")
-        if former.decided:
-            pattern.rules, pattern.decided = former.rules_with(pattern), True
-
-    def again(self, args: Any, kwargs: Any, pattern: Pattern) -> tuple[NodeCall, Sequence[torch.Tensor]]:
-        """Compute a former call both ways; with its outputs, of whose gradients those of both may be compared.
+    def again(self, args: Any, kwargs: Any, pattern: Pattern) -> Check:
+        """Compute a former call both ways.
 
         Raises:
             NotDivided: It is not what the whole batch gives.
         """
-        inputs, self._since = tensors_of((args, kwargs), unique=False), pattern.confirmed_at
-        found, check = self._confirmed(args, kwargs, inputs, pattern)
-        self._make_alike(found, pattern)
-        share = Share.of(inputs, found.cut.dims, found.cut.num_samples(inputs) or 0, self.group.world)
-        call = _Call(self, found, share, args, kwargs, check)
-        call.fit(check.mine.outputs)
-        return call, check.whole.outputs
+        self._since = pattern.confirmed_at
+        return self.confirmed(args, kwargs, tensors_of((args, kwargs), unique=False), pattern)[1]
+
+    def compare_gradients(self, check: Check, gradients: Sequence[Any]) -> None:
+        """Compare the gradients of a call that was computed both ways, by those of its outputs.
+
+        Raises:
+            NotDivided: They differ by more than rounding.
+        """
+        with self._divergence_told():
+            self.confirmation.check_gradients(check, gradients)
 
     def _note(self, pattern: Pattern, shapes: tuple[Any, ...]) -> None:
         """A call was found to be what the whole batch gives."""
         pattern.sizes.add(shapes)
         pattern.num_changes, pattern.confirmed_at = self._num_changes, self.num_divided + self.num_whole + 1
 
-    def _confirmed(
+    def confirmed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], former: Pattern | None
+    ) -> tuple[Pattern, Check]:
+        """How a call is divided, which is computed both ways.
+
+        Raises:
+            NotDivided: It is not what the whole batch gives.
+        """
+        pattern, check = self._found(args, kwargs, inputs, former)
+        if former is not None and former.decided:  # one batch may tell less of it than an earlier one did
+            if pattern.decided and not former.is_alike(pattern):
+                raise self.refused("how its outputs make up those of the whole batch changes from call to call")
+            pattern.rules, pattern.decided = former.rules_with(pattern), True
+        check.mine.fit(pattern.rules)
+        return pattern, check
+
+    def _found(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], known: Pattern | None
     ) -> tuple[Pattern, Check]:
-        """How a call is divided. It is found with parameters that are there at once, where guesses may raise."""
+        """The first time it is found with parameters that are there at once, where guesses may raise."""
         if known is not None:
             try:
                 return self.confirmation.confirmed(args, kwargs, inputs, known)
@@ -182,21 +187,29 @@ class Division:
         ignoring = tuple(assembly.has_ignored(t) for t in inputs) if self._weighs else ()
         return (self.module().training, switches, ignoring, *((t.dim(), t.dtype, t.requires_grad) for t in inputs))
 
-    def _is_due(self, pattern: Pattern, shapes: tuple[Any, ...], args: Any, kwargs: Any) -> bool:
-        """Whether a call is computed both ways: new shapes, after changes, no rule is sure yet, samples disagree."""
+    def _is_due(self, pattern: Pattern, shapes: tuple[Any, ...]) -> bool:
+        """Whether a call is computed both ways: new shapes, after changes, no rule is sure yet."""
         pattern.num_calls += 1
         num, self._since = pattern.num_calls, pattern.confirmed_at
         if is_rare(num, self.group.world) or not pattern.decided or pattern.num_changes != self._num_changes:
             return True
-        if shapes not in pattern.sizes and len(pattern.sizes) < NUM_CONFIRMED:
-            return True
-        return self.samples_tell and num % SAMPLE_EVERY == 0 and not sampling.agrees(self, pattern, args, kwargs)
+        return shapes not in pattern.sizes and len(pattern.sizes) < NUM_CONFIRMED
 
-    def _has_idle(self, pattern: Pattern, num: int, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether nothing of a rank's part counts, so that it has no way back on which parameters are gathered."""
+    def _is_too_small(self, pattern: Pattern | None, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether a call that is to be computed both ways cannot be divided."""
+        world = self.group.world
+        if pattern is not None and (pattern.cut.num_samples(inputs) or 0) < world:
+            return True
+        return all(max(t.shape, default=0) < world for t in inputs)
+
+    def _stays_whole(self, pattern: Pattern, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether there are too few samples; or nothing of a rank's part counts, so that it has no way back."""
+        num = pattern.cut.num_samples(inputs)
+        if num is None:
+            raise self.refused("its inputs do not agree on the number of samples")
         means = [rule for rule in pattern.rules or () if rule.kind == "mean" and rule.weigh >= 0]
-        if self.holds_whole or not means:
-            return False
+        if num < self.group.world or self.holds_whole or not means:
+            return num < self.group.world
         share = Share.of(inputs, pattern.cut.dims, num, self.group.world)
         return any(not share.weight(rule, rank) for rule in means for rank in range(self.group.world))
 
@@ -213,10 +226,10 @@ class Division:
             return self.compute(*args, **kwargs)
         inputs = tensors_of((args, kwargs), unique=False)
         every = Pattern(Cut((None,) * len(inputs)), None)
-        return self._divided(every, 0, args, kwargs, inputs, None)
+        return DividedCall(self, every, args, kwargs, None).made()
 
     @contextmanager
-    def divergence_told(self) -> Iterator[None]:
+    def _divergence_told(self) -> Iterator[None]:
         """What is refused within while ranks have diverged is told as that."""
         try:
             yield
@@ -235,101 +248,54 @@ class Division:
             hint=FEWER_RANKS if TOO_FEW in cause else ON_ONE_RANK,
         )
 
-    # -- a divided call ------------------------------------------------------------------------------------------
 
-    def _divided(
-        self, pattern: Pattern, num: int, args: tuple[Any, ...], kwargs: dict[str, Any],
-        inputs: Sequence[torch.Tensor], check: Check | None,
-    ) -> Any:  # fmt: skip
-        self.num_divided += pattern.rules is not None
-        share = Share.of(inputs, pattern.cut.dims, num, self.group.world)
-        call = _Call(self, pattern, share, args, kwargs, check)
-        differentiable = [t for t in inputs if t.requires_grad]
-        return call.made(*differentiable, *self.held.parameters)
+class ModelDivision(Division):
+    """Divides the model of a module's calls: every rank, or one in each group of them, has the whole batch."""
 
-    def computed(self, pattern: Pattern, share: Share, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The outputs of this rank's part, and what it entered with."""
-        low, high = share.edges[self.group.rank], share.edges[self.group.rank + 1]
-        new_args, new_kwargs, entered = part_entering(args, kwargs, share.dims, low, high)
-        with ExitStack() as stack:
-            stack.enter_context(torch.enable_grad())
-            stack.enter_context(self.held.in_place())
-            stack.enter_context(batch_norm.synchronised(self.group))
-            if pattern.masks:
-                stack.enter_context(self._fork.on())
-            if pattern.noise:
-                stack.enter_context(Noise(share, self.group.rank, self.held.parameters).on())
-            return self.compute(*new_args, **new_kwargs), entered
+    planner: Planner | None = None
+    """Until the first call."""
+    cuts_batches = False
+    """Whether the batch is cut, beside the model."""
+    return_memory: Callable[[], None] = staticmethod(lambda: None)
+    """Called when a call was computed both ways, which took as much memory as one process and more."""
 
+    def _sharing_a_batch(self, group: Group) -> Group | None:
+        return None
 
-class _Call(NodeCall):
-    """One divided call, between its way forward and its way back."""
+    def _is_too_small(self, pattern: Pattern | None, inputs: Sequence[torch.Tensor]) -> bool:
+        return False
 
-    def __init__(
-        self, division: Division, pattern: Pattern, share: Share, args: Any, kwargs: Any, check: Check | None
-    ) -> None:
-        super().__init__(division, pattern)
-        self.share, self.check = share, check
-        self._args, self._kwargs = args, kwargs
-        self.rules: tuple[Rule, ...] = ()
-        self.entered: list[torch.Tensor] = []
-        self._group = division.group
+    def _stays_whole(self, pattern: Pattern, inputs: Sequence[torch.Tensor]) -> bool:
+        return False
 
-    def forward(self) -> list[torch.Tensor]:
-        """Compute this rank's part, and put its outputs together with the others'."""
-        value, self.entered = self.division.computed(self.pattern, self.share, self._args, self._kwargs)
-        self._args = self._kwargs = None
-        self.value = value
-        self.mine = tensors_of(value)
-        with torch.enable_grad():  # a parameter that is returned as it is would be ready before its gradient is
-            self._leaving = [t.view_as(t) if t.is_leaf and t.requires_grad else t for t in self.mine]
-        self.fit(self.mine)
-        name = f"outputs of `{self.division.name}`"
-        return assembly.of_all_ranks(self.mine, self.rules, self.share, self._group, name)
+    def confirmed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], former: Pattern | None
+    ) -> tuple[Pattern, Check]:
+        """See `Division`."""
+        known = self._cut(args, kwargs, inputs, former)
+        if self.planner is not None:
+            self.confirmation.begin(inputs, first=True)
+            with named_as_cause(self):
+                self.held, self.planner = self.planner(self, args, kwargs, known), None
+        return self.confirmation.together(args, kwargs, inputs, known, first=former is None)
 
-    def fit(self, mine: Sequence[torch.Tensor]) -> None:
-        """How this rank's outputs are put together with those of the others."""
-        rules = self.pattern.rules or tuple(Rule("same") for _ in mine)
-        if len(rules) != len(mine):
-            raise self.division.refused(f"it returns {len(mine)} tensors, and {len(rules)} before")
-        pairs = zip(rules, mine, strict=True)
-        self.rules = tuple(assembly.fitted(*pair, self.share, self._group.rank) for pair in pairs)
+    def _cut(self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], former: Pattern | None) -> Pattern:
+        """Where the batch is in a call; nowhere, where it stays whole."""
+        whole = Pattern(Cut((None,) * len(inputs)), None)
+        if former is not None and (former.rules is None or former.decided):
+            return former
+        if not self.cuts_batches:
+            return whole
+        try:
+            with self.held.at_once():
+                return self.confirmation.confirmed(args, kwargs, inputs, None)[0]
+        except ChangesOutside:
+            raise
+        except NotDivided as problem:
+            self.confirmation.remark(f"batches are not cut: {problem.cause}")
+            return whole
 
-    def gone_back(self, gradients: Sequence[Any], *, keep: bool) -> list[Any]:
-        """See `NodeCall`: gradients are summed over ranks."""
-        if self.check is not None:
-            self.compared(gradients)
-        with self._going_back():
-            return self._gone_back(gradients, keep=keep)
-
-    @contextmanager
-    def _going_back(self) -> Iterator[None]:
-        held, group = self.division.held, self._group
-        with held.in_place(), batch_norm.synchronised(group), ExitStack() as stack:
-            if self.pattern.noise:  # what is checkpointed is computed once more
-                stack.enter_context(Noise(self.share, group.rank, held.parameters).on())
-            yield
-
-    def compared(self, gradients: Sequence[Any]) -> None:
-        """See `NodeCall`."""
-        check, self.check = self.check, None
-        assert check is not None
-        with self.division.divergence_told(), self._going_back():
-            self.division.confirmation.check_gradients(check, self.rules, self.share, gradients)
-
-    def _gone_back(self, gradients: Sequence[Any], *, keep: bool) -> list[Any]:
-        division, group = self.division, self._group
-        outs, grads = [], []
-        for tensor, rule, gradient in zip(self._leaving, self.rules, gradients, strict=True):
-            if tensor.requires_grad and gradient is not None:
-                mine = assembly.gradient_of(rule, gradient, self.share, group.rank, group.world)
-                if mine is not None:
-                    outs.append(tensor)
-                    grads.append(mine)
-        for tensor in self.entered:
-            tensor.grad = None
-        of_parameters = division.held.backward(outs, grads, keep=keep)
-        found = [None if tensor.grad is None else tensor.grad / group.world for tensor in self.entered]
-        for tensor in self.entered:
-            tensor.grad = None
-        return [*assembly.gradients_of_inputs(found, self.entered, self.share, group), *of_parameters]
+    def compare_gradients(self, check: Check, gradients: Sequence[Any]) -> None:
+        """See `Division`."""
+        super().compare_gradients(check, gradients)
+        self.return_memory()

@@ -9,7 +9,7 @@ generators stand at the same place. In: a call's share. Out: contexts around it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
@@ -92,27 +92,28 @@ class Noise:
     @contextmanager
     def on(self) -> Iterator[None]:
         """Around a call of the rank's part."""
-        replaced: list[tuple[Any, str, Any]] = []
-        for name in LIKE:
-            replaced.append((torch, name, self._like(getattr(torch, name))))
-        for name in OF_SHAPE:
-            replaced.append((torch, name, self._of_shape(getattr(torch, name))))
-        for name in OF_NUMBERS:
-            replaced.append((torch, name, self._of_numbers(getattr(torch, name))))
-        for name in OF_TENSORS:
-            replaced.append((torch, name, self._of_tensors(getattr(torch, name))))
-        kept = [(holder, name, getattr(holder, name)) for holder, name, _ in replaced]
-        for holder, name, new in replaced:
-            setattr(holder, name, new)
-        for name in IN_PLACE:
-            setattr(torch.Tensor, name, self._in_place(getattr(torch.Tensor, name)))
-        try:
+        replaced = (
+            (torch, LIKE, self._like), (torch, OF_SHAPE, self._of_shape), (torch, OF_NUMBERS, self._of_numbers),
+            (torch, OF_TENSORS, self._of_tensors), (torch.Tensor, IN_PLACE, self._in_place),
+        )  # fmt: skip
+        with ExitStack() as stack:
+            for holder, name, draw in ((holder, name, draw) for holder, names, draw in replaced for name in names):
+                plain = getattr(holder, name)
+                if name in vars(holder):
+                    stack.callback(setattr, holder, name, plain)
+                else:  # it is the base's
+                    stack.callback(delattr, holder, name)
+                setattr(holder, name, self._replacing(plain, draw))
             yield
-        finally:
-            for holder, name, old in kept:
-                setattr(holder, name, old)
-            for name in IN_PLACE:
-                delattr(torch.Tensor, name)
+
+    def _replacing(self, plain: Callable[..., torch.Tensor], draw: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+        @wraps(plain)
+        def drawn(*given: Any, **named: Any) -> torch.Tensor:
+            if self._within or named.get("generator") is not None or named.get("out") is not None:
+                return plain(*given, **named)
+            return draw(plain, *given, **named)
+
+        return drawn
 
     # -- shapes --------------------------------------------------------------------------------------------------
 
@@ -141,54 +142,35 @@ class Noise:
 
     # -- functions -----------------------------------------------------------------------------------------------
 
-    def _like(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def like(tensor: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
-            if self._within:
-                return plain(tensor, *rest, **named)
-            wants = named.pop("requires_grad", False)
+    def _like(self, plain: Any, tensor: torch.Tensor, *rest: Any, requires_grad: bool = False, **named: Any) -> Any:
+        def draw(shape: tuple[int, ...]) -> torch.Tensor:
+            found: torch.Tensor = plain(tensor.new_empty(shape), *rest, **named)
+            return found
 
-            def draw(shape: tuple[int, ...]) -> torch.Tensor:
-                return plain(tensor.new_empty(shape), *rest, **named)
+        return self._through(draw, tuple(tensor.shape)).requires_grad_(requires_grad)
 
-            return self._through(draw, tuple(tensor.shape)).requires_grad_(wants)
+    def _of_shape(self, plain: Any, *size: Any, requires_grad: bool = False, **named: Any) -> torch.Tensor:
+        shape = named.pop("size", size[0] if len(size) == 1 and isinstance(size[0], list | tuple) else size)
+        found = self._through(lambda new: plain(*new, **named), tuple(map(int, shape)))
+        return found.requires_grad_(requires_grad)
 
-        return like
-
-    def _of_shape(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def of_shape(*size: Any, **named: Any) -> torch.Tensor:
-            shape = named.pop("size", size[0] if len(size) == 1 and isinstance(size[0], list | tuple) else size)
-            if self._within or named.get("generator") is not None or named.get("out") is not None:
-                return plain(*shape, **named)
-            wants = named.pop("requires_grad", False)
-            return self._through(lambda new: plain(*new, **named), tuple(map(int, shape))).requires_grad_(wants)
-
-        return of_shape
-
-    def _of_numbers(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def _of_numbers(self, plain: Any, *given: Any, **named: Any) -> torch.Tensor:
         """`randint(low, high, size)`: the shape comes last."""
+        limits, shape = (given, named.pop("size")) if "size" in named else (given[:-1], given[-1])
+        return self._through(lambda new: plain(*limits, size=new, **named), tuple(map(int, shape)))
 
-        def of_numbers(*given: Any, **named: Any) -> torch.Tensor:
-            if self._within or named.get("generator") is not None or named.get("out") is not None:
-                return plain(*given, **named)
-            limits, shape = (given, named.pop("size")) if "size" in named else (given[:-1], given[-1])
-            return self._through(lambda new: plain(*limits, size=new, **named), tuple(map(int, shape)))
-
-        return of_numbers
-
-    def _of_tensors(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def _of_tensors(self, plain: Any, *given: Any, **named: Any) -> Any:
         """Of tensors with the parameters of each element: those of the others do not matter."""
+        first = next((one for one in given if isinstance(one, torch.Tensor)), None)
+        if first is None:
+            return plain(*given, **named)
+        mine = tuple(first.shape)
 
-        def of_tensors(*given: Any, **named: Any) -> torch.Tensor:
-            first = next((one for one in given if isinstance(one, torch.Tensor)), None)
-            if self._within or first is None or named.get("generator") is not None or named.get("out") is not None:
-                return plain(*given, **named)
+        def draw(shape: tuple[int, ...]) -> torch.Tensor:
+            found: torch.Tensor = plain(*(self._spread(one, mine, shape) for one in given), **named)
+            return found
 
-            def draw(shape: tuple[int, ...]) -> torch.Tensor:
-                return plain(*(self._spread(one, tuple(first.shape), shape) for one in given), **named)
-
-            return self._through(draw, tuple(first.shape))
-
-        return of_tensors
+        return self._through(draw, mine)
 
     def _spread(self, value: Any, mine: tuple[int, ...], whole: tuple[int, ...]) -> Any:
         """Parameters for the whole batch with this rank's in their place."""
@@ -200,43 +182,11 @@ class Noise:
         self._mine(spread, found[1], found[2]).copy_(value)
         return spread
 
-    def _in_place(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def in_place(tensor: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
-            given = any(isinstance(one, torch.Tensor) for one in (*rest, *named.values()))
-            if self._within or given or named.get("generator") is not None:
-                return plain(tensor, *rest, **named)
-            drawn = self._through(
-                lambda new: plain(tensor.detach().new_empty(new), *rest, **named), tuple(tensor.shape)
-            )
-            return tensor.copy_(drawn)
-
-        return in_place
-
-
-class Fork:
-    """A rank's own place in the stream of random numbers."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._inside: TorchStates | None = None
-
-    @contextmanager
-    def on(self) -> Iterator[None]:
-        """Draws within are this rank's own; afterwards all ranks stand one draw further than before."""
-        outside = TorchStates()
-        if self._inside is None:
-            seed = int(torch.empty((), dtype=torch.int64).random_())
-            torch.manual_seed((seed + 1_000_003 * (self._rank + 1)) % 2**63)
-        else:
-            self._inside.restore()
-        try:
-            yield
-        finally:
-            self._inside = TorchStates()
-            outside.restore()
-            torch.empty((), dtype=torch.int64).random_()
-            if torch.cuda.is_initialized():
-                torch.empty((), dtype=torch.int64, device="cuda").random_()
+    def _in_place(self, plain: Any, tensor: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        if any(isinstance(one, torch.Tensor) for one in (*rest, *named.values())):
+            return plain(tensor, *rest, **named)
+        like = tensor.detach()
+        return tensor.copy_(self._through(lambda new: plain(like.new_empty(new), *rest, **named), tuple(tensor.shape)))
 
 
 @contextmanager

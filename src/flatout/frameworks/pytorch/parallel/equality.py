@@ -1,7 +1,9 @@
 """Do all ranks hold the same? Parameters, buffers, random numbers, the batch itself.
 
-Before the first divided call rank 0's values are taken where others differ; a batch that differs cannot be mended. In:
-a module and the inputs of a call. Out: the same on every rank, or what differs.
+Before the first divided call rank 0's values are taken where others differ; a batch that differs cannot be mended. In
+the middle of training parameters are summed up bit by bit, with where the generators stand; what differs by rounding
+alone, because ranks compute on different processors, is given to all by rank 0. In: a module and the inputs of a call,
+calls made. Out: the same on every rank, or what differs.
 """
 
 from __future__ import annotations
@@ -9,13 +11,15 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.group import Group
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> bytes:
@@ -85,3 +89,86 @@ def same_batch(tensors: Sequence[torch.Tensor], group: Group) -> bool:
     """Whether all ranks call the model with the same inputs."""
     found = group.objects(digest(tensors), "comparison of batches")
     return all(one == found[0] for one in found)
+
+
+FIRST_AT, MOST_BETWEEN = 20, 160
+"""Calls before the first comparison and between later ones, which come at twice as many calls until then. One takes up
+to half of a step, so that they take some 0.3 % of the time."""
+
+ROUNDING = 1e-3
+"""Relative difference of norms up to which parameters differ by rounding."""
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers as wide as an element."""
+
+
+class RunningCheck:
+    """Compares ranks as they go on."""
+
+    def __init__(self, group: Group, parameters: Callable[[], Sequence[torch.Tensor]]) -> None:
+        self._group, self._parameters = group, parameters
+        self.num_calls = self.num_mended = 0
+        """Of the latter: comparisons after which rank 0's parameters were given to all."""
+        self._next_at = FIRST_AT
+
+    def called(self) -> None:
+        """A divided call is about to be made; at those that all ranks agree on they are compared.
+
+        Raises:
+            NotDivided: They have diverged.
+        """
+        self.num_calls += 1
+        if self.num_calls >= self._next_at:
+            self.compare()
+
+    def compare(self) -> None:
+        """Compare ranks now; all of them are at the same call.
+
+        Raises:
+            NotDivided: They have diverged.
+        """
+        parameters = self._parameters()
+        mine = torch.tensor([_bits(parameters), _generator()], dtype=torch.float64)
+        rows = self._group.gather(mine, "comparison of ranks")
+        is_same = (rows == rows[0]).all(0).tolist()
+        if not is_same[0]:
+            self._mend(parameters)
+        if not is_same[1]:
+            raise self._diverged("their random numbers", "something draws on some ranks and not on others")
+        self._next_at = self.num_calls + min(max(self.num_calls, FIRST_AT), MOST_BETWEEN)
+
+    def _mend(self, parameters: Sequence[torch.Tensor]) -> None:
+        norms = self._group.gather(torch.tensor([_norm(parameters)], dtype=torch.float64), "norms of parameters")
+        spread = float((norms.max() - norms.min()) / norms.abs().max().clamp_min(1e-30))
+        if not spread <= ROUNDING:  # also where it is no number
+            raise self._diverged("their parameters", f"the norms of parameters differ by {spread:.1g}")
+        self.num_mended += 1
+        for parameter in parameters:
+            self._group.broadcast(parameter.data, "parameters of rank 0")
+
+    def _diverged(self, what: str, cause: str) -> NotDivided:
+        return NotDivided(
+            f"ranks have diverged: {what} differ after {self.num_calls:,} calls",
+            cause=cause,
+            hint="what a script reads or draws must not depend on the process; seed it, or run it on one rank",
+        )
+
+
+def _bits(tensors: Sequence[torch.Tensor]) -> float:
+    """The bits of all tensors, summed up in each and put together."""
+    sums = []
+    for tensor in tensors:
+        if tensor.layout is torch.strided:
+            words = tensor.detach().contiguous().view(-1).view(_WORDS[min(tensor.element_size(), 8)])
+            sums.append(words.sum(dtype=words.dtype))  # what runs over is of no matter, and this is the fastest sum
+    return float(hash(tuple(int(one) for one in sums)) % (1 << 53))
+
+
+def _norm(tensors: Sequence[torch.Tensor]) -> float:
+    """The sum of the norms of all tensors."""
+    return sum(float(one.detach().double().norm()) for one in tensors if not one.is_complex())
+
+
+def _generator() -> float:
+    """Where PyTorch's generator stands, as a number."""
+    return float(zlib.crc32(torch.get_rng_state().numpy().tobytes()))

@@ -1,25 +1,137 @@
-"""How is `fully_shard` used without a trace on the script's modules?
+"""How is PyTorch's `fully_shard` used on groups that are nobody's default, without a trace on the script's modules?
 
-Their classes, the hooks and the marks that it leaves are taken off again; what it made is given to who puts the hooks
-back for the time of a call. In: a module and its parts. Out: PyTorch's states of them.
+PyTorch looks groups up by name, so ours get one. Classes of modules, hooks and marks are taken off again; what was made
+is given to who puts the hooks back for the time of a call. In: a module and which of its modules are called. Out: parts
+that are gathered one after the other, a `DeviceMesh`, PyTorch's states.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed.device_mesh
 from torch import nn
-from torch.distributed import fsdp
+from torch.distributed import distributed_c10d, fsdp
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp._fully_shard import _fsdp_state
 
 from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.mesh import Mesh
+from flatout.frameworks.pytorch.seams.blocks import repeated_blocks
 from flatout.records.ranks import SUM_OF_GRADIENTS
+
+MOST_SHARE = 0.25
+"""Share of the parameters up to which a part that is not repeated is gathered as a whole."""
+
+FEWEST_BYTES = 1 << 20
+"""Smaller parts are gathered with what is around them. Source: the first bucket of DistributedDataParallel."""
+
+
+def units(module: nn.Module, called: Collection[int]) -> list[nn.Module]:
+    """The parts of a module that are gathered by themselves; the rest goes with the module.
+
+    Args:
+        module: The model.
+        called: Identities of the modules that are called in one of its calls; others are read from outside.
+    """
+    blocks = [block for group in repeated_blocks(module) for block in group]
+    found = [block for block in blocks if id(block) in called]
+    found += _others(module, {id(inner) for block in found for inner in block.modules()}, num_bytes(module), called)
+    return [one for one in found if one is not module and not _shares(one, module)]
+
+
+def _others(module: nn.Module, taken: Collection[int], whole: int, called: Collection[int]) -> Iterator[nn.Module]:
+    for child in module.children():
+        inner = [one for one in child.modules() if id(one) in taken]
+        size = num_bytes(child)
+        if id(child) in taken or size < FEWEST_BYTES:
+            continue
+        if not inner and size <= MOST_SHARE * whole and id(child) in called:
+            yield child
+        else:
+            yield from _others(child, taken, whole, called)
+
+
+def num_bytes(module: nn.Module) -> int:
+    """Memory of a module's parameters."""
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def _shares(part: nn.Module, module: nn.Module) -> bool:
+    """Whether a parameter of the part is used elsewhere, too."""
+    own = {id(one) for one in part.modules()}
+    mine = {id(p) for p in part.parameters()}
+    return any(
+        id(p) in mine
+        for other in module.modules() if id(other) not in own for p in other._parameters.values() if p is not None
+    )  # fmt: skip
+
+
+c10d: Any = distributed_c10d  # whose tables are private
+device_mesh: Any = torch.distributed.device_mesh
+
+
+class Mesh:
+    """The ranks in rows of `width`, which share a parameter's rows; the columns hold copies of each other.
+
+    Args:
+        group: All ranks.
+        device: Kind of device, for example `cpu`.
+        width: Ranks that share a parameter; it divides the world.
+    """
+
+    def __init__(self, group: Group, device: torch.device, width: int) -> None:
+        self.numbers = itertools.count()
+        """Of the parameters that are cut over it, the same on all ranks."""
+        group.serve(device)
+        device_mesh.get_rank = lambda *_: group.rank  # its own name for it, which scripts do not use
+        ranks = torch.arange(group.world)
+        if width == group.world:
+            self.sharing, groups = group, [group]
+            table, names = ranks, None
+        else:
+            table, names = ranks.view(-1, width), ("replicate", "shard")
+            row, column = divmod(group.rank, width)
+            self.sharing = group.of_ranks(f"shard{row}", table[row].tolist())
+            copies = group.of_ranks(f"replicate{column}", table[:, column].tolist())
+            for one in (copies, self.sharing):
+                one.serve(device)
+            groups = [copies, self.sharing]
+        self.devices = device_mesh.DeviceMesh(
+            device.type, table, mesh_dim_names=names, _init_backend=False, _rank=group.rank
+        )
+        self.devices._dim_group_names = [_registered(one) for one in groups]
+
+
+def _registered(group: Group) -> Any:
+    """Give a group a name by which PyTorch finds it."""
+    name, processes, world = f"flatout-{group.name}", group.processes, c10d._world
+    if processes not in world.pg_names:
+        processes._set_group_name(name)
+        world.pg_map[processes] = ("gloo", group.store)
+        world.pg_names[processes] = name
+        world.pg_group_ranks[processes] = {rank: place for place, rank in enumerate(group.ranks)}
+        world.pg_backend_config[processes] = "cpu:gloo,cuda:nccl"
+        world.pg_to_tag[processes] = f"user:{name}"
+        world.tags_to_pg.setdefault(f"user:{name}", []).append(processes)
+        c10d._register_process_group(name, processes)
+    return world.pg_names[processes]
+
+
+def forget() -> None:
+    """Take all names back: nothing is exchanged any more."""
+    world = c10d._world
+    device_mesh.get_rank = c10d.get_rank
+    for processes in [one for one, name in world.pg_names.items() if str(name).startswith("flatout-")]:
+        for table in (world.pg_map, world.pg_group_ranks, world.pg_backend_config):
+            table.pop(processes, None)
+        world.tags_to_pg.pop(world.pg_to_tag.pop(processes, ""), None)
+        c10d._unregister_process_group(world.pg_names.pop(processes))
+
 
 MARKS = (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params")
 """What `fully_shard` leaves in a module's `__dict__`, where pickles and copies of the script's would find it."""

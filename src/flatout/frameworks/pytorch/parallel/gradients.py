@@ -4,25 +4,173 @@ Within a divided call the module computes with aliases of its parameters, leaves
 reducer of PyTorch's DistributedDataParallel sums the aliases' gradients over ranks, in buckets, beside the backward
 pass. The parameters themselves get the sums from the call's node in the script's graph: so hooks of the script's own,
 penalties that it adds to its loss, accumulated gradients and `torch.autograd.grad` see what one process sees. In: a
-module. Out: its aliases in place for a call, and summed gradients.
+module. Out: its aliases in place for a call, and summed gradients, None for what no rank has used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.held import Found, Leaves
+from flatout.frameworks.pytorch.parallel.group import Group, dist
+from flatout.frameworks.pytorch.parallel.protocol import Found, Held, Leaves
 from flatout.frameworks.pytorch.parallel.stand_ins import StandIns
-from flatout.frameworks.pytorch.parallel.summing import Summing
+from flatout.records.ranks import SUM_OF_GRADIENTS
 
 
-class Aliases:
+@dataclass(slots=True)
+class _Exchange:
+    """One bucket under way."""
+
+    leaves: list[torch.Tensor]
+    views: list[torch.Tensor]
+    """Of the bucket, one for each leaf, laid out as the leaf is."""
+    bucket: torch.Tensor
+    sent: torch.Tensor
+    work: Any
+
+
+class NarrowSums:
+    """The exchanges of one reducer. It does not hold the reducer, which holds it."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._begun: list[_Exchange] = []
+
+    def forget(self) -> None:
+        """What a backward pass that raised has begun is of no use."""
+        self._begun.clear()
+
+    def begin(self, _: None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Begin to sum a bucket, as the reducer's hook; what it hands to the leaves meanwhile is not summed yet."""
+        whole: torch.Tensor = bucket.buffer()
+        sent = self._group.communication.to_send(whole)
+        work = self._group.processes.allreduce([sent])
+        self._begun.append(_Exchange(bucket.parameters(), bucket.gradients(), whole, sent, work))
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(whole)
+        return done
+
+    def end(self) -> None:
+        """Wait for all sums; the leaves' gradients are the mean over ranks then."""
+        begun, self._begun = self._begun, []
+        self._group.keep(*(one.sent for one in begun))
+        for one in begun:
+            one.work.wait()
+            if one.sent.is_cuda:  # it was made on the stream of the backward pass, and is read on this one
+                one.sent.record_stream(torch.cuda.current_stream(one.sent.device))
+            one.bucket.copy_(one.sent).div_(self._group.world)
+            for leaf, view in zip(one.leaves, one.views, strict=True):
+                assert leaf.grad is not None
+                leaf.grad.copy_(view)
+
+
+class Summing:
+    """Sums the gradients of some leaves.
+
+    Args:
+        leaves: At least one, in the order of their use: gradients come in the reverse one.
+        group: All ranks.
+    """
+
+    def __init__(self, leaves: Sequence[nn.Parameter], group: Group) -> None:
+        self._leaves, self._group = leaves, group
+        self._uses = nn.Parameter(leaves[0].new_zeros(len(leaves), requires_grad=False))
+        self._all_used = torch.ones_like(self._uses)
+        for leaf in leaves:
+            group.serve(leaf.device)
+        backwards = [*leaves[::-1], self._uses]
+        dense = [False] * len(backwards)
+        first, most = group.communication.limits
+        buckets, limits = dist._compute_bucket_assignment_by_size(
+            backwards, [first, most], dense, list(range(len(backwards)))
+        )
+        self._reducer = dist.Reducer(
+            backwards, buckets, limits, group.processes, dense, most,
+            False,  # it does not look for what is unused
+            False,  # gradients are the leaves' own, no views of buckets
+            first_bucket_bytes_cap=first,
+        )  # fmt: skip
+        group.communication.num_buckets = max(group.communication.num_buckets, len(buckets))
+        self._narrow = NarrowSums(group) if group.communication.in_bf16 else None
+        if self._narrow is not None:
+            dist._register_comm_hook(self._reducer, None, self._narrow.begin)
+
+    def gone_back(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
+        """Go back from outputs: the mean over ranks of the gradients of the leaves.
+
+        Args:
+            outputs: What was computed from the leaves here.
+            gradients: Theirs.
+            keep: Whether the graph is gone through again.
+        """
+        if self._narrow is not None:
+            self._narrow.forget()
+        with self._group.named(SUM_OF_GRADIENTS, waiting=False):
+            self._reducer._rebuild_buckets()  # once, in the order in which gradients have come
+            self._reducer.prepare_for_backward([])
+            if outputs:
+                torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
+        with self._group.named(SUM_OF_GRADIENTS):  # what the way back has not hidden
+            unused = [leaf for leaf in self._leaves if leaf.grad is None]
+            zeros = [torch.zeros_like(leaf) for leaf in unused]
+            torch.autograd.backward([self._uses, *unused], [self._all_used if not unused else self._flags(), *zeros])
+            if self._narrow is not None:
+                self._narrow.end()
+        nowhere = self._used_nowhere() if unused else frozenset()
+        found = [None if place in nowhere else leaf.grad for place, leaf in enumerate(self._leaves)]
+        for leaf in (*self._leaves, self._uses):
+            leaf.grad = None
+        return found
+
+    def _flags(self) -> torch.Tensor:
+        """1 for each leaf that has a gradient, else 0."""
+        return self._all_used.new_tensor([leaf.grad is not None for leaf in self._leaves])
+
+    def _used_nowhere(self) -> frozenset[int]:
+        """The leaves that have got zeros on all ranks."""
+        assert self._uses.grad is not None
+        return frozenset(place for place, share in enumerate(self._uses.grad.tolist()) if not share)
+
+
+def summed_in_buckets(tensors: Sequence[torch.Tensor], group: Group, name: str) -> Iterator[torch.Tensor]:
+    """Sums over ranks, several tensors in one exchange."""
+    bucket: list[torch.Tensor] = []
+    most = group.communication.limits[1]
+    num_buckets = 0
+    for number, tensor in enumerate(tensors):
+        bucket.append(tensor)
+        following = tensors[number + 1] if number + 1 < len(tensors) else None
+        is_full = sum(one.numel() * one.element_size() for one in bucket) >= most
+        if following is None or is_full or (following.dtype, following.device) != (tensor.dtype, tensor.device):
+            yield from _cut(_summed(torch.cat([one.reshape(-1) for one in bucket]), group, name), bucket)
+            bucket, num_buckets = [], num_buckets + 1
+    group.communication.num_buckets = max(group.communication.num_buckets, num_buckets)
+
+
+def _summed(flat: torch.Tensor, group: Group, name: str) -> torch.Tensor:
+    """The sum over ranks: in place, or of what is sent in its place."""
+    if not group.communication.narrows(flat.dtype):
+        return group.sum(flat, name)
+    return group.sum(group.communication.to_send(flat), name).to(flat.dtype)
+
+
+def _cut(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    start = 0
+    for one in like:
+        yield flat[start : start + one.numel()].view(one.shape).clone()
+        start += one.numel()
+
+
+class Aliases(Held):
     """The parameters of one module, whole on every rank, and their stand-ins."""
+
+    takes_mean = True
 
     def __init__(self, module: nn.Module, group: Group) -> None:
         self._stand_ins = StandIns(module)
@@ -49,10 +197,6 @@ class Aliases:
         """See `Held`."""
         return list(self.used)
 
-    def at_once(self) -> AbstractContextManager[None]:
-        """See `Held`: they are."""
-        return nullcontext()
-
     def in_place(self) -> AbstractContextManager[None]:
         """See `Held`."""
         return self._stand_ins.in_place()
@@ -63,50 +207,19 @@ class Aliases:
         with self.in_place():
             yield self.used
 
-    def nudged(self, times: int) -> AbstractContextManager[None]:
-        """See `Held`."""
-        return self._stand_ins.nudged(times)
-
     def close(self) -> None:
         """See `Held`."""
         self._summings.clear()
 
-    def gradients(
-        self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *,
-        summed: bool, leaves: Leaves = (),
-    ) -> tuple[Found, Found]:  # fmt: skip
-        """See `Held`; those of inputs are not summed."""
-        del leaves  # its own
-        used = self.used
-        found: Found = [None] * (len(used) + len(inputs))
-        if outputs and found:
-            entered = [*used, *inputs]
-            found = list(torch.autograd.grad(list(outputs), entered, list(gradients), allow_unused=True))
-        of_parameters, of_inputs = found[: len(used)], found[len(used) :]
-        if summed:
-            whole = [
-                torch.zeros_like(p) if g is None else g if g.is_sparse else g.clone()
-                for p, g in zip(used, of_parameters, strict=True)
-            ]
-            of_parameters = [g if g.is_sparse else self._group.sum(g, "gradients, to compare") for g in whole]
-        return of_parameters, of_inputs
-
     def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
-        """Go back through a divided call: the gradients of the parameters, summed over ranks.
+        """See `Held`.
 
         The reducer takes the mean over ranks. A hook of ours in its place would run in a thread that may still need
-        the interpreter when the process ends, and abort it; so gradients go in `world` times as large, which is exact
-        where that is a power of two. Those of the inputs come out as large.
-
-        Args:
-            outputs: What it computed here.
-            gradients: Theirs.
-            keep: Whether the graph is gone through again.
+        the interpreter when the process ends, and abort it.
         """
-        gradients = [gradient * self._group.world for gradient in gradients]
         if not self.used:  # a critic that is kept from training lets gradients through
             if outputs:
-                torch.autograd.backward(list(outputs), gradients, retain_graph=keep)
+                torch.autograd.backward(outputs, gradients, retain_graph=keep)
             return [None for _ in self.parameters]
         summed = iter(self._summing().gone_back(outputs, gradients, keep=keep))
         return [next(summed) if parameter.requires_grad else None for parameter in self.parameters]
@@ -114,6 +227,7 @@ class Aliases:
     def _summing(self) -> Summing:
         """What sums the gradients of those that are trained now: a script may switch some off and on again."""
         trained = tuple(parameter.requires_grad for parameter in self.parameters)
-        if trained not in self._summings:
-            self._summings[trained] = Summing(self.used, self._group)
-        return self._summings[trained]
+        which = (*trained, self._group.communication.in_bf16)
+        if which not in self._summings:
+            self._summings[which] = Summing(self.used, self._group)
+        return self._summings[which]

@@ -15,15 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from flatout.frameworks.pytorch.parallel.module_calls import inner_hooks
+from flatout.frameworks.pytorch.parallel.protocol import Dividing
 from flatout.frameworks.pytorch.parallel.refusal import ChangesOutside, NotDivided
-from flatout.frameworks.pytorch.parallel.script_hooks import inner_hooks
-
-if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.parallel.division import Division
 
 _VALUES = (bool, int, float, complex, str, bytes)
 _NEVER = (types.ModuleType, types.BuiltinFunctionType, torch.nn.Module, torch.optim.Optimizer,
@@ -81,7 +79,7 @@ class OutsideState:
         return sorted(found)
 
 
-def refused(division: Division, name: str) -> ChangesOutside:
+def refused(division: Dividing, name: str) -> ChangesOutside:
     """That calls which change a variable outside of their module cannot be divided."""
     cause = f"it changes `{name}`, a variable outside of it: what a rank puts there is that of its part"
     problem = division.refused(cause)
@@ -89,7 +87,7 @@ def refused(division: Division, name: str) -> ChangesOutside:
 
 
 @contextmanager
-def named_as_cause(division: Division) -> Iterator[None]:
+def named_as_cause(division: Dividing) -> Iterator[None]:
     """What is refused within, where a trial call has changed a variable outside of the module, is refused for that."""
     outside = OutsideState(division.module())
     before = outside.seen()

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import nn
 
+from flatout.frameworks.pytorch.parallel.gradients import summed_in_buckets
 from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.held import Found, Leaves
-from flatout.frameworks.pytorch.parallel.portions import REPLICATE, Portions
+from flatout.frameworks.pytorch.parallel.protocol import Found, Held, Leaves
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import Sharded, become, part_of, whole_of
-from flatout.frameworks.pytorch.parallel.stand_ins import StandIns, Swaps, nudged, stand_in
-from flatout.frameworks.pytorch.parallel.summing import summed_in_buckets
-from flatout.frameworks.pytorch.parallel.taking_place import take_place
+from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Portions, Sharded, become, whole_of
+from flatout.frameworks.pytorch.parallel.stand_ins import StandIns, Swaps, stand_in, take_place
 
 
-class Parts:
+class Parts(Held):
     """The parameters of one module, parts of some of them.
 
     Args:
@@ -66,11 +63,6 @@ class Parts:
     def parameters(self) -> list[nn.Parameter]:
         """See `Held`."""
         return self._stand_ins.parameters
-
-    @property
-    def used(self) -> list[nn.Parameter]:
-        """See `Held`."""
-        return [p for p in self.parameters if p.requires_grad]
 
     @property
     def leaves(self) -> list[torch.Tensor]:
@@ -128,13 +120,6 @@ class Parts:
         with self.in_whole():
             yield
 
-    def nudged(self, times: int) -> AbstractContextManager[None]:
-        """See `Held`."""
-        return nudged(list(map(part_of, self.used)), times)
-
-    def close(self) -> None:
-        """See `Held`: what exchanges is the group itself."""
-
     # -- gradients ---------------------------------------------------------------------------------------------------
 
     def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
@@ -174,18 +159,9 @@ class Parts:
             found[place] = whole
         return found
 
-    def gradients(
-        self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *,
-        summed: bool, leaves: Leaves = (),
-    ) -> tuple[Found, Found]:  # fmt: skip
+    def gradients(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], leaves: Leaves) -> Found:
         """See `Held`: those of whole parameters, of which this rank's parts are told."""
-        del summed
-        found: list[Any] = [None] * (len(leaves) + len(inputs))
-        if outputs and found:
-            entered = [*leaves, *inputs]
-            found = list(torch.autograd.grad(list(outputs), entered, list(gradients), allow_unused=True))
-        mine = [
+        return [
             grad if grad is None or not isinstance(p, Sharded) else p.portions.mine(grad)
-            for p, grad in zip(self.used, found, strict=False)
+            for p, grad in zip(self.used, super().gradients(outputs, gradients, leaves), strict=False)
         ]
-        return mine, found[len(leaves) :]

@@ -19,13 +19,8 @@ from flatout.frameworks.pytorch.parallel.assembly import padded
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 
-HEAD = 2048
-"""Numbers of a head: room for some two hundred tensors."""
-
-DTYPES = (
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-    torch.uint8, torch.bool, torch.complex64, torch.complex128,
-)  # fmt: skip
+HEAD_BYTES = 1 << 14
+"""Of a head: room for some two hundred tensors."""
 
 
 @dataclass(slots=True)
@@ -49,17 +44,14 @@ class Parcel:
 
     def head(self) -> torch.Tensor:
         """What the other side must know first."""
-        numbers = [int(self.is_whole), len(self.tensors)]
-        for tensor, is_wanted in zip(self.tensors, self.wanted, strict=True):
-            if tensor is None:
-                numbers.append(-1)
-                continue
-            numbers += [tensor.dim(), *tensor.shape, DTYPES.index(tensor.dtype), is_wanted, tensor.device.type != "cpu"]
-        if len(numbers) > HEAD:
-            raise NotDivided(
-                "a model cannot be divided into stages", cause=f"{len(self.tensors)} tensors are passed at once"
-            )
-        return torch.tensor(numbers + [0] * (HEAD - len(numbers)))
+        kinds = [
+            None if tensor is None else (tensor.shape, tensor.dtype, is_wanted, tensor.device.type != "cpu")
+            for tensor, is_wanted in zip(self.tensors, self.wanted, strict=True)
+        ]
+        text = pickle.dumps((self.is_whole, kinds))
+        if len(text) > HEAD_BYTES:
+            raise NotDivided("a model cannot be divided into stages", cause=f"{len(kinds)} tensors are passed at once")
+        return torch.frombuffer(bytearray(text.ljust(HEAD_BYTES, b"\0")), dtype=torch.uint8)
 
     def body(self, device: torch.device) -> torch.Tensor:
         """All numbers, as bytes."""
@@ -77,16 +69,9 @@ class Arriving:
     """A parcel whose head is here."""
 
     def __init__(self, head: torch.Tensor) -> None:
-        numbers = iter(head.tolist())
-        self.is_whole = bool(next(numbers))
-        self.kinds: list[tuple[torch.Size, torch.dtype, bool, bool] | None] = []
-        for _ in range(next(numbers)):
-            dims = next(numbers)
-            if dims < 0:
-                self.kinds.append(None)
-                continue
-            shape = torch.Size(next(numbers) for _ in range(dims))
-            self.kinds.append((shape, DTYPES[next(numbers)], bool(next(numbers)), bool(next(numbers))))
+        self.is_whole: bool
+        self.kinds: list[tuple[torch.Size, torch.dtype, bool, bool] | None]
+        self.is_whole, self.kinds = pickle.loads(bytes(head.numpy()))  # which ends before the zeros behind it
 
     @property
     def num_bytes(self) -> int:
@@ -132,7 +117,7 @@ class Line:
         """Wait for what a rank sends."""
         group = self._group
         group.serve(self._device)
-        head = torch.empty(HEAD, dtype=torch.int64)
+        head = torch.empty(HEAD_BYTES, dtype=torch.uint8)
         with group.named(name):
             group.processes.recv([head], source, 0).wait()
             arriving = Arriving(head)
@@ -155,7 +140,7 @@ class Line:
         """A parcel of one rank, on all."""
         group = self._group
         head = group.broadcast(
-            torch.empty(HEAD, dtype=torch.int64) if parcel is None else parcel.head(), name, source=source
+            torch.empty(HEAD_BYTES, dtype=torch.uint8) if parcel is None else parcel.head(), name, source=source
         )
         arriving = Arriving(head)
         if parcel is None:
@@ -167,38 +152,17 @@ class Line:
         return arriving.parcel(body) if parcel is None else parcel
 
 
-class Forms:
-    """What values look like beside their tensors: each form is sent once."""
+def packed(value: Any) -> list[torch.Tensor]:
+    """What a value looks like beside its tensors, as bytes, and the tensors."""
+    stream, tensors = io.BytesIO(), list[torch.Tensor]()
+    _Pickler(stream, tensors).dump(value)
+    return [torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8), *tensors]
 
-    def __init__(self) -> None:
-        self._numbers: dict[bytes, int] = {}
-        self._forms: list[bytes] = []
 
-    def packed(self, value: Any) -> list[torch.Tensor]:
-        """The number of a value's form, the form where it is new, and the tensors of the value."""
-        stream = io.BytesIO()
-        tensors: list[torch.Tensor] = []
-        _Pickler(stream, tensors).dump(value)
-        form = stream.getvalue()
-        number = self._numbers.get(form, -1)
-        if number < 0:
-            number = self._add(form)
-            sent = torch.frombuffer(bytearray(form), dtype=torch.uint8)
-        else:
-            sent = torch.empty(0, dtype=torch.uint8)
-        return [torch.tensor([number]), sent, *tensors]
-
-    def unpacked(self, sent: Sequence[Any]) -> Any:
-        """The value."""
-        number, form, *tensors = sent
-        if form.numel():
-            self._add(bytes(form.numpy()))
-        return _Unpickler(io.BytesIO(self._forms[int(number)]), tensors).load()
-
-    def _add(self, form: bytes) -> int:
-        self._numbers[form] = len(self._forms)
-        self._forms.append(form)
-        return self._numbers[form]
+def unpacked(sent: Sequence[Any]) -> Any:
+    """The value."""
+    form, *tensors = sent
+    return _Unpickler(io.BytesIO(bytes(form.numpy())), tensors).load()
 
 
 class _Pickler(pickle.Pickler):

@@ -19,20 +19,16 @@ from torch import nn
 
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
-from flatout.frameworks.pytorch.parallel.cuts import Cut, entering, part_entering
+from flatout.frameworks.pytorch.parallel.cuts import part_entering
 from flatout.frameworks.pytorch.parallel.draws import drawn_apart
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
-from flatout.frameworks.pytorch.parallel.held import Found, Leaves, Passed
+from flatout.frameworks.pytorch.parallel.module_calls import has_inner_hooks
 from flatout.frameworks.pytorch.parallel.parts import Parts
-from flatout.frameworks.pytorch.parallel.pattern import Pattern
-from flatout.frameworks.pytorch.parallel.pipeline_evaluation import Evaluation
-from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Forms, Line, Parcel
+from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Line, Parcel, packed, unpacked
 from flatout.frameworks.pytorch.parallel.pipeline_stage import AnotherWay, Computation, Stage
-from flatout.frameworks.pytorch.parallel.portions import Portions
+from flatout.frameworks.pytorch.parallel.protocol import Found, Passed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.script_hooks import has_inner_hooks
-from flatout.frameworks.pytorch.parallel.sharded import Sharded, become
-from flatout.frameworks.pytorch.parallel.skeleton import flags_of, skeleton
+from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Portions
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 MICRO_BATCHES_PER_RANK = 4
@@ -67,64 +63,42 @@ class PipelineParts(Parts):
         group: All ranks.
         stage: Of this rank.
         portions: Which parameters are a single rank's, by identity.
-        remark: Told what the user should know of.
     """
 
-    def __init__(
-        self, module: nn.Module, group: Group, stage: Stage, portions: dict[int, Portions],
-        remark: Callable[[str], None],
-    ) -> None:  # fmt: skip
+    def __init__(self, module: nn.Module, group: Group, stage: Stage, portions: dict[int, Portions]) -> None:
         device = next(module.parameters()).device
         every = {id(p) for p in module.parameters()}
         super().__init__(module, group, portions, every, are_alike=False)
         self.group, self.stage = group, stage
-        self.line, self.forms = Line(group, device), Forms()
-        self._has_passed = self._has_told = False
-        self._evaluations: dict[Any, Evaluation] = {}
-        self._remark = remark
+        self.line = Line(group, device)
         self._apart = functools.partial(drawn_apart, group.rank)
 
     def computing(self) -> AbstractContextManager[None]:
         """See `Parts`."""
         return self.stage.in_place()
 
-    def passed(self, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: Any, *, silent: bool) -> Passed:
-        """See `HeldByModel`; a call that takes another way is computed by every rank, with gathered parameters."""
+    def passed(self, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: Pattern, *, silent: bool) -> Passed:
+        """See `Held`.
+
+        Raises:
+            NotDivided: The call takes another way through the model.
+        """
         draws = self._apart if pattern.masks and not silent else nullcontext
-        made = _Pass(self, pattern, args, kwargs)
-        is_whole = False
+        made, cause = _Pass(self, pattern, args, kwargs), "hooks have come to its inner modules"
         if not has_inner_hooks(self.module):
             with torch.enable_grad(), draws(), self.in_place():
-                is_whole = made.forward(compute, args, kwargs)
-        if is_whole:
-            self._has_passed = True
-            return made
-        if not self._has_passed:
-            raise AnotherWay(made.problem or "another rank does not come to its stage")
-        self.tell_of_whole()
-        return _WholePass(self, compute, args, kwargs)
-
-    def tell_of_whole(self) -> None:
-        """A call was not computed in stages."""
-        if not self._has_told:
-            self._remark(
-                "calls that take another way through the model are computed whole by every rank, which is slow"
-            )
-        self._has_told = True
+                if made.forward(compute, args, kwargs):
+                    return made
+            cause = made.problem or "another rank does not come to the end of its stage"
+        raise NotDivided(
+            f"a call of `{type(self.module).__name__}` takes another way through its stages", cause=cause,
+            hint=f"`--mode shard` divides the memory of any model; or {REPLICATE}",
+        )  # fmt: skip
 
     def evaluated(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """See `HeldInParts`: in one piece, for what can be cut in training need not be so elsewhere."""
-        self.renew()
-        kind = skeleton((args, kwargs)), flags_of(self.module), self.module.training
-        found = self._evaluations.setdefault(kind, Evaluation(self))
-        return found.computed(compute, args, kwargs)
-
-    def in_stages(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> _Pass | None:
-        """Compute a call without a way back; None where a rank did not come to the end of its stage."""
-        inputs = tensors_of((args, kwargs), unique=False)
-        made = _Pass(self, Pattern(Cut((None,) * len(inputs)), None), args, kwargs)
-        with self.in_place():
-            return made if made.forward(compute, args, kwargs) else None
+        """See `Held`: by every rank, with gathered parameters; it may take another way than training."""
+        with self.in_whole():
+            return compute(*args, **kwargs)
 
 
 @dataclass(slots=True)
@@ -183,8 +157,7 @@ class _Pass:
         share, held = self._share, self._held
         values, is_whole = [], True
         for number in range(self._num):
-            low, high = share.edges[number], share.edges[number + 1]
-            new_args, new_kwargs, entered = part_entering(args, kwargs, share.dims, low, high)
+            new_args, new_kwargs, entered = part_entering(args, kwargs, share, number)
             micro = _MicroBatch(Computation(lambda placeholders: ()), entered)
             micro.computation.receive = functools.partial(self._receive, micro, number)
             is_whole = self._computed(micro, number, compute, new_args, new_kwargs) and is_whole
@@ -234,7 +207,7 @@ class _Pass:
             parcel = Parcel((), (), is_whole=False)
             if is_whole:
                 self.value = self._put_together(values)
-                parcel = Parcel.of(_packed(held.forms, self.value))
+                parcel = Parcel.of(_packed(self.value))
             held.line.told(parcel, last, name)
         else:
             parcel = held.line.told(None, last, name)
@@ -242,7 +215,7 @@ class _Pass:
                 for tensor, is_wanted in zip(parcel.tensors, parcel.wanted, strict=True):
                     if tensor is not None and is_wanted:
                         tensor.requires_grad_()
-                self.value = held.forms.unpacked(parcel.tensors)
+                self.value = unpacked(parcel.tensors)
         self.outputs = tensors_of(self.value)
         return parcel.is_whole
 
@@ -336,38 +309,9 @@ class _Received(torch.autograd.Function):
         return None, None, None
 
 
-class _WholePass:
-    """A call that every rank has computed alike, with gathered parameters; see `Passed`."""
-
-    def __init__(self, held: PipelineParts, compute: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        self._held = held
-        inputs = tensors_of((args, kwargs), unique=False)
-        args, kwargs, self._entered = entering(args, kwargs, [lambda whole: whole] * len(inputs))
-        self._leaves: Leaves = ()
-        with torch.enable_grad(), held.in_whole() as leaves:
-            self.value, self._leaves = compute(*args, **kwargs), leaves
-        self.outputs = tensors_of(self.value)
-
-    def backward(self, gradients: Sequence[Any], *, keep: bool) -> tuple[Found, Found]:
-        """See `Passed`."""
-        held = self._held
-        pairs = [(o, g) for o, g in zip(self.outputs, gradients, strict=True) if g is not None and o.requires_grad]
-        outs, grads = [o for o, _ in pairs], [g for _, g in pairs]
-        wanted = [*self._leaves, *self._entered]
-        found: Found = list(torch.autograd.grad(outs, wanted, grads, retain_graph=keep, allow_unused=True))
-        mine = iter(found[: len(self._leaves)])
-        of_parameters: Found = []
-        for parameter in held.parameters:
-            grad = next(mine) if parameter.requires_grad else None
-            if grad is not None and isinstance(parameter, Sharded):
-                grad = become(parameter.portions.mine(grad).contiguous(), parameter.portions)
-            of_parameters.append(grad)
-        return of_parameters, found[len(self._leaves) :]
-
-
-def _packed(forms: Forms, value: Any) -> list[torch.Tensor]:
+def _packed(value: Any) -> list[torch.Tensor]:
     try:
-        return forms.packed(value)
+        return packed(value)
     except Exception as problem:
         raise NotDivided(
             "a model cannot be divided into stages",

@@ -1,9 +1,9 @@
 """Which calls of a model does each rank make, and which parameters does it need for them?
 
-A stage begins with a call of a module and ends where the next one's begins. Ranks run the model's own `forward`: what
-was computed before a stage is a placeholder there (`pipeline_placeholders.py`), so whatever a stage needs of it must be
-given to its first call. Whether that is so is tried on the first call's values. In: a timeline. Out: where stages
-begin, what each rank does at each call, and how parameters are dealt out.
+A stage begins with a call of a module and ends where the next one's begins. Ranks run the model's own
+`forward`: what was computed before a stage is a placeholder there (`pipeline_stage.py`), so whatever a stage needs of
+it must be given to its first call. Whether that is so is tried on the first call's values. In: a call that was watched.
+Out: where stages begin, what each rank does at each call, and how parameters are dealt out.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.pipeline_timeline import Made, Timeline
-from flatout.frameworks.pytorch.parallel.portions import Portions
+from flatout.frameworks.pytorch.parallel.module_calls import Made, Timeline
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.sharded import Portions
 
 MOST_TRIES = 24
 """Calls that are tried for the beginning of one stage, those that balance best first."""

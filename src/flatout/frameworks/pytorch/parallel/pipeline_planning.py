@@ -7,9 +7,7 @@ rank's stage with its parameters; or a refusal, before anything has moved.
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
-import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,24 +16,19 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatout.frameworks.pytorch.parallel import assembly
+from flatout.frameworks.pytorch.parallel.division import ModelDivision
 from flatout.frameworks.pytorch.parallel.draws import Silence
 from flatout.frameworks.pytorch.parallel.group import Lost
-from flatout.frameworks.pytorch.parallel.model_division import ModelDivision
-from flatout.frameworks.pytorch.parallel.pattern import Pattern
+from flatout.frameworks.pytorch.parallel.module_calls import Timeline, has_inner_hooks
 from flatout.frameworks.pytorch.parallel.pipeline_parts import PipelineParts, bubble, most_micro_batches
-from flatout.frameworks.pytorch.parallel.pipeline_placeholders import Placeholders, shapes_of
 from flatout.frameworks.pytorch.parallel.pipeline_plan import PipelinePlan, StagePlan
-from flatout.frameworks.pytorch.parallel.pipeline_stage import Computation, Stage
-from flatout.frameworks.pytorch.parallel.pipeline_timeline import Timeline
-from flatout.frameworks.pytorch.parallel.portions import REPLICATE, Portions
+from flatout.frameworks.pytorch.parallel.pipeline_stage import Computation, Placeholders, Stage, shapes_of
+from flatout.frameworks.pytorch.parallel.protocol import Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.script_hooks import has_inner_hooks
+from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Portions
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of
-
-UNEVEN = 1.3
-"""Where a stage has so many times its share of the work, stages are sought that cost some time by themselves."""
 
 
 def planned(
@@ -50,7 +43,7 @@ def planned(
     _refuse_what_stages_change(division)
     stage, portions, told = _Planning(division, args, kwargs).found(pattern, refuse)
     division.confirmation.remark(told)  # the graph of the watched call is gone by now
-    return PipelineParts(module, division.sharing, stage, portions, division.confirmation.remark)
+    return PipelineParts(module, division.sharing, stage, portions)
 
 
 class _Planning:
@@ -69,11 +62,11 @@ class _Planning:
         """This rank's stage, whose parameters are whose, and what is told of it."""
         try:
             self._watch()
-            plan, by_functions = self._plan()
+            plan = self._plan()
         finally:
             self._restore()
         stages, group = plan.stages(), self._division.sharing
-        stage = Stage(stages[group.rank], self._placeholders, by_functions=by_functions)
+        stage = Stage(stages[group.rank], self._placeholders)
         replicas = self._division.replicas
         num_replicas = 1 if replicas is None else replicas.world
         told = _told(plan, self._division.module(), pattern, self._call, num_replicas)
@@ -82,36 +75,26 @@ class _Planning:
     def _watch(self) -> None:
         division, module = self._division, self._division.module()
         args, kwargs = self._call
-        before = {name: one[:1] for name, one in _numbers(module).items()}
         printed = io.StringIO()
         with division.confirmation.apart(), Silence().on(module), contextlib.redirect_stdout(printed):
             value = self._timeline.watch(division.compute, args, kwargs)
         if printed.getvalue():
             raise _refused(division, "it prints within its call, which each stage would do for each micro-batch")
-        changed = next((name for name, new in _numbers(module).items() if before.get(name, new[1:]) != new[:1]), None)
-        if changed is not None:
-            raise _refused(division, f"it counts or collects in `{changed}`, which stages would do for micro-batches")
         self._wanted = [tensor.detach() for tensor in tensors_of(value)]
         if not self._kept[1].equals(RandomStates()):
             raise _refused(division, "it draws random numbers beside dropout: each of its stages would draw others")
 
-    def _plan(self) -> tuple[PipelinePlan, bool]:
+    def _plan(self) -> PipelinePlan:
         group = self._division.sharing
-        found: list[tuple[PipelinePlan, bool]] = []
-        for by_functions in (False, True):
-            plan = PipelinePlan(self._timeline, group, functools.partial(self._holds, by_functions=by_functions))
-            if plan.find():
-                found.append((plan, by_functions))
-                if max(plan.shares()) * group.world < UNEVEN:
-                    break
-        if found:
-            return min(found, key=lambda one: max(one[0].shares()))
-        raise _refused(self._division, _why_none(self._timeline, group.world))
+        plan = PipelinePlan(self._timeline, group, self._holds)
+        if not plan.find():
+            raise _refused(self._division, _why_none(self._timeline, group.world))
+        return plan
 
-    def _holds(self, begin: int, *, by_functions: bool) -> bool:
+    def _holds(self, begin: int) -> bool:
         """Whether a call is given all that the rest of the model needs, on every rank."""
         self._restore()
-        stage = Stage(StagePlan.of(self._timeline, begin, None), self._placeholders, by_functions=by_functions)
+        stage = Stage(StagePlan.of(self._timeline, begin, None), self._placeholders)
         given = [one.detach() for one in self._timeline.tensors_at(begin)]
         division = self._division
         with division.confirmation.apart(), Silence().on(division.module()):
@@ -129,19 +112,6 @@ def _refuse_what_stages_change(division: ModelDivision) -> None:
         raise _refused(division, "its batch normalisation would see micro-batches, whose statistics are others")
     if has_inner_hooks(module):
         raise _refused(division, "the script has hooks on its inner modules, which are called on one rank each")
-
-
-def _numbers(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """What modules keep as plain numbers, and how much they have collected, by name; beside it what their class has."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for prefix, part in module.named_modules():
-        for name, value in vars(part).items():
-            place = f"{prefix}.{name}".lstrip(".")
-            if isinstance(value, numbers.Number) and name != "training":
-                found[place] = value, getattr(type(part), name, value)
-            elif isinstance(value, list | dict | set) and not name.startswith("_"):
-                found[place] = len(value), len(value)
-    return found
 
 
 def _refused(division: ModelDivision, cause: str) -> NotDivided:

@@ -1,14 +1,15 @@
 """How does a rank compute its stage of a call, and nothing else of it?
 
-It runs the model's own `forward`. Calls of modules that came before return placeholders; the stage's first call gets
-what was received; the `forward` is left where the next stage's first call is about to be made. In: what is done at each
-call. Out: what was returned, or what the next stage is to be given.
+It runs the model's own `forward`. Calls of modules that came before return placeholders, tensors of the right shapes
+without a number in them; the stage's first call gets what was received; the `forward` is left where the next stage's
+first call is about to be made. In: what is done at each call. Out: what was returned, or what the next stage is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +17,87 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from flatout.frameworks.pytorch.parallel.intercepted import intercepted, plainly
-from flatout.frameworks.pytorch.parallel.pipeline_placeholders import Placeholders
+from flatout.frameworks.pytorch.parallel.module_calls import intercepted, plainly
 from flatout.frameworks.pytorch.parallel.pipeline_plan import StagePlan
+from flatout.frameworks.pytorch.parallel.remembered import skeleton
+from flatout.frameworks.pytorch.parallel.stand_ins import Swaps
+from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
+
+Shapes = Mapping[tuple[int, str], torch.Size]
+"""Of whole parameters, by the identity of their module and their name in it."""
+
+
+def shapes_of(module: nn.Module) -> dict[tuple[int, str], torch.Size]:
+    """Shapes of whole parameters."""
+    return {
+        (id(part), name): p.shape
+        for part in module.modules() for name, p in part._parameters.items() if p is not None
+    }  # fmt: skip
+
+
+class Placeholders:
+    """What modules would return.
+
+    Args:
+        shapes: Of parameters: this rank may have none of their memory.
+    """
+
+    def __init__(self, shapes: Shapes) -> None:
+        self._shapes = shapes
+        self._known: dict[Any, Any] = {}
+
+    def of(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """What a call returns; it raises what the module raises that looks at numbers."""
+        given = tensors_of((args, kwargs), unique=False)
+        shapes = tuple((tuple(t.shape), t.dtype, t.device) for t in given)
+        key = (id(module), module.training, skeleton((args, kwargs)), shapes)
+        if key not in self._known:
+            self._known[key] = self._found(module, args, kwargs)
+        return map_tensors(_nothing, self._known[key])
+
+    def _found(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        from torch._subclasses.fake_tensor import FakeTensorMode  # takes 0.5 s to load
+
+        whole = {
+            id(p): (self._shapes[id(part), name], p)
+            for part in module.modules() for name, p in part._parameters.items() if p is not None
+        }  # fmt: skip
+        with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fake = {one: torch.empty(shape, dtype=p.dtype, device=p.device) for one, (shape, p) in whole.items()}
+            args, kwargs = map_tensors(mode.from_tensor, (args, kwargs))
+            kept = ModuleState(module)
+            try:
+                with Swaps.of(module, fake).made():
+                    value = module._call_impl(*args, **kwargs)
+            finally:
+                kept.restore()
+            devices = [t.device for t in tensors_of(value)]
+        places = iter(devices)
+        return map_tensors(lambda t: _Shape.of(t, next(places)), value)
+
+
+class _Shape(torch.Tensor):
+    """A tensor without memory, which knows where it would be."""
+
+    place: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, place: torch.device) -> _Shape:
+        """That of another one."""
+        found = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").as_subclass(cls)
+        found.place = place
+        return found
+
+
+def _nothing(shape: Any) -> torch.Tensor:
+    if not isinstance(shape, _Shape):  # a constant of the module's own
+        return shape
+    with torch._C.DisableTorchFunctionSubclass():
+        if shape.is_floating_point():  # so that what reads it shows, also what multiplies it by zero
+            return torch.full(shape.shape, math.nan, dtype=shape.dtype, device=shape.place)
+        return torch.zeros(shape.shape, dtype=shape.dtype, device=shape.place)
+
 
 Receive = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 """Gives what comes in the place of placeholders."""
@@ -87,7 +165,7 @@ class Computation:
 
 
 class _Giving(TorchFunctionMode):
-    """Functions, too, get what was received in the place of placeholders."""
+    """Functions that the model calls by itself (a sum past a layer) get what was received, too."""
 
     def __init__(self, computation: Computation) -> None:
         super().__init__()
@@ -107,13 +185,10 @@ class Stage:
     Args:
         plan: What is done at each call.
         placeholders: What modules return that are not computed here.
-        by_functions: Whether functions that the model calls by itself are given what was received (the sum of what
-            entered a layer and what came of it); it costs some microseconds for each.
     """
 
-    def __init__(self, plan: StagePlan, placeholders: Placeholders, *, by_functions: bool) -> None:
+    def __init__(self, plan: StagePlan, placeholders: Placeholders) -> None:
         self.plan, self._placeholders = plan, placeholders
-        self._by_functions = by_functions
         self._current: Computation | None = None
         self._again: Computation | None = None
 
@@ -125,7 +200,7 @@ class Stage:
         """
         self._current = computation
         try:
-            with self._giving(computation):
+            with _Giving(computation):
                 computation.value = computation.with_received(compute(*args, **kwargs))
         except _Leaving as leaving:
             computation.given = tensors_of(leaving.given, unique=False)
@@ -142,13 +217,10 @@ class Stage:
         """Within, modules that are called compute anew what they have computed (checkpoints)."""
         self._again = computation
         try:
-            with self._giving(computation):
+            with _Giving(computation):
                 yield
         finally:
             self._again = None
-
-    def _giving(self, computation: Computation) -> AbstractContextManager[Any]:
-        return _Giving(computation) if self._by_functions else nullcontext()
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -25,11 +25,10 @@ from torch import nn
 from flatout import __version__
 from flatout.frameworks.pytorch.observe.memory import held_bytes
 from flatout.frameworks.pytorch.parallel import equality
-from flatout.frameworks.pytorch.parallel.division import Division
+from flatout.frameworks.pytorch.parallel.division import Division, ModelDivision
+from flatout.frameworks.pytorch.parallel.equality import RunningCheck
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
-from flatout.frameworks.pytorch.parallel.model_division import ModelDivision
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.running_check import RunningCheck
 from flatout.frameworks.pytorch.parallel.sharded import Sharded
 from flatout.frameworks.pytorch.seams.calls import Calls, OuterCall
 from flatout.frameworks.pytorch.seams.patches import Patch
@@ -240,7 +239,6 @@ class Ranks:
         self._confirm()  # of models that the script may not train any more
         kind = ModelDivision if self._terms.mode in MODEL_MODES else Division
         found = kind(call.name, lambda: call.module, _computing(call), self.group, self._refuse, self._apart)
-        found.samples_tell = found.samples_tell and not call.compiled_by_script
         if self._sharding is not None:
             try:
                 if isinstance(found, ModelDivision):

@@ -19,14 +19,13 @@ from torch import nn
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.confirmation import far
 from flatout.frameworks.pytorch.parallel.cuts import entering
+from flatout.frameworks.pytorch.parallel.division import ModelDivision
 from flatout.frameworks.pytorch.parallel.group import Lost
-from flatout.frameworks.pytorch.parallel.held import Found
-from flatout.frameworks.pytorch.parallel.model_division import ModelDivision
+from flatout.frameworks.pytorch.parallel.protocol import Found
 from flatout.frameworks.pytorch.parallel.sequence_region import Key, Region, partial_of
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer
-from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan
-from flatout.frameworks.pytorch.parallel.watching import Watched
+from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan, Watched
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates, TorchStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of

@@ -19,12 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from flatout.frameworks.pytorch.parallel import tensor_exchanges
 from flatout.frameworks.pytorch.parallel.cuts import bounds
 from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.portions import REPLICATE
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.regathered import Pieces, Regathered
-from flatout.frameworks.pytorch.parallel.tensor_exchanges import Cut, Entering, Gathered, Joined, Scattered
+from flatout.frameworks.pytorch.parallel.sharded import REPLICATE
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 Key = tuple[int, str, int]
@@ -72,7 +71,7 @@ class Region:
         self._lengths: set[int] = set()
         self._way: Way | None = None
         self._last: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._kept = Regathered(group)
+        self._kept = tensor_exchanges.Regathered(group)
         self._within = {id(inner) for scope in scopes for inner in scope.modules()}
         self._inner = {id(inner) for block in blocks for inner in block.modules()}
 
@@ -111,7 +110,7 @@ class Region:
         self._length = whole.shape[self._dim]
         if torch._C._current_graph_task_id() == -1:
             self._lengths.add(self._length)
-        mine = Cut.apply(whole, self._group, self._edges(Way(self._dim, 1)), self._dim)
+        mine = tensor_exchanges.cut(whole, self._group, self._edges(Way(self._dim, 1)), self._dim)
         return map_tensors(lambda one: mine if one is whole else one, (args, kwargs))
 
     def _put_together(self, block: nn.Module, value: Any) -> Any:
@@ -121,8 +120,7 @@ class Region:
             way = self._way_of((id(block), "returned", next(numbers)), tensor)
             if way is None:
                 return tensor
-            found: torch.Tensor = Joined.apply(tensor, self._group, self._edges(way), way.dim, "positions")
-            return found
+            return tensor_exchanges.joined(tensor, self._group, self._edges(way), way.dim, "positions")
 
         return map_tensors(whole, value)
 
@@ -158,14 +156,11 @@ class Region:
         return found
 
     def _entered(self, tensor: torch.Tensor, way: Way | None) -> torch.Tensor:
-        if way is not None:
-            edges = self._edges(way)
-            found: torch.Tensor = Gathered.apply(tensor, self._group, edges, way.dim)
-            self._kept.add(found, Pieces(tensor.detach(), edges, way.dim))
-        elif tensor.requires_grad:
-            found = Entering.apply(tensor, self._group)
-        else:
-            found = tensor
+        if way is None:
+            return tensor_exchanges.entering(tensor, self._group) if tensor.requires_grad else tensor
+        edges = self._edges(way)
+        found = tensor_exchanges.gathered(tensor, self._group, edges, way.dim)
+        self._kept.add(found, tensor_exchanges.Pieces(tensor.detach(), edges, way.dim))
         return found
 
     def lean(self) -> AbstractContextManager[None]:
@@ -175,14 +170,12 @@ class Region:
     def summed(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of what ranks have found with their features, this rank's positions of it."""
         way = self._way_now()
-        found: torch.Tensor = Scattered.apply(part, self._group, self._edges(way), way.dim)
-        return found
+        return tensor_exchanges.scattered(part, self._group, self._edges(way), way.dim)
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's positions of what all ranks have."""
         way = self._way_now()
-        found: torch.Tensor = Cut.apply(whole, self._group, self._edges(way), way.dim)
-        return found
+        return tensor_exchanges.cut(whole, self._group, self._edges(way), way.dim)
 
     def _way_now(self) -> Way:
         """By what was gathered last."""

@@ -1,29 +1,142 @@
 """Which models are sharded over ranks, and what does a script do with them beside training calls?
 
-In: the models that training calls. Out: their parameters held by rows from the first call on, evaluated and updated as
-whole ones.
+Optimizers that compute element by element update the part that is here, as if it were all; state is sharded as
+parameters are. PyTorch's others compute on what is whole to Python, and gather it; those of others are refused. In: the
+models that training calls, optimizers. Out: parameters held in parts from the first call on, evaluated and updated.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from flatout.frameworks.pytorch.parallel import views  # noqa: F401  what sharded parameters and their views answer
+from flatout.frameworks.pytorch.parallel import answers  # noqa: F401  what sharded parameters and their views answer
+from flatout.frameworks.pytorch.parallel.division import ModelDivision
 from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.held import Held, HeldByModel
-from flatout.frameworks.pytorch.parallel.model_division import ModelDivision
-from flatout.frameworks.pytorch.parallel.pattern import Pattern
-from flatout.frameworks.pytorch.parallel.portions import REPLICATE
+from flatout.frameworks.pytorch.parallel.protocol import Held, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import Sharded
-from flatout.frameworks.pytorch.parallel.sharded_updates import ShardedUpdates
+from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Sharded, become
 from flatout.frameworks.pytorch.seams.calls import OuterCall
+from flatout.frameworks.pytorch.seams.patches import Patch
 from flatout.guest.c_library import c_library, environment_decides, why_not_glibc
 from flatout.records.ranks import GROUPED_MODES, MODEL_MODES, SEQUENCE_MODE, Terms, sharing_ranks
+
+ELEMENTWISE = (
+    "SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD",
+)  # fmt: skip
+"""Optimizers whose update of an element needs that element alone. Source: `torch.optim`."""
+
+Optimizer = torch.optim.Optimizer
+
+
+class ShardedUpdates:
+    """The optimizers of a process; `refuse` is told of those that cannot update rows, and ends the run."""
+
+    def __init__(self, refuse: Callable[[NotDivided], Any]) -> None:
+        self._refuse = refuse
+        for kind in (getattr(torch.optim, name) for name in ELEMENTWISE):
+            if "step" in vars(kind):
+                Patch(kind, "step", self._by_rows)
+        register_optimizer_step_pre_hook(self._check)
+        if hasattr(clip_grad, "_get_total_norm"):
+            Patch(clip_grad, "_get_total_norm", _of_all_at_once)
+
+    def _check(self, optimizer: Optimizer, *_: Any) -> None:
+        if next(_sharded(optimizer), None) is None:
+            return
+        step = next(kind for kind in type(optimizer).__mro__ if "step" in vars(kind))
+        if not step.__module__.startswith("torch.optim"):
+            self._refuse(
+                NotDivided(
+                    f"`{type(optimizer).__name__}` cannot update parameters that are sharded",
+                    cause=f"its step is not PyTorch's (`{step.__module__}`): it may need all of a parameter's memory, "
+                    "and a rank holds some rows",
+                    hint=REPLICATE,
+                )
+            )
+
+    def _by_rows(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+        del patch
+
+        @functools.wraps(original)
+        def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            parameters = list(_sharded(optimizer))
+            if not parameters:
+                return original(optimizer, closure) if closure is not None else original(optimizer)
+            self._share_state(optimizer, parameters)
+            with _as_rows(parameters):
+                found = original(optimizer, _as_wholes(parameters, closure)) if closure else original(optimizer)
+            self._share_state(optimizer, parameters)
+            return found
+
+        return step
+
+    def _share_state(self, optimizer: Optimizer, parameters: list[Sharded]) -> None:
+        """State is sharded as parameters are: what is whole is cut, what was made for rows stands for the whole."""
+        for parameter in parameters:
+            state = optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                if not isinstance(value, torch.Tensor) or isinstance(value, Sharded) or not value.dim():
+                    continue
+                if value.shape == parameter.portions.part_shape:
+                    become(value, parameter.portions)
+                elif value.shape == parameter.portions.shape:
+                    state[name] = become(parameter.portions.mine(value).clone(), parameter.portions)
+
+
+def _of_all_at_once(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    """The norm of all gradients by one exchange, where PyTorch takes each by itself: the norm of norms is the same."""
+    del patch
+
+    @functools.wraps(original)
+    def total_norm(tensors: Any, norm_type: float = 2.0, *rest: Any, **words: Any) -> Any:
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if any(isinstance(one, Sharded) for one in tensors):
+            tensors = torch._foreach_norm(tensors, float(norm_type))
+        return original(tensors, norm_type, *rest, **words)
+
+    return total_norm
+
+
+def _sharded(optimizer: Optimizer) -> Iterator[Sharded]:
+    return (p for group in optimizer.param_groups for p in group["params"] if isinstance(p, Sharded))
+
+
+@contextmanager
+def _as_rows(parameters: list[Sharded]) -> Iterator[None]:
+    """Parameters are their rows to whoever looks: PyTorch's kernels for many tensors want plain ones."""
+    for parameter in parameters:
+        parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            yield
+    finally:
+        for parameter in parameters:
+            parameter.__class__ = Sharded
+
+
+def _as_wholes(parameters: list[Sharded], closure: Callable[[], Any]) -> Callable[[], Any]:
+    """The script's own closure, for which parameters are whole."""
+
+    def call() -> Any:
+        for parameter in parameters:
+            parameter.__class__ = Sharded
+        try:
+            with torch._C._EnableTorchFunction(), torch.enable_grad():
+                return closure()
+        finally:
+            for parameter in parameters:
+                parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+
+    return call
+
 
 M_MMAP_THRESHOLD = -3
 """Source: `mallopt(3)`, Linux manual pages."""
@@ -80,17 +193,17 @@ class Sharding:
         division.return_memory = _return_freed
         division.cuts_batches = "pipeline" in self._mode or division.replicas is not None
 
-        def planned(division: ModelDivision, args: Any, kwargs: Any, pattern: Pattern) -> HeldByModel:
-            parts: HeldByModel
+        def planned(division: ModelDivision, args: Any, kwargs: Any, pattern: Pattern) -> Held:
+            parts: Held
             if "pipeline" in self._mode:
                 from flatout.frameworks.pytorch.parallel import pipeline_planning
 
                 parts = pipeline_planning.planned(division, args, kwargs, pattern, self._refuse)
             else:
-                from flatout.frameworks.pytorch.parallel import tensor_planning
+                from flatout.frameworks.pytorch.parallel import tensor
 
                 positions = self._mode == SEQUENCE_MODE
-                parts = tensor_planning.planned(division, args, kwargs, self._refuse, positions=positions)
+                parts = tensor.planned(division, args, kwargs, self._refuse, positions=positions)
             self._shards.append((division.module(), parts))
             return parts
 
@@ -106,7 +219,7 @@ class Sharding:
             c_library().mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
 
     def _held(self, module: nn.Module, called: Collection[int]) -> Held:
-        from flatout.frameworks.pytorch.parallel.mesh import Mesh  # PyTorch's layers take 0.5 s to load
+        from flatout.frameworks.pytorch.parallel.fully_sharded import Mesh  # PyTorch's layers take 0.5 s to load
         from flatout.frameworks.pytorch.parallel.shards import Shards
 
         device = next(p.device for p in module.parameters())
@@ -144,9 +257,9 @@ class Sharding:
     def close(self) -> None:
         """Nothing is exchanged any more."""
         if self._meshes:
-            from flatout.frameworks.pytorch.parallel import mesh
+            from flatout.frameworks.pytorch.parallel.fully_sharded import forget
 
-            mesh.forget()
+            forget()
         self._meshes.clear()
 
 

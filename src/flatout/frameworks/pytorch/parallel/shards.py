@@ -12,27 +12,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from flatout.frameworks.pytorch.parallel.fully_sharded import fully_sharded, groups_of, set_sums, silently
+from flatout.frameworks.pytorch.parallel.fully_sharded import Mesh, fully_sharded, groups_of, set_sums, silently, units
 from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.held import Found, Leaves
-from flatout.frameworks.pytorch.parallel.mesh import Mesh
-from flatout.frameworks.pytorch.parallel.portions import REPLICATE, in_rows
+from flatout.frameworks.pytorch.parallel.protocol import Found, Held, Leaves
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.shard_units import units
-from flatout.frameworks.pytorch.parallel.sharded import Sharded, become, part_of
-from flatout.frameworks.pytorch.parallel.stand_ins import nudged
-from flatout.frameworks.pytorch.parallel.taking_place import ShardMemory, take_place
+from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Sharded, become, in_rows
+from flatout.frameworks.pytorch.parallel.stand_ins import ShardMemory, take_place
 
 Refuse = Callable[[NotDivided], Any]
 
 
-class Shards:
+class Shards(Held):
     """The parameters of one module, of each some rows.
 
     Args:
@@ -42,6 +38,8 @@ class Shards:
         called: Identities of the modules that a call of it calls.
         refuse: Told of what cannot be done; it ends the run.
     """
+
+    takes_mean = True
 
     def __init__(self, module: nn.Module, mesh: Mesh, group: Group, called: Collection[int], refuse: Refuse) -> None:
         self._module, self._group = module, group
@@ -53,7 +51,7 @@ class Shards:
         self._states = fully_sharded(module, units(module, called), mesh, rest)
         self._groups = [group for state in self._states for group in groups_of(state)]
         self._held = {id(owners[_place(one)]): one for each in self._groups for one in each.fsdp_params}
-        self.parameters = list({id(p): p for p in owners.values()}.values())
+        self._every = list({id(p): p for p in owners.values()}.values())
         self._cut = [(p, self._held[id(p)]) for p in self.parameters if id(p) in self._held]
         self._rest = [p for p in self.parameters if id(p) not in self._held]
         for parameter, held in self._cut:
@@ -68,6 +66,11 @@ class Shards:
         self._put_back()
 
     # -- the script's parameters -------------------------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """See `Held`."""
+        return self._every
 
     def renew(self) -> None:
         """Follow what the script has done to the parameters since the last call."""
@@ -84,11 +87,6 @@ class Shards:
             self._wanted = wanted
             for parameter, held in self._cut:
                 held.sharded_param.requires_grad_(parameter.requires_grad)
-
-    @property
-    def used(self) -> list[nn.Parameter]:
-        """Those that are trained."""
-        return [p for p in self.parameters if p.requires_grad]
 
     @property
     def leaves(self) -> list[torch.Tensor]:
@@ -139,12 +137,6 @@ class Shards:
                 hook.remove()
             self._put_back()
 
-    @contextmanager
-    def in_whole(self) -> Iterator[Leaves]:
-        """See `Held`: they are gathered as in any call."""
-        with self.in_place():
-            yield ()
-
     def evaluated(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See `Held`: nothing stays gathered."""
         with self.in_place():
@@ -168,15 +160,11 @@ class Shards:
         with torch._C.DisableTorchFunctionSubclass():
             return [p._version for p in self.parameters]
 
-    def nudged(self, times: int) -> AbstractContextManager[None]:
-        """See `Held`."""
-        return nudged(list(map(part_of, self.used)), times)
-
     # -- gradients ---------------------------------------------------------------------------------------------------
 
     def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
-        """See `Held`. Each rank takes the mean, and gradients go in `world` times as large, as in `gradients.py`."""
-        found = self._gone_back(outputs, [g * self._group.world for g in gradients], keep=keep)
+        """See `Held`."""
+        found = self._gone_back(outputs, gradients, keep=keep, all_used=True)
         mine = torch.tensor([id(p) in self._used for p in self.parameters], dtype=torch.uint8)
         used = self._group.gather(mine, "which parameters were used").amax(0).tolist()
         return [one if was else None for one, was in zip(found, used, strict=True)]
@@ -190,27 +178,15 @@ class Shards:
                 self._noted.add(key)
                 gathered.register_post_accumulate_grad_hook(functools.partial(_add, self._used, key))
 
-    def close(self) -> None:
-        """See `Held`; the meshes hold the groups."""
-
-    def gradients(
-        self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *,
-        summed: bool, leaves: Leaves = (),
-    ) -> tuple[Found, Found]:  # fmt: skip
-        """See `Held`. What is not summed is the same on all ranks, so that no rank has a gradient that others lack."""
-        del leaves  # its own
-        for tensor in inputs:
-            tensor.grad = None
-        factor = self._group.world if summed else 1
+    def gradients(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], leaves: Leaves) -> Found:
+        """See `Held`; the leaves are its own. No rank has a gradient that others lack."""
+        del leaves
         with self._group.communication.in_full():
-            found = self._gone_back(outputs, [g * factor for g in gradients], keep=False, all_used=summed)
-        of_inputs = [None if t.grad is None else t.grad / factor for t in inputs]
-        for tensor in inputs:
-            tensor.grad = None
-        return [one for p, one in zip(self.parameters, found, strict=True) if p.requires_grad], of_inputs
+            found = self._gone_back(outputs, gradients, keep=False, all_used=False)
+        return [one for p, one in zip(self.parameters, found, strict=True) if p.requires_grad]
 
     def _gone_back(
-        self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool, all_used: bool = True
+        self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool, all_used: bool
     ) -> Found:
         for group in self._groups:
             group.reduce_scatter_unused_params = all_used

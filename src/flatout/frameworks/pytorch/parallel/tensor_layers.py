@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from flatout.frameworks.pytorch.parallel import tensor_exchanges
 from flatout.frameworks.pytorch.parallel.cuts import bounds
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.sequence_region import Region
-from flatout.frameworks.pytorch.parallel.tensor_exchanges import Entering, Joined, Summed
 
 Kind = Literal["joined", "vocabulary", "columns", "row", "heads"]
 
@@ -131,7 +131,7 @@ class Computing:
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
         """Layers that get the same input, one after the other, sum its gradients once."""
         if self._entered is None or self._entered[0] is not x:
-            self._entered = x, Entering.apply(x, self._group)
+            self._entered = x, tensor_exchanges.entering(x, self._group)
         return self._entered[1]
 
     def _leave(self) -> None:
@@ -150,7 +150,7 @@ class Computing:
             else:
                 part = module._conv_forward(entered, module.weight, module.bias)
                 dim = x.dim() - len(module.kernel_size) - 1
-            found: torch.Tensor = Joined.apply(part, group, edges, dim)
+            found = tensor_exchanges.joined(part, group, edges, dim)
             return found if region is None else region.cut(found)
 
         return joined
@@ -165,8 +165,7 @@ class Computing:
         def vocabulary(x: torch.Tensor) -> torch.Tensor:
             is_mine = (x >= low) & (x < high)
             part = F.embedding(torch.where(is_mine, x - low, 0), module.weight, own_padding)
-            found: torch.Tensor = Summed.apply(part * is_mine.unsqueeze(-1), group)
-            return found
+            return tensor_exchanges.summed(part * is_mine.unsqueeze(-1), group)
 
         return vocabulary
 
@@ -198,8 +197,7 @@ class Computing:
 
     def _summed(self, part: torch.Tensor, region: Region | None) -> torch.Tensor:
         """What all ranks' features give."""
-        found: torch.Tensor = Summed.apply(part, self._group) if region is None else region.summed(part)
-        return found
+        return tensor_exchanges.summed(part, self._group) if region is None else region.summed(part)
 
     def _heads(self, module: Any) -> Callable[..., Any]:
         region = self._region(module)
@@ -244,9 +242,9 @@ class Computing:
         """The weights of attention of all heads, or their mean."""
         world = self._group.world
         if average:
-            found: torch.Tensor = Summed.apply(weights.mean(1) / world, self._group)
+            found = tensor_exchanges.summed(weights.mean(1) / world, self._group)
         else:
-            found = Joined.apply(weights, self._group, bounds(weights.shape[1] * world, world), 1)
+            found = tensor_exchanges.joined(weights, self._group, bounds(weights.shape[1] * world, world), 1)
         return found if is_batched else found.squeeze(0)
 
 

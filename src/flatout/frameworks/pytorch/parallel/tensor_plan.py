@@ -9,6 +9,7 @@ layers, and how their parameters are cut.
 from __future__ import annotations
 
 import numbers
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,14 +20,74 @@ from torch import nn
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.cuts import bounds
 from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.portions import Portions
+from flatout.frameworks.pytorch.parallel.module_calls import Made, Timeline, has_hooks
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.script_hooks import has_hooks
-from flatout.frameworks.pytorch.parallel.sharded import part_of
+from flatout.frameworks.pytorch.parallel.sharded import Portions, part_of
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
 from flatout.frameworks.pytorch.parallel.tensor_layers import Layer, attributes, forwards
-from flatout.frameworks.pytorch.parallel.watching import Watched
-from flatout.frameworks.pytorch.seams.trees import tensors_of
+from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
+
+
+class Watched:
+    """A call of a module.
+
+    Attributes:
+        module: It.
+        order: Modules within it, as they were called first.
+        calls: Inputs (positional, named) and what was returned, by the identity of a module that was called once.
+        outputs: What linear layers returned, each call, by their identity.
+        inputs: The shape of what linear layers were given first, by their identity.
+        flow: What modules of `calls` were given, and what they returned, by identity: numbers of tensors, in the order
+            of `tensors_of`. The same tensor has the same number.
+        read_outside: Identities of parameters that are used while another module than their own computes.
+        numbers: Of the parameters, in their order, by identity.
+        num_elements: Of all parameters.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.order: list[nn.Module] = []
+        self.calls: dict[int, tuple[Any, Any, Any]] = {}
+        self.outputs: dict[int, list[torch.Tensor]] = {}
+        self.inputs: dict[int, torch.Size] = {}
+        self.flow: dict[int, tuple[list[int], list[int]]] = {}
+        self.read_outside: set[int] = set()
+        self.numbers = {id(p): number for number, p in enumerate(module.parameters())}
+        self.num_elements = sum(p.numel() for p in module.parameters())
+
+    def watch(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Make the call."""
+        timeline = Timeline(self.module)
+        value = timeline.watch(compute, args, kwargs)
+        calls = [Made(self.module, 0, (args, kwargs), (), value), *timeline.calls]
+        nums = Counter(id(call.module) for call in calls)
+        self.order = list({id(call.module): call.module for call in calls}.values())
+        for call in calls:
+            which, given, returned = id(call.module), call.inputs, call.value
+            if isinstance(call.module, nn.Linear):
+                self.outputs.setdefault(which, []).append(returned.detach())
+                if given[0]:
+                    self.inputs.setdefault(which, given[0][0].shape)
+            elif nums[which] == 1 and any(isinstance(one, nn.Linear) for one in call.module.modules()):
+                self.calls[which] = map_tensors(torch.Tensor.detach, (*given, returned))
+                self.flow[which] = _identities(given), _identities(returned)
+        for part in self.module.modules():
+            for p in (one for one in part._parameters.values() if one is not None):
+                for _, within in timeline.reads.get(id(p), ()):
+                    if not _may_read(part, [self.module, *(timeline.calls[one].module for one in within)]):
+                        self.read_outside.add(id(p))  # so is what two modules share
+        return value
+
+
+def _identities(values: Any) -> list[int]:
+    return list(map(id, tensors_of(values, unique=False)))
+
+
+def _may_read(owner: nn.Module, within: list[nn.Module]) -> bool:
+    """Whether the innermost module may read a module's parameters: itself; attention reads those of its last layer."""
+    reader = within[-1]
+    return reader is owner or (isinstance(reader, nn.MultiheadAttention) and reader.out_proj is owner)
+
 
 LEAST_SHARE = 0.01
 """A layer with less of the model's parameters is not worth an exchange by itself."""

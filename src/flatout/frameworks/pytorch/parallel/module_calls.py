@@ -1,24 +1,119 @@
-"""What happens in one call of a model, in which order? Calls of its modules, what they cost, parameters that are read.
+"""How do calls of modules come to be seen, and to go through functions of ours, hooks and all?
 
-In: a call. Out: a record of it, in which time is the number of module calls that have begun.
+In: modules. Out: contexts in which calls, and parameters that functions are given, are told of; the script's own hooks;
+what happens in one call of a model in which order, where time is the number of module calls that have begun.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.frameworks.pytorch.observe.flops import flops
-from flatout.frameworks.pytorch.parallel.intercepted import intercepted, plainly
-from flatout.frameworks.pytorch.parallel.parameter_reads import ParameterReads
+from flatout.frameworks.pytorch.parallel.answers import OF_THE_OBJECT, SHAPES, flat
 from flatout.frameworks.pytorch.seams.trees import tensors_of
+
+
+class Called:
+    """Notes modules that are called while it is entered."""
+
+    def __init__(self) -> None:
+        self.modules: set[int] = set()
+        self._handle: Any = None
+
+    def __enter__(self) -> Called:
+        self._handle = register_module_forward_pre_hook(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+
+    def _note(self, module: nn.Module, _: Any) -> None:
+        self.modules.add(id(module))
+
+
+class ParameterReads(TorchFunctionMode):
+    """Within, it is told what is computed with.
+
+    Args:
+        parameters: Identities of those that count.
+        read: Told the identity of one that a function was given.
+    """
+
+    def __init__(self, parameters: Collection[int], read: Callable[[int], None]) -> None:
+        super().__init__()
+        self._parameters, self._read = parameters, read
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Tell of parameters, and compute."""
+        if func not in OF_THE_OBJECT and func not in SHAPES:
+            for one in flat((args, kwargs or {})):
+                if isinstance(one, nn.Parameter) and id(one) in self._parameters:
+                    self._read(id(one))
+        return func(*args, **(kwargs or {}))
+
+
+_CALLED = "_compiled_call_impl"
+"""What `nn.Module.__call__` calls in the place of a module's hooks and its `forward`, where there is one. The only
+attribute of which that is so; PyTorch leaves it out of pickles and copies."""
+
+
+@contextmanager
+def intercepted(given: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """Within, functions are called in the place of modules; `plainly` makes a call as it would have been made."""
+    taken: list[dict[str, Any]] = []
+    try:
+        for module, function in given:
+            own = vars(module)
+            if own.get(_CALLED) is None:
+                own[_CALLED] = function
+                taken.append(own)
+        yield
+    finally:
+        for own in taken:
+            del own[_CALLED]
+
+
+def plainly(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Call a module with its hooks."""
+    return module._call_impl(*args, **kwargs)
+
+
+def hooks_of(module: nn.Module) -> Iterator[Callable[..., Any]]:
+    """Those on a module itself."""
+    for hooks in (
+        module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    ):  # fmt: skip
+        for hook in hooks.values():
+            if not str(getattr(hook, "__module__", type(hook).__module__)).startswith("torch."):
+                yield hook
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether there are some."""
+    return next(hooks_of(module), None) is not None
+
+
+def inner_hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
+    """Those on modules within it: they see what a rank computes."""
+    for part in module.modules():
+        if part is not module:
+            yield from hooks_of(part)
+
+
+def has_inner_hooks(module: nn.Module) -> bool:
+    """Whether there are hooks on modules within it."""
+    return next(inner_hooks(module), None) is not None
+
 
 FLOPS_PER_ELEMENT = 50
 """What is only read and written costs as much as so many operations for each element: some ten bytes are moved for
@@ -37,6 +132,7 @@ class Made:
         begin: When it began.
         inputs: Positional and named arguments, the very objects.
         outer: The calls around it, by when they began.
+        value: What it returned.
         end: When it ended: calls that began before are within it.
     """
 
@@ -44,6 +140,7 @@ class Made:
     begin: int
     inputs: tuple[Any, Any]
     outer: tuple[int, ...]
+    value: Any = None
     end: int = 0
 
 
@@ -89,7 +186,8 @@ class Timeline:
             self.costs.append(0.0)
             self._within.append(made.begin)
             try:
-                return plainly(module, args, kwargs)
+                made.value = plainly(module, args, kwargs)
+                return made.value
             finally:
                 self._within.pop()
                 made.end = len(self.calls)

@@ -1,21 +1,26 @@
-"""What of a module has its script changed between two calls?
+"""What can end a division's being right later? What the script changes, and the last call of each kind.
 
-Attributes of all modules within it, with what containers and objects among them hold; parameters (which, not what they
-hold), hooks, modules; variables outside that its code names. What a call itself changes may differ from rank to rank,
-and is not looked at. In: a module, after each call. Out: whether something has changed, the same on all ranks, for all
-run the same script.
+No run ends well with calls that nobody has confirmed. In: a module, after each call, and the end of training. Out:
+whether something has changed between two calls, the same on all ranks, for all run the same script; the last calls
+computed both ways, with the parameters of then, or a refusal.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
+from flatout.frameworks.pytorch.parallel.cuts import entering
+from flatout.frameworks.pytorch.parallel.group import Lost
 from flatout.frameworks.pytorch.parallel.outside_state import OutsideState, copied_safely, is_same
+from flatout.frameworks.pytorch.parallel.protocol import Dividing, Pattern
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.seams.module_state import INTERNAL
 
 _WITHIN = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
@@ -91,3 +96,61 @@ def _put(contents: Iterable[tuple[dict[Any, Any], dict[Any, Any]]]) -> None:
         if not _is_equal(live, content):
             live.clear()
             live.update(content)
+
+
+MOST_KEPT = 4
+"""Kinds of calls whose last one is kept; with one more the oldest is confirmed at once."""
+
+
+class LastCalls:
+    """The calls of a module that came after the last confirmed one of their kind. While there are any, it stays."""
+
+    def __init__(self, division: Dividing) -> None:
+        self._division = division
+        self.kept: dict[Any, tuple[Any, ...]] = {}
+
+    def keep(self, kind: Any, pattern: Pattern, args: Any, kwargs: Any, *, is_confirmed: bool) -> None:
+        """A call is made."""
+        self.kept.pop(kind, None)
+        if not is_confirmed:
+            module = self._division.module()
+            args, kwargs, _ = entering(args, kwargs, itertools.repeat(lambda whole: whole))  # without their graphs
+            self.kept[kind] = pattern, args, kwargs, _autocast(next(module.parameters()).device.type), module
+        while len(self.kept) > MOST_KEPT:
+            self._confirm(*self.kept.pop(next(iter(self.kept))))
+
+    def confirm(self) -> None:
+        """Confirm those that are left.
+
+        Raises:
+            NotDivided: One of them is not what one process computes.
+        """
+        while self.kept:
+            self._confirm(*self.kept.pop(next(iter(self.kept))))
+        self._division.changes = Changes()
+
+    def _confirm(self, pattern: Pattern, args: Any, kwargs: Any, autocast: AbstractContextManager[Any], _: Any) -> None:
+        division = self._division
+        try:
+            with division.apart(), division.changes.taken_back(), autocast:
+                division.held.renew()
+                check = division.again(args, kwargs, pattern)
+                pairs = zip(check.whole.outputs, pattern.taken or (), strict=False)
+                division.compare_gradients(
+                    check, [_made_up(out) if was and out.requires_grad else None for out, was in pairs]
+                )
+        except (Lost, NotDivided):
+            raise
+        except Exception as problem:
+            cause = f"its last call cannot be made again to confirm it ({type(problem).__name__}: {problem})"
+            raise division.refused(cause) from problem
+
+
+def _made_up(output: torch.Tensor) -> torch.Tensor:
+    """A gradient for an output; one like the output itself would vanish where that is normalised."""
+    waves = torch.arange(output.numel(), device=output.device, dtype=torch.float32).sin_()
+    return waves.view(output.shape).to(output.dtype)
+
+
+def _autocast(device: str) -> AbstractContextManager[Any]:
+    return torch.autocast(device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device))

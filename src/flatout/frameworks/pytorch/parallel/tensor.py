@@ -1,31 +1,99 @@
-"""How does a model come to be divided by features?
+"""How does a model come to be divided by features, and how do ranks compute one batch together then?
 
 Its first call is watched, a plan is made and tried, parameters move. In: a division and its first call. Out: the
-parameters in parts; or a refusal, before anything has moved.
+parameters in parts, and calls of them; or a refusal, before anything has moved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
 from flatout.frameworks.pytorch.parallel import assembly
-from flatout.frameworks.pytorch.parallel.draws import Silence
+from flatout.frameworks.pytorch.parallel.division import ModelDivision
+from flatout.frameworks.pytorch.parallel.draws import Silence, drawn_apart
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
-from flatout.frameworks.pytorch.parallel.model_division import ModelDivision
-from flatout.frameworks.pytorch.parallel.portions import REPLICATE
+from flatout.frameworks.pytorch.parallel.parts import Parts
+from flatout.frameworks.pytorch.parallel.protocol import Found, Pass, Passed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sequence_planning import SequencePlan
+from flatout.frameworks.pytorch.parallel.sequence_region import Region, partial_of
+from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Portions
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer
-from flatout.frameworks.pytorch.parallel.tensor_parts import TensorParts
-from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan
-from flatout.frameworks.pytorch.parallel.watching import Watched
+from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan, Watched
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of
+
+
+class TensorParts(Parts):
+    """The parameters of one module, of each divided layer some features.
+
+    Args:
+        module: Its parameters are cut now.
+        group: All ranks.
+        layers: Which are divided.
+        regions: Blocks whose positions are divided between them.
+        portions: How their parameters are cut, by identity.
+    """
+
+    def __init__(
+        self, module: nn.Module, group: Group, layers: Sequence[Layer], regions: Sequence[Region],
+        portions: dict[int, Portions],
+    ) -> None:  # fmt: skip
+        super().__init__(module, group, portions, partial_of(regions, portions), are_alike=True)
+        self.engine = Computing(group, layers, regions)
+        self._draws_masks = False
+        self._apart = functools.partial(drawn_apart, group.rank)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """See `Parts`."""
+        return self.engine.in_parts()
+
+    def passed(self, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: Pattern, *, silent: bool) -> Passed:
+        """See `Held`."""
+        self._draws_masks = self._draws_masks or pattern.masks
+        draws = self._apart if pattern.masks and not silent else nullcontext
+        with torch.enable_grad(), self.drawing(draws), self.in_place():
+            return _Pass(self, compute(*args, **kwargs), args, kwargs, draws)
+
+    def evaluated(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """See `Held`."""
+        self.renew()
+        with self.drawing(self._apart if self._draws_masks else nullcontext), self.in_place():
+            return compute(*args, **kwargs)
+
+    @contextmanager
+    def drawing(self, draws: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Masks for some features are drawn so within."""
+        former, self.engine.draws = self.engine.draws, draws
+        try:
+            yield
+        finally:
+            self.engine.draws = former
+
+
+class _Pass(Pass):
+    """One call; see `Passed`."""
+
+    def __init__(
+        self, held: TensorParts, value: Any, args: Any, kwargs: Any, draws: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        super().__init__(held, value, args, kwargs)
+        self._parts, self._draws = held, draws
+
+    def backward(self, gradients: Sequence[Any], *, keep: bool) -> tuple[Found, Found]:
+        """See `Passed`."""
+        with self._parts.drawing(self._draws):
+            found = super().backward(gradients, keep=keep)
+            self._parts.engine.end()
+        return found
 
 
 def planned(

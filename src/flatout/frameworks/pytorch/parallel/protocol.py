@@ -1,0 +1,249 @@
+"""What does every mode give? Parameters held in its way, and calls that are computed with them: the one protocol.
+
+*Replicate* holds whole parameters (`gradients.py`), *shard* some rows of each (`shards.py`), *tensor* and *pipeline*
+parts with which a rank computes its share of the model (`parts.py`). A batch is cut beside that (`batch.py`). In: calls
+of a kind, and what is known of it. Out: outputs and gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch import nn
+
+from flatout.frameworks.pytorch.parallel.assembly import Rule, are_alike
+from flatout.frameworks.pytorch.parallel.cuts import Cut
+from flatout.frameworks.pytorch.parallel.group import Group
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.sharded import part_of
+from flatout.frameworks.pytorch.parallel.stand_ins import nudged
+from flatout.frameworks.pytorch.seams.trees import tensors_of
+
+Found = list[torch.Tensor | None]
+"""Gradients; None where there is none."""
+
+Leaves = Sequence[torch.Tensor]
+"""Whole parameters that a graph begins with, one for each that is trained; empty where those held are meant."""
+
+WHOLE_EVERY = 100
+"""A call is computed both ways every so many calls, times the ranks and one: that takes a rank about as long as so many
+calls of its part as there are ranks, and one; so 1 % of the time."""
+
+
+def is_rare(num: int, world: int) -> bool:
+    """Whether the call of a kind with this number is computed both ways, for no other reason.
+
+    >>> [num for num in range(1, 1025) if is_rare(num, 2)]
+    [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 512, 600, 900, 1024]
+    """
+    return num & (num - 1) == 0 or num % (WHOLE_EVERY * (world + 1)) == 0
+
+
+@dataclass(slots=True)
+class Pattern:
+    """How calls of one kind are divided.
+
+    Attributes:
+        cut: Where the batch is in the inputs.
+        rules: How each output is put together; None where every rank computes all of the batch.
+        noise: Whether the call draws noise for samples.
+        masks: Whether it draws masks of dropout.
+    """
+
+    cut: Cut
+    rules: tuple[Rule, ...] | None
+    noise: bool = False
+    masks: bool = False
+    decided: bool = True
+    """Whether one rule alone gave each output; else calls are computed both ways until that is so."""
+    num_calls: int = 0
+    """Calls since the first."""
+    sizes: set[tuple[Any, ...]] = field(default_factory=set)
+    """Shapes with which it was confirmed."""
+
+    num_changes: int = 0
+    """How often the script had changed something of the module when it was confirmed last (`changes.py`)."""
+    confirmed_at: int = 0
+    """The call of the module at which that was."""
+    taken: tuple[bool, ...] = ()
+    """Of which outputs the script took gradients, the last time."""
+
+    def follow(self, former: Pattern) -> None:
+        """Take over what was known of the kind."""
+        self.sizes, self.num_calls = former.sizes, former.num_calls
+        self.taken = former.taken
+
+    def is_alike(self, other: Pattern) -> bool:
+        """Whether the outputs of two calls are put together in one way."""
+        pairs = zip(self.rules or (), other.rules or (), strict=False)
+        return len(self.rules or ()) == len(other.rules or ()) and all(are_alike(a, b) for a, b in pairs)
+
+    def rules_with(self, other: Pattern) -> tuple[Rule, ...] | None:
+        """These, but for what another call tells more of."""
+        if self.rules is None or other.rules is None or not self.is_alike(other):
+            return self.rules
+        return tuple(b if b.blocks > 1 else a for a, b in zip(self.rules, other.rules, strict=True))
+
+
+@dataclass(slots=True)
+class Computed:
+    """Outputs, and the whole parameters that they were computed with."""
+
+    outputs: list[torch.Tensor]
+    leaves: Leaves
+
+
+@dataclass(slots=True)
+class Check:
+    """A call that was computed both ways, to be gone back through both ways.
+
+    Attributes:
+        whole: Computed on the whole batch, as one process does.
+        mine: `Passed` by ranks.
+        inputs: Of the call.
+    """
+
+    whole: Computed
+    mine: Any
+    inputs: Any
+
+
+class Passed(Protocol):
+    """A call that was computed."""
+
+    value: Any
+    """What the module returned."""
+    outputs: list[torch.Tensor]
+    """The tensors in it."""
+
+    def backward(self, gradients: Sequence[Any], *, keep: bool) -> tuple[Found, Found]:
+        """The gradients of all parameters and of those inputs that want one, from those of the outputs.
+
+        Args:
+            gradients: One for each output; None where there is none.
+            keep: Whether the graph is gone through again.
+        """
+
+
+class Held:
+    """The parameters of one module on this rank."""
+
+    takes_mean = False
+    """Whether `backward` takes the mean over ranks, each of which computes a part of the batch."""
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The script's own objects, from which a divided call's node hangs."""
+        raise NotImplementedError
+
+    @property
+    def used(self) -> list[nn.Parameter]:
+        """Those that are trained."""
+        return [p for p in self.parameters if p.requires_grad]
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        """What the graph of a call begins with, beside its inputs."""
+        raise NotImplementedError
+
+    def renew(self) -> None:
+        """Follow what the script has done to the module's parameters since the last call."""
+        raise NotImplementedError
+
+    def at_once(self) -> AbstractContextManager[None]:
+        """Within, `in_place` exchanges nothing in the middle of a call: it may raise on some ranks."""
+        return nullcontext()
+
+    def in_place(self) -> AbstractContextManager[None]:
+        """Around a call and around its way back: the module computes with what is held."""
+        raise NotImplementedError
+
+    @contextmanager
+    def in_whole(self) -> Iterator[Leaves]:
+        """Around a call: the module computes as one process does, on every rank alike."""
+        with self.in_place():
+            yield ()
+
+    def nudged(self, times: int) -> AbstractContextManager[None]:
+        """Within, parameters are moved by `times` their last bit, at random."""
+        return nudged(list(map(part_of, self.used)), times)
+
+    def passed(self, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: Pattern, *, silent: bool) -> Passed:
+        """Compute a call of the kind that `pattern` tells of; `silent`: nothing is drawn within."""
+        del pattern, silent
+        with torch.enable_grad(), self.in_place():
+            return Pass(self, compute(*args, **kwargs), args, kwargs)
+
+    def evaluated(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Compute a call of which no gradients are taken."""
+        return compute(*args, **kwargs)
+
+    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
+        """Go back through what was computed here: the gradients of `parameters`."""
+        raise NotImplementedError
+
+    def gradients(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], leaves: Leaves) -> Found:
+        """Gradients of those used where `in_whole` has computed with `leaves`, the same on all ranks."""
+        if not outputs or not leaves:
+            return [None] * len(leaves)
+        return list(torch.autograd.grad(outputs, leaves, gradients, allow_unused=True))
+
+    def close(self) -> None:
+        """Hold on to no process group any more: its threads end with it."""
+
+
+class Pass:
+    """A call that was computed with what a rank holds; see `Passed`."""
+
+    def __init__(self, held: Held, value: Any, args: Any, kwargs: Any) -> None:
+        self.value, self.outputs = value, tensors_of(value)
+        self._held = held
+        self._entered = [t for t in tensors_of((args, kwargs), unique=False) if t.requires_grad]
+        with torch.enable_grad():  # a parameter that is returned as it is keeps its own gradient
+            self._leaving = [t.view_as(t) if t.is_leaf and t.requires_grad else t for t in self.outputs]
+
+    def backward(self, gradients: Sequence[Any], *, keep: bool) -> tuple[Found, Found]:
+        """See `Passed`."""
+        pairs = [(o, g) for o, g in zip(self._leaving, gradients, strict=True) if g is not None and o.requires_grad]
+        for tensor in self._entered:
+            tensor.grad = None
+        found = self._held.backward([o for o, _ in pairs], [g for _, g in pairs], keep=keep)
+        of_inputs = [tensor.grad for tensor in self._entered]
+        for tensor in self._entered:
+            tensor.grad = None
+        return found, of_inputs
+
+
+class Dividing(Protocol):
+    """What those that help to divide the calls of a module use of `Division`."""
+
+    name: str
+    module: Callable[[], nn.Module]
+    compute: Callable[..., Any]
+    group: Group
+    replicas: Group | None
+    held: Held
+    remarks: list[str]
+    refuse: Callable[[NotDivided], NoReturn]
+    apart: Callable[[], AbstractContextManager[None]]
+    changes: Any
+
+    @property
+    def holds_whole(self) -> bool:
+        """Whether each rank has all parameters."""
+
+    def refused(self, cause: str) -> NotDivided:
+        """That calls of the module cannot be divided, and why."""
+
+    def small(self, inputs: Sequence[torch.Tensor]) -> str:
+        """That a batch has fewer samples than there are ranks; empty where it has enough."""
+
+    def again(self, args: Any, kwargs: Any, pattern: Pattern) -> Check:
+        """Compute a former call both ways."""
+
+    def compare_gradients(self, check: Check, gradients: Sequence[Any]) -> None:
+        """Compare the gradients of a call that was computed both ways."""
