@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.module_calls import Timeline
-from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Arriving, Parcel, packed, unpacked
+from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Parcel, packed, unpacked
 from flatout.frameworks.pytorch.parallel.pipeline_parts import bubble
-from flatout.frameworks.pytorch.parallel.pipeline_plan import PipelinePlan, StagePlan
-from flatout.frameworks.pytorch.parallel.pipeline_stage import Placeholders, shapes_of
+from flatout.frameworks.pytorch.parallel.pipeline_planning import PipelinePlan
+from flatout.frameworks.pytorch.parallel.pipeline_stage import Placeholders, StagePlan, shapes_of
 from tiers import some
 
 from . import pipeline_scenarios, scenarios, sharded_scenarios, tensor_scenarios
@@ -141,7 +141,8 @@ def test_placeholders_have_the_shapes_of_what_is_not_computed():
 def test_what_is_sent_arrives():
     sent = [torch.randn(3, 2, requires_grad=True), None, torch.arange(5), torch.ones(2, 2, dtype=torch.bool).T]
     parcel = Parcel.of([*sent, torch.zeros(0, 4)])
-    found = Arriving(parcel.head()).parcel(parcel.body(torch.device("cpu")))
+    cpu = torch.device("cpu")
+    found = Parcel.arriving(parcel.head(), cpu, lambda body: body.copy_(parcel.body(cpu)))
     assert found.is_whole and found.wanted == [True, False, False, False, False]
     assert found.tensors[1] is None and found.tensors[4].shape == (0, 4)
     assert all(torch.equal(a, b) for a, b in zip(found.tensors, sent, strict=False) if b is not None)

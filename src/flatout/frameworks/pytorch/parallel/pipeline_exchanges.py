@@ -7,9 +7,10 @@ were computed from came at all. In: tensors. Out: the same ones on another rank,
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,34 +65,19 @@ class Parcel:
             start += padded(flat.numel())
         return packed
 
-
-class Arriving:
-    """A parcel whose head is here."""
-
-    def __init__(self, head: torch.Tensor) -> None:
-        self.is_whole: bool
-        self.kinds: list[tuple[torch.Size, torch.dtype, bool, bool] | None]
-        self.is_whole, self.kinds = pickle.loads(bytes(head.numpy()))  # which ends before the zeros behind it
-
-    @property
-    def num_bytes(self) -> int:
-        """Of its body."""
-        return sum(padded(math.prod(kind[0]) * kind[1].itemsize) for kind in self.kinds if kind is not None)
-
-    def parcel(self, body: torch.Tensor) -> Parcel:
-        """With its tensors, in memory of their own."""
+    @classmethod
+    def arriving(cls, head: torch.Tensor, device: torch.device, fill: Callable[[torch.Tensor], object]) -> Parcel:
+        """The parcel whose head is here, with tensors in memory of their own; `fill` receives its body."""
+        is_whole, kinds = pickle.loads(bytes(head.numpy()))  # which end before the zeros behind them
+        sizes = [0 if kind is None else math.prod(kind[0]) * kind[1].itemsize for kind in kinds]
+        body = torch.empty(sum(map(padded, sizes)), dtype=torch.uint8, device=device)
+        if body.numel():
+            fill(body)
         tensors: list[torch.Tensor | None] = []
-        start = 0
-        for kind in self.kinds:
-            if kind is None:
-                tensors.append(None)
-                continue
-            shape, dtype, _, on_device = kind
-            num = math.prod(shape) * dtype.itemsize
-            one = body[start : start + num].view(dtype).view(shape)
-            tensors.append(one.clone() if on_device or body.device.type == "cpu" else one.cpu())
-            start += padded(num)
-        return Parcel(tensors, [kind is not None and kind[2] for kind in self.kinds], self.is_whole)
+        for kind, size, start in zip(kinds, sizes, itertools.accumulate(map(padded, sizes), initial=0), strict=False):
+            one = None if kind is None else body[start : start + size].view(kind[1]).view(kind[0]).clone()
+            tensors.append(one if one is None or kind[3] else one.cpu())
+        return cls(tensors, [kind is not None and kind[2] for kind in kinds], is_whole)
 
 
 class Line:
@@ -118,14 +104,15 @@ class Line:
         group = self._group
         group.serve(self._device)
         head = torch.empty(HEAD_BYTES, dtype=torch.uint8)
+
+        def fill(body: torch.Tensor) -> None:
+            group.processes.recv([body], source, 0).wait()
+            group.keep(head, body)
+
         with group.named(name):
             group.processes.recv([head], source, 0).wait()
-            arriving = Arriving(head)
-            body = torch.empty(arriving.num_bytes, dtype=torch.uint8, device=self._device)
-            if body.numel():
-                group.processes.recv([body], source, 0).wait()
-        group.keep(head, body)
-        return arriving.parcel(body)
+            group.keep(head)
+            return Parcel.arriving(head, self._device, fill)
 
     def settle(self, name: str) -> None:
         """All that was sent has gone."""
@@ -139,17 +126,14 @@ class Line:
     def told(self, parcel: Parcel | None, source: int, name: str) -> Parcel:
         """A parcel of one rank, on all."""
         group = self._group
-        head = group.broadcast(
-            torch.empty(HEAD_BYTES, dtype=torch.uint8) if parcel is None else parcel.head(), name, source=source
-        )
-        arriving = Arriving(head)
+        head = torch.empty(HEAD_BYTES, dtype=torch.uint8) if parcel is None else parcel.head()
+        group.broadcast(head, name, source=source)
         if parcel is None:
-            body = torch.empty(arriving.num_bytes, dtype=torch.uint8, device=self._device)
-        else:
-            body = parcel.body(self._device)
+            return Parcel.arriving(head, self._device, lambda body: group.broadcast(body, name, source=source))
+        body = parcel.body(self._device)
         if body.numel():
             group.broadcast(body, name, source=source)
-        return arriving.parcel(body) if parcel is None else parcel
+        return parcel
 
 
 def packed(value: Any) -> list[torch.Tensor]:

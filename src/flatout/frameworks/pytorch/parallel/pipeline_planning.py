@@ -1,13 +1,16 @@
 """How does a model come to be divided into stages?
 
-Its first call is watched, a plan is made and tried, parameters move. In: a division and its first call. Out: each
-rank's stage with its parameters; or a refusal, before anything has moved.
+Its first call is watched, a plan is made and tried, parameters move. What was computed before a stage is a placeholder
+there (`pipeline_stage.py`), so whatever a stage needs of it must be given to its first call: whether that is so is
+tried on the first call's values. In: a division and its first call. Out: each rank's stage with its parameters; or a
+refusal, before anything has moved.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,17 +21,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.division import ModelDivision
 from flatout.frameworks.pytorch.parallel.draws import Silence
-from flatout.frameworks.pytorch.parallel.group import Lost
-from flatout.frameworks.pytorch.parallel.module_calls import Timeline, has_inner_hooks
+from flatout.frameworks.pytorch.parallel.group import Group, Lost
+from flatout.frameworks.pytorch.parallel.module_calls import Made, Timeline, has_inner_hooks
 from flatout.frameworks.pytorch.parallel.pipeline_parts import PipelineParts, bubble, most_micro_batches
-from flatout.frameworks.pytorch.parallel.pipeline_plan import PipelinePlan, StagePlan
-from flatout.frameworks.pytorch.parallel.pipeline_stage import Computation, Placeholders, Stage, shapes_of
+from flatout.frameworks.pytorch.parallel.pipeline_stage import Computation, Placeholders, Stage, StagePlan, shapes_of
 from flatout.frameworks.pytorch.parallel.protocol import Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Portions
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of
+
+MOST_TRIES = 24
+"""Calls that are tried for the beginning of one stage, those that balance best first."""
 
 
 def planned(
@@ -104,6 +109,85 @@ class _Planning:
     def _restore(self) -> None:
         for state in self._kept:
             state.restore()
+
+
+class PipelinePlan:
+    """Finds where stages begin.
+
+    Args:
+        timeline: Of a call.
+        group: All ranks: as many stages.
+        holds: Whether stages may be parted at a call; all ranks are asked alike.
+    """
+
+    def __init__(self, timeline: Timeline, group: Group, holds: Callable[[int], bool]) -> None:
+        self._timeline, self._group, self._holds = timeline, group, holds
+        self._verdicts: dict[int, bool] = {}
+        self.begins: list[int] = []
+        """The calls with which the stages but the first begin."""
+
+    def find(self) -> bool:
+        """Whether there are as many stages as ranks."""
+        timeline, world = self._timeline, self._group.world
+        whole = sum(timeline.costs)
+        before = [timeline.before(call.begin) for call in timeline.calls]
+        possible = [call.begin for call in timeline.calls if _takes_floats(timeline, call) and before[call.begin] > 0]
+        for number in range(1, world):
+            reached = before[self.begins[-1]] if self.begins else 0.0
+            target = reached + (whole - reached) / (world - number + 1)
+            later = [one for one in possible if reached < before[one] < whole]
+            after = sorted({before[one] for one in later})[
+                : -(world - 1 - number) or None
+            ]  # some are left for the rest
+            later = [one for one in later if before[one] in after]
+            # of calls that begin together the outermost comes first, for nothing was computed in between
+            best = sorted(later, key=lambda one: (abs(before[one] - target), one))
+            found = next((one for one in best[:MOST_TRIES] if self._may_begin(one)), None)
+            if found is None:
+                return False
+            self.begins.append(found)
+        return True
+
+    def _may_begin(self, call: int) -> bool:
+        if call not in self._verdicts:
+            self._verdicts[call] = self._holds(call)
+        return self._verdicts[call]
+
+    def stages(self) -> list[StagePlan]:
+        """One for each rank."""
+        edges: list[int | None] = [None, *self.begins, None]
+        return [StagePlan.of(self._timeline, *edges[rank : rank + 2]) for rank in range(self._group.world)]
+
+    def module_at(self, call: int) -> nn.Module:
+        """Which module was called then."""
+        return self._timeline.calls[call].module
+
+    def shares(self) -> list[float]:
+        """What of the whole cost each stage has."""
+        whole = sum(self._timeline.costs) or 1.0
+        edges = [0.0, *(self._timeline.before(one) for one in self.begins), whole]
+        return [(high - low) / whole for low, high in itertools.pairwise(edges)]
+
+    def portions(self, refuse: Callable[[NotDivided], Any]) -> dict[int, Portions]:
+        """Parameters that one rank alone computes with are that rank's; the others stay whole."""
+        timeline, group = self._timeline, self._group
+        stages, found = self.stages(), {}
+        for number, parameter in enumerate(timeline.module.parameters()):
+            reads = timeline.reads.get(id(parameter), set())
+            ranks = {rank for rank, stage in enumerate(stages) if any(stage.needs(timeline, *read) for read in reads)}
+            if len(ranks) == 1 and parameter.dim() and _can_move(parameter):
+                owner, size = ranks.pop(), parameter.shape[0]
+                edges = tuple(0 if rank <= owner else size for rank in range(group.world + 1))
+                found[id(parameter)] = Portions(parameter.shape, group, refuse, edges, number)
+        return found
+
+
+def _takes_floats(timeline: Timeline, call: Made) -> bool:
+    return any(tensor.is_floating_point() for tensor in timeline.tensors_at(call.begin))
+
+
+def _can_move(parameter: torch.Tensor) -> bool:
+    return bool(parameter.is_floating_point() and parameter.is_contiguous() and parameter.numel())
 
 
 def _refuse_what_stages_change(division: ModelDivision) -> None:

@@ -11,14 +11,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from flatout.frameworks.pytorch.parallel.module_calls import intercepted, plainly
-from flatout.frameworks.pytorch.parallel.pipeline_plan import StagePlan
+from flatout.frameworks.pytorch.parallel.module_calls import Made, Timeline, intercepted, plainly
 from flatout.frameworks.pytorch.parallel.remembered import skeleton
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
@@ -97,6 +96,60 @@ def _nothing(shape: Any) -> torch.Tensor:
         if shape.is_floating_point():  # so that what reads it shows, also what multiplies it by zero
             return torch.full(shape.shape, math.nan, dtype=shape.dtype, device=shape.place)
         return torch.zeros(shape.shape, dtype=shape.dtype, device=shape.place)
+
+
+Action = Literal["skip", "enter", "make", "give", "leave"]
+"""At a call: return placeholders; receive its inputs and make it; make it; make it with what was received in the place
+of placeholders; send its inputs."""
+
+
+@dataclass(slots=True)
+class StagePlan:
+    """What one rank does.
+
+    Attributes:
+        begin: The call with which it begins; None where it is the model's own.
+        end: The call with which the next stage begins; None where there is none.
+        actions: For each module, by identity, what is done at its calls, in their order.
+        modules: Those modules.
+    """
+
+    begin: int | None
+    end: int | None
+    actions: dict[int, list[Action]] = field(default_factory=dict)
+    modules: dict[int, nn.Module] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, timeline: Timeline, begin: int | None, end: int | None) -> StagePlan:
+        """What is done between two calls."""
+        plan = cls(begin, end)
+        passed = set() if begin is None else set(map(id, timeline.tensors_at(begin)))
+        for call in timeline.calls[: len(timeline.calls) if end is None else end + 1]:
+            if begin is not None and any(timeline.calls[outer].end <= begin for outer in call.outer):
+                continue  # within a call that is not made
+            plan.actions.setdefault(id(call.module), []).append(plan._at(timeline, call, passed))
+            plan.modules[id(call.module)] = call.module
+        return plan
+
+    def _at(self, timeline: Timeline, call: Made, passed: set[int]) -> Action:
+        if call.begin == self.end:
+            return "leave"
+        if self.begin is None:
+            return "make"
+        if call.end <= self.begin:
+            return "skip"
+        if call.begin == self.begin:
+            return "enter"
+        later = call.begin > self.begin
+        return "give" if later and passed.intersection(map(id, timeline.tensors_at(call.begin))) else "make"
+
+    def needs(self, timeline: Timeline, time: int, outer: Sequence[int]) -> bool:
+        """Whether this rank computes what was computed then, within those calls."""
+        if self.end is not None and time > self.end:
+            return False
+        if self.begin is None or time > self.begin:
+            return True
+        return all(timeline.calls[one].end > self.begin for one in outer)
 
 
 Receive = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
