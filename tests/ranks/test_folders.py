@@ -55,11 +55,12 @@ def test_folders_of_each_epoch_are_made_once(tmp_path):
 
 
 @pytest.fixture
-def other(monkeypatch):
+def other(monkeypatch, tmp_path):
     """`os.mkdir` and `os.rmdir` of a rank above 0."""
     monkeypatch.setattr(os, "mkdir", os.mkdir)
     monkeypatch.setattr(os, "rmdir", os.rmdir)
-    rank_edges.share_folders()
+    (tmp_path / "ranks.json").touch()
+    rank_edges.share_folders(str(tmp_path))
     return os.mkdir, os.rmdir
 
 

@@ -10,18 +10,14 @@ from __future__ import annotations
 import io
 import os
 import sys
-import time
 from typing import Any, NoReturn
 
 from flatout.records.ranks import Terms, refuse
 
-SLACK_S = 1.0
-"""Clocks of files are coarse, and this process has begun a moment ago."""
 
-
-def share_folders() -> None:
-    """A folder that was made since this process began is made here as well, once."""
-    plain, own, started_s = os.mkdir, set[str](), time.time() - SLACK_S
+def share_folders(folder: str) -> None:
+    """A folder that was made since the run began, of which `folder` is the own one, is made here as well, once."""
+    plain, own, started_s = os.mkdir, set[str](), os.stat(os.path.join(folder, "ranks.json")).st_mtime
 
     def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
         name = os.path.abspath(os.fsdecode(path)) if dir_fd is None else ""

@@ -259,7 +259,7 @@ def _set_up_as_rank(words, folder, stdin):
         from flatout.child.rank_setup import arm
 
         if local:
-            rank_edges.share_folders()
+            rank_edges.share_folders(folder)
             arm(folder, rank, local, int(words[6]))
             if stdin is not None:
                 rank_edges.refuse_stdin(folder, rank, int(words[3]))
