@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from flatout.frameworks.contract import CAPTURE_BYTES
 from flatout.records.as_json import from_json, to_json
 from flatout.records.ranks import Terms
 from flatout.records.trace import Setting
@@ -98,7 +99,7 @@ class SessionSpec:
     endless: bool = False
     script: str = ""
     arguments: tuple[str, ...] = ()
-    capture_bytes: int = 200_000_000
+    capture_bytes: int = CAPTURE_BYTES
     writable: tuple[str, ...] = ()
     cache_folder: str | None = None
     store_memory_bytes: int | None = None

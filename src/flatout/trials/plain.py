@@ -164,8 +164,8 @@ class Plain:
         if not seen or facts is None:
             return None
         self.accounts["sampled"] = self._account("stacks", "stacks")
-        by_workers = [one for one in facts.loaders if one.num_workers and one.changeable]
-        return activity_of(seen, self._stacks({"workers": {"num": 0}}) if by_workers else None)
+        back = {name: one for name, lever in self.bench.levers.items() if (one := lever.brings_back(facts)) is not None}
+        return activity_of(seen, self._stacks(back) if back else None)
 
     def _stacks(self, levers: Levers) -> Stacks | None:
         self.bench.last_stacks = None
@@ -200,10 +200,10 @@ class Plain:
         )
         if facts.loaders:
             found["free_data"] = pairing.measure(self.bench, {"free_data": {}}, extent).compare()
-        if facts.num_threads > self.machine.num_cores:
-            fitting = {"threads": {"num": self.machine.num_cores}}
-            with contextlib.suppress(CandidateFailed):  # then it is not known what it would bring
-                found["fitting_threads"] = pairing.measure(self.bench, fitting, extent).compare()
+        for lever in self.bench.levers.values():
+            for name, settings in lever.frees(facts, self.machine).items():
+                with contextlib.suppress(CandidateFailed):  # then it is not known what it would bring
+                    found[name] = pairing.measure(self.bench, {lever.name: settings}, extent).compare()
         return {name: c for name, c in found.items() if math.isfinite(c.ratio)}
 
     def _diagnose(self, counterfactuals: Mapping[str, Comparison]) -> None:

@@ -81,6 +81,10 @@ class Workers(Lever):
         wanted = [n for n in dict.fromkeys(numbers) if n != now]
         return tuple([{"num": n} for n in wanted] + [{"num": 0}] * bool(now))
 
+    def brings_back(self, facts: Facts) -> Mapping[str, Setting] | None:
+        """No workers, where the script has some that can be changed."""
+        return {"num": 0} if any(one.num_workers and one.changeable for one in facts.loaders) else None
+
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next pass on (in a trial from the next fetch on)."""
         num = int(settings["num"])
