@@ -285,7 +285,7 @@ def json_page() -> str:
         ),
         "## report",
         "`flatout report --json` prints again what the `tune` or `why` of that run printed. With two runs it prints:",
-        _explained(CONTRAST, _contrast()),
+        _in_words(CONTRAST, _contrast()),
         "`step`, `tuned_step` and each of `phases`:",
         _in_words(CHANGE, _contrast()["step"]),
         "With `--export FILE` it prints:",

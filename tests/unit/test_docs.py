@@ -6,6 +6,7 @@ Examples with `>>>` are run by pytest itself (`--doctest-glob=*.md`); here it is
 import ast
 import copy
 import importlib
+import json
 import re
 import shlex
 import sys
@@ -22,6 +23,7 @@ from flatout.cli import flatout as group
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
+GENERATED = ("commands.md", "errors.md", "json.md", "levers.md", "plan-file.md", "records.md")
 ARCHITECTURE = DOCS / "architecture.md"
 PAGES = [
     ROOT / "README.md",
@@ -66,6 +68,7 @@ def fresh_reference(tmp_path_factory):
 
 def test_the_reference_says_what_the_code_says(fresh_reference):
     made = {path.name: text_of(path) for path in fresh_reference.iterdir()}
+    assert set(made) == set(GENERATED)
     for name, text in made.items():
         committed = REFERENCE / name
         assert committed.exists(), f"`{name}` is missing: `python scripts/make_reference.py`"
@@ -173,6 +176,32 @@ def long_lines(page: Path) -> Iterator[str]:
 
 def test_lines_of_a_page_are_no_longer_than_120_characters():
     assert found_in_pages(long_lines) == []
+
+
+def test_pages_stay_short():
+    """Limits of the house: somebody has to read this."""
+    lines = {page: len(text_of(page).splitlines()) for page in PAGES}
+    generated = {REFERENCE / name for name in GENERATED}
+    by_hand = sum(num for page, num in lines.items() if page.is_relative_to(DOCS) and page not in generated)
+    assert by_hand + lines[ROOT / "README.md"] <= 2500
+    assert lines[ARCHITECTURE] <= 150
+    assert lines[DOCS / "what-it-brings.md"] <= 80
+    assert {page.name: num for page, num in lines.items() if page.parent == DOCS / "decisions" and num > 25} == {}
+
+
+def test_what_it_brings_quotes_the_raw_samples():
+    rows = re.findall(
+        r"^\| `(\w+)` \| ([\d.]+) \[([\d.]+), ([\d.]+)\] \| ([\d.]+) ", text_of(DOCS / "what-it-brings.md"), re.M
+    )
+    assert len(rows) > 7
+    for name, *said in rows:
+        results = json.loads(
+            text_of(ROOT / "benchmarks" / "results" / f"script_{name}_intel-xeon-slow-bf16_202611.json")
+        )
+        plain, expert = results["over_plain"], results["over_expert"]
+        assert said == [f"{value:.2f}" for value in (plain["ratio"], plain["low"], plain["high"], expert["ratio"])], (
+            name
+        )
 
 
 # -- commands ------------------------------------------------------------------------------------------------------
