@@ -23,7 +23,7 @@ from flatout.errors import FlatoutError, UsageError
 from flatout.frameworks import kind
 from flatout.machine.read import read_machine
 from flatout.records import plan_file
-from flatout.records.plan import PLAN_FILE, Lever, label
+from flatout.records.plan import PLAN_FILE, Lever, allows, label
 from flatout.records.ranks import Terms as RankTerms
 from flatout.report.former import Exported, contrast, export, report
 from flatout.run import choice, folder, foreground, launched, on_ranks, shortage
@@ -261,6 +261,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
 
 def _foreground(request: RunRequest, chosen: Engagement, here: Here, run_folder: Path | None) -> foreground.Foreground:
     script = request.script
+    widest = request.accept if chosen.plan is None else chosen.plan.class_
     return foreground.Foreground(
         command=tuple(script.command) if script else request.launcher,
         script=here.script,
@@ -272,6 +273,7 @@ def _foreground(request: RunRequest, chosen: Engagement, here: Here, run_folder:
         cores_quota=here.machine().cores_quota if chosen.levers else None,
         cache_folder=_compiled(chosen, request.plan or Path(PLAN_FILE)),
         store_memory_bytes=request.store_memory_bytes,
+        admits_random=request.levers is not None or allows(widest, "statistical"),
         launcher=bool(request.launcher),
         ranks=request.ranks,
         script_folder=script.folder if script else None,

@@ -33,7 +33,7 @@ from flatout.guest.tracebacks import hide_ours
 from flatout.machine import foreign_cpu
 from flatout.records.as_json import from_json
 from flatout.records.ranks import RankPlace, leave, refuse
-from flatout.records.trace import FORMAT, End, Header, Inputs, Ready, Refused, Remark, Toggle
+from flatout.records.trace import FORMAT, End, Failure, Header, Inputs, Ready, Refused, Remark, Toggle
 from flatout.records.trace_file import Writer
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def enter(session: str, module: str, rank: bytes | None = None) -> None:
             cache_folder=spec.cache_folder,
             capture_bytes=spec.capture_bytes,
             store_memory_bytes=spec.store_memory_bytes,
+            admits_random=spec.admits_random,
         )
     )
     if spec.seed_run is not None:
@@ -135,6 +136,8 @@ class Conductor:
         self._first_end_s = self._last_end_s = self._former_end_s = 0.0
         self._started_s = time.perf_counter()
         self._num_problems = 0
+        self._early: list[Failure] = []
+        """Failures from before the first step that was seen."""
         self._pid = os.getpid()
         self._sleeping = False
         self._unproven = set(spec.levers) if spec.mode == "run" else set()
@@ -203,6 +206,9 @@ class Conductor:
                 zero_monotonic_s=self._started_s,
             )
         )
+        early, self._early = self._early, []
+        for record in early:
+            self._write(record)
         self._pipe.open()
 
     def _num_threads(self) -> int:
@@ -601,6 +607,8 @@ class Conductor:
             self._write(dataclasses.replace(record, order=number, **changes))
 
     def _write(self, record: Any) -> None:
+        if self._trace is None and not self._claimed and isinstance(record, Failure) and not self._sleeping:
+            self._early.append(record)  # before the first step; written when it is known that there is a trace
         if self._trace is None or self._sleeping:
             return
         # Opened for each record, which are rare: a descriptor kept open could be closed by the script and become a

@@ -76,6 +76,7 @@ class SessionSpec:
         writable: Folders to which a trial may write; other refused writes are listed.
         cache_folder: Where compiled kernels are kept.
         store_memory_bytes: Memory for kept items; None: what is free allows.
+        admits_random: Whether items may draw other random numbers than in the plain script.
         cores_quota: How many cores the control group grants, which is what others are weighed against; None: all.
         seed_run: Which random numbers the script draws: its own in run 0, others in each other run; None: untouched.
         keep_losses: Whether losses are recorded although nothing is engaged.
@@ -103,6 +104,7 @@ class SessionSpec:
     writable: tuple[str, ...] = ()
     cache_folder: str | None = None
     store_memory_bytes: int | None = None
+    admits_random: bool = True
     cores_quota: float | None = None
     flatout_started_s: float = 0.0
     """On the clock of `time.perf_counter`, which the processes of a machine share, and which nobody sets."""

@@ -38,11 +38,13 @@ class Settings:
         cache_folder: Where it may keep what outlives the run, e.g. compiled code; None: nowhere.
         capture_bytes: Memory for the calls that are kept to be compared.
         store_memory_bytes: Memory for items that levers keep; None: half of what is free.
+        admits_random: Whether items may draw other random numbers than in the plain script.
     """
 
     cache_folder: str | None = None
     capture_bytes: int = CAPTURE_BYTES
     store_memory_bytes: int | None = None
+    admits_random: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

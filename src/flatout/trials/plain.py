@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,13 +128,17 @@ class Plain:
         The machine may have changed from the one to the other, which contradicts nothing.
         """
         plain, others = self.baseline, self._seen(purpose, observe)
-        account = Account(
+        account = self._of(plain, others, observe)
+        sure = account.contradicts(WORTHWHILE) and all(calm(w) for w in (*plain, *others))
+        return account if sure or not account.seems_to_differ(WORTHWHILE) else self._in_turn(account, purpose, observe)
+
+    @staticmethod
+    def _of(plain: Sequence[Window], others: Sequence[Window], observe: str) -> Account:
+        return Account(
             plain_s=tuple(w.training_step_s for w in plain if w.training_s > 0),
             other_s=tuple(w.training_step_s for w in others if w.training_s > 0),
             cost_s=RECORDING_S if observe == "phases" else math.inf,
         )
-        sure = account.contradicts(WORTHWHILE) and all(calm(w) for w in (*plain, *others))
-        return account if sure or not account.seems_to_differ(WORTHWHILE) else self._in_turn(account, purpose, observe)
 
     def _in_turn(self, account: Account, purpose: str, observe: str) -> Account:
         sides: dict[str, list[float]] = {"ends": [], observe: []}
@@ -208,6 +212,9 @@ class Plain:
 
     def _diagnose(self, counterfactuals: Mapping[str, Comparison]) -> None:
         assert self.bench.facts is not None and self.anatomy is not None
+        shown = self._of(self.baseline, self._seen("anatomy", "phases"), "phases")
+        if shown.is_open(WORTHWHILE):  # whatever was measured in turn: these are the two steps that are shown
+            self.accounts["taken apart"] = shown
         self.census = self.bench.census()
         scaling = self.bench.scaling()
         findings = Findings(

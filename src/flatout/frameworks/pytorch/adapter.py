@@ -48,6 +48,7 @@ class PyTorch:
         self.calls = Calls()
         self.loaders = Loaders()
         self.loaders.store_memory_bytes = settings.store_memory_bytes
+        self.loaders.admits_random = settings.admits_random
         self.observer = Observer(self.calls, self.loaders)
         self.session = Session(self.calls, self.loaders, registry(), settings.cache_folder)
         self.capture = Capture(self.calls, settings.capture_bytes)
