@@ -8,7 +8,7 @@ Each library does the work as its documentation advises, in a process and a virt
 (`others/with_*.py`). First its batches are compared with plain's; then each of its settings (threads, workers) is tried
 on a third of the data; then all are timed in turn, each with the settings that were fastest in the first and in the
 second pass. Writes `results/input_others_....json`; `--page` writes its tables into
-`docs/explanation/other-loaders.md`, also from results that are there already.
+`benchmarks/other-loaders.md`, also from results that are there already.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CLEARLY = 1.1
 COPIES = 5
 NUM_CHECKED = 640
 NUM_CHECKED_PHOTOGRAPHS = 64
-PAGE = ROOT / "docs" / "explanation" / "other-loaders.md"
+PAGE = ROOT / "benchmarks" / "other-loaders.md"
 TORCH = ("torch==2.13.0", "numpy", "pillow")
 
 

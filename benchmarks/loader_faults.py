@@ -4,7 +4,7 @@
 
 Each fault is planted in processes of its own (`planted_faults.py`) with a time limit, for a script that has workers and
 for one that has none. Writes `results/loader_faults_....json`; `--page` writes its table into
-`docs/explanation/loader-faults.md`, also from results that are there already.
+`benchmarks/loader-faults.md`, also from results that are there already.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LEFT_AFTER_S = 2.0
 """How long after a script's end its children are counted."""
 
 SAMPLE_S = 0.1
-PAGE = ROOT / "docs" / "explanation" / "loader-faults.md"
+PAGE = ROOT / "benchmarks" / "loader-faults.md"
 SMALL_SHM = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$0" "$@"']
 """Runs a command with a `/dev/shm` of 16 MB of its own; takes the rights of root."""
 

@@ -8,7 +8,7 @@ two of the script's own progress lines (`stamped.py`), which begins when start-u
 `flatout run` that is when its check of the plan is. What start-up costs shows in a short run, which is timed from the
 start of its process. `--onto` skips scripts that have a result of this month, so that a sitting can be cut short.
 
-Writes `results/script_NAME_....json` after each round, then the tables of `docs/public-scripts.md`. An hour and a
+Writes `results/script_NAME_....json` after each round, then the tables of `benchmarks/public-scripts.md`. An hour and a
 quarter on two cores. Needs `benchmarks/requirements.txt`.
 """
 

@@ -1,6 +1,6 @@
 """What do the results of `speedups.py` say, as a table and in one line?
 
-In: results of this machine and month. Out: `summary` for the terminal, `into` for `docs/public-scripts.md`.
+In: results of this machine and month. Out: `summary` for the terminal, `into` for `benchmarks/public-scripts.md`.
 
     python benchmarks/speedups_page.py      # the table anew, from what is there
 """
@@ -16,7 +16,7 @@ from typing import Any
 from measuring import RESULTS, ROOT, file_for
 from speedup_cases import ALL
 
-PAGE = ROOT / "docs" / "public-scripts.md"
+PAGE = ROOT / "benchmarks" / "public-scripts.md"
 MARK = "twelve-scripts-output"
 HEAD = (
     "| script | plain, units/s | expert | flatout | flatout over plain [95 %] | flatout over expert [95 %] "

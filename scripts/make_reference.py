@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from reference_examples import json_page, plan_page
-from reference_records import fenced, records, table
+from reference_records import fenced, prose, records, table
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "<!-- Made by `python scripts/make_reference.py`. Do not edit: change the code and make it anew. -->"
-WIDTH = 92
+WIDTH = 110
 
 
 def main() -> None:
@@ -53,12 +53,12 @@ def commands() -> str:
     top = click.Context(flatout, info_name="flatout", terminal_width=WIDTH, **flatout.context_settings)
     parts = [
         "# Commands",
-        "What `--help` says, for every command. flatout's own options stand before the script; everything after the "
-        "script is the script's own. Durations are a number with `s`, `m` or `h`; without a letter they are seconds. "
-        "What a command prints goes to stdout, what it says meanwhile to stderr; see [JSON](json.md) for `--json` and "
-        "[errors and exit codes](errors.md).",
-        "## flatout",
-        fenced(flatout.get_help(top)),
+        prose(
+            "What `--help` says, for every command. flatout's own options stand before the script; everything after "
+            "the script is the script's own. Durations are a number with `s`, `m` or `h`; without a letter they are "
+            "seconds. What a command prints goes to stdout, what it says meanwhile to stderr; see [JSON](json.md) for "
+            "`--json` and [errors and exit codes](errors.md)."
+        ),
     ]
     for name in COMMANDS:
         command = flatout.get_command(top, name)
@@ -95,56 +95,52 @@ def levers() -> str:
         raise LookupError("the classes of levers have changed: describe them here")
     rows = [
         [
-            f"[`{lever.name}`](#{lever.name})",
+            f"[`{lever.name}`](#{lever.name})" if _details(lever) else f"[`{lever.name}`](#levers)",
             lever.class_,
             ", ".join(lever.shortens),
             _TOGGLES[lever.toggles],
             "whole runs" if lever.class_ == "semantics" else lever.check,
             lever.summary,
+            _first_line(type(lever).applies),
         ]
         for lever in found
     ]
     parts = [
         "# Levers",
-        "A lever is one change to how a script runs. These are all there are, in the order in which they build on "
-        "each other. *Can shorten* names the phases that it can make shorter: where they are too small a part of the "
-        "step, the lever is ruled out unmeasured. *Checked by* names what is compared with and without it, see "
-        "[agreement](../explanation/numbers.md#agreement). `flatout levers SCRIPT` says which of them apply. "
-        "`--levers input` stands for all exact ones that shorten `data` or `copy`, as far "
-        "as they go together on the machine.",
-        table(["lever", "class", "can shorten", "can be toggled", "checked by", "what it does"], rows),
+        prose(
+            "A lever is one change to how a script runs. These are all there are, in the order in which they build on "
+            "each other. *Can shorten* names the phases that it can make shorter: where they are too small a part of "
+            "the step, the lever is ruled out unmeasured. *Checked by* names what is compared with and without it, see "
+            "[agreement](../explanation/numbers.md#agreement). `flatout levers SCRIPT` says which of them apply. "
+            "`--levers input` stands for all exact ones that shorten `data` or `copy`, as far as they go together on "
+            "the machine."
+        ),
+        table(["lever", "class", "can shorten", "toggled", "checked by", "what it does", "applies to"], rows),
         "## Classes",
         "Each class admits those above it; `--accept CLASS` says how far levers may go, `precision` without it.",
         table(["class", "may change", "judged", "tried"], [[f"`{name}`", *row] for name, row in _CLASSES.items()]),
-        *(_lever_section(lever) for lever in found),
+        *(f"## {lever.name}\n\n{prose(text)}" for lever in found if (text := _details(lever))),
     ]
     return "\n\n".join(parts)
 
 
-def _lever_section(lever: Any) -> str:
+def _details(lever: Any) -> str:
+    """What a row of the table does not say; empty where that is nothing."""
     kind = type(lever)
     module = inspect.getdoc(importlib.import_module(kind.__module__)) or ""
     head, _, rest = module.partition("\n")
     text = head.partition(": ")[2] or head
-    lines = [
-        f"- applies to: {_first_line(kind.applies)}",
-        f"- proof that it took effect: {_first_line(kind.evidence)}",
-    ]
+    sentences = [*rest.split()]
     if "settings" in vars(kind):
-        lines.append(f"- settings tried (`{lever.name}={lever.parameter.upper()}`): {_first_line(kind.settings)}")
+        sentences.append(f"Tried as `{lever.name}={lever.parameter.upper()}`: {_first_line(kind.settings)}.")
     if lever.choices:
         alone = ", or nothing" if lever.optional else ""
-        lines.append(f"- its setting is one of {', '.join(f'`{word}`' for word in lever.choices)}{alone}")
+        sentences.append(f"Its setting is one of {', '.join(f'`{word}`' for word in lever.choices)}{alone}.")
     if lever.only_by_name:
-        lines.append(f"- only by name (`--levers {lever.name}`), never tried on its own: {lever.only_by_name}")
-    if lever.compiles:
-        lines.append("- engaging it for the first time compiles, which takes seconds to minutes")
+        sentences.append(f"Only by name (`--levers {lever.name}`): {lever.only_by_name}.")
     if lever.conflicts:
-        lines.append("- not together with: " + ", ".join(f"`{name}`" for name in lever.conflicts))
-    paragraphs = [f"## {lever.name}", text[:1].upper() + text[1:]]
-    if rest.strip():
-        paragraphs.append(" ".join(rest.split()))
-    return "\n\n".join([*paragraphs, "\n".join(lines)])
+        sentences.append(f"Not together with {', '.join(f'`{name}`' for name in lever.conflicts)}.")
+    return " ".join([text[:1].upper() + text[1:], *sentences]) if sentences else ""
 
 
 def _first_line(function: Callable[..., Any]) -> str:
@@ -177,8 +173,10 @@ def errors() -> str:
     return "\n\n".join(
         [
             "# Errors and exit codes",
-            "Every error that you can act on has three parts: what happened, why, and what to type next. They go to "
-            "stderr; stdout stays empty.",
+            prose(
+                "Every error that you can act on has three parts: what happened, why, and what to type next. They go "
+                "to stderr; stdout stays empty."
+            ),
             fenced(str(example)),
             "In Python each is an exception with the attributes `error`, `cause` and `hint`, and `str()` gives the "
             "three lines.",
@@ -186,8 +184,10 @@ def errors() -> str:
             table(["error", "exit code", "when"], rows),
             "## Other exit codes",
             table(["exit code", "when"], _OTHER_CODES),
-            "`flatout run` and `flatout exec` end as the script ends: with its exit code, or by the same signal. "
-            "They exit with a code from the table only when the script was not started at all.",
+            prose(
+                "`flatout run` and `flatout exec` end as the script ends: with its exit code, or by the same signal. "
+                "They exit with a code from the table only when the script was not started at all."
+            ),
         ]
     )
 

@@ -27,7 +27,6 @@ TUTORIAL = ROOT / "docs" / "tutorials" / "lenet.md"
 BIN = Path(sys.executable).parent
 EPOCHS = ("--epochs", "60")
 PROVED = ("--metric", "accuracy: ([0-9.]+)", "--margin", "0.01")
-SHOWN_LINES = 6
 
 
 def main() -> None:
@@ -73,10 +72,9 @@ def fill(page: Path, name: str, content: str) -> None:
     page.write_text(f"{before}{begin}\n{content}\n{end}{after}", encoding="utf-8")
 
 
-def _plainly(*words: str, stderr: bool = False, last: int = 0) -> Callable[[Path], str]:
+def _plainly(*words: str, stderr: bool = False) -> Callable[[Path], str]:
     def make(folder: Path) -> str:
-        lines = said(folder, *words, stderr=stderr).splitlines()
-        return block("\n".join(lines[-last:]))
+        return block(said(folder, *words, stderr=stderr))
 
     return make
 
@@ -107,9 +105,6 @@ def _demo(folder: Path) -> str:
 
 
 PLACES: dict[str, tuple[Path, Callable[[Path], str]]] = {
-    "machine-output": (TUTORIAL, _plainly("flatout", "machine")),
-    "plain-output": (TUTORIAL, _plainly("python", "lenet.py", "--epochs", "1", last=SHOWN_LINES)),
-    "levers-output": (TUTORIAL, _plainly("flatout", "levers", "lenet.py", *EPOCHS)),
     "why-output": (TUTORIAL, _plainly("flatout", "why", "lenet.py", *EPOCHS)),
     "tune-output": (TUTORIAL, _plainly("flatout", "tune", "lenet.py", *EPOCHS)),
     "run-output": (TUTORIAL, _run),

@@ -6,10 +6,8 @@ prints, so that a new key fails here until it is explained.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +31,8 @@ from flatout.report.former import Exported
 from flatout.run.choice import Engagement
 from flatout.run.outcome import Outcome
 from flatout.trials.lever_rows import LeverRow
-from reference_ranks import PLAN_RANKS, RANK_TRIAL, TUNE_RANKS, tuning
-from reference_records import fenced, record_table, table
+from reference_ranks import RANK_TRIAL, TUNE_RANKS, tuning
+from reference_records import fenced, prose, table, with_ends_folded
 
 Row = tuple[str, str, str]
 """Key, JSON type, meaning."""
@@ -252,66 +250,54 @@ _READS = ReadSites(
 
 def json_page() -> str:
     """What `--json` prints, command by command."""
-    tune, run = _result("tune"), _ran()
-    printed = {
-        "tune": (TUNE, result.summary_of(tune)),
-        "why": (WHY, result.summary_of(_result("why"))),
-        "run": (RUN, run_summary(run)),
-    }
+    tune = result.summary_of(_result("tune"))
+    why = result.summary_of(_result("why"))
     lever = LeverRow(
         name="bf16", class_="precision", shortens=("forward",), summary="...", toggles="step", known=False, refusal=None
     ).as_json()
+    ranks = tuning(_MACHINE)
     parts = [
         "# JSON",
-        "`--json` prints one object on one line to stdout and nothing else there; progress stays on stderr. "
-        "`flatout run --json FILE` and `flatout exec --json FILE` write it to a file, because stdout is the script's. "
-        "Keys may be added; a key's meaning does not change. Numbers below are invented.",
-    ]
-    titles = {"tune": "tune", "why": "why", "run": "run, exec"}
-    for name, (rows, value) in printed.items():
-        parts += [f"## {titles[name]}", _explained(rows, value)]
-        parts += [WITHOUT_A_PLAN] if name == "tune" else []
-        parts.append(fenced(json.dumps(value, indent=2), "json"))
-        if name == "why":
-            parts += ["Each of `reads`, here and of `tune`; how `use` and `at_most` are obtained and what they cannot "
-                      "tell: [values read on the host](../explanation/numbers.md#values-read-on-the-host).",
-                      _explained(READ, value["reads"][0])]  # fmt: skip
-    ranks = tuning(_MACHINE)
-    parts += [
+        prose(
+            "`--json` prints one object on one line to stdout and nothing else there; progress stays on stderr. "
+            "`flatout run --json FILE` and `flatout exec --json FILE` write it to a file, because stdout is the "
+            "script's. Keys may be added; a key's meaning does not change."
+        ),
+        "## tune",
+        _explained(TUNE, tune),
+        prose(WITHOUT_A_PLAN),
+        "## why",
+        _explained(WHY, why),
+        "Each of `reads`, also of `tune` ([how they are found](../explanation/numbers.md#values-read-on-the-host)):",
+        _in_words(READ, why["reads"][0]),
+        "## run, exec",
+        _explained(RUN, run_summary(_ran())),
         "## tune --ranks",
         _explained(TUNE_RANKS, ranks),
         "Each of `trials`:",
         _explained(RANK_TRIAL, ranks["trials"][0]),
-        fenced(json.dumps(ranks, indent=2), "json"),
         "## prove",
         _explained(PROVED, to_json(summary_of(_proof()))),
-        "`equivalence`:",
-        record_table("judge.equivalence", "Equivalence"),
-        "`time`, `training_time`, `target_time` and `energy`:",
-        record_table("judge.stats", "Comparison"),
-        "The whole record, with every reading of the metric, is `proof.json` in the run folder: "
-        "[`Proof`](records.md#proof).",
+        prose(
+            "`equivalence` is the record [`Equivalence`](records.md#equivalence); `time`, `training_time`, "
+            "`target_time` and `energy` are each a [`Comparison`](records.md#comparison). The whole record, with every "
+            "reading of the metric, is `proof.json` in the run folder."
+        ),
         "## report",
         "`flatout report --json` prints again what the `tune` or `why` of that run printed. With two runs it prints:",
-        _explained(CONTRAST, _contrast()),
+        _in_words(CONTRAST, _contrast()),
         "`step`, `tuned_step` and each of `phases`:",
-        _explained(CHANGE, _contrast()["step"]),
+        _in_words(CHANGE, _contrast()["step"]),
         "With `--export FILE` it prints:",
-        _explained(EXPORTED, to_json(_EXPORTED)),
+        _in_words(EXPORTED, to_json(_EXPORTED)),
         "## levers",
         "One object per lever, by name:",
-        _explained(LEVERS, lever),
+        _in_words(LEVERS, lever),
         "## machine",
-        "The record `Ceilings` of [the records](records.md#ceilings):",
-        record_table("records.ceilings", "Ceilings"),
-        "with `machine`:",
-        record_table("records.ceilings", "Machine"),
-        "each of `values`:",
-        record_table("records.ceilings", "Ceiling"),
-        "and each of `accelerators`:",
-        record_table("records.ceilings", "Accelerator"),
-        "and `energy`, with `counters` that can be read, and the list `missing` of what cannot and why; each counter:",
-        record_table("records.energy", "Counter"),
+        prose(
+            "The record [`Ceilings`](records.md#ceilings), and `energy` with the `counters` that can be read (name, "
+            "device, source, resolution and range) and the list `missing` of what cannot, and why."
+        ),
     ]
     return "\n\n".join(parts)
 
@@ -347,7 +333,16 @@ def _explained(rows: list[Row], value: dict[str, Any]) -> str:
     for key, kind, _ in rows:
         if not any(_is(value[key], one) for one in kind.split(" or ")):
             raise TypeError(f"`{key}` is explained as {kind}, and is {value[key]!r}")
-    return table(["key", "type", "meaning"], [(f"`{key}`", kind, meaning) for key, kind, meaning in rows])
+    return table(
+        ["key", "type", "meaning"], with_ends_folded((f"`{key}`", kind, meaning) for key, kind, meaning in rows)
+    )
+
+
+def _in_words(rows: list[Row], value: dict[str, Any]) -> str:
+    """The same as `_explained` for a few keys, as a paragraph."""
+    _explained(rows, value)
+    said = (f"`{key}` ({kind}): {meaning}" for key, kind, meaning in rows)
+    return prose("; ".join(said) + ".")
 
 
 def _is(value: Any, kind: str) -> bool:
@@ -369,16 +364,6 @@ def _is(value: Any, kind: str) -> bool:
     }[kind]
 
 
-def _ranks_table() -> str:
-    """The table of ranks, as `plan_file.write` writes it."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / PLAN_FILE
-        plan_file.write(replace(_PLAN, ranks=PLAN_RANKS), path)
-        lines = path.read_text(encoding="utf-8").splitlines()
-    begin = next(n for n, line in enumerate(lines) if line.endswith(".ranks]"))
-    return "\n".join(lines[begin : lines.index("", begin)])
-
-
 def plan_page() -> str:
     """The plan file, as `plan_file.write` writes it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -388,27 +373,34 @@ def plan_page() -> str:
     return "\n\n".join(
         [
             "# The plan file",
-            f"`flatout tune` writes `{PLAN_FILE}` into the working folder, or the file named by `--plan`. It "
-            "is TOML, one table per script, so that several scripts share a folder; comments of yours and other "
-            "scripts' plans stay when a plan is written anew. It is plain data: nothing in it is evaluated or "
-            "imported. It is safe to commit if the name of the machine and the script's "
-            "arguments are. Delete a table to forget a plan.",
+            prose(
+                f"`flatout tune` writes `{PLAN_FILE}` into the working folder, or the file named by `--plan`. It "
+                "is TOML, one table per script, so that several scripts share a folder; comments of yours and other "
+                "scripts' plans stay when a plan is written anew. It is plain data: nothing in it is evaluated or "
+                "imported. It is safe to commit if the name of the machine and the script's "
+                "arguments are. Delete a table to forget a plan."
+            ),
             "An example as the code writes it, with invented numbers:",
             fenced(text, "toml"),
             "## Fields",
-            "At the top: `format`, the version of the file; a newer one is refused with an error that says so. In "
-            'the table of a script, `[plan."PATH"]`, where PATH is the way to the script from the folder of the file, '
-            "or `-m package.module`:",
+            prose(
+                "At the top: `format`, the version of the file; a newer one is refused with an error that says so. In "
+                'the table of a script, `[plan."PATH"]`, where PATH is the way to the script from the folder of the '
+                "file, or `-m package.module`:"
+            ),
             _explained(PLAN, tomllib.loads(text)["plan"][_PLAN.script]),
-            "A plan that `tune --ranks` has found ranks for has a table `ranks` beside these; without it a run "
-            "is one process. `flatout tune` takes it out again, for other levers were measured then:",
-            fenced(_ranks_table(), "toml"),
-            record_table("records.ranks_of_plan", "PlanRanks"),
-            "`flatout run` compares `machine` with the machine that it is on: the processor and its features, the "
-            "usable cores, accelerators, memory and `/dev/shm` (5 % are forgiven) and the C++ compiler. "
-            "Where anything differs it says so and runs plainly, until the plan "
-            "[has been tested there](../how-to/other-machine.md). The hostname and the kernel are written down and not "
-            "compared.",
+            prose(
+                "A plan that `tune --ranks` has found ranks for has a table `ranks` beside these, with `num`, `mode`, "
+                "`ratio` and its interval, `num_pairs`, `agreement`, `created` and `run`; without it a run is one "
+                "process. `flatout tune` takes it out again, for other levers were measured then."
+            ),
+            prose(
+                "`flatout run` compares `machine` with the machine that it is on: the processor and its features, the "
+                "usable cores, accelerators, memory and `/dev/shm` (5 % are forgiven) and the C++ compiler. "
+                "Where anything differs it says so and runs plainly, until the plan "
+                "[has been tested there](../how-to/other-machine.md). The hostname and the kernel are written down and "
+                "not compared."
+            ),
         ]
     )
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from flatout.judge.rank_tuning import FORMAT, RankTrial, RankTuning, summary_of
 from flatout.records.ceilings import Machine
-from flatout.records.ranks_of_plan import PlanRanks
 
 Row = tuple[str, str, str]
 
@@ -73,18 +72,6 @@ RANK_TRIAL: list[Row] = [
     ("gain_low", "number or null", "lower end of its 95 % interval"),
     ("gain_high", "number or null", "upper end of its 95 % interval"),
 ]
-
-PLAN_RANKS = PlanRanks(
-    num=4,
-    mode="replicate",
-    ratio=3.1,
-    ratio_low=3.02,
-    ratio_high=3.19,
-    num_pairs=4,
-    agreement="rounding: loss error 6.7e-08; parameter error 7.0e-08",
-    created="2026-01-31T12:30:00+00:00",
-    run=".flatout/train-2",
-)
 
 
 def tuning(machine: Machine) -> dict[str, Any]:

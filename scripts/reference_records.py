@@ -1,5 +1,7 @@
 """The records as Markdown tables, read from the source: the part of the reference that knows dataclasses.
 
+A field that means the same in every record is explained once; an interval's two ends share the line of its middle.
+
 In: module names below `flatout`. Out: text. Reading the source instead of importing it keeps comments beside fields
 (the strings that follow them), and makes the pages the same under every version of Python.
 """
@@ -8,12 +10,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "flatout"
+TEXT_WIDTH = 118
 
 #: What a name's ending says about its unit; the longest ending that fits counts.
 UNITS = {
@@ -28,39 +32,54 @@ UNITS = {
     "flops": "FLOP",
 }
 
-#: The records that lie on disk or that the Python interface takes and gives, by module in the order of the chain.
-RECORDS: dict[str, tuple[str, ...] | None] = {
-    "records.ceilings": None,
-    "records.numa": None,
-    "records.energy": ("Counter", "Series", "Log", "Energy", "EnergySummary"),
-    "records.stacks": None,
-    "records.host_reads": None,
-    "records.difference": None,
-    "records.trace": None,
-    "judge.anatomy": None,
-    "judge.activity": None,
-    "judge.read_sites": None,
-    "judge.diagnosis": ("Bound", "Diagnosis"),
-    "judge.stats": None,
-    "judge.equivalence": None,
-    "judge.metric": ("Metric", "Reading"),
-    "judge.agreement": None,
-    "records.ranks_of_plan": None,
-    "records.plan": None,
-    "judge.result": None,
-    "judge.rank_tuning": None,
-    "judge.proof": None,
-    "judge.contrast": None,
-    "trials.search.space": ("Choice",),
-    "trials.terms": ("Terms",),
-    "trials.conduct": ("Goal",),
-    "run.script": ("Script",),
-    "run.choice": ("Engagement",),
-    "run.outcome": ("Outcome",),
-    "trials.prover": ("ProveRequest",),
-    "trials.lever_rows": None,
-    "report.former": ("Exported",),
-    "api": None,
+#: The records that lie on disk, by module in the order of the chain. What the Python interface takes is on its page.
+RECORDS: dict[str, tuple[str, ...]] = {
+    "records.ceilings": ("Machine", "Ceilings", "Ceiling"),
+    "records.trace": ("Window",),
+    "judge.anatomy": ("Anatomy",),
+    "judge.diagnosis": ("Diagnosis", "Bound"),
+    "judge.stats": ("Comparison",),
+    "records.plan": ("Trial",),
+    "judge.result": ("Result",),
+    "judge.equivalence": ("Equivalence",),
+}
+
+#: Other records that lie in a run folder, as parts of those above: described by the docstring of their module.
+OTHERS = (
+    "records.ceilings",
+    "records.trace",
+    "records.difference",
+    "records.energy",
+    "records.facts",
+    "records.numa",
+    "records.stacks",
+    "records.host_reads",
+    "judge.activity",
+    "judge.read_sites",
+    "judge.metric",
+    "judge.contrast",
+    "judge.proof",
+    "judge.rank_tuning",
+    "records.ranks_of_plan",
+    "run.outcome",
+)
+
+#: Fields that mean the same wherever they stand: explained once, and only named in a record's own table.
+EVERYWHERE = {
+    "format": "version of the record",
+    "created": "when: ISO 8601, UTC, to the second",
+    "flatout": "version of flatout",
+    "framework": "`pytorch`",
+    "framework_version": "for example `2.13.0+cpu`",
+    "python": "version of Python",
+    "script": "as it was typed, or `-m module`",
+    "arguments": "the script's own",
+    "num_threads": "CPU threads of one operation",
+    "started_unix_s": "when, in seconds since 1970",
+    "levers": "by name, with their settings",
+    "run": "the run folder",
+    "took_s": "wall seconds that it took",
+    "wall_s": "wall seconds that it ran",
 }
 
 
@@ -69,9 +88,7 @@ class Field:
     """One field of a record as its page shows it."""
 
     name: str
-    type: str
     unit: str
-    default: str
     meaning: str
 
 
@@ -86,124 +103,103 @@ class RecordClass:
 
 #: Names that mean the same wherever they stand. What a record itself says of a field comes first.
 COMMON = {
-    "affinity": "logical processors that the process may use; None where not observed",
-    "arguments": "the script's own",
-    "autocast": "whether the script uses autocast itself",
-    "batch_size": "items in a batch; None where the loader does not say",
-    "calls_per_step": "calls with gradients in one step",
-    "can_fuse": "whether a fused update exists for it here",
     "ceilings": "this machine's; None where they could not be measured",
     "census": "one step's operations; None where not counted",
     "class_": "what it may change, see the levers",
-    "compiled": "whether the script compiles it itself",
-    "convolution_dims": "dimensions of the convolutions in it",
-    "created": "ISO 8601, UTC, to the second",
-    "cudnn_benchmark": "as the script has set it",
-    "dataset": "name of its class",
-    "detail": "the numbers behind it, for people",
     "device": "`cpu` or `cuda`: where the parameters lie",
     "diagnosis": "what binds",
-    "differences": "one per check",
-    "distributed": "whether a process group is initialised",
-    "dtype": "of the first tensor argument",
-    "dtypes": "of the parameters",
-    "engaged": "what was engaged, with its settings",
-    "engagement": "what was to be engaged, and why",
-    "error": "name of the exception's class",
-    "exit_code": "of the process; None where not known",
     "facts": "what the script turned out to do",
-    "filename": "the file that an `OSError` names",
-    "flatout": "version of flatout",
-    "flops": "multiply-adds of matrix products and convolutions times two",
-    "foreach": "whether some group has the flag",
-    "format": "version of the record",
-    "framework": "`pytorch`",
-    "framework_version": "for example `2.13.0+cpu`",
-    "full_s": "of each replay at the whole batch",
-    "fused": "whether some group has the flag",
-    "generator": "whether the script gave it a generator",
-    "grad_scaler": "whether the script scales gradients",
-    "half_s": "of each replay at half the batch",
-    "has_closure": "whether it calls the model itself (LBFGS)",
     "header": "who wrote the trace, and where",
-    "iterable": "whether the dataset is an `IterableDataset`",
-    "lever": "its name",
-    "levers": "by name, with their settings",
-    "loaders": "from which training drew batches, most used first",
     "low": "the 5th percentile",
     "machine": "where it was measured",
-    "matmul_precision": "`torch.get_float32_matmul_precision()`",
-    "mean": "arithmetic mean",
-    "median": "middle value",
-    "message": "what the exception said",
-    "models": "the outermost modules that training calls",
-    "moved_bytes": "of arguments that are read and results that are written; what caches hold does not pass the memory",
     "name": "what it is called",
-    "num_batches": "in one pass; None where the loader does not say",
-    "num_threads": "CPU threads of one operation",
-    "optimizers": "that made an update",
-    "optimizers_per_step": "updates in one step",
     "order": "the order that it answers; -1 for none",
-    "out_of_memory": "whether memory was short",
     "outcome": "what it came to",
-    "parameter": "the setting that it must be given, a whole number; None where it takes none",
-    "path": "of the file",
-    "persistent": "whether workers stay between passes",
-    "picklable": "whether workers could be given the dataset; None where that is not needed",
-    "pid": "process id",
-    "pinned": "whether batches are in page-locked memory",
     "plan": "what was chosen; None where nothing was",
-    "prefetch_factor": "batches that a worker makes ahead",
-    "python": "version of Python",
-    "rank": "of this process",
     "reason": "why",
-    "records": "in the order in which they were written",
-    "recurrent": "whether it has recurrent layers",
-    "refusal": "why it cannot be tried; None where it can",
-    "registry": "all levers by name",
-    "released": "names of the levers that were released",
-    "run": "the run folder",
-    "script": "as it was typed, or `-m module`",
-    "self_s": "of all its calls together",
-    "shape": "of the first three tensor arguments",
     "shortens": "phases that it can make shorter",
-    "stage": "where: see above",
-    "started_unix_s": "when",
-    "step": "number of the step, from 1",
-    "summary": "what it does",
     "timeline": "every measured step, for the figure",
-    "toggles": "`step`, `epoch` or `process`",
-    "took_s": "how long it took",
     "trials": "in the order in which they were made",
     "untried": "levers that were not tried, and why",
     "verdict": "in one word",
-    "wall_s": "how long it ran",
-    "warm_up_step_s": "mean of the first steps, for a first idea",
-    "world_size": "number of ranks",
-    "worst_error": "its relative error",
+}
+
+
+#: Names that mean the same wherever they stand. What a record itself says of a field comes first.
+COMMON = {
+    "ceilings": "this machine's; None where they could not be measured",
+    "census": "one step's operations; None where not counted",
+    "class_": "what it may change, see the levers",
+    "device": "`cpu` or `cuda`: where the parameters lie",
+    "diagnosis": "what binds",
+    "facts": "what the script turned out to do",
+    "header": "who wrote the trace, and where",
+    "low": "the 5th percentile",
+    "machine": "where it was measured",
+    "name": "what it is called",
+    "order": "the order that it answers; -1 for none",
+    "outcome": "what it came to",
+    "plan": "what was chosen; None where nothing was",
+    "reason": "why",
+    "shortens": "phases that it can make shorter",
+    "timeline": "every measured step, for the figure",
+    "trials": "in the order in which they were made",
+    "untried": "levers that were not tried, and why",
+    "verdict": "in one word",
 }
 
 
 def records() -> str:
-    """Every public record, field by field."""
+    """The records that lie on disk, field by field, and where the others stand."""
     parts = [
         "# Records",
-        "What stages hand to each other, what lies in a run folder, and what the Python interface gives back. All are "
-        "frozen, keyword-only dataclasses; their JSON has the same names. A name's ending states its unit; `num_` is a "
-        "count, times are wall seconds, and None means that something was not observed, never that it was 0.",
+        prose(
+            "What lies in a run folder, and what stages hand to each other. All are frozen, keyword-only dataclasses; "
+            "their JSON has the same names. A name's ending states its unit (`_s` seconds, `_bytes`, `_fraction` a "
+            "share from 0 to 1); `num_` is a count, times are wall seconds, and null means that something was not "
+            "observed, never that it was 0. What the verbs of `flatout.api` take and give back is on the page about "
+            "[Python](python.md), what `--json` prints on [that about JSON](json.md)."
+        ),
+        prose(
+            "Some fields mean the same in every record: "
+            + "; ".join(f"`{name}`: {text}" for name, text in EVERYWHERE.items())
+            + "."
+        ),
     ]
     for module, wanted in RECORDS.items():
-        parts.append(f"## flatout.{module}")
-        parts += [f"### {r.name}\n\n{r.summary}\n\n{fields_table(r)}" for r in record_classes(module, wanted)]
+        for record in record_classes(module, wanted):
+            parts.append(f"## {record.name}\n\n{prose(f'`flatout.{module}`: {record.summary}')}\n\n{described(record)}")
+    rows = [
+        [
+            f"`flatout.{name}`",
+            ", ".join(f"`{r.name}`" for r in record_classes(name) if r.name not in RECORDS.get(name, ())),
+            _asks(name),
+        ]
+        for name in OTHERS
+    ]
+    parts += [
+        "## Other records",
+        "Parts of those above; each field is described where the record is defined.",
+        table(["module", "records", "what they answer"], rows),
+    ]
     return "\n\n".join(parts)
+
+
+def _asks(module: str) -> str:
+    """The first sentence of a module's docstring."""
+    text = ast.get_docstring(ast.parse(_path(module).read_text(encoding="utf-8"))) or ""
+    return first_sentence(text.partition("\n")[0])
+
+
+def _path(module: str) -> Path:
+    return SOURCE / f"{module.replace('.', '/')}.py"
 
 
 def record_classes(module: str, wanted: Sequence[str] | None = None) -> list[RecordClass]:
     """The public dataclasses of a module, in the order of its source."""
-    path = SOURCE / f"{module.replace('.', '/')}.py"
     found = [
         _record_class(node)
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for node in ast.parse(_path(module).read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef)
         and not node.name.startswith("_")
         and any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
@@ -212,7 +208,7 @@ def record_classes(module: str, wanted: Sequence[str] | None = None) -> list[Rec
         return found
     if missing := set(wanted) - {record.name for record in found}:
         raise LookupError(f"`flatout.{module}` has no record {', '.join(missing)}")
-    return [record for record in found if record.name in wanted]
+    return sorted((record for record in found if record.name in wanted), key=lambda record: wanted.index(record.name))
 
 
 def _record_class(node: ast.ClassDef) -> RecordClass:
@@ -229,10 +225,8 @@ def _record_class(node: ast.ClassDef) -> RecordClass:
         fields.append(
             Field(
                 name=name,
-                type=readable_type(ast.unparse(item.annotation)),
                 unit=unit_of(name),
-                default=_default(item.value),
-                meaning=meaning.rstrip("."),
+                meaning=first_sentence(meaning),
             )
         )
     summary = docstring.split("\n\nAttributes:")[0]
@@ -253,9 +247,9 @@ def attributes_in(docstring: str) -> dict[str, str]:
     return found
 
 
-def readable_type(annotation: str) -> str:
-    """An annotation without what only a type checker needs; no `|`, which would end a table's cell."""
-    return annotation.replace(" | ", " or ").replace("Mapping", "dict").replace(", ...]", "]").replace("tuple", "list")
+def first_sentence(text: str) -> str:
+    """A text up to its first full stop, which is left out."""
+    return re.split(r"(?<!e\.g)(?<!\.)\.(?:\s|$)", text, maxsplit=1)[0]
 
 
 def unit_of(name: str) -> str:
@@ -266,23 +260,33 @@ def unit_of(name: str) -> str:
     return "count" if name.startswith("num_") else ""
 
 
-def _default(value: ast.expr | None) -> str:
-    if value is None:
-        return "required"
-    text = ast.unparse(value)
-    if "default_factory" in text or text.startswith(("field(", "dataclasses.field(")):
-        return "made anew" if "lambda" in text or "Factory" in text else "empty"
-    return f"`{text}`"
+def described(record: RecordClass) -> str:
+    """The fields of a record: its own as a table, or as one line where they are few, then those of every record."""
+    own = [field for field in record.fields if field.name not in EVERYWHERE]
+    shared = [f"`{field.name}`" for field in record.fields if field.name in EVERYWHERE and field.name != "format"]
+    rows = with_ends_folded([(f"`{field.name}`", field.unit, field.meaning) for field in own])
+    heads = ["field", "unit", "meaning"]
+    if not any(unit for _, unit, _ in rows):
+        heads, rows = ["field", "meaning"], [(name, meaning) for name, _, meaning in rows]
+    return table(heads, rows) + (f"\n\n{prose('Beside these ' + ', '.join(shared) + '.')}" if shared else "")
 
 
-def fields_table(record: RecordClass) -> str:
-    """The fields of a record; the unit's column only where some name states one."""
-    with_unit = any(field.unit for field in record.fields)
-    heads = ["field", "type", *(["unit"] if with_unit else []), "default", "meaning"]
-    rows = [
-        [f"`{f.name}`", f"`{f.type}`", *([f.unit] if with_unit else []), f.default, f.meaning] for f in record.fields
-    ]
-    return table(heads, rows)
+def with_ends_folded(rows: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Rows of name, kind and meaning, in which the two ends of an interval stand with what lies in between."""
+    folded: list[tuple[str, str, str]] = []
+    for name, kind, meaning in rows:
+        text = meaning.lower()
+        if folded and text.startswith(("lower end", "upper end")):
+            first, of, known = folded[-1]
+            of_what = text.removeprefix("lower end").split(";")[0]
+            folded[-1] = (
+                f"{first}, {name}",
+                of,
+                f"{known}; then both ends{of_what}" if text.startswith("lower end") else known,
+            )
+        else:
+            folded.append((name, kind, meaning))
+    return folded
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -291,10 +295,14 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(" ".join(str(cell).split()) for cell in line) + " |" for line in lines)
 
 
-def record_table(module: str, name: str) -> str:
-    """The fields of one record."""
-    (record,) = record_classes(module, [name])
-    return fields_table(record)
+def prose(text: str) -> str:
+    """A paragraph in lines of at most 118 characters, never broken within code."""
+    lines = [""]
+    for word in re.findall(r"(?:`[^`]*`|\S)+", text):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > TEXT_WIDTH:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".lstrip()
+    return "\n".join(lines)
 
 
 def fenced(text: str, kind: str = "text") -> str:

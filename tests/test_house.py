@@ -327,3 +327,68 @@ def test_a_lever_is_one_file_one_registry_line_one_row_in_the_docs_and_a_test():
 def texts_of_tests() -> list[str]:
     own = {Path(__file__), ROOT / "tests" / "unit" / "test_docs.py", ROOT / "tests" / "golden" / "test_surface.py"}
     return [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py") if path not in own]
+
+
+# -- names of frameworks and levers stay where they belong -----------------------------------------------------------
+
+OF_ONE_FRAMEWORK = {
+    "frameworks/__init__.py": "the list of frameworks",
+    "child/bootstrap/sitecustomize.py": "waits for the import of each, and may import nothing to learn which they are",
+    "run/rank_launcher.py": "ranks are started by PyTorch's own launcher",
+}
+"""Files outside `frameworks/pytorch` that name it, and why."""
+
+OTHER_MEANINGS = {
+    ("judge/causes.py", "checkpoints"): "a cause",
+    ("judge/diagnosis.py", "checkpoints"): "a cause",
+    ("judge/explained.py", "checkpoints"): "a cause",
+    ("judge/findings.py", "tf32"): "arithmetic",
+    ("records/ceilings.py", "tf32"): "arithmetic",
+    ("records/ceilings.py", "bf16"): "a processor's feature",
+    ("machine/read.py", "bf16"): "a processor's feature",
+    ("judge/activity.py", "workers"): "a kind of sample",
+    ("records/stacks.py", "workers"): "a kind of sample",
+    ("judge/contrast.py", "threads"): "the number of threads",
+    ("report/html.py", "threads"): "the number of threads",
+    ("report/evidence.py", "threads"): "a ceiling's name begins so",
+}
+"""Texts in code that read like a lever's name and mean something else."""
+
+
+def texts_in_code(path: Path) -> set[str]:
+    """String constants that are no docstrings, and what is imported."""
+    tree = tree_of(path)
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in said]
+    imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    return {node.value for node in found if isinstance(node.value, str)} | imported
+
+
+def outside_frameworks() -> Iterator[tuple[str, Path]]:
+    for path in modules():
+        if not name_of(path).startswith("frameworks/pytorch/"):
+            yield name_of(path), path
+
+
+def test_no_lever_is_named_outside_its_framework():
+    levers = {path.stem for path in LEVERS.glob("*.py")} - {"__init__"}
+    found = {(name, text) for name, path in outside_frameworks() for text in texts_in_code(path) & levers}
+    assert found == {*OTHER_MEANINGS}, "what a lever needs is stated by the lever (`flatout.records.plan.Lever`)"
+
+
+def test_no_framework_is_named_outside_its_package():
+    words = re.compile(r"\b(torch|pytorch)\b", re.IGNORECASE)
+    found = {name for name, path in outside_frameworks() if any(words.search(text) for text in texts_in_code(path))}
+    assert found == {*OF_ONE_FRAMEWORK}, "`flatout.frameworks.contract.Kind` has what is to be known of one"
+
+
+def test_the_process_waits_for_the_import_of_every_framework():
+    from flatout import frameworks
+
+    tree = ast.parse((SOURCE / "child/bootstrap/sitecustomize.py").read_text(encoding="utf-8"))
+    awaited = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_AWAITED"
+    )
+    assert {*awaited} == {frameworks.kind(name).package.name for name in frameworks.NAMES} | {"subprocess"}

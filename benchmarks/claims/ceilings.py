@@ -33,6 +33,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from flatout.frameworks import kind
 from flatout.machine import calibrate
 from flatout.machine.read import read_machine
 from flatout.records.ceilings import Machine, Unit, ceiling_of
@@ -178,7 +179,7 @@ def one_round(machine: Machine, given: Given, lots: random.Random) -> list[dict[
     """Every ceiling by flatout and by each tool, window by window."""
     quiet(60)
     with contextlib.ExitStack() as stack:
-        child = stack.enter_context(calibrate.measuring_process(machine, PYTHON, "pytorch", "cpu"))
+        child = stack.enter_context(calibrate.measuring_process(machine, kind().package, PYTHON, "cpu"))
         ours = calibrate.Measuring(child, machine, deadline_s=time.monotonic() + ROUND_S, limit_s=ROUND_S)
         assert ours.begin() and ours.ask("choose")
         tools = tools_of(ours, given, stack)

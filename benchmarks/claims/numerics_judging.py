@@ -52,7 +52,7 @@ class _Listener:
         self.waiting: Callable[[], None] | None = None
         self.failures: list[tuple[str, BaseException]] = []
 
-    def on_step(self, now_s: float) -> None:
+    def on_step(self, step) -> None:
         self.num_steps += 1
 
     def on_update(self) -> None:

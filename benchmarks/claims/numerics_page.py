@@ -1,4 +1,4 @@
-"""The tables of `docs/claims.md`, section Numerics, from the raw results: `numerics_page.py RESULTS.json`.
+"""The tables of `benchmarks/claims.md`, section Numerics, from the raw results: `numerics_page.py RESULTS.json`.
 
 In: what `numerics.py` wrote. Out: the page, with the text between its two comment lines made anew.
 """
@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "claims.md"
+PAGE = Path(__file__).resolve().parents[2] / "benchmarks" / "claims.md"
 BEGIN, END = "<!-- numerics-output:begin -->", "<!-- numerics-output:end -->"
 FAMILIES = ("lenet", "resnet", "gpt", "lstm", "vae")
 

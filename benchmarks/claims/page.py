@@ -1,4 +1,4 @@
-"""The tables of `docs/claims.md` from the raw results: `page.py`; the section Numerics has `numerics_page.py`.
+"""The tables of `benchmarks/claims.md` from the raw results: `page.py`; the section Numerics has `numerics_page.py`.
 
 In: what the benchmarks beside this file wrote, the newest of each. Out: the page, with the text between a section's
 two comment lines made anew.
@@ -14,7 +14,7 @@ from typing import Any
 from profiled import PHASES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "claims.md"
+PAGE = ROOT / "benchmarks" / "claims.md"
 RESULTS = ROOT / "benchmarks" / "results"
 NO_END = 1e3
 """A bound's upper end where the share may as well be the whole step (`flatout.judge.diagnosis`)."""

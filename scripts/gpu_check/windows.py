@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from flatout.frameworks.contract import Step
 from flatout.frameworks.pytorch.adapter import PyTorch
 
 
@@ -21,7 +22,7 @@ class Windows:
         self.framework.prepare({}, endless=False, trial=True)
         self.framework.attach(self)
 
-    def on_step(self, now_s: float) -> None:
+    def on_step(self, step: Step) -> None:
         """A step has ended."""
         if self._wanted is None:
             return
@@ -30,8 +31,7 @@ class Windows:
             self.framework.coast() if depth == "off" else self.framework.observe(depth)
             self._begun_s, self._ends_s = self.framework.start_window(), []
             return
-        self._ends_s.append(now_s)
-        self.framework.end_step()
+        self._ends_s.append(step.ended_s)
         if len(self._ends_s) < num:
             return
         told = self.framework.end_window()

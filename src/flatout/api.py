@@ -20,9 +20,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from flatout.errors import FlatoutError, UsageError
+from flatout.frameworks import kind
 from flatout.machine.read import read_machine
 from flatout.records import plan_file
-from flatout.records.plan import PLAN_FILE, Lever, label
+from flatout.records.plan import PLAN_FILE, Lever, allows, label
 from flatout.records.ranks import Terms as RankTerms
 from flatout.report.former import Exported, contrast, export, report
 from flatout.run import choice, folder, foreground, launched, on_ranks, shortage
@@ -128,14 +129,12 @@ def machine(*, refresh: bool = False) -> Ceilings:
     """This machine's measured ceilings."""
     from flatout.machine import calibrate
 
-    return calibrate.ceilings(refresh=refresh)
+    return calibrate.ceilings(kind().package, refresh=refresh)
 
 
 def levers() -> dict[str, Lever]:
     """Every lever by name."""
-    from flatout.frameworks.pytorch.levers import registry
-
-    return registry()
+    return kind().levers()
 
 
 def _script(script: str | Script, arguments: Sequence[str]) -> Script:
@@ -231,21 +230,22 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     on_ranks.check(request.ranks, learn=request.learn, recheck=request.recheck)
     chosen, learner = _chosen(request, here, say)
     if chosen.misfits and request.recheck and request.script is not None:
-        chosen = _recheck(choice.for_one_process(chosen), request, say, show)
+        chosen = _recheck(choice.for_one_process(chosen, registry), request, say, show)
     plan = chosen.plan if request.script is not None else None  # a launcher starts its own ranks
     terms = on_ranks.decided(request.ranks, plan, request.plan, request.hang_timeout_s, say)
     request = dataclasses.replace(request, ranks=terms)
     devices = on_ranks.devices(request.ranks, here.machine, say) if request.ranks is not None else ()
     if request.levers is None:  # what the user names stays
-        chosen = choice.for_ranks(chosen, request.ranks.mode if request.ranks is not None else "")
+        chosen = choice.for_ranks(chosen, request.ranks.mode if request.ranks is not None else "", registry)
     with folder.for_run(request.script.stem if request.script else "exec") as (run_folder, problem):
         if run_folder is None:  # levers reach the script through files
             chosen = Engagement(line="running plainly")
         if request.ranks is not None:
             chosen = dataclasses.replace(chosen, line=chosen.line.replace("running plainly", "without levers"))
         say(chosen.line if problem is None else f"{chosen.line}; no record is kept: {problem.error}, {problem.cause}")
-        if request.store_memory_bytes is not None and "sample_store" not in chosen.levers:
-            say("`--store-memory` has nothing to do here: the lever sample_store is not engaged")
+        keeping = [name for name in chosen.levers if registry[name].keeps_items]
+        if request.store_memory_bytes is not None and not keeping:
+            say("`--store-memory` has nothing to do here: no lever that keeps items is engaged")
         what = _foreground(request, chosen, here, run_folder)
         outcome = foreground.run(dataclasses.replace(what, learner=learner, devices=devices))
         shortage.note_if_any(chosen, outcome, registry)
@@ -261,6 +261,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
 
 def _foreground(request: RunRequest, chosen: Engagement, here: Here, run_folder: Path | None) -> foreground.Foreground:
     script = request.script
+    widest = request.accept if chosen.plan is None else chosen.plan.class_
     return foreground.Foreground(
         command=tuple(script.command) if script else request.launcher,
         script=here.script,
@@ -272,6 +273,7 @@ def _foreground(request: RunRequest, chosen: Engagement, here: Here, run_folder:
         cores_quota=here.machine().cores_quota if chosen.levers else None,
         cache_folder=_compiled(chosen, request.plan or Path(PLAN_FILE)),
         store_memory_bytes=request.store_memory_bytes,
+        admits_random=request.levers is not None or allows(widest, "statistical"),
         launcher=bool(request.launcher),
         ranks=request.ranks,
         script_folder=script.folder if script else None,
@@ -321,7 +323,7 @@ def _here(request: RunRequest, registry: dict[str, Lever]) -> Here:
         found = launched.planned(request.launcher, known, path)
         name = found.name if found is not None else launched.called(request.launcher)
         arguments = found.arguments if found is not None else ()
-    version = launched.framework_version() if request.levers is None and path.exists() else ""
+    version = launched.framework_version(kind().package) if request.levers is None and path.exists() else ""
     return Here(
         script=name,
         arguments=arguments,

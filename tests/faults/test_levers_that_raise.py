@@ -102,7 +102,7 @@ def attached():
     failures = []
 
     class Listener:
-        def on_step(self, now_s):
+        def on_step(self, step):
             pass
 
         def on_update(self):

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.smoke
 
 FAULTS = Path(__file__).parent
 ROOT = FAULTS.parents[1]
-PAGE = (ROOT / "docs" / "explanation" / "faults.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "benchmarks" / "faults.md").read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE)))
 
 

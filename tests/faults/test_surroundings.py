@@ -200,6 +200,7 @@ def test_a_run_needs_no_home(folder, home):
 @pytest.mark.smoke
 @pytest.mark.parametrize("refused", [errno.EROFS, errno.EACCES, errno.ENOSPC])
 def test_a_cache_that_cannot_be_written_costs_measuring_again(tmp_path, monkeypatch, refused):
+    from flatout.frameworks import kind
     from flatout.machine import calibrate
 
     def refuse(*_, **__):
@@ -210,7 +211,7 @@ def test_a_cache_that_cannot_be_written_costs_measuring_again(tmp_path, monkeypa
     monkeypatch.setattr(calibrate, "_trusted_in", lambda path: None)
     monkeypatch.setattr(Path, "mkdir", refuse)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert calibrate.ceilings() is found
+    assert calibrate.ceilings(kind().package) is found
 
 
 FORBIDDEN = (

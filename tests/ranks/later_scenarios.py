@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.utils.prune
 from torch import Tensor, nn
@@ -104,6 +105,35 @@ class _Centred(nn.Module):
         return x - 0.5 * x.mean(0)
 
 
+def a_count_of_calls_that_switches_on() -> Trained:
+    """And off again before the end."""
+    return trained_on(Rows(lambda m: 20 < m.num_calls <= 28), 44)
+
+
+def a_count_of_calls_with_batch_normalisation() -> Trained:
+    return trained_on(Rows(lambda m: 20 < m.num_calls <= 28, nn.BatchNorm1d(5)), 44)
+
+
+def a_count_of_calls_with_dropout() -> Trained:
+    return trained_on(Rows(lambda m: 20 < m.num_calls <= 28, nn.Dropout(0.2)), 44)
+
+
+def every_eleventh_call() -> Trained:
+    """As regularisation that is not made in each step."""
+    return trained_on(Rows(lambda m: m.num_calls > 18 and m.num_calls % 11 == 0), 44)
+
+
+def an_array_of_the_model_that_the_script_sets() -> Trained:
+    """And sets back."""
+    model = Rows(lambda m: m.strength[0] > 0)
+    model.strength = np.zeros(1)
+
+    def at(step: int) -> None:
+        model.strength[0] = float(step == 20)
+
+    return trained_on(model, 44, at)
+
+
 def a_count_of_calls_just_before_the_end() -> Trained:
     return trained_on(Rows(lambda m: m.num_calls > 40), 44)
 
@@ -130,6 +160,12 @@ AT_ONCE = (
     a_closure_that_is_switched_on, a_hook_that_is_put_on, a_layer_that_is_replaced,
 )  # fmt: skip
 """Refused at the 21st call."""
+
+SOON = (
+    a_count_of_calls_that_switches_on, a_count_of_calls_with_batch_normalisation, a_count_of_calls_with_dropout,
+    every_eleventh_call, an_array_of_the_model_that_the_script_sets,
+)  # fmt: skip
+"""Refused before the 33rd."""
 
 IN_THE_END = (
     a_count_of_calls_just_before_the_end, a_model_of_which_nothing_is_left_at_the_end,

@@ -23,7 +23,7 @@ NO_MORE = "outputs for parts of a batch do not make up those of the whole one; i
 
 @pytest.mark.parametrize(
     ("scenario", "last"),
-    [(one, 17) for one in later.AT_ONCE] + [(one, 33) for one in later.IN_THE_END],
+    [(one, 17) for one in (*later.AT_ONCE, *later.SOON)] + [(one, 33) for one in later.IN_THE_END],
     ids=lambda one: getattr(one, "__name__", str(one)),
 )
 @pytest.mark.parametrize("mode", ["auto", "shard"])

@@ -12,7 +12,7 @@ NUM, ASKED = int(sys.argv[1]), [int(word) for word in sys.argv[2:]]
 
 
 class Listener:
-    def on_step(self, now_s):
+    def on_step(self, step):
         pass
 
     def on_update(self):

@@ -15,7 +15,7 @@ levers, script = json.loads(sys.argv[1]), sys.argv[2]
 class Listener:
     engaged = False
 
-    def on_step(self, now_s):
+    def on_step(self, step):
         if not self.engaged and framework.settled():
             self.engaged = True
             framework.engage(levers)

@@ -15,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import handmade
-from flatout.errors import MachineError, UsageError
-from flatout.machine import calibrate, foreign_cpu, installed
+from flatout.errors import MachineError
+from flatout.frameworks import kind
+from flatout.machine import calibrate, foreign_cpu
 from flatout.machine.calibrate import MIN_ROUNDS, NUM_ROUNDS, Measuring, Round, choose_rounds, is_trusted
 from flatout.machine.read import read_machine
 from flatout.records.ceilings import Ceilings, load, save
 
+TORCH = kind().package
 MACHINE = dataclasses.replace(handmade.MACHINE, num_physical_cores=2, last_level_cache_bytes=2**30)
 
 
@@ -46,10 +48,10 @@ def measured(**changes):
 def cache(tmp_path, monkeypatch):
     """An empty cache, and a `measure` that counts its calls instead of measuring."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(calibrate, "framework_version", lambda framework, python: "2.13.0+cpu")
+    monkeypatch.setattr(calibrate, "version_of", lambda package, python: "2.13.0+cpu")
     calls = []
 
-    def measure(machine, **options):
+    def measure(machine, package, **options):
         calls.append(options)
         return measured(measuring_s=float(len(calls)))
 
@@ -63,44 +65,44 @@ def the_file(tmp_path):
 
 
 def test_a_second_call_reads_what_the_first_measured(cache):
-    assert calibrate.ceilings() == calibrate.ceilings()
+    assert calibrate.ceilings(TORCH) == calibrate.ceilings(TORCH)
     assert len(cache) == 1
 
 
 def test_refresh_measures_again_and_replaces_the_file(cache, tmp_path):
-    calibrate.ceilings()
-    assert calibrate.ceilings(refresh=True).measuring_s == 2.0
+    calibrate.ceilings(TORCH)
+    assert calibrate.ceilings(TORCH, refresh=True).measuring_s == 2.0
     assert load(the_file(tmp_path)).measuring_s == 2.0
 
 
 @pytest.mark.parametrize("text", ["", '{"format": 1, "mach', '{"format": 99}', "\x00"])
 def test_a_torn_or_newer_file_is_measured_again(cache, tmp_path, text):
-    calibrate.ceilings()
+    calibrate.ceilings(TORCH)
     the_file(tmp_path).write_text(text)
-    assert calibrate.ceilings().measuring_s == 2.0
+    assert calibrate.ceilings(TORCH).measuring_s == 2.0
     assert load(the_file(tmp_path)).measuring_s == 2.0
 
 
 def test_another_device_or_version_has_a_file_of_its_own(cache, monkeypatch):
-    calibrate.ceilings()
-    calibrate.ceilings(device="cpu")
-    monkeypatch.setattr(calibrate, "framework_version", lambda framework, python: "2.14.0")
-    calibrate.ceilings()
+    calibrate.ceilings(TORCH)
+    calibrate.ceilings(TORCH, device="cpu")
+    monkeypatch.setattr(calibrate, "version_of", lambda package, python: "2.14.0")
+    calibrate.ceilings(TORCH)
     assert len(cache) == 3
 
 
 def test_a_cache_that_cannot_be_written_is_no_failure(cache, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert calibrate.ceilings().measuring_s == 1.0
-    assert calibrate.ceilings().measuring_s == 2.0
+    assert calibrate.ceilings(TORCH).measuring_s == 1.0
+    assert calibrate.ceilings(TORCH).measuring_s == 2.0
 
 
 def test_without_a_home_nothing_is_cached(cache, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
     assert calibrate.cache_path(MACHINE, "pytorch-1", "auto") is None
-    assert calibrate.ceilings().measuring_s == 1.0
+    assert calibrate.ceilings(TORCH).measuring_s == 1.0
 
 
 def test_the_cache_is_under_home_by_default_and_its_name_holds_no_separators(tmp_path, monkeypatch):
@@ -120,22 +122,17 @@ def test_remarks_shorten_the_trust_in_a_cached_measurement():
 
 
 def test_the_cache_of_a_disturbed_measurement_is_replaced_by_the_next_one(cache, tmp_path):
-    calibrate.ceilings()
+    calibrate.ceilings(TORCH)
     save(measured(measured_unix_s=time.time() - 3600, remarks=("disturbed",)), the_file(tmp_path))
-    assert calibrate.ceilings().measuring_s == 2.0
+    assert calibrate.ceilings(TORCH).measuring_s == 2.0
 
 
 def test_a_disturbed_measurement_is_returned_and_replaces_no_undisturbed_one(cache, tmp_path, monkeypatch):
-    calibrate.ceilings()
+    calibrate.ceilings(TORCH)
     disturbed = measured(remarks=("disturbed",))
-    monkeypatch.setattr(calibrate, "measure", lambda machine, **options: disturbed)
-    assert calibrate.ceilings(refresh=True) == disturbed
+    monkeypatch.setattr(calibrate, "measure", lambda machine, package, **options: disturbed)
+    assert calibrate.ceilings(TORCH, refresh=True) == disturbed
     assert load(the_file(tmp_path)).remarks == ()
-
-
-def test_an_unknown_framework_is_a_usage_error():
-    with pytest.raises(UsageError, match="unknown framework"):
-        calibrate.ceilings(framework="nothing")
 
 
 # -- no framework
@@ -147,14 +144,13 @@ def test_an_interpreter_without_torch_is_told_how_to_get_it(tmp_path):
     python.chmod(0o755)
     for interpreter in (str(python), "/no/such/python"):
         with pytest.raises(MachineError) as caught:
-            calibrate.ceilings(python=interpreter)
+            calibrate.ceilings(TORCH, python=interpreter)
         assert "pip install torch" in caught.value.hint
 
 
-def test_this_interpreter_without_torch_is_told_too(monkeypatch):
-    monkeypatch.setattr(installed, "PACKAGES", {"pytorch": "no_such_package_at_all"})
+def test_this_interpreter_without_torch_is_told_too():
     with pytest.raises(MachineError, match="not installed"):
-        calibrate.ceilings()
+        calibrate.ceilings(dataclasses.replace(TORCH, name="no_such_package_at_all"))
 
 
 # -- the conversation, with a measuring process that only pretends
@@ -249,13 +245,13 @@ def test_a_process_that_dies_at_once_leaves_nothing(converse):
         (
             "Traceback\nImportError: libfoo.so",
             "could not be measured",
-            "flatout.frameworks.pytorch.observe.calibration",
+            "calibration.py",
         ),
         ("", "within 3 s", "quiet"),
     ],
 )
 def test_a_process_that_leaves_nothing_is_a_machine_error_that_says_why(said, error, hint):
-    found = calibrate._nothing("pytorch", "python3", said, 3.0)
+    found = calibrate._nothing(TORCH, "python3", said, 3.0)
     assert error in found.error
     assert hint in found.hint
 
@@ -265,7 +261,7 @@ def test_measure_says_what_the_process_said_last(tmp_path):
     python.write_text("#!/bin/sh\necho 'something broke' >&2\nexit 1\n")
     python.chmod(0o755)
     with pytest.raises(MachineError) as caught:
-        calibrate.measure(MACHINE, python=str(python), framework="pytorch", device="auto", limit_s=5.0)
+        calibrate.measure(MACHINE, TORCH, python=str(python), device="auto", limit_s=5.0)
     assert "something broke" in caught.value.cause
 
 
@@ -445,7 +441,7 @@ def test_on_a_gpu_calls_are_planned_and_it_is_waited_for_once_a_window(calibrati
 def test_this_machine_can_be_measured(calibration, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(foreign_cpu, "fraction", lambda *a, **k: None)  # neighbours would only prolong the test
-    found = calibrate.ceilings(device="cpu", limit_s=120.0)
+    found = calibrate.ceilings(TORCH, device="cpu", limit_s=120.0)
     arithmetic = {"matmul_float32", "matmul_bfloat16", "conv_float32", "conv_bfloat16"}
     memory = {"memory_copy", "memory_cache", "memory_in_place"}
     assert {c.name for c in found.values} == {*arithmetic, *memory, "kernel_launch"}
@@ -454,7 +450,7 @@ def test_this_machine_can_be_measured(calibration, tmp_path, monkeypatch):
     assert found.get("kernel_launch").unit == "s"
     assert {c.num_samples for c in found.values} == {2 * NUM_ROUNDS + 1}
     assert found.foreign_cpu_fraction is None
-    assert calibrate.ceilings(device="cpu") == found
+    assert calibrate.ceilings(TORCH, device="cpu") == found
 
 
 @pytest.mark.slow
@@ -474,7 +470,7 @@ def test_a_gpu_can_be_measured(calibration, tmp_path, monkeypatch):
     if not calibration.torch.cuda.is_available():
         pytest.skip("no CUDA device")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = calibrate.ceilings(device="cuda", limit_s=60.0)
+    found = calibrate.ceilings(TORCH, device="cuda", limit_s=60.0)
     names = {c.name for c in found.values}
     assert {"matmul_float32", "matmul_float16", "conv_float16", "memory_copy", "kernel_launch"} <= names
     assert {"host_to_device", "device_to_host"} <= names

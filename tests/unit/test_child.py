@@ -12,10 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from conducting import Ended, FakePipe, in_this_process, records
 from flatout.child import conductor, problems
 from flatout.child.claim import claim
 from flatout.child.conductor import Conductor
-from flatout.child.orders import Order, SessionSpec, encode
+from flatout.child.orders import Order, SessionSpec
+from flatout.frameworks.contract import Step
 from flatout.guest import tracebacks
 from flatout.records import trace_file
 from flatout.records.facts import Facts
@@ -24,6 +26,9 @@ from flatout.run.launch import session_files
 
 BF16 = {"bf16": {}}
 THREADS = {"threads": {"num": 1}}
+
+
+_this_process = in_this_process
 
 
 class FakeFramework:
@@ -100,10 +105,6 @@ class FakeFramework:
         self._note("start_window")
         return self.now_s
 
-    def end_step(self):
-        self._note("end_step")
-        return ({}, 0.0) if self.depth == "off" else ({"forward": 0.4, "unattributed": 0.1}, 0.25)
-
     def end_window(self):
         self._note("end_window")
         return {"losses": [1.0], "recompilations": 0, "peak_memory_bytes": 7, "new_epochs": 0}
@@ -149,37 +150,9 @@ class FakeFramework:
             if self.attached and self.capturing:
                 self.listener.on_update()
             if self.attached:
-                self.listener.on_step(self.now_s)
-
-
-class FakePipe:
-    """Orders that lie ready, or come when the child waits for them."""
-
-    def __init__(self, orders=()):
-        self.waiting = list(orders)
-        self.closed = False
-        self.num_waits = 0
-
-    def open(self):
-        return
-
-    def read(self, *, wait):
-        if wait:
-            self.num_waits += 1
-        return encode(self.waiting.pop(0)) if self.waiting else None
-
-
-class Ended(BaseException):
-    """What `os._exit` does here."""
-
-
-@pytest.fixture(autouse=True)
-def _this_process(monkeypatch):
-    monkeypatch.setattr(os, "_exit", lambda code: (_ for _ in ()).throw(Ended(code)))
-    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
-    monkeypatch.setattr(conductor.atexit, "register", lambda function: function)
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    monkeypatch.delenv("RANK", raising=False)
+                plain = self.depth == "off"
+                parts, outside_s = ({}, 0.0) if plain else ({"forward": 0.4, "unattributed": 0.1}, 0.25)
+                self.listener.on_step(Step(self.now_s, parts, outside_s))
 
 
 @pytest.fixture
@@ -198,13 +171,6 @@ def conducted(tmp_path):
         )
 
     return build
-
-
-def records(here, kind=object):
-    if not here.trace.exists():
-        return []
-    found = [trace_file.decode(line) for line in here.trace.read_text().splitlines()]
-    return [record for record in found if isinstance(record, kind)]
 
 
 def order(number, kind="window", **what):
@@ -541,7 +507,7 @@ def test_levers_that_can_neither_be_engaged_nor_released_end_our_part(conducted)
 
 # -- failures of our own -------------------------------------------------------------------------------------------
 
-BOUNDARIES = ["settled", "facts", "evidence", "observe", "start_window", "end_step", "end_window", "engage", "detach"]
+BOUNDARIES = ["settled", "facts", "evidence", "observe", "start_window", "end_window", "engage", "detach"]
 
 
 @pytest.mark.parametrize("broken", BOUNDARIES)

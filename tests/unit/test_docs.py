@@ -6,6 +6,7 @@ Examples with `>>>` are run by pytest itself (`--doctest-glob=*.md`); here it is
 import ast
 import copy
 import importlib
+import json
 import re
 import shlex
 import sys
@@ -22,11 +23,14 @@ from flatout.cli import flatout as group
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
+GENERATED = ("commands.md", "errors.md", "json.md", "levers.md", "plan-file.md", "records.md")
+ARCHITECTURE = DOCS / "architecture.md"
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
-    *sorted(p for p in DOCS.rglob("*.md") if "decisions" not in p.parts),
+    *sorted(DOCS.rglob("*.md")),
+    *sorted((ROOT / "benchmarks").glob("*.md")),
     *sorted((ROOT / "changelog.d").glob("*.md")),
 ]
 assert len(PAGES) > 30
@@ -64,6 +68,7 @@ def fresh_reference(tmp_path_factory):
 
 def test_the_reference_says_what_the_code_says(fresh_reference):
     made = {path.name: text_of(path) for path in fresh_reference.iterdir()}
+    assert set(made) == set(GENERATED)
     for name, text in made.items():
         committed = REFERENCE / name
         assert committed.exists(), f"`{name}` is missing: `python scripts/make_reference.py`"
@@ -107,6 +112,96 @@ def test_every_page_is_in_the_navigation():
     there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     assert listed <= there, "mkdocs.yml names pages that are not there"
     assert {name for name in there - listed if not name.startswith("decisions/")} == set()
+
+
+# -- files and names -----------------------------------------------------------------------------------------------
+
+NAMED_FILE = re.compile(r"`((?:benchmarks|docs|examples|scripts|src|tests)/[\w./-]*\w|CONTRIBUTING\.md)(?:::\w+)?/?`")
+NAMED_CODE = re.compile(r"`([\w/]+\.py)(?:::(\w+(?:\.\w+)?))?`")
+
+
+def wrong_files(page: Path) -> Iterator[str]:
+    for name in NAMED_FILE.findall(FENCE.sub("", text_of(page))):
+        if not (ROOT / name).exists():
+            yield f"`{name}` is not there"
+
+
+def test_files_that_a_page_names_are_there():
+    assert found_in_pages(wrong_files) == []
+
+
+def names_in(path: Path) -> set[str]:
+    """What a module defines: functions, classes, constants, and methods as `Class.method`."""
+    found: set[str] = set()
+    for node in ast.parse(text_of(path)).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        found |= {target.id for target in targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
+    return found
+
+
+def wrong_code(page: Path) -> Iterator[str]:
+    for file, name in NAMED_CODE.findall(text_of(page)):
+        path = next((path for path in (ROOT / "src" / "flatout" / file, ROOT / file) if path.exists()), None)
+        if path is None:
+            yield f"`{file}` is not there"
+        elif name and name not in names_in(path):
+            yield f"`{file}` has no `{name}`"
+
+
+def test_code_that_the_page_about_the_house_names_is_there():
+    named = [name for _, name in NAMED_CODE.findall(text_of(ARCHITECTURE)) if name]
+    assert len(named) > 40
+    assert list(wrong_code(ARCHITECTURE)) == []
+
+
+def test_every_file_that_patches_is_on_the_page_about_the_house():
+    source = ROOT / "src" / "flatout"
+    patching = {p.relative_to(source).as_posix() for p in source.rglob("*.py") if re.search(r"\bPatch\(", text_of(p))}
+    named = {file for file, _ in NAMED_CODE.findall(text_of(ARCHITECTURE))}
+    assert patching and patching <= named
+
+
+# -- lines ---------------------------------------------------------------------------------------------------------
+
+
+def long_lines(page: Path) -> Iterator[str]:
+    """Lines over 120 characters, but for tables, links, and what programs wrote."""
+    text = re.sub(r"<!-- ([\w-]+):begin -->.*?<!-- \1:end -->", "", FENCE.sub("", text_of(page)), flags=re.DOTALL)
+    yield from (f"{line[:60]}..." for line in text.splitlines() if len(line) > 120 and not re.match(r"\||.*\]\(", line))
+
+
+def test_lines_of_a_page_are_no_longer_than_120_characters():
+    assert found_in_pages(long_lines) == []
+
+
+def test_pages_stay_short():
+    """Limits of the house: somebody has to read this."""
+    lines = {page: len(text_of(page).splitlines()) for page in PAGES}
+    generated = {REFERENCE / name for name in GENERATED}
+    by_hand = sum(num for page, num in lines.items() if page.is_relative_to(DOCS) and page not in generated)
+    assert by_hand + lines[ROOT / "README.md"] <= 2500
+    assert lines[ARCHITECTURE] <= 150
+    assert lines[DOCS / "what-it-brings.md"] <= 80
+    assert {page.name: num for page, num in lines.items() if page.parent == DOCS / "decisions" and num > 25} == {}
+
+
+def test_what_it_brings_quotes_the_raw_samples():
+    rows = re.findall(
+        r"^\| `(\w+)` \| ([\d.]+) \[([\d.]+), ([\d.]+)\] \| ([\d.]+) ", text_of(DOCS / "what-it-brings.md"), re.M
+    )
+    assert len(rows) > 7
+    for name, *said in rows:
+        results = json.loads(
+            text_of(ROOT / "benchmarks" / "results" / f"script_{name}_intel-xeon-slow-bf16_202611.json")
+        )
+        plain, expert = results["over_plain"], results["over_expert"]
+        assert said == [f"{value:.2f}" for value in (plain["ratio"], plain["low"], plain["high"], expert["ratio"])], (
+            name
+        )
 
 
 # -- commands ------------------------------------------------------------------------------------------------------
@@ -221,6 +316,10 @@ def test_places_for_real_output_are_whole():
     [
         (wrong_links, "[a](nowhere.md)", "`nowhere.md` leads nowhere"),
         (wrong_links, "# A b\n[a](#a-b) [c](#c)", "`#c`: no such heading; there are ['a-b']"),
+        (wrong_files, "`benchmarks/nothing.py`", "`benchmarks/nothing.py` is not there"),
+        (wrong_code, "`judge/nothing.py`", "`judge/nothing.py` is not there"),
+        (wrong_code, "`judge/stats.py::nothing`", "`judge/stats.py` has no `nothing`"),
+        (long_lines, "a" * 121, "aaa"),
         (wrong_commands, "`flatout store rm --older 3`", "`flatout store rm --older 3`: "),
         (wrong_python, "```python\n>>> 1\n1\n```\n", "doctest takes the closing fence"),
         (wrong_python, "```python\nflatout.nothing()\n```\n", "`flatout.nothing` is not public"),

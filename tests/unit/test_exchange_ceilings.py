@@ -7,19 +7,22 @@ import subprocess
 import pytest
 
 from flatout.errors import MachineError, UsageError
+from flatout.frameworks import kind
 from flatout.machine import exchange_ceilings as exchanging
 from flatout.records.ceilings import Ceilings
 from flatout.report import print_machine
 from handmade import MACHINE
 
+PROGRAM = kind().package.exchange_calibration
+
 
 def test_two_ranks_tell_what_they_exchange(capsys):
-    found = exchanging.exchange_ceilings(2)
+    found = exchanging.exchange_ceilings(PROGRAM, 2)
     assert [(one.name, one.unit) for one in found] == [
         ("sum", "B/s"), ("gather", "B/s"), ("passing on", "B/s"), ("start of a sum", "s"),
     ]  # fmt: skip
     assert all(one.num_samples == 10 and "2 ranks" in one.source for one in found)
-    left = subprocess.run(["pgrep", "-f", exchanging.SCRIPT.name], capture_output=True, text=True, check=False).stdout
+    left = subprocess.run(["pgrep", "-f", PROGRAM.name], capture_output=True, text=True, check=False).stdout
     assert not left, "processes are left"
     here = Ceilings(
         machine=MACHINE, framework="pytorch", framework_version="2.13.0", device="cpu", num_threads=2,
@@ -32,7 +35,7 @@ def test_two_ranks_tell_what_they_exchange(capsys):
 
 def test_one_rank_has_nobody_to_exchange_with():
     with pytest.raises(UsageError) as told:
-        exchanging.exchange_ceilings(1)
+        exchanging.exchange_ceilings(PROGRAM, 1)
     assert told.value.hint == "e.g. `--ranks 2`"
 
 
@@ -46,12 +49,12 @@ def python_that(folder, does):
 def test_what_ranks_say_when_they_fail_is_told(tmp_path):
     python = python_that(tmp_path, "echo no torch here >&2\nexit 1")
     with pytest.raises(MachineError) as told:
-        exchanging.exchange_ceilings(2, python=python)
+        exchanging.exchange_ceilings(PROGRAM, 2, python=python)
     assert told.value.cause == "no torch here"
 
 
 def test_ranks_that_say_nothing_are_ended(tmp_path):
     python = python_that(tmp_path, "sleep 1000")
     with pytest.raises(MachineError) as told:
-        exchanging.exchange_ceilings(2, python=python, limit_s=0.5)
+        exchanging.exchange_ceilings(PROGRAM, 2, python=python, limit_s=0.5)
     assert told.value.cause == "nothing came within 0.5 s"

@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from flatout.errors import MachineError
-from flatout.machine import installed
-from flatout.machine.installed import framework_version
+from flatout.frameworks import kind
+from flatout.machine.installed import Package, version_of
+
+MADE_UP = Package(framework="madeup", name="madeup", calibration=Path("/nowhere"))
 
 
 @pytest.fixture
@@ -21,13 +24,12 @@ def package(tmp_path, monkeypatch):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: madeup\nVersion: 2.13.0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(installed, "PACKAGES", {"pytorch": "madeup"})
     return folder
 
 
 def test_it_is_what_torch_says():
     torch = pytest.importorskip("torch")
-    assert framework_version("pytorch") == torch.__version__
+    assert version_of(kind().package) == torch.__version__
 
 
 @pytest.mark.parametrize("interpreter", ["this one", "another"])
@@ -37,32 +39,33 @@ def test_the_package_itself_is_asked_before_its_metadata(package, tmp_path, inte
         python = str(tmp_path / "python")
         (tmp_path / "python").symlink_to(sys.executable)
     (package / "version.py").write_text("from typing import Optional\n__version__ = '2.13.0+cu130'\ncuda = '13.0'\n")
-    assert framework_version("pytorch", python) == "2.13.0+cu130"
+    assert version_of(MADE_UP, python) == "2.13.0+cu130"
 
 
 @pytest.mark.parametrize("text", [None, "__version__ = made()", "not Python (", "\0"])
 def test_where_the_package_does_not_say_its_metadata_does(package, text):
     if text is not None:
         (package / "version.py").write_text(text)
-    assert framework_version("pytorch") == "2.13.0"
+    assert version_of(MADE_UP) == "2.13.0"
 
 
 def test_a_package_without_either_is_there_all_the_same(package):
     (package.parent / "madeup-2.13.0.dist-info" / "METADATA").unlink()
     (package.parent / "madeup-2.13.0.dist-info").rmdir()
-    assert framework_version("pytorch") == "unknown"
+    assert version_of(MADE_UP) == "unknown"
 
 
 def test_what_is_not_there_is_an_error_with_the_interpreter_that_was_asked(monkeypatch, tmp_path):
-    monkeypatch.setattr(installed, "PACKAGES", {"pytorch": "no_such_package_at_all"})
+    absent = Package(framework="absent", name="no_such_package_at_all", calibration=tmp_path)
     for python in (sys.executable, str(tmp_path / "nothing"), "/bin/false"):
         with pytest.raises(MachineError, match="not installed") as caught:
-            framework_version("pytorch", python)
+            version_of(absent, python)
         assert python in caught.value.cause
 
 
 def test_finding_it_does_not_import_it():
-    code = "from flatout.machine.installed import framework_version\nframework_version('pytorch')"
+    code = "from flatout.frameworks import kind\nfrom flatout.machine.installed import version_of\n"
+    code += "version_of(kind().package)"
     code += "\nimport sys\nprint('torch' in sys.modules)"
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert asked.stdout.strip() == "False"

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from flatout.errors import FlatoutError, ScriptError, UsageError
+from flatout.frameworks import kind
 from flatout.judge.agreement import Judgement
 from flatout.records.plan import Trial
 from flatout.records.trace import Failure
@@ -76,8 +77,8 @@ def ranks(tmp_path, monkeypatch):
 
         def __init__(self) -> None:
             setting = Setting(
-                script=launched.script_of(("python", "-m", "train")), registry={}, run_folder=tmp_path, terms=Terms(),
-                machine=MACHINE,
+                script=launched.script_of(("python", "-m", "train")), registry=kind().levers(), run_folder=tmp_path,
+                terms=Terms(), machine=MACHINE,
             )  # fmt: skip
             super().__init__(WORDS, setting, Show())
             self.taken: list[dict] = []

@@ -20,7 +20,7 @@ from flatout.records.ranks_of_plan import PlanRanks
 from flatout.records.trace import Agreement
 from flatout.report import ranks as report
 from flatout.report import screen
-from flatout.run import choice, on_ranks
+from flatout.run import on_ranks
 from flatout.run.choice import Engagement
 from flatout.run.rank_watch import Exchanges
 from flatout.run.script import Script
@@ -31,6 +31,10 @@ from flatout.trials.samples_of_runs import Sample, Setting
 from flatout.trials.search.space import Choice
 from flatout.trials.terms import Terms
 from handmade import FACTS, HEADER, MACHINE, MODEL, plan
+
+LEVERS = pytorch_levers.registry()
+WITHOUT = {name: lever for name, lever in LEVERS.items() if not lever.modes}
+"""Levers but those of communication."""
 
 RANKS = PlanRanks(
     num=4, mode="shard", ratio=1.6, ratio_low=1.5, ratio_high=1.7, num_pairs=4, agreement="rounding: loss error 0",
@@ -61,7 +65,7 @@ class Runs:
     def __call__(self, setting, wanted, number, wait):
         self.wanted.append(wanted)
         who = (wanted.num_ranks, wanted.mode) if wanted.num_ranks > 1 else 1
-        if communication := [name for name in wanted.levers if name in choice.OF_RANKS]:
+        if communication := [name for name in wanted.levers if LEVERS[name].modes]:
             who = (*who, label({name: wanted.levers[name] for name in communication}))
         found = Sample(folder=setting.run_folder / f"sample-{number}", num_steps=wanted.num_steps, header=HEADER,
                        losses=(1.0,), peak_memory_bytes=10**6 * wanted.num_ranks)  # fmt: skip
@@ -93,7 +97,11 @@ def tuned(tmp_path, monkeypatch, two_modes):
         monkeypatch.setattr(trained, "differences", lambda *files: differences)
         monkeypatch.setattr(trained, "of_losses", lambda *losses: (Difference(check="losses", error=0.0),))
         setting = Setting(
-            script=Script(path="train.py"), registry=registry or {}, run_folder=tmp_path, terms=Terms(), machine=MACHINE
+            script=Script(path="train.py"),
+            registry=registry or WITHOUT,
+            run_folder=tmp_path,
+            terms=Terms(),
+            machine=MACHINE,
         )
         chosen = Engagement(levers=levers or {})
         return RankConduct(
@@ -335,7 +343,7 @@ SENT = {
 
 
 def searched(tuned, step_s=SENT, **changes):
-    budget = {"budget_s": 600.0, "registry": pytorch_levers.registry()}
+    budget = {"budget_s": 600.0, "registry": LEVERS}
     runs = Runs({**SENT, **step_s}, sums=changes.pop("sums", 0.2))
     return tuned(runs, **{**budget, **changes}), runs
 
@@ -422,7 +430,7 @@ def planned(tmp_path, monkeypatch, tuned):
     """`rank_tuner.tuned` on runs made by hand."""
     Path("train.py").write_text("import torch\n")
     monkeypatch.setattr(rank_tuner, "read_machine", lambda: MACHINE)
-    monkeypatch.setattr(rank_tuner, "framework_version", lambda *words: "2.13.0")
+    monkeypatch.setattr(rank_tuner, "version_of", lambda *words: "2.13.0")
     monkeypatch.setattr(rank_tuner.platform, "python_version", lambda: "3.11.7")
     monkeypatch.setattr(rank_tuner.isolation, "require", lambda: None)
 

@@ -25,20 +25,20 @@ from flatout.child.open_window import OpenWindow
 from flatout.child.orders import Order, SessionSpec, decode
 from flatout.child.pipe import OrderPipe
 from flatout.child.problems import failure
-from flatout.frameworks.contract import Framework, NotReleased
+from flatout.frameworks import kind_of_module
+from flatout.frameworks.contract import Framework, NotReleased, Settings, Step
 from flatout.guest import lifeline
 from flatout.guest.interruptions import raised_by_handler
 from flatout.guest.tracebacks import hide_ours
 from flatout.machine import foreign_cpu
 from flatout.records.as_json import from_json
 from flatout.records.ranks import RankPlace, leave, refuse
-from flatout.records.trace import FORMAT, End, Header, Inputs, Ready, Refused, Remark, Toggle
+from flatout.records.trace import FORMAT, End, Failure, Header, Inputs, Ready, Refused, Remark, Toggle
 from flatout.records.trace_file import Writer
 
 if TYPE_CHECKING:
     from flatout.child.files_read import FilesRead
     from flatout.child.sample_run import SampleRun
-    from flatout.frameworks.pytorch.adapter import PyTorch
     from flatout.records.ranks import Terms
 
 SETTLING_STEPS = 3
@@ -66,16 +66,27 @@ MAX_PROBLEMS = 20
 """After so many failures of our own the script is left to itself."""
 
 
-def enter(session: str, rank: bytes | None = None) -> None:
-    """Called once the framework has been imported: attach to it as the session says; `rank` is what launched us."""
+def enter(session: str, module: str, rank: bytes | None = None) -> None:
+    """Called once a framework has been imported, as `module`: attach to it as the session says.
+
+    Args:
+        session: Path of `session.json`.
+        module: What was imported.
+        rank: What launched us; None where we are no rank.
+    """
     spec = from_json(SessionSpec, json.loads(Path(session).read_text(encoding="utf-8")), where="session")
     if spec.lives_with is not None:
         lifeline.hold(spec.lives_with)
     if spec.ranks is not None and rank is None:  # a process that a rank has started
         return
-    from flatout.frameworks.pytorch.adapter import PyTorch
-
-    framework = PyTorch(spec.cache_folder, spec.capture_bytes, spec.store_memory_bytes)
+    framework = kind_of_module(module).make(
+        Settings(
+            cache_folder=spec.cache_folder,
+            capture_bytes=spec.capture_bytes,
+            store_memory_bytes=spec.store_memory_bytes,
+            admits_random=spec.admits_random,
+        )
+    )
     if spec.seed_run is not None:
         framework.vary_seeds(spec.seed_run)
     if spec.keep_losses:
@@ -86,7 +97,7 @@ def enter(session: str, rank: bytes | None = None) -> None:
     Conductor(spec, framework, place).begin()
 
 
-def _join(framework: PyTorch, place: RankPlace, terms: Terms) -> None:
+def _join(framework: Framework, place: RankPlace, terms: Terms) -> None:
     """Become one of the ranks; a rank that cannot would train alone, and so ends here."""
     try:
         framework.join(place, terms)
@@ -125,6 +136,8 @@ class Conductor:
         self._first_end_s = self._last_end_s = self._former_end_s = 0.0
         self._started_s = time.perf_counter()
         self._num_problems = 0
+        self._early: list[Failure] = []
+        """Failures from before the first step that was seen."""
         self._pid = os.getpid()
         self._sleeping = False
         self._unproven = set(spec.levers) if spec.mode == "run" else set()
@@ -193,6 +206,9 @@ class Conductor:
                 zero_monotonic_s=self._started_s,
             )
         )
+        early, self._early = self._early, []
+        for record in early:
+            self._write(record)
         self._pipe.open()
 
     def _num_threads(self) -> int:
@@ -266,8 +282,9 @@ class Conductor:
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def on_step(self, now_s: float) -> None:
+    def on_step(self, step: Step) -> None:
         """A step has ended."""
+        now_s = step.ended_s
         if now_s < self._catch_up_s:
             self._ends_s.append(now_s)
             return
@@ -280,7 +297,7 @@ class Conductor:
             self._first_end_s = now_s
         try:
             if self._claimed or self._claim():
-                self._at_boundary(now_s)
+                self._at_boundary(step)
         except Exception as problem:  # noqa: BLE001  training goes on, whatever broke here
             try:
                 self.on_failure("recorder", problem)
@@ -371,18 +388,17 @@ class Conductor:
         except Exception:  # noqa: BLE001  nothing is left to try
             return
 
-    def _at_boundary(self, now_s: float) -> None:
+    def _at_boundary(self, step: Step) -> None:
         window = self._window
         if window is not None:
-            phases, outside_s = self.framework.end_step()
-            window.add(now_s, phases, outside_s)
+            window.add(step)
             if window.complete:
                 self._close_window()
                 self._finish_order()
         elif self._settled_at is None:
-            self._settle(now_s)
+            self._settle(step.ended_s)
         elif self._skip > 0:
-            self._skip = 0 if self._has_skipped_long(now_s) else self._skip - 1
+            self._skip = 0 if self._has_skipped_long(step.ended_s) else self._skip - 1
             if self._skip == 0 and self._order is not None:
                 self._open_window(self._order)
         if self._unproven and self._settled_at is not None and self.num_steps == self._settled_at + EFFECT_STEPS:
@@ -591,6 +607,8 @@ class Conductor:
             self._write(dataclasses.replace(record, order=number, **changes))
 
     def _write(self, record: Any) -> None:
+        if self._trace is None and not self._claimed and isinstance(record, Failure) and not self._sleeping:
+            self._early.append(record)  # before the first step; written when it is known that there is a trace
         if self._trace is None or self._sleeping:
             return
         # Opened for each record, which are rare: a descriptor kept open could be closed by the script and become a

@@ -7,20 +7,19 @@ is changed or tried, no file is written, and what breaks here costs the observat
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from flatout.child.open_window import OpenWindow
 from flatout.child.orders import Order
 from flatout.errors import Inconclusive, UsageError
+from flatout.frameworks import NAMES, kind
+from flatout.frameworks.contract import Framework, Settings, Step
 from flatout.judge.anatomy import Anatomy, dissect
 from flatout.records.facts import Facts
 from flatout.records.trace import Window
-
-if TYPE_CHECKING:
-    from flatout.frameworks.contract import Framework
 
 WINDOW_STEPS = 2000
 """Steps kept in one window; the next one follows without a gap that matters."""
@@ -79,11 +78,11 @@ class Observation:
 
     # -- the framework's listener --------------------------------------------------------------------------------
 
-    def on_step(self, now_s: float) -> None:
+    def on_step(self, step: Step) -> None:
         """A step has ended."""
         self.num_steps += 1
         if self._open is not None:
-            self._open.add(now_s, *self._framework.end_step())
+            self._open.add(step)
             if self._open.complete:
                 self._close()
         if self._open is None and self._framework.settled():
@@ -135,10 +134,10 @@ def observe() -> Iterator[Observation]:
     ```
 
     Raises:
-        UsageError: PyTorch is not installed, or this process is observed already.
+        UsageError: No framework is installed, or this process is observed already.
     """
     with _attaching:
-        observation = Observation(_pytorch())
+        observation = Observation(_framework())
         observation._framework.attach(observation)
     try:
         yield observation
@@ -146,16 +145,19 @@ def observe() -> Iterator[Observation]:
         observation.end()
 
 
-def _pytorch() -> Framework:
+def _framework() -> Framework:
+    """The one that this process has imported; where it has none yet, the first that is known."""
+    known = [kind(name) for name in NAMES]
+    chosen = next((one for one in known if one.package.name in sys.modules), known[0])
     try:
-        from flatout.frameworks.pytorch.adapter import PyTorch
-        from flatout.frameworks.pytorch.steps import followed
+        followed = chosen.is_followed()
     except ImportError as problem:
-        raise UsageError("there is no PyTorch to observe", cause=str(problem), hint="`pip install torch`") from None
-    if followed():
+        hint = f"`pip install {chosen.package.name}`"
+        raise UsageError(f"there is no {chosen.label} to observe", cause=str(problem), hint=hint) from None
+    if followed:
         raise UsageError(
             "this process is observed already",
             cause="another `flatout.observe()` is open, or flatout has started the program itself",
             hint="one at a time; under `flatout run` the report has what this would show",
         )
-    return PyTorch()
+    return chosen.make(Settings())

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flatout.child.orders import Order
+from flatout.frameworks.contract import Step
 from flatout.records.trace import Window
 
 
@@ -34,14 +35,14 @@ class OpenWindow:
         self._last_s = self._begun_s = now_s
         self._start_on_trace_s = on_trace_s
 
-    def add(self, now_s: float, phases: dict[str, float], outside_s: float) -> None:
+    def add(self, step: Step) -> None:
         """A step has ended."""
-        self.step_s.append(now_s - self._last_s)
-        self._outside_s.append(outside_s)
-        self._last_s = now_s
+        self.step_s.append(step.ended_s - self._last_s)
+        self._outside_s.append(step.outside_s)
+        self._last_s = step.ended_s
         if self.order.observe not in ("off", "ends"):
             number = len(self.step_s) - 1
-            for name, seconds in phases.items():
+            for name, seconds in step.phases.items():
                 if name != "unattributed":
                     row = self._phases.setdefault(name, [])
                     row.extend([0.0] * (number - len(row)))

@@ -21,13 +21,15 @@ def command(refresh: bool, num_ranks: int | None, as_json: bool) -> None:
     Next:     flatout why train.py
     """  # noqa: D301
     from flatout import api
+    from flatout.frameworks import kind
     from flatout.machine.energy_counters import energy_counters
     from flatout.machine.exchange_ceilings import exchange_ceilings
     from flatout.records.as_json import to_json
     from flatout.report import print_machine
 
     ceilings = api.machine(refresh=refresh)
-    exchanges = exchange_ceilings(num_ranks) if num_ranks is not None else ()
+    program = kind().package.exchange_calibration
+    exchanges = exchange_ceilings(program, num_ranks) if num_ranks is not None and program is not None else ()
     energy = energy_counters()
     if as_json:
         counters = {"counters": energy.counters, "missing": energy.missing}

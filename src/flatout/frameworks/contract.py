@@ -1,15 +1,22 @@
 """What must a framework be able to do, for flatout to measure and change a script that uses it?
 
-The child's conductor knows frameworks through this contract alone. In: what to observe, which levers to engage. Out:
-records of the trace. Imported in the user's process: standard library only.
+Nothing outside a framework's package knows more of it than this: `Kind` before a script runs, `Framework` in its
+process. In: what to observe, which levers to engage. Out: records of the trace. Imported in the user's process:
+standard library only. The smallest framework that fulfils it is `tests/toy`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
+from flatout.machine.installed import Package
+from flatout.records.difference import Difference
 from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.ranks import RankPlace, Terms
 from flatout.records.trace import Agreement, Census, Levers, Scaling, Toggle
 
 
@@ -17,11 +24,74 @@ class NotReleased(RuntimeError):
     """A lever could not be taken back: what is measured in this process from now on is neither plain nor a trial."""
 
 
+NO_PHASES: Mapping[str, float] = {}
+
+CAPTURE_BYTES = 200_000_000
+"""Memory for the calls of models that are kept to be compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a framework is told as it is made, in the user's process.
+
+    Attributes:
+        cache_folder: Where it may keep what outlives the run, e.g. compiled code; None: nowhere.
+        capture_bytes: Memory for the calls that are kept to be compared.
+        store_memory_bytes: Memory for items that levers keep; None: half of what is free.
+        admits_random: Whether items may draw other random numbers than in the plain script.
+    """
+
+    cache_folder: str | None = None
+    capture_bytes: int = CAPTURE_BYTES
+    store_memory_bytes: int | None = None
+    admits_random: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A framework as it is known without being loaded.
+
+    Attributes:
+        label: What people call it.
+        package: How it is installed, and the programs that measure what a machine can do with it.
+        steps_show_in: Where its steps are seen, in words.
+        levers: Its levers by name; reading their descriptions loads nothing.
+        make: Itself, in the user's process.
+        is_followed: Whether somebody follows the steps of this process already.
+        trained_apart: What a run has trained against the plain one's: states after the last step of the plain run, of
+            a plain run that was nudged, of the run in question, and the plain one's after its first step.
+        losses_apart: The same of the losses of the last steps: plain, nudged, in question.
+    """
+
+    label: str
+    package: Package
+    steps_show_in: str
+    levers: Callable[[], dict[str, Lever]]
+    make: Callable[[Settings], Framework]
+    is_followed: Callable[[], bool]
+    trained_apart: Callable[[Path, Path, Path, Path], tuple[Difference, ...]]
+    losses_apart: Callable[[Sequence[float], Sequence[float], Sequence[float]], tuple[Difference, ...]]
+
+
+class Step(NamedTuple):
+    """A step that has ended.
+
+    Attributes:
+        ended_s: When, by `time.perf_counter`.
+        phases: Its seconds by phase, where phases are observed.
+        outside_s: Seconds before its end that lay outside training: evaluation, a checkpoint.
+    """
+
+    ended_s: float
+    phases: Mapping[str, float] = NO_PHASES
+    outside_s: float = 0.0
+
+
 class StepListener(Protocol):
     """Who is told of steps: the conductor."""
 
-    def on_step(self, now_s: float) -> None:
-        """A step has ended at `now_s` (`time.perf_counter`); the state is at a boundary."""
+    def on_step(self, step: Step) -> None:
+        """A step has ended; the state is at a boundary."""
 
     def on_update(self) -> None:
         """The last update of a step is about to be made: gradients are complete, parameters are still old."""
@@ -54,6 +124,9 @@ class Framework(Protocol):
 
     name: str
     version: str
+
+    def join(self, place: RankPlace, terms: Terms) -> None:
+        """Become one of many ranks that train together; before `attach`, and only where ranks are offered."""
 
     def attach(self, listener: StepListener) -> None:
         """Begin to report steps."""
@@ -97,9 +170,6 @@ class Framework(Protocol):
 
     def start_window(self) -> float:
         """A window begins: wait for the device once, reset counters; the `perf_counter` at which it starts."""
-
-    def end_step(self) -> tuple[dict[str, float], float]:
-        """Seconds by phase of the step that has just ended, and those that lay outside it."""
 
     def num_missed_steps(self) -> int:
         """Steps made before it was known what a step is, of which `on_step` was not told."""

@@ -21,7 +21,7 @@ ROUNDING_ERROR = 1e-3
 
 #: Multiples of what one unit in the last place of every number moves, up to which the worst parameter's error is
 #: rounding (measured: sound levers up to 13, in a ResNet whose activations change sides of zero; one layer in float16
-#: from 850, the epsilon of a norm changed from 200; see `docs/claims.md`).
+#: from 850, the epsilon of a norm changed from 200; see `benchmarks/claims.md`).
 ROUNDINGS = 50.0
 
 #: The same for levers of class precision, in units of bfloat16 (measured: bfloat16 itself up to 0.89).

@@ -23,9 +23,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from flatout.errors import MachineError, RecordError, UsageError
+from flatout.errors import MachineError, RecordError
 from flatout.machine import foreign_cpu
-from flatout.machine.installed import PACKAGES, framework_version, not_installed
+from flatout.machine.installed import Package, not_installed, version_of
 from flatout.machine.read import read_machine
 from flatout.records.ceilings import Ceiling, Ceilings, Machine, ceiling_of, load, save
 from flatout.records.places import cache_folder
@@ -71,10 +71,10 @@ class Round:
 
 
 def ceilings(
+    package: Package,
     *,
     refresh: bool = False,
     python: str = sys.executable,
-    framework: str = "pytorch",
     device: str = "auto",
     limit_s: float = 30.0,
 ) -> Ceilings:
@@ -84,26 +84,21 @@ def ceilings(
     a disturbed measurement replaces no undisturbed one.
 
     Args:
+        package: The framework.
         refresh: Measure even when cached ones are trusted.
         python: The interpreter whose framework is measured.
-        framework: One of `PACKAGES`.
         device: `auto` (the GPU where the framework finds one), `cpu`, `cuda` or `cuda:N`.
         limit_s: Wall seconds after which measuring ends, the start of the framework included.
 
     Raises:
-        UsageError: `framework` is unknown.
         MachineError: The framework is not installed, or nothing was measured within the limit.
     """
-    if framework not in PACKAGES:
-        known = ", ".join(f"`{name}`" for name in PACKAGES)
-        raise UsageError(f"unknown framework `{framework}`", cause=f"known are {known}", hint="name one of them")
     machine = read_machine()
-    version = framework_version(framework, python)
-    path = cache_path(machine, f"{framework}-{version}", device)
+    path = cache_path(machine, f"{package.framework}-{version_of(package, python)}", device)
     cached = _trusted_in(path)
     if cached is not None and not refresh:
         return cached
-    found = measure(machine, python=python, framework=framework, device=device, limit_s=limit_s)
+    found = measure(machine, package, python=python, device=device, limit_s=limit_s)
     loses = cached is not None and not cached.remarks and found.remarks
     if path is not None and not loses:
         with contextlib.suppress(OSError):
@@ -136,7 +131,7 @@ def cache_path(machine: Machine, framework_and_version: str, device: str) -> Pat
 # -- measuring -----------------------------------------------------------------------------------------------------
 
 
-def measure(machine: Machine, *, python: str, framework: str, device: str, limit_s: float) -> Ceilings:
+def measure(machine: Machine, package: Package, *, python: str, device: str, limit_s: float) -> Ceilings:
     """Measure now, whatever is cached.
 
     Raises:
@@ -144,17 +139,17 @@ def measure(machine: Machine, *, python: str, framework: str, device: str, limit
     """
     started_s = time.monotonic()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-        with measuring_process(machine, python, framework, device, errors) as child:
+        with measuring_process(machine, package, python, device, errors) as child:
             measuring = Measuring(child, machine, deadline_s=started_s + limit_s, limit_s=limit_s)
             measuring.converse()
         errors.seek(0)
         said = errors.read().strip()
     if not any(part.samples for part in measuring.rounds):
-        raise _nothing(framework, python, said, limit_s)
+        raise _nothing(package, python, said, limit_s)
     rounds, remarks = choose_rounds(measuring.rounds, limit_s=limit_s)
     return Ceilings(
         machine=machine,
-        framework=framework,
+        framework=package.framework,
         framework_version=measuring.start["framework_version"],
         device=measuring.start["device"],
         num_threads=measuring.start["num_threads"],
@@ -168,11 +163,10 @@ def measure(machine: Machine, *, python: str, framework: str, device: str, limit
 
 @contextlib.contextmanager
 def measuring_process(
-    machine: Machine, python: str, framework: str, device: str, errors: IO[str] | None = None
+    machine: Machine, package: Package, python: str, device: str, errors: IO[str] | None = None
 ) -> Iterator[Child]:
-    """A framework's `calibration.py`, started for this machine; it measures when it is asked."""
-    script = Path(__file__).resolve().parent.parent / "frameworks" / framework / "observe" / "calibration.py"
-    with _child([python, str(script)], _options(machine, device), errors) as child:
+    """A framework's calibration, started for this machine; it measures when it is asked."""
+    with _child([python, str(package.calibration)], _options(machine, device), errors) as child:
         yield child
 
 
@@ -247,7 +241,7 @@ def _child(command: Sequence[str], options: Sequence[str], errors: IO[str] | Non
         )
     except OSError as problem:
         os.close(reading)
-        hint = "name a Python interpreter that has torch"
+        hint = "name a Python interpreter that has the framework"
         raise MachineError(f"`{command[0]}` cannot be started", cause=str(problem), hint=hint) from problem
     finally:
         os.close(writing)
@@ -324,18 +318,18 @@ class Measuring:
         time.sleep(max(0.0, min(PAUSE_S, self._deadline_s - time.monotonic())))
 
 
-def _nothing(framework: str, python: str, said: str, limit_s: float) -> MachineError:
-    if f"No module named '{PACKAGES[framework]}'" in said:
-        return not_installed(framework, python)
+def _nothing(package: Package, python: str, said: str, limit_s: float) -> MachineError:
+    if f"No module named '{package.name}'" in said:
+        return not_installed(package, python)
     if said:
         return MachineError(
             "the ceilings could not be measured",
             cause=f"the measuring process ended with `{said.splitlines()[-1]}`",
-            hint=f"see all of it: `{python} -m flatout.frameworks.{framework}.observe.calibration /tmp/ceilings.json`",
+            hint=f"see all of it: `{python} {package.calibration} /tmp/ceilings.json`",
         )
     return MachineError(
         f"no ceiling was measured within {limit_s:g} s",
-        cause=f"`{framework}` had not started, or other processes kept the cores",
+        cause=f"`{package.name}` had not started, or other processes kept the cores",
         hint="try again when the machine is quiet",
     )
 

@@ -20,15 +20,16 @@ from pathlib import Path
 from flatout.errors import MachineError, UsageError
 from flatout.records.ceilings import Ceiling, ceiling_of
 
-SCRIPT = Path(__file__).resolve().parent.parent / "frameworks" / "pytorch" / "observe" / "exchange_calibration.py"
 
-
-def exchange_ceilings(num_ranks: int, *, python: str = sys.executable, limit_s: float = 60.0) -> tuple[Ceiling, ...]:
+def exchange_ceilings(
+    program: Path, num_ranks: int, *, python: str = sys.executable, limit_s: float = 60.0
+) -> tuple[Ceiling, ...]:
     """What exchanges between so many ranks of this machine reach.
 
     Args:
+        program: What each rank runs, a framework's.
         num_ranks: At least 2.
-        python: The interpreter whose PyTorch is measured.
+        python: The interpreter whose framework is measured.
         limit_s: Wall seconds after which it ends.
 
     Raises:
@@ -39,7 +40,10 @@ def exchange_ceilings(num_ranks: int, *, python: str = sys.executable, limit_s: 
         raise UsageError(
             f"`--ranks {num_ranks}` exchange nothing", cause="one process is one rank", hint="e.g. `--ranks 2`"
         )
-    with tempfile.TemporaryDirectory(prefix="flatout-exchanges-") as folder, _ranks(num_ranks, python, folder) as ranks:
+    with (
+        tempfile.TemporaryDirectory(prefix="flatout-exchanges-") as folder,
+        _ranks([python, str(program)], num_ranks, folder) as ranks,
+    ):
         if not _have_ended(ranks, limit_s):
             raise _failed(num_ranks, folder, limit_s)
         return _summarized(_said(folder, 0).read_text())
@@ -58,17 +62,17 @@ def _summarized(text: str) -> tuple[Ceiling, ...]:
 
 
 @contextlib.contextmanager
-def _ranks(num: int, python: str, folder: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _ranks(command: list[str], num: int, folder: str) -> Iterator[list[subprocess.Popen[bytes]]]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FLATOUT_")}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
     started: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(num):
-            command = [python, str(SCRIPT), str(rank), str(num), str(Path(folder) / "meeting"), "30"]
+            words = [*command, str(rank), str(num), str(Path(folder) / "meeting"), "30"]
             with open(_said(folder, rank), "w") as said, open(_errors(folder, rank), "w") as errors:
                 started.append(
                     subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=said, stderr=errors, env=environment,
+                        words, stdin=subprocess.DEVNULL, stdout=said, stderr=errors, env=environment,
                         start_new_session=True,
                     )
                 )  # fmt: skip
@@ -107,5 +111,5 @@ def _failed(num: int, folder: str, limit_s: float) -> MachineError:
     return MachineError(
         f"exchanges between {num} ranks could not be measured",
         cause=said,
-        hint="`--ranks 2` needs the least; PyTorch must have been built with `torch.distributed`",
+        hint="`--ranks 2` needs the least; the framework must have been built with what ranks exchange by",
     )

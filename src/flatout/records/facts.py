@@ -5,7 +5,8 @@ This module is imported in the user's process: it needs the standard library onl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 
@@ -37,9 +38,9 @@ class OptimizerFacts:
     name: str
     num_tensors: int
     num_parameters: int
-    fused: bool
-    foreach: bool
-    can_fuse: bool
+    fused: bool = False
+    foreach: bool = False
+    can_fuse: bool = False
     has_closure: bool = False
 
 
@@ -48,12 +49,12 @@ class LoaderFacts:
     """One data loader from which training drew batches."""
 
     dataset: str
-    batch_size: int | None
-    num_batches: int | None
-    num_workers: int
-    persistent: bool
-    prefetch_factor: int | None
-    pinned: bool
+    batch_size: int | None = None
+    num_batches: int | None = None
+    num_workers: int = 0
+    persistent: bool = False
+    prefetch_factor: int | None = None
+    pinned: bool = False
     iterable: bool = False
     generator: bool = False
     picklable: bool | None = None
@@ -62,18 +63,16 @@ class LoaderFacts:
     fetches_per_step: float = 1.0
     batch_bytes: int | None = None
     """Bytes of the tensors in one batch; None where they cannot be counted."""
-    why_not_fused: str | None = "not looked at"
-    """Why its batches cannot be computed at once; None where they can."""
-    why_not_in_process: str | None = "not looked at"
-    """Why they cannot be in place of the script's workers; None where they can."""
-    why_not_kept: str | None = "not looked at"
-    """Why its items cannot be computed once and kept; None where they can."""
-    why_not_decoded: str | None = "not looked at"
-    """Why its images cannot be kept decoded; None where they can, if it has some."""
-    why_not_read_ahead: str | None = "not looked at"
-    """Why reading the files of its next batches ahead would bring nothing; None where it may."""
-    why_not_resized: str | None = "not looked at"
-    """Why its batches cannot be of another size; None where they can."""
+    why_not: Mapping[str, str | None] = field(default_factory=dict)
+    """By lever: why it cannot do its work with these batches; None where it can, nothing where nobody looked."""
+
+    def refusal(self, lever: str) -> str | None:
+        """Why that lever cannot do its work here; None where it can.
+
+        >>> LoaderFacts(dataset="Rows", why_not={"sample_store": None}).refusal("sample_store") is None
+        True
+        """
+        return self.why_not.get(lever, "not looked at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,17 @@ class Lever(ABC):
     checks_itself: ClassVar[bool] = False
     """Whether nothing has to be compared beforehand: it gives the script's own batches, or holds those that it makes
     against the script's own as long as the script runs."""
+    moves_state: ClassVar[bool] = False
+    """Whether parameters or an optimizer's state lie or are computed otherwise, so that updates are compared too."""
+    deals_out_cores: ClassVar[bool] = False
+    """Whether it deals out the cores of a machine to one process: each of several ranks would take them all."""
+    needs_whole_parameters: ClassVar[bool] = False
+    """Whether it computes with parameters, gradients or an optimizer's state as one process holds them, or keeps the
+    memory that sharding lets go of."""
+    modes: ClassVar[tuple[str, ...]] = ()
+    """The modes of ranks in which alone it has something to do; empty where it does not depend on ranks."""
+    keeps_items: ClassVar[bool] = False
+    """Whether `--store-memory` says how much it may keep."""
     compiles: ClassVar[bool] = False
     """Whether engaging it for the first time takes seconds to minutes."""
     takes_memory: ClassVar[bool] = False
@@ -96,6 +107,13 @@ class Lever(ABC):
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """None where the lever can be tried here, else why not, in a few words."""
 
+    def why_not(self, session: Any, loader: Any) -> str | None:
+        """Why it cannot do its work with a loader of the script's, in whose process this runs; None where it can.
+
+        Where a lever has this method of its own, what it says is among the loader's facts.
+        """
+        return None
+
     def in_part(self, facts: Facts) -> str | None:
         """What it does nevertheless where it does not apply, in a few words; None where nothing."""
         return None
@@ -111,6 +129,22 @@ class Lever(ABC):
     def promise(self, facts: Facts) -> float:
         """What it brings as a ratio by what was counted in the plain script; 1 where nothing that counts is known."""
         return 1.0
+
+    def is_rarely_faster_alone(self, settings: Mapping[str, Setting], machine: Machine) -> bool:
+        """Whether a setting is tried after what may be faster by itself."""
+        return False
+
+    def fits_beside(self, settings: Mapping[str, Setting], levers: Levers, num_cores: int) -> bool:
+        """Whether a setting is worth trying beside those of other levers, on so many cores."""
+        return True
+
+    def frees(self, facts: Facts, machine: Machine) -> Mapping[str, Mapping[str, Setting]]:
+        """By the name of what they take away, settings whose gain is a measured cause."""
+        return {}
+
+    def brings_back(self, facts: Facts) -> Mapping[str, Setting] | None:
+        """The setting under which the training thread does itself what is done beside it; None where nothing is."""
+        return None
 
     def worth_after(self, settings: Mapping[str, Setting], brought: Mapping[str, str]) -> bool:
         """Whether a setting is still worth trying after what others of the lever brought, where each trial is costly.

@@ -213,7 +213,7 @@ def _machine(result: Result) -> list[tuple[str, str]]:
         ("trained on", result.facts.device),
         ("threads", words.count(result.facts.num_threads)),
         ("ranks", words.count(header.world_size) if header.world_size > 1 else ""),
-        ("framework", f"{words.FRAMEWORKS.get(header.framework, header.framework)} {header.framework_version}".strip()),
+        ("framework", f"{words.label_of(header.framework)} {header.framework_version}".strip()),
         ("Python", header.python),
         ("flatout", result.flatout),
         ("typed", f"{header.script} {' '.join(header.arguments)}".strip()),

@@ -45,7 +45,7 @@ def machine(
         screen.say("memory", f"{words.memory(here.memory_bytes)}{limit}{shm}")
         for accelerator in here.accelerators:
             screen.say("gpu", f"{accelerator.name}, {words.memory(accelerator.memory_bytes)}")
-        screen.say("compiler", here.cxx_compiler or "none: `torch.compile` needs one on a CPU")
+        screen.say("compiler", here.cxx_compiler or "none: compiling for a CPU needs one")
         if energy is not None:
             _energy(screen, energy)
         screen.blank()

@@ -169,7 +169,7 @@ def seeds(proof: Proof) -> str:
     """What a seed is."""
     if proof.asked.seed_option:
         return f"passed as `{proof.asked.seed_option}`"
-    return "0 is the script's own; for each other one, what the script seeds torch, numpy and random with is replaced"
+    return "0 is the script's own; for each other one, what the script seeds its generators with is replaced"
 
 
 def next_command(proof: Proof) -> str:

@@ -12,10 +12,10 @@ import unicodedata
 from datetime import UTC, datetime
 from pathlib import Path
 
+from flatout.frameworks import NAMES, kind
+
 MISSING = "not measured"
 """What stands where a number was not measured; never 0."""
-
-FRAMEWORKS = {"pytorch": "PyTorch", "torch": "PyTorch", "keras": "Keras", "jax": "JAX"}
 
 CEILINGS = {
     "memory_copy": "memory",
@@ -287,7 +287,12 @@ def framework(name: str, version: str) -> str:
     >>> framework("pytorch", "2.13.0+cpu")
     'PyTorch 2.13.0'
     """
-    return f"{FRAMEWORKS.get(name, name)} {version.partition('+')[0]}".strip()
+    return f"{label_of(name)} {version.partition('+')[0]}".strip()
+
+
+def label_of(name: str) -> str:
+    """What people call a framework; a record may be of one that is not known here."""
+    return kind(name).label if name in NAMES else name
 
 
 def ceiling(name: str) -> str:

@@ -7,7 +7,7 @@ error where a plan was named and does not fit. A plan found by default never sto
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from flatout.records import plan_file
 from flatout.records.ceilings import Machine
 from flatout.records.facts import NOT_LOOKED_AT, Facts
 from flatout.records.plan import CLASSES, PLAN_FILE, Lever, Plan, allows, input_levers, label
-from flatout.records.ranks import BUCKETED_MODES, SHARDED_MODES, SUMMING_MODES
+from flatout.records.ranks import SHARDED_MODES
 from flatout.records.trace import Levers, Setting
 
 LEAVE_IT_OUT = "leave the lever out; `flatout levers SCRIPT` says what can be engaged here"
@@ -101,42 +101,27 @@ def engagement(wish: Wish, here: Here) -> Engagement:
     return _fitting(plan, path, wish, here)
 
 
-OF_ONE_PROCESS = ("threads", "numa")
-"""Levers that deal out the cores of a machine to one process: each of several ranks would take them all."""
-
-
-OF_WHOLE_PARAMETERS = (
-    "channels_last", "checkpointing", "checkpoints", "compile", "float8", "foreach_optimizer",
-    "fused_optimizer", "heap", "huge_pages",
-)  # fmt: skip
-"""Levers that compute with parameters, gradients or an optimizer's state as one process holds them, or that keep the
-memory that sharding lets go of."""
-
-
-OF_RANKS: Mapping[str, tuple[str, ...]] = {"gradient_buckets": BUCKETED_MODES, "bf16_gradients": SUMMING_MODES}
-"""Levers of communication, and the modes in which they have something to do: none in one process."""
-
-
-def for_one_process(chosen: Engagement) -> Engagement:
+def for_one_process(chosen: Engagement, registry: Mapping[str, Lever]) -> Engagement:
     """The engagement without what a plan found for ranks."""
-    return for_ranks(chosen, "")
+    return for_ranks(chosen, "", registry)
 
 
-def for_ranks(chosen: Engagement, mode: str) -> Engagement:
+def for_ranks(chosen: Engagement, mode: str, registry: Mapping[str, Lever]) -> Engagement:
     """The engagement without what a plan found for one process, its cores and its parameters; no mode: for ranks."""
+    engaged = [registry[name] for name in chosen.levers]
     if not mode:
-        return _without(chosen, {"one process sends no gradients": tuple(OF_RANKS)})
-    wanting: dict[str, tuple[str, ...]] = {"ranks share the cores": OF_ONE_PROCESS}
+        return _without(chosen, {"one process sends no gradients": [one for one in engaged if one.modes]})
+    wanting = {"ranks share the cores": [one for one in engaged if one.deals_out_cores]}
     if mode in SHARDED_MODES:
-        wanting["ranks share the parameters"] = OF_WHOLE_PARAMETERS
-    wanting[f"not in mode {mode}"] = tuple(name for name, modes in OF_RANKS.items() if mode not in modes)
+        wanting["ranks share the parameters"] = [one for one in engaged if one.needs_whole_parameters]
+    wanting[f"not in mode {mode}"] = [one for one in engaged if one.modes and mode not in one.modes]
     return _without(chosen, wanting)
 
 
-def _without(chosen: Engagement, wanting: Mapping[str, tuple[str, ...]]) -> Engagement:
+def _without(chosen: Engagement, wanting: Mapping[str, Sequence[Lever]]) -> Engagement:
     """The engagement without some levers, by the reason that is told."""
-    for reason, names in wanting.items():
-        left_out = [name for name in names if name in chosen.levers]
+    for reason, levers_of in wanting.items():
+        left_out = [one.name for one in levers_of]
         if left_out:
             levers = {name: settings for name, settings in chosen.levers.items() if name not in left_out}
             chosen = replace(chosen, levers=levers, line=f"{chosen.line}; without {', '.join(left_out)}: {reason}")

@@ -64,6 +64,8 @@ class Foreground:
     """Where the trials kept compiled kernels."""
     store_memory_bytes: int | None = None
     """Memory for kept items; None: half of what is free."""
+    admits_random: bool = True
+    """Whether items may draw other random numbers than in the plain script."""
     learner: Learner | None = None
     """Who tries levers on the run; then there is no plan."""
     launcher: bool = False
@@ -145,6 +147,7 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
         arguments=what.arguments,
         cache_folder=what.cache_folder,
         store_memory_bytes=what.store_memory_bytes,
+        admits_random=what.admits_random,
         cores_quota=what.cores_quota,
         flatout_started_s=time.perf_counter(),
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flatout.errors import MachineError, RecordError, UsageError
-from flatout.machine import installed
+from flatout.machine.installed import Package, version_of
 from flatout.records import plan_file
 from flatout.run.script import Script, cannot_start
 
@@ -106,8 +106,8 @@ def scripts_of(path: Path, *, named: bool) -> tuple[str, ...]:
         return ()
 
 
-def framework_version() -> str:
-    """PyTorch's; `none` where there is none."""
+def framework_version(package: Package) -> str:
+    """What is installed of a framework; `none` where it is not."""
     with contextlib.suppress(MachineError):
-        return installed.framework_version("pytorch")
+        return version_of(package)
     return "none"

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Literal
 
 from flatout.errors import Inconclusive, ScriptError
+from flatout.frameworks import kind
 from flatout.judge import agreement, stats
 from flatout.judge.anatomy import Anatomy, dissect
 from flatout.judge.looks import Looks
 from flatout.judge.result import Result, Untried
 from flatout.records.ceilings import Ceilings, Machine
-from flatout.records.plan import Candidate, Lever, Trial, allows
+from flatout.records.plan import Candidate, Trial, allows
 from flatout.records.trace import Agreement, Levers
 from flatout.run.script import Script
 from flatout.trials import conclude
@@ -120,7 +121,7 @@ class Conduct:
         self.machine = machine
         self.goal = goal
         self.show = show
-        self.levers = registry_of("pytorch")
+        self.levers = kind().levers()
         self.bench = Bench(script, run_folder, self.levers, goal.terms)
         self.bench.on_wait = show.tick
         self.bench.cores_quota = machine.cores_quota
@@ -574,12 +575,3 @@ class Conduct:
             for _ in range(2)
         ]
         self.tuned_anatomy = dissect(windows)
-
-
-def registry_of(framework: str) -> dict[str, Lever]:
-    """The levers of a framework; reading their descriptions imports no framework."""
-    if framework != "pytorch":
-        raise ValueError(f"no levers for {framework!r}")
-    from flatout.frameworks.pytorch.levers import registry
-
-    return registry()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flatout.frameworks import kind
 from flatout.judge import agreement
 from flatout.judge.agreement import Judgement
 from flatout.records.trace import Agreement
@@ -32,15 +33,12 @@ def compared(plain: Sample, nudged: Sample, sample: Sample, class_: str) -> Told
         sample: The run in question.
         class_: What it may change.
     """
-    from flatout.frameworks.pytorch.numerics import trained  # PyTorch takes seconds to load
-
+    states = plain.state("last"), nudged.state("last"), sample.state("last"), plain.state("first")
     try:
-        found = trained.differences(
-            plain.state("last"), nudged.state("last"), sample.state("last"), plain.state("first")
-        )
+        found = kind().trained_apart(*states)
     except (OSError, RuntimeError) as problem:
         return Told(Judgement(verdict="inconclusive", detail=f"what was trained was not kept: {problem}"))
     if not all(one.random_states_equal for one in found):
         return Told(Judgement(verdict="inconclusive", detail="random generators end elsewhere"), False)
-    found += trained.of_losses(plain.losses, nudged.losses, sample.losses)
+    found += kind().losses_apart(plain.losses, nudged.losses, sample.losses)
     return Told(agreement.judge([Agreement(levers={}, differences=found)], class_, CHECKS))

@@ -20,7 +20,6 @@ from flatout.judge import stats
 from flatout.judge.agreement import Judgement
 from flatout.judge.result import Launched, Result, Verdict
 from flatout.records.plan import Outcome, Trial
-from flatout.run import choice
 from flatout.trials import conclude, judged_runs
 from flatout.trials import pairs as pairing
 from flatout.trials.conduct import Conduct, Goal, Show
@@ -121,7 +120,8 @@ class LaunchedRanks:
     def _ruled_out(self) -> dict[str, str]:
         if self._num_local == 1:
             return {}
-        return dict.fromkeys(choice.OF_ONE_PROCESS, f"{self._num_local} ranks share the cores of this machine")
+        reason = f"{self._num_local} ranks share the cores of this machine"
+        return {name: reason for name, one in self._setting.registry.items() if one.deals_out_cores}
 
     @property
     def _num_local(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flatout.frameworks.pytorch.levers import registry
+from flatout.frameworks import kind
 from flatout.machine.read import read_machine
 from flatout.run import folder
 from flatout.run.script import Script, check_source
@@ -69,5 +69,5 @@ def describe_levers(script: Script | None = None, terms: Terms | None = None) ->
             choices=lever.choices,
             optional=lever.optional,
         )
-        for lever in registry().values()
+        for lever in kind().levers().values()
     ]

@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,13 +128,17 @@ class Plain:
         The machine may have changed from the one to the other, which contradicts nothing.
         """
         plain, others = self.baseline, self._seen(purpose, observe)
-        account = Account(
+        account = self._of(plain, others, observe)
+        sure = account.contradicts(WORTHWHILE) and all(calm(w) for w in (*plain, *others))
+        return account if sure or not account.seems_to_differ(WORTHWHILE) else self._in_turn(account, purpose, observe)
+
+    @staticmethod
+    def _of(plain: Sequence[Window], others: Sequence[Window], observe: str) -> Account:
+        return Account(
             plain_s=tuple(w.training_step_s for w in plain if w.training_s > 0),
             other_s=tuple(w.training_step_s for w in others if w.training_s > 0),
             cost_s=RECORDING_S if observe == "phases" else math.inf,
         )
-        sure = account.contradicts(WORTHWHILE) and all(calm(w) for w in (*plain, *others))
-        return account if sure or not account.seems_to_differ(WORTHWHILE) else self._in_turn(account, purpose, observe)
 
     def _in_turn(self, account: Account, purpose: str, observe: str) -> Account:
         sides: dict[str, list[float]] = {"ends": [], observe: []}
@@ -164,8 +168,8 @@ class Plain:
         if not seen or facts is None:
             return None
         self.accounts["sampled"] = self._account("stacks", "stacks")
-        by_workers = [one for one in facts.loaders if one.num_workers and one.changeable]
-        return activity_of(seen, self._stacks({"workers": {"num": 0}}) if by_workers else None)
+        back = {name: one for name, lever in self.bench.levers.items() if (one := lever.brings_back(facts)) is not None}
+        return activity_of(seen, self._stacks(back) if back else None)
 
     def _stacks(self, levers: Levers) -> Stacks | None:
         self.bench.last_stacks = None
@@ -200,14 +204,17 @@ class Plain:
         )
         if facts.loaders:
             found["free_data"] = pairing.measure(self.bench, {"free_data": {}}, extent).compare()
-        if facts.num_threads > self.machine.num_cores:
-            fitting = {"threads": {"num": self.machine.num_cores}}
-            with contextlib.suppress(CandidateFailed):  # then it is not known what it would bring
-                found["fitting_threads"] = pairing.measure(self.bench, fitting, extent).compare()
+        for lever in self.bench.levers.values():
+            for name, settings in lever.frees(facts, self.machine).items():
+                with contextlib.suppress(CandidateFailed):  # then it is not known what it would bring
+                    found[name] = pairing.measure(self.bench, {lever.name: settings}, extent).compare()
         return {name: c for name, c in found.items() if math.isfinite(c.ratio)}
 
     def _diagnose(self, counterfactuals: Mapping[str, Comparison]) -> None:
         assert self.bench.facts is not None and self.anatomy is not None
+        shown = self._of(self.baseline, self._seen("anatomy", "phases"), "phases")
+        if shown.is_open(WORTHWHILE):  # whatever was measured in turn: these are the two steps that are shown
+            self.accounts["taken apart"] = shown
         self.census = self.bench.census()
         scaling = self.bench.scaling()
         findings = Findings(

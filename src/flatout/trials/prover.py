@@ -11,12 +11,12 @@ from pathlib import Path
 
 from flatout import __version__
 from flatout.errors import FlatoutError, MachineError, UsageError
-from flatout.frameworks.pytorch.levers import registry
+from flatout.frameworks import kind
 from flatout.judge import result
 from flatout.judge.metric import Metric
 from flatout.judge.proof import Aim, Asked, Proof
 from flatout.judge.proof_file import RUNS
-from flatout.machine.installed import framework_version
+from flatout.machine.installed import version_of
 from flatout.machine.read import read_machine
 from flatout.records.ceilings import Machine
 from flatout.records.plan import Plan
@@ -75,7 +75,7 @@ def proved(script: Script, request: ProveRequest, show: Show) -> Proof:
         setting = Setting(
             script=script,
             levers=chosen.levers,
-            registry=registry(),
+            registry=kind().levers(),
             metric=request.metric,
             run_folder=run_folder,
             isolate=request.isolate,
@@ -130,7 +130,7 @@ def _chosen(script: Script, request: ProveRequest, machine: Machine) -> Engageme
     Raises:
         UsageError: There is no plan, and no levers were named.
     """
-    levers = registry()
+    levers = kind().levers()
     here = Here(
         script=script.name,
         arguments=script.arguments,
@@ -142,7 +142,7 @@ def _chosen(script: Script, request: ProveRequest, machine: Machine) -> Engageme
     wanted = choice.parse_levers(request.levers, levers, here.machine) if request.levers is not None else None
     found = choice.engagement(Wish(plan=request.plan, levers=wanted, accept=request.accept), here)
     if request.levers is None:
-        found = choice.for_one_process(found)
+        found = choice.for_one_process(found, levers)
     if not found.levers and request.levers is None:
         raise UsageError(
             f"there is nothing to prove for `{script.name}`",
@@ -167,7 +167,7 @@ def _asked(script: Script, request: ProveRequest, chosen: Engagement, machine: M
 @functools.cache
 def _version_of(python: str) -> str:
     with contextlib.suppress(MachineError):
-        return framework_version("pytorch", python)
+        return version_of(kind().package, python)
     return "none"
 
 

@@ -258,7 +258,7 @@ class RankConduct:
                 if not alone.is_timed:
                     self._require(alone)
                 continue
-            levers = {**choice.for_ranks(self._chosen, side.mode).levers, **side.trial.levers}
+            levers = {**choice.for_ranks(self._chosen, side.mode, self._setting.registry).levers, **side.trial.levers}
             sample = self._take(replace(self._wanted(side, num_steps, step_s), levers=levers))
             sample.forget()
             side.took_s += sample.took_s

@@ -11,7 +11,6 @@ from dataclasses import replace
 from flatout.judge import rank_tuning, stats
 from flatout.judge.rank_tuning import RankTrial
 from flatout.records.trace import Levers
-from flatout.run.choice import OF_RANKS
 from flatout.trials.rank_divisions import Division
 from flatout.trials.samples_of_runs import Setting
 from flatout.trials.search.space import Choice, left_out
@@ -46,8 +45,9 @@ def why_not(division: Division) -> str:
 def levers_for(division: Division, setting: Setting, accept: str) -> Iterator[tuple[str, tuple[Levers, ...], str]]:
     """Each lever, what is to be tried of it beside those that the division has, and why not where nothing is."""
     facts = next((one.facts for one in division.samples if one.facts is not None), None)
-    for name in (name for name in OF_RANKS if name in setting.registry):
-        lever = setting.registry[name]
+    for name, lever in setting.registry.items():
+        if not lever.modes:
+            continue
         if facts is None:
             yield name, (), "what it trains is not known"
             continue

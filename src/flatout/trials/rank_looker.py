@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flatout.errors import UsageError
-from flatout.frameworks.pytorch.levers import registry
+from flatout.frameworks import kind
 from flatout.judge import rank_steps
 from flatout.judge.rank_steps import RankAnatomy
 from flatout.machine.read import read_machine
@@ -33,7 +33,7 @@ def looked(script: Script, terms: RankTerms, goal: Goal, show: Show) -> RankAnat
     isolation.require()
     with folder.claimed(folder.working_folder(), script.stem) as run_folder, cleared(run_folder):
         setting = Setting(
-            script=script, registry=registry(), run_folder=run_folder, terms=goal.terms, machine=machine
+            script=script, registry=kind().levers(), run_folder=run_folder, terms=goal.terms, machine=machine
         )  # fmt: skip
         mode = "replicate" if terms.mode == "auto" else terms.mode
         ranks = Wanted(num_ranks=terms.num_ranks, mode=mode, num_steps=1)
@@ -52,7 +52,7 @@ def looked_at_launched(script: Script, goal: Goal, show: Show) -> RankAnatomy:
     isolation.require()
     with folder.claimed(folder.working_folder(), script.stem) as run_folder, cleared(run_folder):
         setting = Setting(
-            script=script, registry=registry(), run_folder=run_folder, terms=goal.terms, machine=read_machine()
+            script=script, registry=kind().levers(), run_folder=run_folder, terms=goal.terms, machine=read_machine()
         )  # fmt: skip
         ranks = Wanted(num_steps=1, mode=launched.name_of(goal.launcher), launcher=goal.launcher)
         found = looked_at(setting, ranks, goal.budget_s, show)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from flatout import __version__
 from flatout.errors import FlatoutError, UsageError
-from flatout.frameworks.pytorch.levers import registry
+from flatout.frameworks import kind
 from flatout.judge import rank_tuning
 from flatout.judge.rank_tuning import RankTuning
-from flatout.machine.installed import framework_version
+from flatout.machine.installed import version_of
 from flatout.machine.read import read_machine
 from flatout.records import plan_file
 from flatout.records.ceilings import Machine
@@ -46,7 +46,7 @@ def tuned(script: Script, num_ranks: int, goal: Goal, plan: Path | None, show: S
     machine = read_machine()
     on_ranks.devices(RankTerms(num_ranks=num_ranks), lambda: machine, show.remark)
     isolation.require()  # of ranks above 0 without `--allow-writes` too: all would write to the same files
-    levers = registry()
+    levers = kind().levers()
     chosen, remarks = _engaged(script, place, machine, goal)
     with folder.claimed(folder.working_folder(), script.stem) as run_folder, cleared(run_folder):
         setting = Setting(script=script, registry=levers, run_folder=run_folder, terms=goal.terms, machine=machine)
@@ -85,7 +85,7 @@ def _engaged(script: Script, place: Path, machine: Machine, goal: Goal) -> tuple
     """The plan that is there, as `run` would engage it; and what is to be said where it does not fit."""
     here = Here(
         script=script.name, arguments=script.arguments, machine=lambda: machine,
-        framework_version=framework_version("pytorch", script.python), registry=registry(),
+        framework_version=version_of(kind().package, script.python), registry=kind().levers(),
         python=platform.python_version(),
     )  # fmt: skip
     if not place.exists() or not place.stat().st_size:
@@ -95,7 +95,7 @@ def _engaged(script: Script, place: Path, machine: Machine, goal: Goal) -> tuple
     except FlatoutError as problem:
         has_one = plan_file.key_of(script.name, place) in plan_file.scripts(place)
         return Engagement(), (f"without the levers of the plan: {problem.error}",) if has_one else ()
-    return choice.for_one_process(found), ()
+    return choice.for_one_process(found, here.registry), ()
 
 
 def _with_plan(found: RankTuning, script: Script, former: Plan | None, place: Path) -> RankTuning:
@@ -121,7 +121,8 @@ def _with_plan(found: RankTuning, script: Script, former: Plan | None, place: Pa
 
 def _of_one(levers: Levers) -> Levers:
     """Without levers of communication, which belong to the ranks of the plan."""
-    return {name: settings for name, settings in levers.items() if name not in choice.OF_RANKS}
+    known = kind().levers()
+    return {name: settings for name, settings in levers.items() if name not in known or not known[name].modes}
 
 
 def _of_one_process(found: RankTuning, script: Script) -> Plan:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flatout.errors import ScriptError
+from flatout.frameworks import kind
 from flatout.records.trace import End, Failure, Header, Record
 from flatout.run.launch import tail
 
@@ -40,7 +41,8 @@ def not_reached(words: Sequence[str]) -> NotReached:
     """What to say of a launcher whose ranks start with another environment."""
     return NotReached(
         f"no process that trains was reached through `{shlex.join(words)}`",
-        cause="the command ended well, and PyTorch was imported in no process that it passed its environment on to",
+        cause=f"the command ended well, and {kind().label} was imported in no process that it passed its "
+        "environment on to",
         hint="what starts ranks may extend `PYTHONPATH`, and must not replace it or start with an environment of its "
         "own",
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from flatout.frameworks.contract import CAPTURE_BYTES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
@@ -20,6 +22,6 @@ class Terms:
 
     isolate: bool = True
     start_limit_s: float = 90.0
-    capture_bytes: int = 200_000_000
+    capture_bytes: int = CAPTURE_BYTES
     store_memory_bytes: int | None = None
     environment: Mapping[str, str | None] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from flatout.errors import FlatoutError, MachineError, UsageError, did_you_mean
-from flatout.frameworks.pytorch.levers import registry
+from flatout.frameworks import kind
 from flatout.judge import result
 from flatout.judge.result import Result
 from flatout.machine import calibrate
@@ -76,7 +76,7 @@ def _ranks(script: Script, goal: Goal, run_folder: Path, machine: Machine, show:
     """What measures the ranks that a launcher starts; None for one process."""
     if not goal.launcher:
         return None
-    setting = Setting(script=script, registry=registry(), run_folder=run_folder, terms=goal.terms, machine=machine)
+    setting = Setting(script=script, registry=kind().levers(), run_folder=run_folder, terms=goal.terms, machine=machine)
     return LaunchedRanks(goal.launcher, setting, show)
 
 
@@ -102,7 +102,7 @@ def _without_groups(choice: Choice) -> Choice:
     """The same with the levers that `input` stands for in its place."""
 
     def each(names: tuple[str, ...]) -> tuple[str, ...]:
-        found = [one for name in names for one in (input_levers(registry()) if name == "input" else [name])]
+        found = [one for name in names for one in (input_levers(kind().levers()) if name == "input" else [name])]
         return tuple(dict.fromkeys(found))
 
     return replace(choice, only=None if choice.only is None else each(choice.only), without=each(choice.without))
@@ -146,7 +146,7 @@ def _saved(found: Result, run_folder: Path) -> Result:
 
 def _ceilings(conduct: Conduct) -> Ceilings | None:
     try:
-        return calibrate.ceilings()
+        return calibrate.ceilings(kind().package)
     except MachineError as problem:
         conduct.bench.warnings[f"no ceilings: {problem.error}"] = None
         return None
@@ -159,7 +159,7 @@ def _check_goal(goal: Goal, machine: Machine) -> None:
             cause="every judgement needs windows of the running script",
             hint="`--budget 1m`, or `flatout run` for a plan that is there already",
         )
-    known = registry()
+    known = kind().levers()
     for name in (*(goal.choice.only or ()), *goal.choice.without):
         if name not in known:
             raise _unknown_lever(name)
@@ -178,7 +178,7 @@ def _check_goal(goal: Goal, machine: Machine) -> None:
 
 def _check_named(choice: Choice, machine: Machine) -> None:
     """Where levers were named, one of them can be tried; else minutes would be spent on a foregone answer."""
-    named = [registry()[name] for name in choice.only or () if name not in choice.without]
+    named = [kind().levers()[name] for name in choice.only or () if name not in choice.without]
     refused = [lever for lever in named if lever.class_ == "semantics" or not allows(choice.accept, lever.class_)]
     lacking = {lever.name: why for lever in named if (why := lever.lacks(machine)) is not None}
     if not named or any(lever not in refused and lever.name not in lacking for lever in named):
@@ -190,7 +190,7 @@ def _check_named(choice: Choice, machine: Machine) -> None:
             hint="name other levers; `flatout levers SCRIPT` says what can be engaged here",
         )
     beside = [
-        f"{name} cannot be engaged here: {why}" for name, why in lacking.items() if registry()[name] not in refused
+        f"{name} cannot be engaged here: {why}" for name, why in lacking.items() if kind().levers()[name] not in refused
     ]
     if all(lever.class_ == "semantics" for lever in refused):
         raise UsageError(
@@ -209,7 +209,7 @@ def _check_named(choice: Choice, machine: Machine) -> None:
 def _unknown_lever(name: str) -> UsageError:
     """The error for a lever that is not there, or that is there by another word."""
     bare, _, setting = name.partition("=")
-    if setting and bare in registry():
+    if setting and bare in kind().levers():
         return UsageError(
             f"a setting cannot be chosen here: `{name}`",
             cause=f"trials find the setting of `{bare}` themselves",
@@ -221,8 +221,8 @@ def _unknown_lever(name: str) -> UsageError:
         )
     return UsageError(
         f"no such lever: `{name}`",
-        cause="levers are " + ", ".join(registry()),
-        hint=did_you_mean(name, registry(), "`flatout levers` lists them"),
+        cause="levers are " + ", ".join(kind().levers()),
+        hint=did_you_mean(name, kind().levers(), "`flatout levers` lists them"),
     )
 
 

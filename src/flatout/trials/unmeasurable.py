@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flatout.errors import Inconclusive, ScriptError
+from flatout.frameworks import kind
 from flatout.records.trace import Failure, Record
 from flatout.report.words import nearby, printable
 from flatout.run.launch import Ended
@@ -38,7 +39,7 @@ def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
         return ScriptError(
             f"`{script.name}` made no training step within {limit_s:.0f} s",
             cause=f"no optimizer update was seen; {last}",
-            hint="`--start-limit 10m` waits longer; steps are seen through `torch.optim` and through backward passes",
+            hint=f"`--start-limit 10m` waits longer; steps are seen through {kind().steps_show_in}",
         )
     if end.finished:
         few = f"after {end.num_steps} training steps" if end.num_steps else "without a training step"

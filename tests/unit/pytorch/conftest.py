@@ -57,14 +57,16 @@ class Listener:
         self.failures = []
         self.at_step = {}
         self.each_step = None
+        self.last = None
         self.waiting = None
 
     @property
     def num_steps(self):
         return len(self.stamps)
 
-    def on_step(self, now_s):
-        self.stamps.append(now_s)
+    def on_step(self, step):
+        self.stamps.append(step.ended_s)
+        self.last = step
         if self.each_step is not None:
             self.each_step(self.num_steps)
         for act in self.at_step.pop(self.num_steps, []):

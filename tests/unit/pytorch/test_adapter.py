@@ -494,7 +494,7 @@ def test_the_stamps_of_a_window_and_the_parts_of_its_steps_are_one_account(watch
     script.train(8)
     watched.pytorch.observe("phases")
     accounts = []
-    watched.listener.each_step = lambda _: accounts.append(sum(watched.pytorch.end_step()[0].values()))
+    watched.listener.each_step = lambda _: accounts.append(sum(watched.listener.last.phases.values()))
     begun = watched.pytorch.start_window()
     script.train(6)
     stamps = [begun, *watched.listener.stamps[-6:]]
@@ -551,7 +551,7 @@ def test_a_script_that_is_only_counted_has_two_hooks_of_ours_left_and_is_told_of
     assert watched.listener.num_steps + watched.pytorch.num_missed_steps() == 12
     hooks = ["_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"]
     assert [name for name in untouched(before) if "GradScaler" not in str(name)] == hooks
-    assert dict(vars(script.model)) == outer and watched.pytorch.end_step() == ({}, 0.0)
+    assert dict(vars(script.model)) == outer and watched.listener.last.phases == {}
     watched.pytorch.detach()
     assert untouched(before) == []
 

@@ -273,12 +273,12 @@ def test_a_training_on_batches_of_the_scripts_own_is_not_one_on_the_size(under):
 
 
 def test_it_applies_to_one_process_with_loaders_that_can_be_cut_otherwise():
-    lever, ready = BatchSize(), replace(FACTS, loaders=(replace(LOADER, why_not_resized=None),))
+    lever, ready = BatchSize(), replace(FACTS, loaders=(replace(LOADER, why_not={"batch_size": None}),))
     assert lever.applies(ready, MACHINE) is None
     assert "several processes" in lever.applies(replace(ready, distributed=True), MACHINE)
     assert "no optimizer" in lever.applies(replace(ready, step_rhythm="loader"), MACHINE)
     assert "no DataLoader" in lever.applies(replace(ready, loaders=()), MACHINE)
-    why = replace(LOADER, why_not_resized="the dataset is iterable")
+    why = replace(LOADER, why_not={"batch_size": "the dataset is iterable"})
     assert lever.applies(replace(ready, loaders=(why,)), MACHINE) == "the dataset is iterable"
     assert lever.settings(ready, MACHINE) == ()
 
@@ -287,4 +287,4 @@ def test_the_facts_of_a_loader_say_whether_it_could_have_another_size(watch):
     watched = watch()
     kept = train(MAKE["SGD"], 8, 0.01)
     (facts,) = watched.pytorch.facts().loaders
-    assert facts.why_not_resized is None and facts.batch_size == len(next(iter(kept[0].batches))) == 8
+    assert facts.refusal("batch_size") is None and facts.batch_size == len(next(iter(kept[0].batches))) == 8

@@ -48,7 +48,7 @@ def test_a_model_is_called_directly_while_nobody_asks_and_seen_again_when_somebo
     seen.append(SEAM in vars(script.model))
     watched.pytorch.start_window()
     script.train(2)
-    phases, _ = watched.pytorch.end_step()
+    phases = watched.listener.last.phases
     assert seen == [False, True] and {"forward", "backward", "optimizer"} <= set(phases)
     assert watched.listener.num_steps + watched.pytorch.num_missed_steps() == 60
 
@@ -59,14 +59,14 @@ def test_where_ends_alone_are_observed_evaluation_lies_outside_and_only_hooks_ar
     watched.pytorch.observe("ends")
     watched.pytorch.start_window()
     outside = []
-    watched.listener.each_step = lambda _: outside.append(watched.pytorch.end_step())
+    watched.listener.each_step = lambda _: outside.append(watched.listener.last)
     script.train(2)
     with torch.no_grad():
         script.model(torch.randn(64, 10))
     script.train(1)
     assert watched.pytorch.steps.coasts and SEAM in vars(script.model)
-    assert [outside_s > 0 for _, outside_s in outside] == [False, False, True]
-    assert all(phases == {} for phases, _ in outside)
+    assert [step.outside_s > 0 for step in outside] == [False, False, True]
+    assert all(step.phases == {} for step in outside)
 
 
 @pytest.mark.parametrize("depth", ["off", "ends", "phases"])

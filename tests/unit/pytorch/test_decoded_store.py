@@ -24,6 +24,7 @@ from flatout.frameworks.pytorch.input.items.shadow import difference  # noqa: E4
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.levers import registry  # noqa: E402
 from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
+from flatout.records.facts import LoaderFacts  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -458,12 +459,12 @@ def test_pil_may_be_loaded_after_it_was_engaged(monkeypatch):
 def test_the_lever_says_why_it_has_nothing_to_do_and_what_it_did(loaders, paths, monkeypatch):
     lever, session = registry()["decoded_store"], SimpleNamespace(loaders=loaders)
 
-    def why(**facts):
-        facts = {"why_not_fused": "unread", "why_not_in_process": "no workers", **facts}
-        return lever.applies(SimpleNamespace(loaders=[SimpleNamespace(**facts)]), None)
+    def why(**why_not):
+        why_not = {"fused_fetch": "unread", "virtual_workers": "no workers", **why_not}
+        return lever.applies(SimpleNamespace(loaders=[LoaderFacts(dataset="Photographs", why_not=why_not)]), None)
 
-    assert why(why_not_decoded=None) is None and why(why_not_decoded="PIL is not used") == "PIL is not used"
-    assert why(why_not_decoded=None, why_not_fused=None) == "its batches can be computed at once"
+    assert why(decoded_store=None) is None and why(decoded_store="PIL is not used") == "PIL is not used"
+    assert why(decoded_store=None, fused_fetch=None) == "its batches can be computed at once"
     assert lever.applies(SimpleNamespace(loaders=()), None) == "no DataLoader feeds the training"
     part, loader = loaders.pipeline.decoded, DataLoader(Cropped(paths), batch_size=4)
     spawning = DataLoader(Cropped(paths), num_workers=1, multiprocessing_context="spawn")

@@ -35,7 +35,7 @@ torch.manual_seed(0)
 LEVERS = json.loads(os.environ["LEVERS"])
 before = {*os.environ}
 class Listener:
-    def on_step(self, now_s): pass
+    def on_step(self, step): pass
     def on_update(self): pass
     def on_failure(self, stage, problem): raise problem
 pytorch = PyTorch()

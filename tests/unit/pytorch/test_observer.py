@@ -89,7 +89,9 @@ def run(watched, ticking, body, num=4, warm=6):
         optimizer.step()
     watched.pytorch.observe("phases")
     watched.pytorch.start_window()
-    watched.listener.each_step = lambda _: found.append((watched.listener.stamps[-1], *watched.pytorch.end_step()))
+    watched.listener.each_step = lambda _: found.append(
+        (watched.listener.stamps[-1], dict(watched.listener.last.phases), watched.listener.last.outside_s)
+    )
     begun = ticking.now
     for _ in range(num):
         body(script)
@@ -224,7 +226,7 @@ def test_two_optimizers_make_one_step(watch):
     for _ in range(5):
         step()
     assert watched.listener.num_steps == before + 5
-    phases, _ = watched.pytorch.end_step()
+    phases = watched.listener.last.phases
     assert {"forward", "backward", "optimizer", "loss"} <= phases.keys() and "data" not in phases
 
 
@@ -312,7 +314,7 @@ def test_sampling_in_every_step_belongs_to_the_step(watch):
     watched.pytorch.observe("phases")
     watched.pytorch.start_window()
     step()
-    phases, outside_s = watched.pytorch.end_step()
+    phases, outside_s = watched.listener.last.phases, watched.listener.last.outside_s
     assert outside_s == 0 and "evaluation" not in phases
 
 

@@ -601,9 +601,9 @@ def test_the_levers_say_where_they_apply():
     prefetch, store = registry()["device_prefetch"], registry()["device_store"]
     machine = replace(MACHINE, accelerators=(Accelerator(name="GPU", memory_bytes=2**30),))
     assert prefetch.applies(FACTS, machine) == store.applies(FACTS, machine) == "no CUDA device is used"
-    facts = replace(FACTS, device="cuda", loaders=(replace(LOADER, why_not_kept="its items are random"),))
+    facts = replace(FACTS, device="cuda", loaders=(replace(LOADER, why_not={"sample_store": "its items are random"}),))
     assert prefetch.applies(facts, machine) is None and store.applies(facts, machine) == "its items are random"
-    facts = replace(facts, loaders=(replace(LOADER, why_not_kept=None),))
+    facts = replace(facts, loaders=(replace(LOADER, why_not={"sample_store": None}),))
     assert store.applies(facts, machine) is None
     assert prefetch.lacks(machine) is None and "CUDA" in prefetch.lacks(MACHINE) and "CUDA" in store.lacks(MACHINE)
 

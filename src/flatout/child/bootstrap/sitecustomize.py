@@ -48,7 +48,7 @@ class _Finder:
         if name == "subprocess":
             _reach_children(sys.modules[name])
         else:
-            _enter(self.session)
+            _enter(self.session, name)
 
 
 def _watched(spec, finder):
@@ -75,12 +75,12 @@ def _watched(spec, finder):
     return spec
 
 
-def _enter(session):
+def _enter(session, name):
     try:
         _load_flatout()
         from flatout.child.conductor import enter
 
-        enter(session, _kept.get(b"FLATOUT_RANK"))
+        enter(session, name, _kept.get(b"FLATOUT_RANK"))
     except Exception as problem:  # noqa: BLE001  the user's program comes first
         _note(session, problem)
 

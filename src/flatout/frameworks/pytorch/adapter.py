@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flatout.frameworks.contract import StepListener
+from flatout.frameworks.contract import Settings, Step, StepListener
 from flatout.frameworks.pytorch import facts as fact_finding
 from flatout.frameworks.pytorch.input.loaders import Loaders
 from flatout.frameworks.pytorch.levers import registry
-from flatout.frameworks.pytorch.numerics.capture import CAPTURE_BYTES, Capture
+from flatout.frameworks.pytorch.numerics.capture import Capture
 from flatout.frameworks.pytorch.numerics.compare import Numerics
 from flatout.frameworks.pytorch.observe.memory import PeakMemory
 from flatout.frameworks.pytorch.observe.observer import Observer
@@ -42,23 +42,20 @@ class PyTorch:
 
     name = "pytorch"
 
-    def __init__(
-        self, cache_folder: str | None = None, capture_bytes: int = CAPTURE_BYTES,
-        store_memory_bytes: int | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, settings: Settings | None = None) -> None:
+        settings = settings or Settings()
         self.version: str = str(torch.__version__)
         self.calls = Calls()
         self.loaders = Loaders()
-        self.loaders.store_memory_bytes = store_memory_bytes
+        self.loaders.store_memory_bytes = settings.store_memory_bytes
+        self.loaders.admits_random = settings.admits_random
         self.observer = Observer(self.calls, self.loaders)
-        self.session = Session(self.calls, self.loaders, registry(), cache_folder)
-        self.capture = Capture(self.calls, capture_bytes)
+        self.session = Session(self.calls, self.loaders, registry(), settings.cache_folder)
+        self.capture = Capture(self.calls, settings.capture_bytes)
         self.numerics = Numerics(self.session, self.capture)
         self.steps = Steps(self)
         self.listener: StepListener | None = None
         self._memory = PeakMemory(ours=False)
-        self._last_phases: dict[str, float] = {}
-        self._last_outside_s = 0.0
         self._settled = False
         self._num_settling = 0
         self._is_lifted = False
@@ -190,27 +187,27 @@ class PyTorch:
         if self._census is not None:
             self._census.pause()
         if self.observer.depth == "off":
-            self._told_of_step(perf_counter())
+            self._told_of_step(Step(perf_counter()))
             return
-        self._last_phases, self._last_outside_s = self.observer.end_step()
-        now_s = self.observer.clock.last
+        phases, outside_s = self.observer.end_step()
+        step = Step(self.observer.clock.last, phases, outside_s)
         if self.observer.depth == "ends":
-            self._told_of_step(now_s)
+            self._told_of_step(step)
             return
         self.observer.clock.push("recorder")  # what we do here is ours, not the script's
         try:
-            self._told_of_step(now_s)
+            self._told_of_step(step)
         finally:
             self.observer.clock.pop("recorder")
 
-    def _told_of_step(self, now_s: float) -> None:
+    def _told_of_step(self, step: Step) -> None:
         self.loaders.num_steps += 1
         if self.capture.active:
             self.capture.at_boundary()
         if not self._settled:
             self._settle()
         if self.listener is not None:
-            self.listener.on_step(now_s)
+            self.listener.on_step(step)
         if self.session.at_step_end:
             for act in tuple(self.session.at_step_end.values()):
                 act()
@@ -287,7 +284,6 @@ class PyTorch:
     def coast(self) -> None:
         """See `Framework.coast`."""
         self.observer.observe("off")
-        self._last_phases, self._last_outside_s = {}, 0.0
         if not self._may_coast():
             return
         self._is_lifted = True
@@ -322,10 +318,6 @@ class PyTorch:
         if self.observer.depth == "stacks":
             self.observer.sample_stacks()
         return self.observer.clock.last
-
-    def end_step(self) -> tuple[dict[str, float], float]:
-        """See `Framework.end_step`."""
-        return self._last_phases, self._last_outside_s
 
     def num_missed_steps(self) -> int:
         """See `Framework.num_missed_steps`."""

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from flatout.frameworks.pytorch.coasting import Coasting
 from flatout.frameworks.pytorch.seams.owners import num_optimizers, with_gradients
 from flatout.frameworks.pytorch.seams.patches import Patch
 from flatout.frameworks.pytorch.seams.rhythm import Rhythm
@@ -84,9 +83,12 @@ class Steps:
         self._places: list[Known] = []
         self._before: UpdateHook | None = None
         self._after: UpdateHook | None = None
-        self._coasting = Coasting(framework, self)
         self.coasts = False
         """Whether steps are only told of."""
+        self._only: Callable[[], torch.optim.Optimizer | None] = _nobody
+        """While it coasts: the optimizer each of whose updates ends a step, where there is but one."""
+        self._num_groups = 0
+        """Its parameter groups."""
         self._patches: list[Patch] = []
         self._backward_patch: Patch | None = None
         self.num_seen = 0
@@ -125,7 +127,8 @@ class Steps:
 
     def install(self) -> None:
         """Begin to follow."""
-        for hook in (Steps._before_update, Steps._after_update, Coasting.before, Coasting.after, nothing):
+        own = (Steps._before_update, Steps._after_update, Steps._before_in_coasting, Steps._after_in_coasting)
+        for hook in (*own, nothing):
             leave_uncompiled(hook)
         self._before = UpdateHook(register_optimizer_step_pre_hook, self._before_update)
         self._after = UpdateHook(register_optimizer_step_post_hook, self._after_update)
@@ -136,8 +139,9 @@ class Steps:
         """Tell of steps alone, and set what levers change in updates, at the least cost, until `follow`."""
         if self._before is None or self._after is None:
             return
-        self._before.exchange(self._coasting.before if self._framework.session.flags.any else nothing)
-        self._after.exchange(self._coasting.after)
+        self._only = _nobody
+        self._before.exchange(self._before_in_coasting if self._framework.session.flags.any else nothing)
+        self._after.exchange(self._after_in_coasting)
         self.coasts = True
 
     def follow(self) -> None:
@@ -318,6 +322,44 @@ class Steps:
 
         return step
 
+    # -- coasting: the end of each step is told of, and what levers do in an update is done; nothing else ---------
+
+    def _before_in_coasting(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        framework = self._framework
+        if get_ident() == framework.calls.thread:
+            framework.session.flags.before_update(optimizer)
+
+    def _after_in_coasting(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        framework = self._framework
+        if get_ident() != framework.calls.thread:
+            return
+        try:
+            framework.session.flags.after_update()
+            if optimizer is self._only() and len(optimizer.param_groups) == self._num_groups:
+                self.num_seen += 1
+            elif not self._ends_step(optimizer):
+                return
+            framework.end_of_step()
+        except BaseException as problem:
+            if not framework.is_ours(problem):
+                raise
+
+    def _ends_step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether a step ends, for whichever optimizer, by what is known of it and of the order of updates."""
+        self._only = _nobody
+        known = self.known_of(optimizer)
+        if within_update(sys._getframe(2).f_back):
+            self.note_part(known)
+            return False
+        self.num_seen += 1
+        if known.num_groups != len(optimizer.param_groups) and self._framework.session.engaged:
+            known.num_groups = len(optimizer.param_groups)
+            self._framework.meet(optimizer)  # levers are extended to it, for which all is followed again
+        ends = self.rhythm.update(known.place)
+        if self.rhythm.is_every_update and not self.has_parts:
+            self._only, self._num_groups = weakref.ref(optimizer), len(optimizer.param_groups)
+        return ends
+
     # -- without updates -----------------------------------------------------------------------------------------
 
     def _count_backward(self, original: Any, patch: Patch) -> Any:
@@ -400,7 +442,11 @@ class Known:
     is_part: bool = False
 
 
+def _nobody() -> None:
+    return None
+
+
 def followed() -> bool:
     """Whether somebody follows this process's updates already."""
     hooks = getattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_post_hooks", {})
-    return any(isinstance(getattr(hook, "__self__", None), Steps | Coasting) for hook in hooks.values())
+    return any(isinstance(getattr(hook, "__self__", None), Steps) for hook in hooks.values())

@@ -85,7 +85,7 @@ def space_of(
             untried.append(Untried(lever=lever.name, reason=reason or "no other setting than the present one"))
         for settings in tried:
             candidate = Candidate(levers={lever.name: settings}, reason=f"bound {bound:.2f}x")
-            late = _leaves_cores_idle(candidate, machine)
+            late = lever.is_rarely_faster_alone(settings, machine)
             # of equal bounds the lever that may change more comes first: it is the one that can bring most; of equal
             # ones that which a single trial tells all about, before those with a number to be found
             rows.append(((_cost(lever), late, -bound, -CLASSES.index(lever.class_), len(tried)), candidate))
@@ -98,11 +98,6 @@ def space_of(
         bounds=bounds,
         promised={n: ratio for _, c in rows for n in c.levers if (ratio := levers[n].promise(facts)) > 1},
     )
-
-
-def _leaves_cores_idle(candidate: Candidate, machine: Machine) -> bool:
-    """Fewer threads than cores: rarely faster alone, so it is tried after what might be."""
-    return int(candidate.levers.get("threads", {}).get("num", machine.num_cores)) < machine.num_cores
 
 
 def left_out(lever: Lever, choice: Choice) -> str | None:
@@ -171,7 +166,7 @@ def widest_class(levers: Levers, known: Mapping[str, Lever]) -> str:
 def checks_of(levers: Levers, known: Mapping[str, Lever]) -> tuple[str, ...]:
     """Every check that some lever names; updates too where the state is moved or fused."""
     checks = {known[name].check for name in levers} - {"none"}
-    if {"channels_last", "fused_optimizer"} & {*levers}:
+    if any(known[name].moves_state for name in levers):
         checks |= {"gradients", "updates"}
     return tuple(c for c in ("batches", "gradients", "updates") if c in checks)
 

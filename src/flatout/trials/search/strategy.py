@@ -224,11 +224,8 @@ def _are_partners(first: Levers, second: Levers, known: Mapping[str, Lever]) -> 
 
 
 def _sensible(levers: Levers, space: Space) -> bool:
-    """Workers and threads share the cores: as many threads as the workers leave, at least one."""
-    if not {"workers", "threads"} <= set(levers):
-        return True
-    workers = int(levers["workers"]["num"])
-    return workers > 0 and int(levers["threads"]["num"]) == max(space.num_cores - workers, 1)
+    """Whether no setting wants what another takes."""
+    return all(space.levers[name].fits_beside(one, levers, space.num_cores) for name, one in levers.items())
 
 
 def _grown(space: Space, trials: Sequence[Trial]) -> list[Candidate]:

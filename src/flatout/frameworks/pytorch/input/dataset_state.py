@@ -30,7 +30,13 @@ MAX_ITEMS = 64
 """Items of one container looked at: lists of paths and labels are not gone through."""
 
 MOST_BYTES = 256 * 2**20
-"""Bytes of one array that are read (some 0.1 s)."""
+"""Bytes of one array that are read in a close look (some 0.1 s)."""
+
+FEW_BYTES = 64 * 2**10
+"""Bytes of one array that are read in any look (some 0.02 ms)."""
+
+MOST_ITEMS = 1_000_000
+"""Items of one container that are gone through in a close look (some 0.1 s)."""
 
 OPEN_KINDS = ("h5py.", "sqlite3.", "lmdb.", "zipfile.ZipFile", "tarfile.TarFile", "cv2.VideoCapture", "netCDF4.")
 """Classes, by the beginning of their full name, that hold a file or a connection open."""
@@ -39,15 +45,26 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _OPAQUE = (torch.Tensor, types.ModuleType, *_VALUES)
 
 
-def marks(*things: Any, data: bool = True, but: Any = None) -> list[Any]:
+def marks(*things: Any, closely: bool = True, but: Any = None) -> list[Any]:
     """What differs when things were changed in between, or what their code reads, as far as can be seen cheaply.
 
     That is their attributes, those of the script's own classes, and the names of modules that the script's own
     functions use. Values of simple types count by value, tensors by identity and version, containers by length and
-    first items; with `data` also arrays that may be written to, and tensors on a CPU, by their bytes. `but`: what is
-    left out, with all that only it has.
+    first items, small arrays by their bytes; looked at `closely` also large arrays that may be written to, tensors on
+    a CPU, and all of a container that holds nothing but simple values. `but`: what is left out, with all that only it
+    has.
     """
-    return [_mark(value, data) for value in _walk(things, but)]
+    return [_mark(value, closely) for value in _walk(things, but)]
+
+
+def counts(dataset: Any) -> dict[tuple[int, str], Any]:
+    """Numbers that the dataset and what it refers to keep as attributes, by whose they are and their name."""
+    found: dict[tuple[int, str], Any] = {}
+    for one in _walk((dataset,), None):
+        own = getattr(one, "__dict__", None) if not isinstance(one, _OPAQUE) else None
+        kept = [pair for pair in (own or {}).items() if isinstance(pair[1], bool | int | float)]
+        found |= {(id(one), name): value for name, value in kept}
+    return found
 
 
 def keeps_workers(loader: DataLoader[Any]) -> bool:
@@ -84,17 +101,28 @@ def held_open(dataset: Any) -> str | None:
     return None
 
 
-def _mark(value: Any, data: bool) -> Any:
+def _mark(value: Any, closely: bool) -> Any:
     if isinstance(value, _VALUES):
         return type(value).__name__, value
     if isinstance(value, torch.Tensor):
-        return id(value), value._version, _checksum(_array_of(value)) if data else None
+        return id(value), value._version, _checksum(_array_of(value)) if closely else None
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
-        return id(value), value.shape, _checksum(value) if data and value.flags.writeable else None
+        is_read = value.flags.writeable and (closely or value.nbytes <= FEW_BYTES)
+        return id(value), value.shape, _checksum(value) if is_read else None
     if isinstance(value, list | tuple | dict | set | frozenset):
-        return type(value).__name__, len(value)
+        return type(value).__name__, len(value), _sum_of_items(value) if closely else None
     return id(value)
+
+
+def _sum_of_items(container: Any) -> int | None:
+    """A number that changes with what a container holds; None where that is too much, or not hashable."""
+    if not MAX_ITEMS < len(container) <= MOST_ITEMS:
+        return None
+    try:
+        return hash(tuple(container.items()) if isinstance(container, dict) else tuple(container))
+    except Exception:  # noqa: BLE001  objects of the script's own may raise anything
+        return None
 
 
 def _array_of(tensor: torch.Tensor) -> Any:
@@ -152,7 +180,10 @@ def _parts(value: Any) -> list[Any]:
         return [value.func, value.args, value.keywords]
     attributes = getattr(value, "__dict__", None)
     if not isinstance(attributes, dict):
-        return []
+        slots = [
+            name for kind in type(value).__mro__ if is_the_scripts(kind) for name in vars(kind).get("__slots__", ())
+        ]
+        return [getattr(value, name, None) for name in slots if isinstance(name, str)]
     own = [part for part in attributes.values() if type(part) is not OfLoader]  # which is no part of the script's
     return [*own, type(value)]
 

@@ -61,6 +61,8 @@ class Loaders:
         """Passes opened with `settings`."""
         self.passes: weakref.WeakSet[Pass] = weakref.WeakSet()
         self.store_memory_bytes: int | None = None
+        self.admits_random = True
+        """Whether workers of ours may draw other random numbers for items than plain does."""
         """Memory for kept items; None: what is free allows."""
         self._lasting: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
         """For each loader whose workers the script keeps the pass under way, which has the loader: by its `id`."""

@@ -260,5 +260,7 @@ def _check_of(owner: Loaders, opened: Opened) -> Check | None:
         return None
     from flatout.frameworks.pytorch.input.worker_check import Check, Checks
 
-    known = owner.checks.get(opened.loader) or owner.checks.setdefault(opened.loader, Checks(owner.said))
+    known = owner.checks.get(opened.loader) or owner.checks.setdefault(
+        opened.loader, Checks(owner.said, owner.admits_random)
+    )
     return Check(known, opened)

@@ -83,11 +83,15 @@ class BatchSize(Lever):
         if facts.step_rhythm != "optimizer" or not facts.optimizers:
             return "no optimizer updates the parameters, so no learning rate could follow"
         unknown = without_rule(tuple(optimizer.name for optimizer in facts.optimizers))
-        return unknown or why_none([loader.why_not_resized for loader in facts.loaders])
+        return unknown or why_none([loader.refusal(self.name) for loader in facts.loaders])
 
     def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
         """None: it is not tried, for no step tells what it does to the training."""
         return ()
+
+    def why_not(self, session: Session, loader: DataLoader[Any]) -> str | None:
+        """Its batches cannot be of another size."""
+        return why_not_here(session, loader)
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Loaders that are made from here on."""

@@ -29,6 +29,7 @@ class Bf16Gradients(Lever):
     shortens: ClassVar = ("backward", "communication")
     toggles = "process"
     check = "gradients"
+    modes: ClassVar = SUMMING_MODES
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """On ranks that sum gradients of float32 parameters."""

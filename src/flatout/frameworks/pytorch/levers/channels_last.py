@@ -29,6 +29,8 @@ class ChannelsLast(Lever):
     class_ = "rounding"
     shortens: ClassVar = ("forward", "backward")
     check = "gradients"
+    moves_state = True
+    needs_whole_parameters = True
     partners: ClassVar = ("bf16",)  # in bfloat16 convolutions of the usual layout are reordered at every call
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:

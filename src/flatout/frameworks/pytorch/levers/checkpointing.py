@@ -32,6 +32,7 @@ class Checkpointing(Lever):
     class_ = "rounding"
     shortens: ClassVar = ("forward", "backward")
     check = "gradients"
+    needs_whole_parameters = True
     only_by_name = "it saves memory, and costs time by itself"
     conflicts: ClassVar = ("compile",)  # which decides by itself what it keeps, and has a seam in the same blocks
 

@@ -30,6 +30,7 @@ class Checkpoints(Lever):
     class_ = "exact"
     shortens: ClassVar = ("checkpoint",)
     check = "none"
+    needs_whole_parameters = True
     only_by_name = "a process that is killed loses the checkpoint that was being written"
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:

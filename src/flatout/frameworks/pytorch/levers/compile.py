@@ -62,6 +62,7 @@ class Compile(Lever):
     class_ = "rounding"
     shortens: ClassVar = ("forward", "backward")
     check = "gradients"
+    needs_whole_parameters = True
     compiles = True
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:

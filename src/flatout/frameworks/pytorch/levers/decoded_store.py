@@ -9,15 +9,17 @@ come to images that it had already.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.frameworks.pytorch.lever_reasons import why_none
 from flatout.records.ceilings import Machine
-from flatout.records.facts import Facts
+from flatout.records.facts import Facts, LoaderFacts
 from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from flatout.frameworks.pytorch.session import Session
 
 
@@ -35,13 +37,16 @@ class DecodedStore(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A loader whose items have to be computed one by one, where PIL is used."""
-        at_once = "its batches can be computed at once"
-        return why_none(
-            [
-                at_once if None in (loader.why_not_fused, loader.why_not_in_process) else loader.why_not_decoded
-                for loader in facts.loaders
-            ]
-        )
+        return why_none([self._refusal(loader) for loader in facts.loaders])
+
+    def _refusal(self, loader: LoaderFacts) -> str | None:
+        if None in (loader.refusal("fused_fetch"), loader.refusal("virtual_workers")):
+            return "its batches can be computed at once"
+        return loader.refusal(self.name)
+
+    def why_not(self, session: Session, loader: DataLoader[Any]) -> str | None:
+        """Its images cannot be kept decoded."""
+        return session.loaders.why_not("decoded", loader, for_workers=loader.num_workers > 0)
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next image on; workers from the next pass on."""

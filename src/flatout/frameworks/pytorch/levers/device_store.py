@@ -35,7 +35,7 @@ class DeviceStore(Lever):
         """A script that computes on a GPU, from items that can be kept."""
         if facts.device != "cuda":
             return "no CUDA device is used"
-        return why_none([loader.why_not_kept for loader in facts.loaders])
+        return why_none([loader.refusal("sample_store") for loader in facts.loaders])
 
     def lacks(self, machine: Machine) -> str | None:
         """A GPU."""

@@ -42,6 +42,7 @@ class Float8(Lever):
     class_ = "precision"
     shortens: ClassVar = ("forward", "backward")
     check = "gradients"
+    needs_whole_parameters = True
     only_by_name = "so few bits are for those who know that their training bears them"
     partners: ClassVar = ("compile",)
 

@@ -22,6 +22,7 @@ class ForeachOptimizer(Lever):
     class_ = "rounding"
     shortens: ClassVar = ("optimizer",)
     check = "updates"
+    needs_whole_parameters = True
     takes_memory = True
     conflicts: ClassVar = ("fused_optimizer",)
 

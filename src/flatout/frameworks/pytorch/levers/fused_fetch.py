@@ -7,7 +7,7 @@ bit the same, and a share of them is computed both ways for as long as the scrip
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.frameworks.pytorch.lever_reasons import why_none
 from flatout.records.ceilings import Machine
@@ -16,6 +16,8 @@ from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from flatout.frameworks.pytorch.session import Session
 
 
@@ -33,7 +35,11 @@ class FusedFetch(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A loader whose dataset could be read."""
-        return why_none([loader.why_not_fused for loader in facts.loaders])
+        return why_none([loader.refusal(self.name) for loader in facts.loaders])
+
+    def why_not(self, session: Session, loader: DataLoader[Any]) -> str | None:
+        """Its items cannot be computed at once."""
+        return session.loaders.why_not("fused", loader, for_workers=False)
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next fetch on."""

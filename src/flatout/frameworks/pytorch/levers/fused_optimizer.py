@@ -25,6 +25,8 @@ class FusedOptimizer(Lever):
     class_ = "rounding"
     shortens: ClassVar = ("optimizer",)
     check = "updates"
+    moves_state = True
+    needs_whole_parameters = True
     conflicts: ClassVar = ("foreach_optimizer",)
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:

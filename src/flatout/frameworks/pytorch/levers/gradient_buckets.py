@@ -39,6 +39,7 @@ class GradientBuckets(Lever):
     shortens: ClassVar = ("backward", "communication")
     toggles = "process"
     check = "gradients"
+    modes: ClassVar = BUCKETED_MODES
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """On ranks that hold copies of a model, where another size makes other buckets."""

@@ -53,6 +53,7 @@ class Heap(Lever):
     shortens: ClassVar = ("data", "forward", "loss", "backward", "optimizer")
     toggles = "process"
     check = "none"
+    needs_whole_parameters = True
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """On Linux with glibc, where page faults take a part of the step and the environment has not decided."""

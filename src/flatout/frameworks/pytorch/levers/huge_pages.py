@@ -49,6 +49,7 @@ class HugePages(Lever):
     shortens: ClassVar = ("data", "forward", "loss", "backward", "optimizer")
     toggles = "process"
     check = "none"
+    needs_whole_parameters = True
     conflicts: ClassVar = ("allocator",)  # which the C library's setting does not reach
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:

@@ -39,6 +39,7 @@ class Numa(Lever):
     shortens: ClassVar = ("data", "copy", "forward", "loss", "backward", "optimizer")
     toggles = "process"
     check = "none"
+    deals_out_cores = True
     parameter = "node"
     optional = True
 

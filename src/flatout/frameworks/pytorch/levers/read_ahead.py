@@ -8,7 +8,7 @@ that are in memory already are left alone. It helps loaders with workers of thei
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.frameworks.pytorch.lever_reasons import why_none
 from flatout.records.ceilings import Machine
@@ -17,6 +17,8 @@ from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from flatout.frameworks.pytorch.session import Session
 
 
@@ -33,7 +35,11 @@ class ReadAhead(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A loader whose dataset has a list of file names, some of which take a while to read."""
-        return why_none([loader.why_not_read_ahead for loader in facts.loaders])
+        return why_none([loader.refusal(self.name) for loader in facts.loaders])
+
+    def why_not(self, session: Session, loader: DataLoader[Any]) -> str | None:
+        """Reading the files of its next batches ahead would bring nothing."""
+        return session.loaders.why_not("files", loader, for_workers=False)
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next batch on."""

@@ -9,7 +9,7 @@ script runs. Kept is what fits into half of the memory that is free.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.frameworks.pytorch.lever_reasons import why_none
 from flatout.records.ceilings import Machine
@@ -18,6 +18,8 @@ from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from flatout.frameworks.pytorch.session import Session
 
 
@@ -30,6 +32,7 @@ class SampleStore(Lever):
     shortens: ClassVar = ("data",)
     toggles = "step"
     check = "batches"
+    keeps_items = True
     takes_memory = True
     checks_itself = True
     conflicts: ClassVar = ("workers", "fused_fetch")
@@ -38,11 +41,15 @@ class SampleStore(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A loader whose dataset could be read, and computes something."""
-        return why_none([loader.why_not_kept for loader in facts.loaders])
+        return why_none([loader.refusal(self.name) for loader in facts.loaders])
 
     def in_part(self, facts: Facts) -> str | None:
         """What is not kept is computed at once, where that can be."""
-        return "computes batches at once" if any(one.why_not_fused is None for one in facts.loaders) else None
+        return "computes batches at once" if any(one.refusal("fused_fetch") is None for one in facts.loaders) else None
+
+    def why_not(self, session: Session, loader: DataLoader[Any]) -> str | None:
+        """Its items cannot be computed once and kept."""
+        return session.loaders.why_not("stored", loader, for_workers=loader.num_workers > 0)
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next fetch on; items that are kept already stay."""

@@ -9,7 +9,7 @@ workers. Only what the training writes into an array in place is seen here at on
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.frameworks.pytorch.lever_reasons import why_none
 from flatout.records.ceilings import Machine
@@ -18,6 +18,8 @@ from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from flatout.frameworks.pytorch.session import Session
 
 
@@ -35,7 +37,11 @@ class VirtualWorkers(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A loader with workers whose dataset could be read."""
-        return why_none([loader.why_not_in_process for loader in facts.loaders])
+        return why_none([loader.refusal(self.name) for loader in facts.loaders])
+
+    def why_not(self, session: Session, loader: DataLoader[Any]) -> str | None:
+        """Its items cannot be computed at once in the place of workers."""
+        return session.loaders.why_not("fused", loader, for_workers=True)
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next pass on (in a trial from the next fetch on)."""

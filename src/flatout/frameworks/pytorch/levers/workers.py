@@ -4,9 +4,10 @@ Exact where items are deterministic: same items, same order, same random streams
 items are random, workers draw other random numbers: then the check says so and it takes `--accept statistical`. Workers
 are ahead of the training and have a copy of everything. So they begin anew at every pass, unless the script keeps its
 own; the first batch of every pass, and some later ones, are computed once more as plain does; and where the script has
-no workers it is looked at every batch whether the dataset, or a setting that its code reads, has changed. What differs
-is left to plain from there on, and the run says so. Not seen at once is what a script without workers writes in
-mid-pass into an array, a long list, or by code that is not its own: only a batch that is computed once more shows it.
+no workers it is looked at every batch whether the dataset, its sampler, or a setting that its code reads, has changed
+(what is large: as often as 2 % of the time allow). What differs is left to plain from there on, and the run says so,
+and how many batches were drawn before. Items that draw from a generator of the dataset's own, or that it counts, are
+random. Not seen at once is what code that is not the script's holds: only a batch that is computed once more shows it.
 """
 
 from __future__ import annotations
@@ -80,6 +81,10 @@ class Workers(Lever):
         numbers = [n for n in (cores, 8, 4, 2, 1) if n <= cores and shm_needed(facts, n) <= room]
         wanted = [n for n in dict.fromkeys(numbers) if n != now]
         return tuple([{"num": n} for n in wanted] + [{"num": 0}] * bool(now))
+
+    def brings_back(self, facts: Facts) -> Mapping[str, Setting] | None:
+        """No workers, where the script has some that can be changed."""
+        return {"num": 0} if any(one.num_workers and one.changeable for one in facts.loaders) else None
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next pass on (in a trial from the next fetch on)."""

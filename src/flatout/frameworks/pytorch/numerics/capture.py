@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flatout.frameworks.contract import CAPTURE_BYTES
 from flatout.frameworks.pytorch.numerics.differences import Gradients
 from flatout.frameworks.pytorch.seams.calls import Calls, OuterCall
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
@@ -23,8 +24,6 @@ from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.numerics.between import Between, Clearing, Clipping
-
-CAPTURE_BYTES = 200_000_000
 
 
 class CapturedCall:

@@ -54,6 +54,26 @@ def synchronised(group: Group) -> Iterator[None]:
         F.batch_norm = plain
 
 
+@contextmanager
+def with_running_statistics() -> Iterator[None]:
+    """Batch normalisation takes what modules remember, in training as well; nothing is brought forward."""
+    plain = F.batch_norm
+
+    def batch_norm(
+        input: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, *rest: Any, **named: Any
+    ) -> Any:
+        if mean is None or var is None:
+            raise ValueError("nothing is remembered")
+        eps = named.get("eps", rest[2] if len(rest) > 2 else 1e-5)
+        return plain(input, mean, var, weight, bias, False, 0.0, eps)
+
+    F.batch_norm = batch_norm  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        F.batch_norm = plain
+
+
 class _Normalised(torch.autograd.Function):
     """Batch normalisation with the statistics of all ranks."""
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from flatout.frameworks.pytorch.parallel import assembly
+from flatout.frameworks.pytorch.parallel import assembly, samples
 from flatout.frameworks.pytorch.parallel.assembly import Share
 from flatout.frameworks.pytorch.parallel.batch import DividedCall
 from flatout.frameworks.pytorch.parallel.confirmation import Confirmation
@@ -53,6 +53,9 @@ class Division:
         refuse: Told what cannot be divided; it ends the run.
         apart: Entered while a call is gone back through: modules that are called then are no calls of the script's.
     """
+
+    samples_tell = True
+    """Whether ranks compute different samples."""
 
     def __init__(
         self, name: str, module: Callable[[], torch.nn.Module], compute: Compute, group: Group,
@@ -98,7 +101,7 @@ class Division:
         inputs = tensors_of((args, kwargs), unique=False)
         kind, shapes = self._kind(args, kwargs, inputs), tuple(t.shape for t in inputs)
         pattern, check = self._patterns.get(kind), None
-        if pattern is None or self._is_due(pattern, shapes):
+        if pattern is None or self._is_due(pattern, shapes, args, kwargs):
             former = pattern
             if self._is_too_small(former, inputs):
                 self.why_whole = self.small(inputs)
@@ -187,13 +190,17 @@ class Division:
         ignoring = tuple(assembly.has_ignored(t) for t in inputs) if self._weighs else ()
         return (self.module().training, switches, ignoring, *((t.dim(), t.dtype, t.requires_grad) for t in inputs))
 
-    def _is_due(self, pattern: Pattern, shapes: tuple[Any, ...]) -> bool:
-        """Whether a call is computed both ways: new shapes, after changes, no rule is sure yet."""
+    def _is_due(self, pattern: Pattern, shapes: tuple[Any, ...], args: Any, kwargs: Any) -> bool:
+        """Whether a call is computed both ways: new shapes, after changes, no rule is sure yet, samples disagree."""
         pattern.num_calls += 1
         num, self._since = pattern.num_calls, pattern.confirmed_at
         if is_rare(num, self.group.world) or not pattern.decided or pattern.num_changes != self._num_changes:
             return True
-        return shapes not in pattern.sizes and len(pattern.sizes) < NUM_CONFIRMED
+        if shapes not in pattern.sizes and len(pattern.sizes) < NUM_CONFIRMED:
+            return True
+        if not self.samples_tell or not samples.is_due(num):
+            return False
+        return not samples.agrees(self, self.confirmation.apart(), pattern, args, kwargs)
 
     def _is_too_small(self, pattern: Pattern | None, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether a call that is to be computed both ways cannot be divided."""
@@ -252,6 +259,7 @@ class Division:
 class ModelDivision(Division):
     """Divides the model of a module's calls: every rank, or one in each group of them, has the whole batch."""
 
+    samples_tell = False
     planner: Planner | None = None
     """Until the first call."""
     cuts_batches = False

@@ -33,9 +33,20 @@ MOST_ELEMENTS = {2: 1000, 1: 30}
 """Of larger containers, at the top and within one, elements are only compared by identity."""
 
 
+MOST_BYTES = 64 * 2**10
+"""Larger arrays are compared by identity alone."""
+
+
 class _Tensor(NamedTuple):
     value: torch.Tensor
     version: int
+
+
+class _Array(NamedTuple):
+    """A small array of NumPy's, which knows no version."""
+
+    value: Any
+    content: bytes
 
 
 class _Fields(dict[str, Any]):
@@ -220,6 +231,14 @@ def _copied(value: Any, depth: int = 2) -> Any:
     """What a comparison needs: values, tensors with their version, what containers and plain objects hold."""
     if isinstance(value, torch.Tensor):
         return _Tensor(value, value._version)
+    numpy = sys.modules.get("numpy")
+    if (
+        numpy is not None
+        and isinstance(value, numpy.ndarray)
+        and value.nbytes <= MOST_BYTES
+        and not value.dtype.hasobject
+    ):
+        return _Array(value, value.tobytes())
     if isinstance(value, partial):
         return _copied([*value.args, *value.keywords.values()], depth)
     if isinstance(value, types.MethodType):
@@ -236,6 +255,12 @@ def _copied(value: Any, depth: int = 2) -> Any:
         return value
     kept = ((name, one) for name, one in fields.items() if not isinstance(value, type) or _is_data(one))
     return _Fields((name, _copied(one, depth - 1)) for name, one in kept)
+
+
+def _is_small_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    is_array = numpy is not None and isinstance(value, numpy.ndarray)
+    return is_array and value.nbytes <= MOST_BYTES and not value.dtype.hasobject
 
 
 def _is_data(value: Any) -> bool:
@@ -260,6 +285,8 @@ def is_same(before: Any, after: Any) -> bool:
         return bool(before == after)
     if isinstance(before, _Tensor) and isinstance(after, _Tensor):
         return before.value is after.value and before.version == after.version
+    if isinstance(before, _Array) and isinstance(after, _Array):
+        return before.value is after.value and before.content == after.content
     if isinstance(before, dict) and isinstance(after, dict):
         return not _differing(before, after)
     if isinstance(before, list) and isinstance(after, list):

@@ -66,16 +66,18 @@ class Pattern:
     """Shapes with which it was confirmed."""
 
     num_changes: int = 0
-    """How often the script had changed something of the module when it was confirmed last (`changes.py`)."""
+    """How often the script had changed something of the module when it was confirmed last (`later_calls.py`)."""
     confirmed_at: int = 0
     """The call of the module at which that was."""
+    is_sampled: bool = True
+    """Whether samples tell something of it (`samples.py`)."""
     taken: tuple[bool, ...] = ()
     """Of which outputs the script took gradients, the last time."""
 
     def follow(self, former: Pattern) -> None:
         """Take over what was known of the kind."""
         self.sizes, self.num_calls = former.sizes, former.num_calls
-        self.taken = former.taken
+        self.is_sampled, self.taken = former.is_sampled, former.taken
 
     def is_alike(self, other: Pattern) -> bool:
         """Whether the outputs of two calls are put together in one way."""

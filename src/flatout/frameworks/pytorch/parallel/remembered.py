@@ -142,7 +142,7 @@ def _is_alike(found: Any, wanted: Any, rounded: float = 0.0) -> bool:
         return found.keys() == wanted.keys() and all(_is_alike(found[name], wanted[name]) for name in wanted)
     if isinstance(found, list) and isinstance(wanted, list):
         return len(found) == len(wanted) and all(map(_is_alike, found, wanted))
-    if type(found) is float and type(wanted) is float:
+    if isinstance(found, float) and isinstance(wanted, float):  # NumPy's double is one
         near = math.isclose(found, wanted, rel_tol=tolerance(torch.float32), abs_tol=LEAST)
         return near or (math.isnan(found) and math.isnan(wanted))
     return type(found) is type(wanted) and bool(found == wanted)

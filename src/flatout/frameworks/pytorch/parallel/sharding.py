@@ -213,7 +213,7 @@ class Sharding:
         """Have what is let go of return to the system: gathered parameters come and go in every call.
 
         The C library keeps blocks of up to 32 MB once it has seen such blocks freed; a model of 100 M parameters on
-        four ranks then held 2.0 GB each, where 0.9 GB were in use (`docs/figures.md`).
+        four ranks then held 2.0 GB each, where 0.9 GB were in use (`benchmarks/figures.md`).
         """
         if environment_decides() is None and why_not_glibc() is None:
             c_library().mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)

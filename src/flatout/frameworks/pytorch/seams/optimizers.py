@@ -20,7 +20,7 @@ FUSED_DEVICES = {"Adagrad": ("cpu",)}
 
 FUSED_ON_CPU = (torch.float32, torch.float64)
 """Types in which fused updates on a CPU are right. In PyTorch 2.13 SGD's with momentum reads a buffer that was never
-filled where parameters are bfloat16 or float16, and Adam's gives NaN in float16 (`docs/claims.md`, "Numerics")."""
+filled where parameters are bfloat16 or float16, and Adam's gives NaN in float16: `benchmarks/claims.md`, "Numerics"."""
 
 
 def can_fuse(optimizer: torch.optim.Optimizer) -> bool:
