@@ -85,6 +85,8 @@ class _Planning:
             value = self._timeline.watch(division.compute, args, kwargs)
         if printed.getvalue():
             raise _refused(division, "it prints within its call, which each stage would do for each micro-batch")
+        if any(_enters_again(tensor) for tensor in tensors_of(value)):
+            raise _refused(division, "it checkpoints with `use_reentrant`, which gradients of a stage do not pass")
         self._wanted = [tensor.detach() for tensor in tensors_of(value)]
         if not self._kept[1].equals(RandomStates()):
             raise _refused(division, "it draws random numbers beside dropout: each of its stages would draw others")
@@ -180,6 +182,20 @@ class PipelinePlan:
                 edges = tuple(0 if rank <= owner else size for rank in range(group.world + 1))
                 found[id(parameter)] = Portions(parameter.shape, group, refuse, edges, number)
         return found
+
+
+def _enters_again(tensor: torch.Tensor) -> bool:
+    """Whether a checkpoint that calls backward within backward lies behind a tensor."""
+    waiting, seen = [tensor.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if "CheckpointFunction" in node.name():
+            return True
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+    return False
 
 
 def _takes_floats(timeline: Timeline, call: Made) -> bool:
