@@ -1,8 +1,8 @@
 """read_ahead: read the files that the next batches open, from slow storage, before the script opens them.
 
-The sampler's order says which items come next, and lists of names in the dataset say which files they open; both are
-looked at, and nothing of the script's is asked or run. A file that was read in vain costs time and nothing else. Files
-that are in memory already are left alone. It helps loaders with workers of their own as well.
+PyTorch's own samplers say a few batches early which items come next, and lists of names in the dataset say which files
+they open; nothing of the script's is run. A file that was read in vain costs time and nothing else. Files that are in
+memory already are left alone. It helps loaders with workers of their own as well.
 """
 
 from __future__ import annotations

@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import Dataset, Subset
 
 MOST_COLUMNS = 16
 MOST_PARTS = 8
@@ -85,11 +84,6 @@ def _columns(dataset: Any, index: int, row: Index, roots: list[str], depth: int)
     if type(dataset) is Subset:
         order = own.get("indices")
         yield from _columns(own.get("dataset"), index, _through(order, row), roots, depth - 1)
-    elif type(dataset) is ConcatDataset:
-        ends, parts = own.get("cumulative_sizes"), own.get("datasets")
-        if type(ends) is list and type(parts) is list:
-            for number, part in enumerate(parts[:MOST_PARTS]):
-                yield from _columns(part, index, _within(ends, number, row), roots, depth - 1)
     else:
         folders = [text for text in map(_text, own.values()) if text is not None and len(text) <= MOST_LETTERS]
         roots = [*dict.fromkeys(["", *folders, *roots])]
@@ -150,18 +144,6 @@ def _through(order: Any, row: Index) -> Index:
         return int(found) if type(found) is int or issubclass(type(found), np.integer) else None
 
     return behind
-
-
-def _within(ends: list[int], part: int, row: Index) -> Index:
-    """The row in one of several datasets that follow each other."""
-
-    def within(index: int) -> int | None:
-        number = row(index)
-        if number is None or number < 0 or bisect_right(ends, number) != part:
-            return None
-        return number - (ends[part - 1] if part else 0)
-
-    return within
 
 
 def _at(values: Any, number: int) -> Any:

@@ -1,8 +1,8 @@
 """Which loaders have the files of their next batches read, and of which columns?
 
-At the beginning of each pass a few files of its first batches are watched: a column of names counts where all of its
-files are opened. From then on the files of what comes next are read. In: loaders and their iterators. Out: the same
-iterators; between them and their sampler stands something that looks on.
+A loader's sampler is asked a few batches early, where it is of a kind that cannot tell (`shuffles`), and the files of
+these are read. In: loaders and their iterators. Out: the same iterators; between them and their sampler stands
+something that holds the batches that were drawn early.
 """
 
 from __future__ import annotations
@@ -10,33 +10,23 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import weakref
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from torch.utils.data import DataLoader, IterableDataset
 
 from flatout.frameworks.pytorch.input.read_ahead.names import Column, columns_of
-from flatout.frameworks.pytorch.input.read_ahead.opened import Opened
-from flatout.frameworks.pytorch.input.read_ahead.order import Order
-from flatout.frameworks.pytorch.input.read_ahead.readers import BUFFER_BYTES, Readers, Reading, Took, read
+from flatout.frameworks.pytorch.input.read_ahead.readers import BUFFER_BYTES, Readers, Reading, read
+from flatout.frameworks.pytorch.input.shuffles import why_not_ahead
 from flatout.guest.interruptions import let_through
 
-NUM_WATCHED = 4
-"""Items whose files are watched."""
-
-PATIENCE = 24
-"""Batches within which workers have to open them."""
+NUM_TRIED = 4
+"""Items whose names have to be those of files."""
 
 MOST_ITEMS = 64
 """How many items are looked ahead, or two batches."""
 
-MOST_MISTAKES = 3
-"""How often another item may come than was foreseen, in one pass."""
-
-NUM_TRIED = 8
+NUM_TIMED = 8
 """Files by which it is judged whether a loader's files are worth reading ahead."""
 
 
@@ -46,15 +36,11 @@ class ReadAhead:
     def __init__(self) -> None:
         self.engaged = False
         self.readers = Readers()
-        self.num_changes = 0
-        """How often it was engaged or released."""
         self._num_read_before = 0
-        self._standings: weakref.WeakKeyDictionary[DataLoader[Any], Standing] = weakref.WeakKeyDictionary()
 
     def engage(self, on: bool) -> None:
         """From the next batch on, or no longer."""
         self.engaged, self._num_read_before = on, self.readers.num_read
-        self.num_changes += 1
         if not on:
             self.readers.drop()
 
@@ -64,17 +50,12 @@ class ReadAhead:
         return self.readers.num_read - self._num_read_before
 
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
-        """Look on while an iterator asks its sampler."""
-        if not self.engaged or _unsuited(loader) is not None:
-            return
+        """Stand between an iterator and its sampler."""
         batches = getattr(iterator, "_sampler_iter", None)
-        if batches is not None and type(batches) is not LookedOn:
-            in_process = type(iterator) is _SingleProcessDataLoaderIter
-            iterator._sampler_iter = LookedOn(self, batches, loader, 1 if in_process else PATIENCE)
-
-    def standing(self, loader: DataLoader[Any]) -> Standing:
-        """What is known about a loader."""
-        return self._standings.setdefault(loader, Standing())
+        if self.engaged and batches is not None and type(batches) is not DrawnEarly and _unsuited(loader) is None:
+            num_asked = iterator._num_yielded + len(getattr(iterator, "_ahead", ()))
+            num_drawn = max(num_asked, getattr(iterator, "_send_idx", 0))
+            iterator._sampler_iter = DrawnEarly(self, batches, loader, num_drawn)
 
     def why_not(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
         """Why reading a loader's files ahead would bring nothing, in a few words; None where it may."""
@@ -84,142 +65,73 @@ class ReadAhead:
             return f"{type(problem).__name__} when it was looked at"
 
 
-@dataclass
-class Standing:
-    """What is known about a loader from former passes.
+class DrawnEarly:
+    """A sampler's iterator of which some batches are drawn early; their files are read.
 
-    Attributes:
-        denied: Whether names were found that nobody opened: no file is read before it is seen which are opened.
+    Not the last one: a generator of the script's own may be moved by whoever comes to the end of the order.
     """
 
-    denied: bool = False
-
-
-class LookedOn:
-    """A sampler's iterator; the files of what it will give next are read ahead."""
-
-    def __init__(self, owner: ReadAhead, batches: Any, loader: DataLoader[Any], patience: int) -> None:
+    def __init__(self, owner: ReadAhead, batches: Any, loader: DataLoader[Any], num_drawn: int) -> None:
         self._owner = owner
         self._batches = batches
         self._dataset = loader.dataset  # not the loader, which may have whatever has this
-        self._standing = owner.standing(loader)
-        self._order = Order(batches, loader.sampler)
-        self._patience = patience
-        """Batches within which the files of the first one are opened."""
-        self._learning: Learning | None = None
-        self._columns: list[Column] = []
-        self._foreseen: deque[int] = deque()
-        self._num_under_way = 0
-        """Items of the latest batch."""
-        self._since = owner.num_changes
-        self._num_mistakes = 0
-        self._reading: Reading | None = None
+        self._num_left = len(loader.batch_sampler) - 1 - num_drawn  # type: ignore[arg-type]
+        """Batches that may still be drawn early."""
+        self._drawn: deque[Any] = deque()
+        self._num_items = 0
+        """Of the batches that were drawn, those that were given included."""
+        self._num_latest = 0
+        """Items of the latest batch that was given."""
+        self._columns: list[Column] | None = None
+        self._reading = Reading()
 
-    def __iter__(self) -> LookedOn:
+    def __iter__(self) -> DrawnEarly:
         return self
 
     def __next__(self) -> Any:
         try:
-            value = next(self._batches)
+            value = self._drawn.popleft() if self._drawn else self._next()
         except BaseException:
-            self._end()
+            self._reading.over = True
             raise
-        if self._owner.engaged and (self._reading is None or not self._reading.over):
-            try:
-                self._look(value)
-            except Exception as problem:  # noqa: BLE001  whatever it is, the script is not to hear of it
-                self._end()
-                let_through(problem)
+        if not self._reading.over:
+            self._reading.num_given += self._num_latest
+            self._num_latest = len(value)
+            if self._owner.engaged:
+                try:
+                    self._look(value)
+                except Exception as problem:  # noqa: BLE001  whatever it is, the script is not to hear of it
+                    self._reading.over = True
+                    let_through(problem)
         return value
 
     def __del__(self) -> None:
-        reading = self.__dict__.get("_reading")
-        if reading is not None:
+        if (reading := self.__dict__.get("_reading")) is not None:
             reading.over = True
 
-    def _end(self) -> None:
-        self._columns, self._learning = [], None
-        if self._reading is not None:
-            self._owner.readers.end(self._reading)
+    def _next(self) -> Any:
+        value = next(self._batches)
+        self._num_left -= 1
+        self._num_items += len(value)
+        return value
 
-    def _look(self, value: Any) -> None:
-        """A batch is going to be fetched."""
-        indices = [index for index in (value if type(value) is list else [value]) if type(index) is int]
-        if not indices:
-            return
-        readers = self._owner.readers
-        if self._reading is None:
-            self._reading = readers.reading()
-            self._learning = Learning(self._dataset, indices)
-            self._columns = [] if self._standing.denied else self._learning.guessed
-            for number, index in enumerate(indices[NUM_WATCHED:], NUM_WATCHED):
-                self._read(number, index)
-        else:
-            self._pass_by(indices)
-            readers.given(self._reading, self._num_under_way)
-        self._num_under_way = len(indices)
-        if self._columns and self._reading.wants(self._reading.num_given):
-            self._foresee(max(MOST_ITEMS, 2 * len(indices)))
-
-    def _pass_by(self, indices: list[int]) -> None:
-        """What comes now was foreseen, or else nothing is believed of what was."""
-        if self._learning is not None:
-            self._learn(self._learning)
-        if self._since != self._owner.num_changes:
-            self._since = self._owner.num_changes
-            self._foreseen.clear()
-        for index in indices:
-            if self._foreseen and self._foreseen.popleft() != index:
-                self._foreseen.clear()
-                self._num_mistakes += 1
-        if self._num_mistakes >= MOST_MISTAKES:
-            self._end()
-
-    def _learn(self, learning: Learning) -> None:
-        found = learning.opened()
-        self._patience -= 1
-        if len(found) == len(learning.guessed) or self._patience <= 0:
-            self._standing.denied = bool(learning.guessed) and not found
-            self._columns, self._learning = found, None
-            if not found:
-                self._end()
-
-    def _foresee(self, num: int) -> None:
-        """Have the files read of what comes next and was not foreseen yet."""
-        assert self._reading is not None
-        for index in self._order.following(num)[len(self._foreseen) :]:
-            self._read(self._reading.num_given + self._num_under_way + len(self._foreseen), index)
-            self._foreseen.append(index)
-
-    def _read(self, number: int, index: int) -> None:
-        paths = [path for column in self._columns if (path := column.path(index)) is not None]
-        if paths and self._reading is not None:
-            self._owner.readers.add(self._reading, number, paths)
+    def _look(self, value: list[Any]) -> None:
+        """A batch is going to be fetched: have the files read of those behind it."""
+        if self._columns is None:
+            self._columns = [column for column in columns_of(self._dataset, value[0]) if _names_files(column, value)]
+        most = self._reading.num_given + len(value) + max(MOST_ITEMS, 2 * len(value))
+        while self._columns and self._num_left > 0 and self._num_items < most:
+            number = self._num_items
+            self._drawn.append(self._next())
+            for place, index in enumerate(self._drawn[-1], number):
+                paths = [path for column in self._columns if (path := column.path(index)) is not None]
+                if paths and self._reading.wants(place):
+                    self._owner.readers.add(self._reading, place, paths)
 
 
-class Learning:
-    """Which columns of a dataset have the files that are opened for its items?
-
-    Attributes:
-        guessed: Those that have names of files for the first few items of a batch.
-    """
-
-    def __init__(self, dataset: Any, indices: list[int]) -> None:
-        self._watch = Opened()
-        self._told: set[str] = set()
-        self._paths: list[set[str]] = []
-        self.guessed: list[Column] = []
-        watched = indices[:NUM_WATCHED]
-        for column in columns_of(dataset, watched[0]):
-            paths = {column.path(index) for index in watched}
-            if all(path is not None and _is_file(path) and self._watch.add(path) for path in paths):
-                self.guessed.append(column)
-                self._paths.append({path for path in paths if path is not None})
-
-    def opened(self) -> list[Column]:
-        """Those of which all these files were opened."""
-        self._told |= self._watch.told()
-        return [column for column, paths in zip(self.guessed, self._paths, strict=True) if paths <= self._told]
+def _names_files(column: Column, indices: list[Any]) -> bool:
+    paths = [column.path(index) for index in indices[:NUM_TRIED]]
+    return all(path is not None and _is_file(path) for path in paths)
 
 
 def _is_file(path: str) -> bool:
@@ -235,21 +147,16 @@ def _unsuited(loader: DataLoader[Any]) -> str | None:
         return "files are read ahead on Linux only"
     if isinstance(loader.dataset, IterableDataset):
         return "the script puts its batches together itself"
-    if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
-        return "the batches are made up by a sampler of the script's"
-    return None
+    return why_not_ahead(loader, of_list=False)
 
 
 def _why_not_worth_it(loader: DataLoader[Any]) -> str | None:
     """The same, by what lies in its dataset, and by how quickly some of the files are read."""
     num = len(loader.dataset)  # type: ignore[arg-type]
-    tried = range(num - 1, -1, -max(num // NUM_TRIED, 1))[:NUM_TRIED]
-    took: list[Took] = []
+    tried = range(num - 1, -1, -max(num // NUM_TIMED, 1))[:NUM_TIMED]
     for column in columns_of(loader.dataset, num - 1) if num else ():
-        for path in map(column.path, tried):
-            if path is not None and (found := read(path, bytearray(BUFFER_BYTES), lambda size: True)) is not None:
-                took.append(found)
+        paths = [path for path in map(column.path, tried) if path is not None]
+        took = [slow for path in paths if (slow := read(path, bytearray(BUFFER_BYTES))) is not None]
         if took:
-            quick = sum(one.quick for one in took)
-            return "its files are in memory, or read as quickly" if quick * 2 > len(took) else None
+            return "its files are in memory, or read as quickly" if sum(took) * 2 < len(took) else None
     return "its dataset has no list of the names of its items' files"
