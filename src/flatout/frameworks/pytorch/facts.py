@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from flatout.frameworks.pytorch.input.hand_over import start_method
+from flatout.frameworks.pytorch.input.worker_settings import start_method
 from flatout.frameworks.pytorch.levers.batch_size import why_not_here
 from flatout.frameworks.pytorch.levers.float8 import is_aligned
 from flatout.frameworks.pytorch.observe.memory import memory_of_device
@@ -21,7 +21,7 @@ from flatout.frameworks.pytorch.seams.blocks import BlockCall, repeated_blocks
 from flatout.frameworks.pytorch.seams.calls import OuterCall
 from flatout.frameworks.pytorch.seams.optimizers import can_fuse
 from flatout.frameworks.pytorch.session import Session
-from flatout.records.facts import EndedBy, Facts, LoaderFacts, ModelFacts, OptimizerFacts
+from flatout.records.facts import NOT_LOOKED_AT, EndedBy, Facts, LoaderFacts, ModelFacts, OptimizerFacts
 
 CONVOLUTIONS = {
     nn.Conv1d: 1, nn.ConvTranspose1d: 1, nn.Conv2d: 2, nn.ConvTranspose2d: 2, nn.Conv3d: 3, nn.ConvTranspose3d: 3,
@@ -121,13 +121,24 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
         changeable=session.loaders.may_change(loader),
         fetches_per_step=session.loaders.fetches_per_step(loader),
         batch_bytes=session.loaders.batch_bytes(loader),
-        why_not_fused=session.loaders.why_not("fused", loader, for_workers=False),
-        why_not_in_process=session.loaders.why_not("fused", loader, for_workers=True),
-        why_not_kept=session.loaders.why_not("stored", loader, for_workers=loader.num_workers > 0),
-        why_not_decoded=session.loaders.why_not("decoded", loader, for_workers=loader.num_workers > 0),
-        why_not_read_ahead=session.loaders.why_not("files", loader, for_workers=False),
+        **_why_not(loader, session),
         why_not_resized=why_not_here(session, loader),
     )
+
+
+def _why_not(loader: DataLoader[Any], session: Session) -> dict[str, str | None]:
+    """Why parts of the input pipeline can do nothing for a loader."""
+    if not session.loaders.looks_at_datasets:
+        names = ("fused", "in_process", "kept", "decoded", "read_ahead")
+        return {f"why_not_{name}": NOT_LOOKED_AT for name in names}
+    parts, has_workers = session.loaders.pipeline, loader.num_workers > 0
+    return {
+        "why_not_fused": parts.fused.why_not(loader),
+        "why_not_in_process": parts.fused.why_not(loader, for_workers=True),
+        "why_not_kept": parts.stored.why_not(loader, for_workers=has_workers),
+        "why_not_decoded": parts.decoded.why_not(loader, for_workers=has_workers),
+        "why_not_read_ahead": parts.files.why_not(loader),
+    }
 
 
 def _attention(session: Session) -> tuple[str, ...] | None:

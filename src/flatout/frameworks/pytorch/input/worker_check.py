@@ -17,11 +17,11 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from flatout.frameworks.pytorch.input.dataset_state import keeps_workers, marks
-from flatout.frameworks.pytorch.input.hand_over import start_method
 from flatout.frameworks.pytorch.input.items.fused import SetAsideError
 from flatout.frameworks.pytorch.input.passes import Opened
 from flatout.frameworks.pytorch.input.shuffles import KNOWN
 from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
+from flatout.frameworks.pytorch.input.worker_settings import start_method
 from flatout.frameworks.pytorch.seams.trees import digest
 from flatout.guest.interruptions import let_through
 
@@ -133,7 +133,7 @@ class Recomputed:
             twin.__dict__["worker_init_fn"] = None
             if start_method() != "fork":  # others would have the script's modules as they are imported
                 twin.multiprocessing_context = "fork"
-        self._iterator = OurWorkers(twin, 1)
+        self._iterator = OurWorkers(twin, asked_once=False)
 
     def differs(self, batch: Any) -> bool:
         """Whether a batch is another."""

@@ -45,11 +45,11 @@ class DecodedStore(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next image on; workers from the next pass on."""
-        session.loaders.engage("decoded", True)
+        session.loaders.pipeline.decoded.engage(True)
 
     def release(self, session: Session) -> None:
         """Decoded each time again; those that are kept wait."""
-        session.loaders.engage("decoded", False)
+        session.loaders.pipeline.decoded.engage(False)
 
     def evidence(self, session: Session) -> str | None:
         """Images that were not decoded again."""

@@ -37,11 +37,12 @@ class FusedFetch(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next fetch on."""
-        session.loaders.engage("fused", True)
+        session.loaders.pipeline.fused.engage(True)
+        session.loaders.attach()
 
     def release(self, session: Session) -> None:
         """Item by item again."""
-        session.loaders.engage("fused", False)
+        session.loaders.pipeline.fused.engage(False)
 
     def evidence(self, session: Session) -> str | None:
         """Batches that were computed so."""

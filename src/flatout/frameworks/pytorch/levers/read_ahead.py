@@ -37,11 +37,12 @@ class ReadAhead(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next batch on."""
-        session.loaders.engage("files", True)
+        session.loaders.pipeline.files.engage(True)
+        session.loaders.attach()
 
     def release(self, session: Session) -> None:
         """No more files are read; those that were stay in the kernel's memory as long as it likes."""
-        session.loaders.engage("files", False)
+        session.loaders.pipeline.files.engage(False)
 
     def evidence(self, session: Session) -> str | None:
         """Files that were read ahead and were not in memory."""
