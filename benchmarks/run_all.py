@@ -10,7 +10,6 @@ HERE = Path(__file__).resolve().parent
 
 SCRIPTS = (
     "overhead.py",
-    "hand_over.py",
     "input_pipeline.py",
     "input_cold.py",
     "speedups.py",

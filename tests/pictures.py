@@ -43,8 +43,8 @@ def check(make, num=3, between=lambda dataset, number: None, keep=False, **optio
         dataset, owner = make(), Loaders()
         if on:
             owner.install()
-            owner.engage("fused", True)
-            owner.engage("stored", keep)
+            owner.pipeline.fused.engage(True)
+            owner.pipeline.stored.engage(keep)
         try:
             torch.manual_seed(0)
             loader, batches, states = DataLoader(dataset, **options), [], []

@@ -367,7 +367,7 @@ def loaders(monkeypatch):
     ours = Loaders()
     ours.install()
     yield ours
-    ours.engage("decoded", False)
+    ours.pipeline.decoded.engage(False)
     ours.remove()
 
 
@@ -384,21 +384,21 @@ def test_batches_and_random_streams_are_those_of_plain_and_what_one_worker_decod
     options, loaders, paths
 ):
     plain = passes(Cropped(paths), **options)
-    loaders.engage("decoded", True)
+    loaders.pipeline.decoded.engage(True)
     assert difference(passes(Cropped(paths), **options), plain) is None
     assert loaders.pipeline.decoded.num_given >= 2 * 15
 
 
 def test_released_it_reaches_workers_that_run(loaders, paths):
-    loaders.engage("decoded", True)
+    loaders.pipeline.decoded.engage(True)
     loader = DataLoader(Cropped(paths), batch_size=4, num_workers=2, persistent_workers=True)
     list(loader), list(loader)
     images = loaders.pipeline.decoded._images
     assert (num := images.num_found) > 0
-    loaders.engage("decoded", False)
+    loaders.pipeline.decoded.engage(False)
     list(loader)
     assert images.num_found == num
-    loaders.engage("decoded", True)
+    loaders.pipeline.decoded.engage(True)
     list(loader)
     assert images.num_found > num
 

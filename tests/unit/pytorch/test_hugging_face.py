@@ -41,7 +41,7 @@ def check(dataset, least=3, **options):
         owner = Loaders()
         if on:
             owner.install()
-            owner.engage("fused", True)
+            owner.pipeline.fused.engage(True)
         try:
             torch.manual_seed(0)
             loader = DataLoader(dataset, **options)
@@ -91,7 +91,7 @@ def test_what_is_not_known_stays_the_librarys_own():
         list(DataLoader(ragged.with_format("torch"), batch_size=6))
     loaders = Loaders()
     loaders.install()
-    loaders.engage("fused", True)
+    loaders.pipeline.fused.engage(True)
     try:
         with pytest.raises(type(plain.value)):
             list(DataLoader(ragged.with_format("torch"), batch_size=6))
@@ -103,7 +103,7 @@ def test_a_format_that_changes_is_followed():
     dataset = table("ids", "label", "score").with_format("torch")
     loaders = Loaders()
     loaders.install()
-    loaders.engage("fused", True)
+    loaders.pipeline.fused.engage(True)
     try:
         loader = DataLoader(dataset, batch_size=4)
         for columns in (["ids", "label"], ["score"], ["label"]):

@@ -86,7 +86,7 @@ def passes(dataset, name, stop=None, point=0):
     owner = Loaders()
     owner.install()
     for part in PARTS[name]:
-        owner.engage(part, True)
+        getattr(owner.pipeline, part).engage(True)
     workers = 2 if name == "in place of workers" else 0
     if workers:
         owner.change({IN_PROCESS: True})

@@ -40,10 +40,10 @@ def loaders():
 
 ENGAGED = {
     "watched": lambda loaders: None,
-    "fused_fetch": lambda loaders: loaders.engage("fused", True),
-    "sample_store": lambda loaders: loaders.engage("stored", True),
-    "decoded_store": lambda loaders: loaders.engage("decoded", True),
-    "read_ahead": lambda loaders: loaders.engage("files", True),
+    "fused_fetch": lambda loaders: loaders.pipeline.fused.engage(True),
+    "sample_store": lambda loaders: loaders.pipeline.stored.engage(True),
+    "decoded_store": lambda loaders: loaders.pipeline.decoded.engage(True),
+    "read_ahead": lambda loaders: loaders.pipeline.files.engage(True),
     "virtual_workers": lambda loaders: loaders.set(in_process=True),
 }
 
@@ -75,7 +75,7 @@ def test_what_is_known_is_found_once_and_anew_where_it_does_not_hold():
 
 
 def test_a_copy_of_a_loader_has_nothing_of_it(loaders):
-    loaders.engage("fused", True)
+    loaders.pipeline.fused.engage(True)
     dataset = HoldsItsLoader()
     first = [batch.tolist() for batch in dataset.loader]
     before = marks(dataset)
@@ -92,6 +92,6 @@ def test_a_copy_of_a_loader_has_nothing_of_it(loaders):
 def test_what_is_known_is_no_change_of_a_dataset_that_holds_its_loader(loaders):
     dataset = HoldsItsLoader()
     before = marks(dataset)
-    loaders.engage("fused", True)
+    loaders.pipeline.fused.engage(True)
     list(dataset.loader)
     assert NAME in vars(dataset.loader) and marks(dataset) == before

@@ -15,7 +15,7 @@ Image = pytest.importorskip("PIL.Image")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, default_collate  # noqa: E402
+from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate  # noqa: E402
 
 from flatout.frameworks.pytorch.input.items import indexing  # noqa: E402
 from flatout.frameworks.pytorch.input.items.fused import FusedFetch, computed  # noqa: E402
@@ -181,22 +181,6 @@ def test_pytorchs_own_datasets_are_read():
     check(Subset(Subset(whole, range(40)), torch.arange(20).tolist()))
 
 
-def test_datasets_one_after_another_are_read():
-    parts = [TensorDataset(torch.randn(n, 3), torch.arange(n)) for n in (5, 20, 1, 24)]
-    whole = ConcatDataset(parts)
-    check(whole, (0, 4, 5, 24, 25, 26, 49, 7))
-    check(Subset(whole, list(range(49, -1, -1))), (0, 1, 23, 24, 44, 45, 49))
-    loader = DataLoader(whole, batch_size=6, shuffle=True)
-    fused = FusedFetch()
-    fused.engage(True)
-    plain, after = batches(loader)
-    ours, after_ours = batches(loader, fused)
-    assert difference(ours, plain) is None and after.equals(after_ours) and fused.num_batches == 16
-    mixed = ConcatDataset([TensorDataset(torch.zeros(9)), TensorDataset(torch.zeros(9, dtype=torch.long))])
-    with pytest.raises(Unvectorised, match="different types"):
-        computed(read(mixed, 0)[1], mixed, [0, 12])
-
-
 def test_an_array_on_disk_is_read_where_it_lies(made, tmp_path):
     TEXT.tofile(tmp_path / "text.bin")
     mapped = np.memmap(tmp_path / "text.bin", dtype=np.uint16, mode="r")
@@ -300,7 +284,7 @@ def test_it_can_be_engaged_and_released_between_any_two_batches():
         numbers = []
         for position, (batch,) in enumerate(DataLoader(dataset, batch_size=4)):
             assert torch.equal(batch, dataset.tensors[0][4 * position : 4 * position + 4])
-            loaders.engage("fused", position % 6 < 3)
+            loaders.pipeline.fused.engage(position % 6 < 3), loaders.attach()
             numbers.append(loaders.pipeline.fused.num_batches)
         assert loaders.pipeline.fused.why_not(DataLoader(dataset)) is None
     finally:
@@ -406,7 +390,7 @@ class ReadOnly(Dataset):
 if LEVER:
     owner = Loaders()
     owner.install()
-    owner.engage("fused", True)
+    owner.pipeline.fused.engage(True)
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     for _ in range(2):

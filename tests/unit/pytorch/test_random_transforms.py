@@ -192,7 +192,7 @@ def test_an_error_comes_with_the_random_stream_where_plain_has_it():
         owner = Loaders()
         if on:
             owner.install()
-            owner.engage("fused", True)
+            owner.pipeline.fused.engage(True)
         try:
             loader = DataLoader(CHAINS["as CIFAR is trained on"](), batch_size=4, sampler=[*range(20), 999])
             with pytest.raises(IndexError) as caught:
@@ -260,7 +260,7 @@ def test_means_of_another_kind_are_left_to_torchvision(means):
         owner = Loaders()
         if on:
             owner.install()
-            owner.engage("fused", True)
+            owner.pipeline.fused.engage(True)
         try:
             said.append(str(next(iter(plain))[0].sum()))
         except RuntimeError as problem:

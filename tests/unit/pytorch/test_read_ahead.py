@@ -104,7 +104,7 @@ def passes(loader, *, on, num=2, stop=None, meanwhile=lambda number: None):
     owner = Loaders()
     if on:
         owner.install()
-        owner.engage("files", True)
+        owner.pipeline.files.engage(True)
     for seed in (torch.manual_seed, random.seed, np.random.seed):
         seed(0)
     own = [g for g in (loader.generator, getattr(loader.sampler, "generator", None)) if g is not None]
@@ -367,7 +367,7 @@ def test_files_are_read_ahead_and_the_script_sees_what_it_always_saw(paths, slow
 def test_files_are_read_in_the_order_in_which_they_will_be_opened(paths, slow):
     owner = Loaders()
     owner.install()
-    owner.engage("files", True)
+    owner.pipeline.files.engage(True)
     owner.pipeline.files.readers.num = 1
     try:
         iterator = iter(DataLoader(Files(paths), batch_size=8))
@@ -412,7 +412,7 @@ def test_an_error_comes_when_plain_has_it(paths, slow):
         owner, number = Loaders(), 0
         if on:
             owner.install()
-            owner.engage("files", True)
+            owner.pipeline.files.engage(True)
         try:
             with pytest.raises(FileNotFoundError) as raised:
                 for _ in DataLoader(dataset, batch_size=8):
@@ -426,7 +426,7 @@ def test_an_error_comes_when_plain_has_it(paths, slow):
 def test_a_process_that_was_forked_goes_on(paths, slow):
     owner = Loaders()
     owner.install()
-    owner.engage("files", True)
+    owner.pipeline.files.engage(True)
     try:
         iterator = iter(DataLoader(Files(paths), batch_size=8))
         next(iterator)
@@ -444,16 +444,17 @@ def test_engaged_or_released_in_the_middle_of_a_pass(paths, slow):
     try:
         iterator = iter(DataLoader(Files(paths), batch_size=8))
         found = [next(iterator) for _ in range(3)]
-        owner.engage("files", True)
+        owner.pipeline.files.engage(True)
+        owner.attach()
         found += [next(iterator) for _ in range(3)]
         assert len(settled(slow, 20)) >= 20
-        owner.engage("files", False)
+        owner.pipeline.files.engage(False)
         time.sleep(0.1)
         num = len(slow)
         found += [next(iterator) for _ in range(2)]
         time.sleep(0.1)
         assert len(slow) == num
-        owner.engage("files", True)
+        owner.pipeline.files.engage(True)
         found += list(iterator)
         assert [size for batch in found for size in batch[0]] == [100 + number for number in range(150)]
     finally:
@@ -484,7 +485,7 @@ def test_images_are_read_ahead_beside_the_other_levers(tmp_path, slow):
         owner = Loaders()
         owner.install()
         for part in parts:
-            owner.engage(part, True)
+            getattr(owner.pipeline, part).engage(True)
         torch.manual_seed(0)
         try:
             loader = DataLoader(Photos(photos, transform), batch_size=4, shuffle=True)
@@ -520,7 +521,7 @@ def test_on_a_slow_mount_files_are_read_ahead_and_once_they_are_in_memory_no_mor
         loader = DataLoader(Files(names), batch_size=8, shuffle=True)
         owner = Loaders()
         owner.install()
-        owner.engage("files", True)
+        owner.pipeline.files.engage(True)
         try:
             sizes = [size for batch in loader for size in batch[0]]
             assert sorted(map(int, sizes)) == [100 + number for number in range(150)]

@@ -18,11 +18,10 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset  # noqa: E402
 
 from flatout.frameworks.pytorch.input import budget  # noqa: E402
-from flatout.frameworks.pytorch.input.items.columns import Columns  # noqa: E402
 from flatout.frameworks.pytorch.input.items.shadow import NUM_FIRST  # noqa: E402
+from flatout.frameworks.pytorch.input.items.store import Column  # noqa: E402
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.input.transfer import rows as rows_module  # noqa: E402
-from flatout.frameworks.pytorch.input.transfer.buffers import PAGE_BYTES, Buffers  # noqa: E402
 from flatout.frameworks.pytorch.input.transfer.known import MOST_MISSES, Habit, Known, Leaf  # noqa: E402
 from flatout.frameworks.pytorch.input.transfer.rows import Rows  # noqa: E402
 from flatout.frameworks.pytorch.input.transfer.staging import Staging  # noqa: E402
@@ -33,7 +32,7 @@ from flatout.frameworks.pytorch.seams.calls import Calls  # noqa: E402
 from flatout.frameworks.pytorch.session import Session, Unavailable  # noqa: E402
 from flatout.records.ceilings import Accelerator  # noqa: E402
 from handmade import FACTS, LOADER, MACHINE  # noqa: E402
-from streams import Event, FakeDevice, FakeDevices, Stream  # noqa: E402
+from streams import FakeDevice, FakeDevices, Stream  # noqa: E402
 from unit.pytorch.test_pipeline import make  # noqa: E402
 
 CUDA = torch.device("cuda")
@@ -120,11 +119,11 @@ def test_in_whichever_order_streams_run_the_script_computes_with_what_it_copied(
             assert runs == [float(number) for number in range(8)]
 
 
-@pytest.mark.parametrize("forgotten", ["wait", "in_use", "event"])
+@pytest.mark.parametrize("forgotten", ["wait", "in_use"])
 def test_the_fake_device_shows_what_would_be_forgotten(forgotten, monkeypatch):
-    """Without waiting, without telling the allocator, and where buffers are free before they are copied from."""
+    """Without waiting, and without telling the allocator."""
     device = FakeDevice()
-    lazy = {"wait": ["computing"] * 3, "in_use": ["beside"] * 3, "event": []}[forgotten]
+    lazy = {"wait": ["computing"] * 3, "in_use": ["beside"] * 3}[forgotten]
     for transfer in engaged(monkeypatch, device):
         warm(transfer, batch(0))
         device.forgets = (forgotten,)
@@ -164,56 +163,6 @@ def test_the_host_runs_no_further_ahead_than_memory_allows():
     assert len(device.streams["computing"].waiting) <= 2 * 11
     assert staging.begin(torch.zeros(1001, dtype=torch.uint8)) is None, "larger than all there may be"
     assert staging.begin(torch.zeros(1000, dtype=torch.uint8), early=True) is None, "nobody waits for what is early"
-
-
-# -- page-locked memory ---------------------------------------------------------------------------------------------
-
-
-def test_a_buffer_is_used_again_after_the_event_of_its_copy_and_not_before():
-    stream = Stream("any")
-    buffers = Buffers(lambda num: torch.empty(num, dtype=torch.uint8), 2**20)
-    first = buffers.take(100)
-    assert buffers.take(100) is not first, "it is being filled"
-    stream.order(lambda: None)
-    first.until(Event(stream))
-    assert buffers.take(100) is not first, "it is being copied from"
-    stream.run()
-    assert buffers.take(100) is first
-
-
-def test_buffers_keep_to_their_budget_and_make_room_for_other_sizes():
-    buffers = Buffers(lambda num: torch.empty(num, dtype=torch.uint8), 4 * PAGE_BYTES)
-    small = buffers.take(10)
-    large = buffers.take(3 * PAGE_BYTES)
-    assert buffers.num_bytes == 4 * PAGE_BYTES and buffers.take(10) is None and buffers.take(5 * PAGE_BYTES) is None
-    done = Event(Stream("any"))
-    large.until(done)
-    small.until(done)
-    assert buffers.take(10) is small and buffers.take(2 * PAGE_BYTES) is large
-    large.until(done)
-    assert buffers.take(PAGE_BYTES) is not large, "a third of it would be used"
-    assert buffers.num_bytes == 2 * PAGE_BYTES
-    lost = buffers.take(PAGE_BYTES)
-    buffers.lose(lost)
-    assert buffers.num_bytes == 2 * PAGE_BYTES
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.integers(1, 5 * PAGE_BYTES), st.integers(0, 3)), max_size=40))
-def test_no_two_copies_under_way_share_a_buffer(steps):
-    stream = Stream("any")
-    buffers = Buffers(lambda num: torch.empty(num, dtype=torch.uint8), 8 * PAGE_BYTES)
-    under_way = []
-    for num_bytes, num_run in steps:
-        buffer = buffers.take(num_bytes)
-        if buffer is not None:
-            assert buffer.num_bytes >= num_bytes
-            assert not any(one is buffer and not event.query() for one, event in under_way)
-            stream.order(lambda: None)
-            buffer.until(Event(stream))
-            under_way.append((buffer, Event(stream)))
-        assert buffers.num_bytes <= 8 * PAGE_BYTES
-        stream.run(num_run)
 
 
 # -- what takes plain's own way -----------------------------------------------------------------------------------
@@ -330,7 +279,7 @@ def test_where_the_script_copies_back_without_waiting_copies_that_wait_are_plain
     assert ours(script, lambda: batch(1).to(CUDA, non_blocking=True)), "this one never waited"
 
 
-def test_each_device_has_streams_and_buffers_of_its_own(monkeypatch):
+def test_each_device_has_streams_of_its_own(monkeypatch):
     first, second = FakeDevice(), FakeDevice()
     for transfer in engaged(monkeypatch, first, second):
         warm(transfer, batch(0))
@@ -638,8 +587,8 @@ def stored(loaders, tmp_path, monkeypatch):
     """A loader of kept items, whose columns go to the device at their first batch."""
     monkeypatch.setattr(rows_module, "NUM_BEFORE", 0)
     monkeypatch.setattr(budget, "LEAST_FREE_BYTES", 0)
-    loaders.engage("fused", True)
-    loaders.engage("stored", True)
+    loaders.pipeline.fused.engage(True)
+    loaders.pipeline.stored.engage(True)
     loaders.transfer.engage("prefetch", False)
     loaders.transfer.engage("store", True)
     loaders.pipeline.stored.on_taken = loaders.transfer.gathered
@@ -680,10 +629,12 @@ def test_kept_items_are_put_together_on_the_device_once_all_of_a_batch_lie_there
 
 
 def test_an_item_that_changes_is_followed_on_the_device(loaders, stored, device):
-    for number in range(7):
+    for number in range(14):
         epoch(stored, device)
-        stored.dataset.images[number] += 1
-    assert loaders.transfer.num["gathered"] > 0
+        if number == 6:
+            before = loaders.transfer.num["gathered"]
+            stored.dataset.images[number] += 1
+    assert 0 < before < loaders.transfer.num["gathered"]
 
 
 def test_without_room_for_all_items_on_the_device_batches_are_copied(loaders, stored, device):
@@ -702,22 +653,16 @@ def test_where_memory_for_the_items_is_refused_batches_are_copied(loaders, store
     assert loaders.transfer.num["gathered"] == 0
 
 
-def test_rows_that_were_written_since_the_batch_was_taken_are_not_kept_for_it():
-    first = torch.arange(6.0).view(3, 2)
-    columns = Columns([first], 3)
-    columns.put(np.arange(3), [first], np.arange(3))
-    device, places, seen = FakeDevice(), np.array([0, 2]), []
-    (taken,) = columns.take(places)
-    columns.told([taken], lambda tensor, column: seen.append(Rows(column, places)))
-    seen[0].column.num_arrived = rows_module.NUM_BEFORE
+def test_a_batch_lies_on_the_device_when_all_of_its_rows_have_arrived_there():
+    column = Column(torch.arange(6.0).view(3, 2), 3)
+    device, rows = FakeDevice(), Rows(column, np.array([0, 2]))
+    column.num_arrived = rows_module.NUM_BEFORE
     device.free = 2**40
-    mirror = seen[0].look(device)
-    assert mirror is not None and not mirror.covers(places)
-    mirror.has(np.arange(3))
-    assert mirror.covers(places) and seen[0].look(FakeDevice()) is None, "it lies on one device"
-    columns.put(np.array([2]), [first + 1], np.array([0]))
-    assert not mirror.covers(places) and mirror.covers(np.array([0, 1]))
-    assert seen[0].look(device) is None, "the tensor is what the rows were"
+    mirror = rows.look(device)
+    assert mirror is not None and not mirror.covers(rows.places)
+    mirror.has(rows.places)
+    assert mirror.covers(rows.places) and not mirror.covers(np.arange(3))
+    assert rows.look(FakeDevice()) is None, "it lies on one device"
 
 
 # -- page-locked batches --------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ np = pytest.importorskip("numpy")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from torch.utils.data import ConcatDataset, DataLoader, Subset  # noqa: E402
+from torch.utils.data import DataLoader, Subset  # noqa: E402
 
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from pictures import check, cifar, mnist  # noqa: E402
@@ -78,11 +78,6 @@ def test_kept_items_too(name):
 @pytest.mark.parametrize("name", ["colour", "colour bytes", "bytes", "halves"])
 def test_channels_lie_where_stacking_puts_them_whatever_the_number_of_items(name, batch_size):
     assert check(CHAINS[name], batch_size=batch_size) is None
-
-
-def test_items_of_several_datasets():
-    check(lambda: ConcatDataset([CHAINS["doubles"](), CHAINS["doubles"]()]))
-    check(lambda: ConcatDataset([CHAINS["colour"](), CHAINS["colour"]()]))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 from flatout.frameworks.pytorch.input import worker_processes  # noqa: E402
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
-from flatout.frameworks.pytorch.input.worker_processes import OurWorkers, signs_of_life  # noqa: E402
+from flatout.frameworks.pytorch.input.worker_processes import OurWorkers  # noqa: E402
 from tiers import some  # noqa: E402
 
 WORKERS = {"num_workers": 2, "prefetch_factor": 2}
@@ -65,8 +65,7 @@ def loaders():
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(worker_processes, "LOOK_S", 0.1)
-    monkeypatch.setattr(worker_processes, "MOST_LIFELESS", 4)
+    monkeypatch.setattr(worker_processes, "PATIENCE_S", 0.8)
 
 
 # -- while a batch is waited for -----------------------------------------------------------------------------------
@@ -81,38 +80,25 @@ def test_a_worker_that_is_killed_costs_no_wait(loaders):
     assert len(loaders.problems) == 1 and "exited unexpectedly" in loaders.problems[0]
 
 
-@pytest.mark.parametrize("kind", ["sleeps", "is stopped", "waits for a lock that nobody gives back"])
+@pytest.mark.parametrize("kind", ["sleeps", "waits for a lock that nobody gives back"])
 def test_a_worker_that_hangs_is_given_up(kind, loaders, impatient):
     held = threading.Lock()
     held.acquire()
     acts = {
         "sleeps": lambda: time.sleep(1000),
-        "is stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
         "waits for a lock that nobody gives back": held.acquire,
     }
     begun_s = time.monotonic()
     found = order_of(loader_of(Numbers(acts[kind])))
     assert sorted(found) == list(range(24)) and found == order_of(loader_of(Numbers()))
     assert time.monotonic() - begun_s < 5, "nor is it waited for at the end"
-    assert len(loaders.problems) == 1 and "no sign of life" in loaders.problems[0]
-
-
-@pytest.mark.parametrize("kind", ["computes", "waits often"])
-def test_a_worker_that_takes_long_is_not_given_up(kind, loaders, impatient):
-    def compute():
-        until_s = time.monotonic() + 1.5
-        while time.monotonic() < until_s:
-            if kind == "waits often":
-                time.sleep(0.02)
-
-    assert sorted(order_of(loader_of(Numbers(compute)))) == list(range(24))
-    assert loaders.problems == [] and loaders.num_changed == 1
+    assert len(loaders.problems) == 1 and "timed out" in loaders.problems[0]
 
 
 def test_a_script_that_takes_long_gives_nobody_up(loaders, impatient):
     seen = []
     for batch in loader_of(Numbers()):
-        time.sleep(0.3)
+        time.sleep(0.9)
         seen += batch.tolist()
     assert sorted(seen) == list(range(24)) and loaders.problems == []
 
@@ -123,13 +109,6 @@ def test_the_scripts_own_time_limit_still_holds(loaders):
     with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
         list(loader)
     assert time.monotonic() - begun_s < 9, "ours, the script's own, and PyTorch's five seconds to end those"
-
-
-def test_signs_of_life_move_with_whatever_a_process_does():
-    before = signs_of_life(os.getpid())
-    time.sleep(0.01)
-    assert signs_of_life(os.getpid()) != before
-    assert signs_of_life(2**22 + 1) is None, "no such process"
 
 
 # -- the end -------------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from zlib import crc32
 from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.input.decoded import SHARE, Answer, DecodedImages, Kept
-from flatout.frameworks.pytorch.input.hand_over import start_method
 from flatout.frameworks.pytorch.input.items.shadow import EVERY
+from flatout.frameworks.pytorch.input.worker_settings import start_method
 from flatout.frameworks.pytorch.seams.patches import Patch
 from flatout.guest.interruptions import let_through
 

@@ -84,7 +84,6 @@ def given_back(owner: Loaders, broken: Opened, num_given: int) -> Opened:
     with _in_order(loader, iterator.order()) if recorded else contextlib.nullcontext():
         opened = owner.open_plain(loader, drawn=broken.drawn)
     opened.iterator._index_sampler = loader._index_sampler
-    opened.shuffle = broken.shuffle
     for _ in range(num_given):
         if getattr(opened.iterator, "_num_workers", 0):  # whose random streams have to come as far
             next(opened.iterator)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 from flatout.frameworks.pytorch.input.dataset_state import Copies, held_open, keeps_workers
 from flatout.frameworks.pytorch.input.of_loader import is_itself_alone
 from flatout.frameworks.pytorch.input.passes import FetchObserver, Later, Opened, Pass
-from flatout.frameworks.pytorch.input.shuffles import draw_seed, drawing_elsewhere, generators_of, runs_ahead
+from flatout.frameworks.pytorch.input.shuffles import draw_seed, drawing_elsewhere, generators_of
 from flatout.frameworks.pytorch.input.worker_settings import (
     IN_PROCESS,
     WORKER_ATTRIBUTES,
@@ -37,7 +37,7 @@ from flatout.guest.tracebacks import hide_ours
 from flatout.records.facts import NOT_LOOKED_AT
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.input.items.engine import InputPipeline, Part
+    from flatout.frameworks.pytorch.input.items.engine import InputPipeline
     from flatout.frameworks.pytorch.input.transfer.transfer import Transfer
     from flatout.frameworks.pytorch.input.worker_check import Checks
 
@@ -206,7 +206,7 @@ class Loaders:
             and getattr(loader, "in_order", True)  # otherwise nobody knows which batches were given when one breaks
             and not isinstance(loader.dataset, IterableDataset)
             and held_open(loader.dataset) is None
-            and not runs_ahead(loader)
+            and not generators_of(loader)  # which workers would move further than the script has got
         )
 
     def _may_open(self, loader: DataLoader[Any]) -> bool:
@@ -233,9 +233,8 @@ class Loaders:
         """What is to be said of workers in the end."""
         return list(self.said)
 
-    def engage(self, part: Part, on: bool) -> None:
-        """Have a part of the input pipeline fetch from now on, where it is known how, or no longer."""
-        self.pipeline.engage(part, on, fill=self.training if self.reopen else ())
+    def attach(self) -> None:
+        """Have passes that are under way ask the input pipeline as well, of which a part was engaged."""
         for one in self.passes:
             self.pipeline.attach(one.loader, one.inner)
 
@@ -250,14 +249,20 @@ class Loaders:
 
     def following(self, iterator: Any) -> Any:
         """The next batch of a pass's iterator."""
-        fetch = next if self._pipeline is None else self._pipeline.following
-        return fetch(iterator) if self._transfer is None else self._transfer.following(iterator, fetch)
+        return next(iterator) if self._transfer is None else self._transfer.following(iterator, next)
 
-    def why_not(self, part: Part, loader: DataLoader[Any], *, for_workers: bool) -> str | None:
-        """Why a part of the input pipeline cannot compute a loader's batches; None where it can."""
-        if not (self.studies or self._pipeline is not None or IN_PROCESS in self.settings):
-            return NOT_LOOKED_AT  # reading a dataset takes a while
-        why: str | None = getattr(self.pipeline, part).why_not(loader, for_workers=for_workers)
+    @property
+    def looks_at_datasets(self) -> bool:
+        """Whether it may be found out what the input pipeline could do for them, which takes a while."""
+        return self.studies or self._pipeline is not None or IN_PROCESS in self.settings
+
+    def why_not(
+        self, part: Callable[[InputPipeline], Any], loader: DataLoader[Any], *, for_workers: bool
+    ) -> str | None:
+        """Why a part of the input pipeline can do nothing for a loader's batches; None where it can."""
+        if not self.looks_at_datasets:
+            return NOT_LOOKED_AT
+        why: str | None = part(self.pipeline).why_not(loader, for_workers=for_workers)
         return why
 
     def open(self, loader: DataLoader[Any]) -> Opened:
@@ -358,7 +363,6 @@ class Loaders:
         if started is None:
             opened.before = None
             return self.open_plain(loader, drawn=True).iterator
-        opened.shuffle = started.shuffle
         if self._pipeline is not None:
             self._pipeline.attach(loader, started.iterator)
         return started.iterator
@@ -368,12 +372,11 @@ class Loaders:
         if kept is None and keeps_workers(loader):
             self._copies.check(loader)
         former = {name: getattr(loader, name) for name in WORKER_ATTRIBUTES}
-        ahead = loader.num_workers * (loader.prefetch_factor or 0)
         try:
             with self._drawing_as_plain(loader) as draws:
                 loader.__dict__.update(wanted(former, settings))
                 if kept is None:
-                    iterator = self._begun(loader, settings, ahead)
+                    iterator = self._begun(loader, settings, asked_once=not former["num_workers"])
                 else:
                     if draws:  # workers stay, but the script's random stream must move as it does for new ones
                         draw_seed(loader)
@@ -383,11 +386,9 @@ class Loaders:
             loader.__dict__.update(former)
         self._remember(loader, iterator)
         self.num_changed += 1
-        opened = Opened(loader, iterator, dict(self.settings), before=before)
-        opened.shuffle = getattr(iterator, "shuffle", None)
-        return opened
+        return Opened(loader, iterator, dict(self.settings), before=before)
 
-    def _begun(self, loader: DataLoader[Any], settings: Mapping[str, Any], ahead: int) -> Any:
+    def _begun(self, loader: DataLoader[Any], settings: Mapping[str, Any], *, asked_once: bool) -> Any:
         if not loader.num_workers:
             return loader._get_iterator()
         warned = caller_in(DataLoader._get_iterator, "self.check_worker_number_rationality()")
@@ -396,7 +397,7 @@ class Loaders:
             return self.pipeline.in_process(loader, fast=fast)
         from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
 
-        return OurWorkers(loader, ahead)
+        return OurWorkers(loader, asked_once=asked_once)
 
     def close_kept(self) -> None:
         """End workers that wait for a next pass."""

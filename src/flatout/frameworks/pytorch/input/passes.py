@@ -20,7 +20,6 @@ from flatout.guest.tracebacks import hide_ours
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.input.loaders import Loaders
-    from flatout.frameworks.pytorch.input.shuffles import Shuffle
     from flatout.frameworks.pytorch.input.worker_check import Check
 
 
@@ -43,7 +42,6 @@ class Opened:
         settings: The worker settings that were asked for at the time.
         before: The random states before it was made, where the settings took effect; else None.
         drawn: Whether the seed that opening draws had been drawn at `before`.
-        shuffle: What moves a generator of the script's own, where the iterator does not.
     """
 
     def __init__(
@@ -59,7 +57,6 @@ class Opened:
         self.settings = settings
         self.before = before
         self.drawn = False
-        self.shuffle: Shuffle | None = None
 
     @property
     def bare(self) -> Any:
@@ -70,18 +67,6 @@ class Opened:
     def changed(self) -> bool:
         """Whether it runs under settings of ours."""
         return self.before is not None
-
-    def following(self, fetch: Callable[[Any], Any]) -> Any:
-        """The next batch by `fetch`; a generator of the script's own moves as far as plain moves it."""
-        try:
-            batch = fetch(self.iterator)
-        except StopIteration:
-            if self.shuffle is not None:
-                self.shuffle.ended()
-            raise
-        if self.shuffle is not None:
-            self.shuffle.handed()
-        return batch
 
     def close(self) -> None:
         """End worker processes that are ours."""
@@ -201,7 +186,7 @@ class Pass:
     def _draw(self) -> Any:
         while True:
             try:
-                batch = self._opened.following(self._compared)
+                batch = self._compared(self._opened.iterator)
                 break
             except StopIteration:
                 is_over = True

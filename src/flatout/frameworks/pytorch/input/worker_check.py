@@ -17,11 +17,11 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from flatout.frameworks.pytorch.input.dataset_state import counts, keeps_workers, marks
-from flatout.frameworks.pytorch.input.hand_over import start_method
 from flatout.frameworks.pytorch.input.items.fused import SetAsideError
 from flatout.frameworks.pytorch.input.passes import Opened
 from flatout.frameworks.pytorch.input.shuffles import KNOWN
 from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
+from flatout.frameworks.pytorch.input.worker_settings import start_method
 from flatout.frameworks.pytorch.seams.trees import digest
 from flatout.guest.interruptions import let_through
 
@@ -178,7 +178,7 @@ class Recomputed:
                 twin.multiprocessing_context = "fork"
         if not loader.num_workers or start_method() == "fork":
             twin.__dict__["collate_fn"] = Counting(loader.collate_fn, loader.dataset)
-        self._iterator = OurWorkers(twin, 1)
+        self._iterator = OurWorkers(twin, asked_once=False)
 
     def differs(self, batch: Any, *, twice: bool = False) -> tuple[bool, str]:
         """Whether a batch is another; and, computed `twice`, why what one computes makes the next one another."""

@@ -1,38 +1,36 @@
 """How do worker processes of ours end? With the script; and where one dies or hangs, all of them at once.
 
 PyTorch learns of a dead worker by a signal that raises in whatever line the script is in, and of one that hangs not at
-all. Ours are watched while a batch is waited for, and given up when one shows no sign of life: the batch is fetched
-without them, so that giving up too early costs time and nothing else. In: a loader under settings of ours. Out: its
-iterator.
+all. Ours are looked at while a batch is waited for, and have a time limit: the batch is then fetched without them, so
+that giving up too early costs time and nothing else. In: a loader under settings of ours. Out: its iterator.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator
-from multiprocessing.connection import wait
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, _utils
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from flatout.frameworks.pytorch.input.hand_back import GivenOrder, Recorded
-from flatout.frameworks.pytorch.input.hand_over import context_for
-from flatout.frameworks.pytorch.input.shuffles import shuffle_of
+from flatout.frameworks.pytorch.input.worker_settings import start_method
 from flatout.guest import lifeline
 
-LOOK_S = 5.0
+LOOK_S = 0.5
 """How long a batch is waited for before it is looked whether the workers are alive."""
 
-MOST_LIFELESS = 6
-"""Looks in a row at which a worker has not moved, though it has something to do. One that waits for a disk or a network
-moves whenever something comes. Counted in looks, not in seconds, for a whole machine may sleep as well."""
+PATIENCE_S = 120.0
+"""How long a batch may take before the workers count as hanging, where the script says nothing of it."""
 
 
 class Process(type(multiprocessing.get_context("fork")).Process):  # type: ignore[misc]
@@ -52,23 +50,62 @@ class Process(type(multiprocessing.get_context("fork")).Process):  # type: ignor
         super().run()
 
 
-class OurWorkers(Recorded, _MultiProcessingDataLoaderIter):
-    """PyTorch's iterator, which raises as soon as a worker has died, and when one hangs."""
+class _Context(type(multiprocessing.get_context("fork"))):  # type: ignore[misc]
+    """Forks as the default does."""
 
-    def __init__(self, loader: DataLoader[Any], ahead: int) -> None:
-        self._ahead = ahead
-        """By how many batches plain is ahead of the script."""
-        self._broken = False
-        self._pid = os.getpid()
-        self._seen: dict[Any, tuple[Any, int]] = {}
-        """For each worker: signs of life, and at how many looks they were the same."""
+    Process = Process
+
+
+class _Sent:
+    """A collation that raises in the worker where its batch could not be sent whole.
+
+    PyTorch's queue drops what cannot be pickled, and the script would wait for it until the time limit.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, items: Any) -> Any:
+        batch = self._collate(items)
+        _Pickler(io.BytesIO()).dump(batch)
+        return batch
+
+
+class _Pickler(ForkingPickler):
+    """Pickles all but the tensors, which have a way of their own."""
+
+    def persistent_id(self, value: Any) -> bool | None:
+        """Something for a tensor that arrives as it is.
+
+        Raises:
+            TypeError: PyTorch's own way would lose something of it.
+        """
+        if type(value) is torch.Tensor:
+            if value.is_quantized or vars(value) or value.is_conj() or value.is_neg():
+                raise TypeError("a tensor that is quantized, conjugate or carries attributes cannot be sent whole")
+            return True
+        return True if isinstance(value, torch.UntypedStorage | torch.TypedStorage) else None
+
+
+class OurWorkers(Recorded, _MultiProcessingDataLoaderIter):
+    """PyTorch's iterator, which raises as soon as a worker has died, and when one hangs.
+
+    Args:
+        loader: Whose batches.
+        asked_once: Whether plain, which has no workers, begins the order once; with them PyTorch begins it twice.
+    """
+
+    def __init__(self, loader: DataLoader[Any], *, asked_once: bool) -> None:
+        self._asked_once = asked_once
+        self._broken, self._pid = False, os.getpid()
         try:
-            with _handing_over(loader):
+            with _ours(loader):
                 super().__init__(loader)
         except BaseException:
             self._broken, self._problem = True, None
             self._shutdown_workers()
             raise
+        self._timeout = self._timeout or PATIENCE_S
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         if first_iter:
@@ -77,51 +114,25 @@ class OurWorkers(Recorded, _MultiProcessingDataLoaderIter):
             signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
             self._worker_pids_set = False
         self.begin_record()
-        self.shuffle = shuffle_of(loader, self._ahead)
         sampler = self._index_sampler
-        if first_iter and not self._ahead:  # the script has no workers: with them, PyTorch begins an order twice
+        if first_iter and self._asked_once:
             self._index_sampler = GivenOrder(sampler, self._sampler_iter)
         try:
-            with self.shuffle.aside() if self.shuffle is not None else contextlib.nullcontext():
-                super()._reset(loader, first_iter)
+            super()._reset(loader, first_iter)
         finally:
             self._index_sampler = sampler
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+        until_s = time.monotonic() + timeout
+        found, data = False, None
         try:
-            if self._pin_memory:  # a thread takes what comes
-                return super()._try_get_data(timeout)
-            end_s = time.monotonic() + timeout
-            while not wait(self._waited_for(), min(LOOK_S, max(end_s - time.monotonic(), 0))):
-                self._look()
-                if time.monotonic() >= end_s:
-                    self._broken = self._timeout > 0  # the script's own limit
-                    return False, None
-            return super()._try_get_data(0)
+            while not found and (left_s := until_s - time.monotonic()) > 0:
+                found, data = super()._try_get_data(min(LOOK_S, left_s))
         except Exception:
             self._broken = True
             raise
-
-    def _waited_for(self) -> list[Any]:
-        """Where a batch or a worker's death shows."""
-        active = zip(self._workers, self._workers_status, strict=True)
-        reader: Any = self._data_queue
-        return [reader._reader, *(worker.sentinel for worker, is_active in active if is_active)]
-
-    def _look(self) -> None:
-        """See whether those that have something to do are alive.
-
-        Raises:
-            RuntimeError: One has not moved for a long time.
-        """
-        busy = {task[0] for task in self._task_info.values() if len(task) == 1} or range(len(self._workers))
-        for worker in (self._workers[number] for number in busy):
-            signs = signs_of_life(worker.pid)
-            before, num = self._seen.get(worker.pid, (None, 0))
-            num = num + 1 if signs is not None and signs == before else 0
-            self._seen[worker.pid] = signs, num
-            if num >= MOST_LIFELESS:
-                raise RuntimeError(f"a worker (pid {worker.pid}) has shown no sign of life for {num * LOOK_S:.0f} s")
+        self._broken = self._broken or not found
+        return found, data
 
     def _shutdown_workers(self) -> None:
         if os is None or _utils is None or _utils.python_exit_status is not False:  # the interpreter ends
@@ -153,30 +164,16 @@ class OurWorkers(Recorded, _MultiProcessingDataLoaderIter):
             queue.close()
 
 
-def signs_of_life(pid: int | None) -> tuple[str, ...] | None:
-    """What moves whenever a process does anything: its processor time, and how often each thread has waited.
-
-    None where it is not known.
-    """
-    folder = Path("/proc") / str(pid)
-    try:
-        fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        threads = [(thread / "status").read_text() for thread in (folder / "task").iterdir()]
-    except OSError:
-        return None
-    return (*fields[11:13], *(text.partition("voluntary_ctxt_switches:")[2] for text in threads))
-
-
 @contextlib.contextmanager
-def _handing_over(loader: DataLoader[Any]) -> Iterator[None]:
-    """Have the loader's workers hand over small tensors by value."""
-    own = loader.multiprocessing_context
-    ours = context_for(vars(loader)) if own is None else None
-    if ours is None:
-        yield
-        return
-    loader.multiprocessing_context = ours
+def _ours(loader: DataLoader[Any]) -> Iterator[None]:
+    """Have the loader's workers end with the script, and tell what they cannot send."""
+    attributes = vars(loader)
+    own, context = loader.collate_fn, loader.multiprocessing_context
+    if context is None and start_method() == "fork":  # others would have to import us
+        loader.multiprocessing_context = _Context()
+        attributes["collate_fn"] = _Sent(own)
     try:
         yield
     finally:
-        loader.multiprocessing_context = own
+        loader.multiprocessing_context = context
+        attributes["collate_fn"] = own

@@ -5,10 +5,12 @@ In: a loader's own attributes, and settings. Out: attributes that go together.
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.lever_reasons import DEFAULT_PREFETCH_FACTOR
 
@@ -21,6 +23,16 @@ IN_PROCESS = "in_process"
 
 KEPT_WORKERS = "its workers are kept between passes, and their random streams with them"
 """Why nothing that draws can be put in the place of such workers."""
+
+
+def start_method(loader: DataLoader[Any] | None = None) -> str:
+    """How worker processes are started, those of a loader or any others.
+
+    get_context() would fix it, and the script may still want to set it.
+    """
+    if loader is not None and loader.multiprocessing_context is not None:
+        return str(loader.multiprocessing_context.get_start_method())
+    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 def usable(settings: Mapping[str, Any], loader: Any) -> dict[str, Any]:

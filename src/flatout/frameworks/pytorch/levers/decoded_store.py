@@ -46,15 +46,15 @@ class DecodedStore(Lever):
 
     def why_not(self, session: Session, loader: DataLoader[Any]) -> str | None:
         """Its images cannot be kept decoded."""
-        return session.loaders.why_not("decoded", loader, for_workers=loader.num_workers > 0)
+        return session.loaders.why_not(lambda parts: parts.decoded, loader, for_workers=loader.num_workers > 0)
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next image on; workers from the next pass on."""
-        session.loaders.engage("decoded", True)
+        session.loaders.pipeline.decoded.engage(True)
 
     def release(self, session: Session) -> None:
         """Decoded each time again; those that are kept wait."""
-        session.loaders.engage("decoded", False)
+        session.loaders.pipeline.decoded.engage(False)
 
     def evidence(self, session: Session) -> str | None:
         """Images that were not decoded again."""

@@ -39,15 +39,16 @@ class FusedFetch(Lever):
 
     def why_not(self, session: Session, loader: DataLoader[Any]) -> str | None:
         """Its items cannot be computed at once."""
-        return session.loaders.why_not("fused", loader, for_workers=False)
+        return session.loaders.why_not(lambda parts: parts.fused, loader, for_workers=False)
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next fetch on."""
-        session.loaders.engage("fused", True)
+        session.loaders.pipeline.fused.engage(True)
+        session.loaders.attach()
 
     def release(self, session: Session) -> None:
         """Item by item again."""
-        session.loaders.engage("fused", False)
+        session.loaders.pipeline.fused.engage(False)
 
     def evidence(self, session: Session) -> str | None:
         """Batches that were computed so."""

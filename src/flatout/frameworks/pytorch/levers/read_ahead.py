@@ -39,15 +39,16 @@ class ReadAhead(Lever):
 
     def why_not(self, session: Session, loader: DataLoader[Any]) -> str | None:
         """Reading the files of its next batches ahead would bring nothing."""
-        return session.loaders.why_not("files", loader, for_workers=False)
+        return session.loaders.why_not(lambda parts: parts.files, loader, for_workers=False)
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next batch on."""
-        session.loaders.engage("files", True)
+        session.loaders.pipeline.files.engage(True)
+        session.loaders.attach()
 
     def release(self, session: Session) -> None:
         """No more files are read; those that were stay in the kernel's memory as long as it likes."""
-        session.loaders.engage("files", False)
+        session.loaders.pipeline.files.engage(False)
 
     def evidence(self, session: Session) -> str | None:
         """Files that were read ahead and were not in memory."""

@@ -49,15 +49,17 @@ class SampleStore(Lever):
 
     def why_not(self, session: Session, loader: DataLoader[Any]) -> str | None:
         """Its items cannot be computed once and kept."""
-        return session.loaders.why_not("stored", loader, for_workers=loader.num_workers > 0)
+        return session.loaders.why_not(lambda parts: parts.stored, loader, for_workers=loader.num_workers > 0)
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next fetch on; items that are kept already stay."""
-        session.loaders.engage("stored", True)
+        loaders = session.loaders
+        loaders.pipeline.stored.engage(True, fill=loaders.training if loaders.reopen else ())  # at once in a trial
+        loaders.attach()
 
     def release(self, session: Session) -> None:
         """Items are computed again; those that are kept wait."""
-        session.loaders.engage("stored", False)
+        session.loaders.pipeline.stored.engage(False)
 
     def evidence(self, session: Session) -> str | None:
         """Batches that were put together of kept items."""

@@ -41,7 +41,7 @@ class VirtualWorkers(Lever):
 
     def why_not(self, session: Session, loader: DataLoader[Any]) -> str | None:
         """Its items cannot be computed at once in the place of workers."""
-        return session.loaders.why_not("fused", loader, for_workers=True)
+        return session.loaders.why_not(lambda parts: parts.fused, loader, for_workers=True)
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next pass on (in a trial from the next fetch on)."""

@@ -64,7 +64,7 @@ class Workers(Lever):
         if not any(loader.changeable for loader in facts.loaders):
             return (
                 "the loader is of a kind of its own, names its multiprocessing context, gives batches out of order, "
-                "or its sampler draws on the way"
+                "or draws from a generator of the script's"
             )
         if any(loader.picklable is False for loader in facts.loaders):
             return "the dataset cannot be pickled, as this start method needs"

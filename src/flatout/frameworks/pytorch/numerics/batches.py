@@ -80,7 +80,7 @@ class Drawn:
             for position in range(num):
                 if position == few:
                     self._states.append(RandomStates([loader.generator]))
-                batch = opened.following(next)
+                batch = next(opened.iterator)
                 self.hashes.append(digest(batch))
                 if position < NUM_BATCHES:
                     self._kept += tensors_of(batch)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from flatout.frameworks.pytorch.input.items import integers
 from flatout.frameworks.pytorch.input.items.rows import Rows, Unvectorised, each, gathered
 
 
@@ -72,13 +71,13 @@ def integer(value: Any) -> Rows:
     if type(value) is Rows and value.kind == "int":
         return value
     data = _scalars(value, "iu")
-    return Rows("int", [int(one) for one in value.data]) if data is None else integers.of_array(data)
+    return Rows("int", [int(one) for one in value.data] if data is None else data.tolist())
 
 
 def real(value: Any) -> Rows:
     """`float` of each item's number."""
     data = _scalars(value, "iuf")
-    return Rows("float", [float(one) for one in (value.listed() if data is None else data.tolist())])
+    return Rows("float", [float(one) for one in (value.data if data is None else data.tolist())])
 
 
 def _scalars(value: Any, kinds: str) -> np.ndarray | None:
@@ -112,9 +111,6 @@ def _beside(data: np.ndarray, operand: Any) -> Any:
 
 def arithmetic(operation: Callable[[Any, Any], Any], one: Any, other: Any) -> Rows:
     """Python's own arithmetic, with each item's number."""
-    found = integers.calculated(operation, one, other)
-    if found is not None:
-        return found
     num = len(one) if type(one) is Rows else len(other)
     sides = [each(value, num, (int, float)) for value in (one, other)]
     values = [operation(a, b) for a, b in zip(*sides, strict=True)]

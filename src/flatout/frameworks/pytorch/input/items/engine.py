@@ -1,23 +1,16 @@
-"""The parts of the input pipeline, and which of them are engaged.
-
-In: loaders' iterators. Out: the same iterators, which ask the engaged parts for their batches.
-"""
+"""The parts of the input pipeline. In: loaders' iterators. Out: the same, which ask the engaged parts for batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.input.decoders import Decoding
-from flatout.frameworks.pytorch.input.items.fused import FusedFetch, following
+from flatout.frameworks.pytorch.input.items.fused import FusedFetch
 from flatout.frameworks.pytorch.input.items.in_process import InProcess
 from flatout.frameworks.pytorch.input.items.stored import StoredItems
 from flatout.frameworks.pytorch.input.read_ahead.owner import ReadAhead
-
-Part: TypeAlias = Literal["fused", "stored", "decoded", "files"]
-"""A part of the input pipeline."""
 
 
 class InputPipeline:
@@ -33,13 +26,6 @@ class InputPipeline:
         self.decoded = Decoding()
         self.files = ReadAhead()
 
-    def engage(self, part: Part, on: bool, *, fill: Iterable[DataLoader[Any]] = ()) -> None:
-        """Have a part fetch from now on, or no longer; `fill`: loaders whose items are all kept at once, in a trial."""
-        if part == "stored":
-            self.stored.engage(on, fill=fill)
-        else:
-            getattr(self, part).engage(on)
-
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Have an iterator that fetches in this process ask us."""
         self.fused.attach(loader, iterator)
@@ -49,10 +35,3 @@ class InputPipeline:
     def in_process(self, loader: DataLoader[Any], *, fast: bool) -> InProcess:
         """A new pass over a loader with workers, without them; `fast`: where it is known what its items are."""
         return InProcess(loader, self.fused if fast else None, self.stored)
-
-    def following(self, iterator: Any) -> Any:
-        """The next batch of an iterator."""
-        return following(iterator) if self.fused.engaged or self.stored.engaged else next(iterator)
-
-
-__all__ = ["InputPipeline", "Part"]

@@ -7,7 +7,6 @@ Out: the same batches.
 
 from __future__ import annotations
 
-import functools
 import threading
 import types
 from collections.abc import Callable
@@ -15,12 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._C._autograd import _profiler_enabled
 from torch.utils.data import DataLoader, Subset, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from flatout.frameworks.pytorch.input.hand_over import start_method
 from flatout.frameworks.pytorch.input.items.draws import skip
 from flatout.frameworks.pytorch.input.items.hugging_face import is_table
 from flatout.frameworks.pytorch.input.items.program import Program
@@ -29,11 +26,10 @@ from flatout.frameworks.pytorch.input.items.rows import OneThread, Rows, Unvecto
 from flatout.frameworks.pytorch.input.items.shadow import Shadow, joined
 from flatout.frameworks.pytorch.input.items.unheard import unheard
 from flatout.frameworks.pytorch.input.of_loader import known
-from flatout.frameworks.pytorch.input.worker_settings import KEPT_WORKERS
+from flatout.frameworks.pytorch.input.worker_settings import KEPT_WORKERS, start_method
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.script_code import is_the_scripts
 from flatout.guest.interruptions import let_through
-from flatout.guest.plain_lines import caller_in
 
 MOST_FAILURES = 8
 """Batches that could not be computed at once, after which it is no longer tried, unless four times as many could."""
@@ -303,22 +299,6 @@ class Some:
             skip(place * self._num_words)
             found.append(self._plain([self._indices[place]]))
         return joined(found)
-
-
-def following(iterator: Any) -> Any:
-    """`next(iterator)`; of one with a fetcher of ours without a range for a profiler that is off (15 us)."""
-    if type(iterator) is not _SingleProcessDataLoaderIter or _profiler_enabled():
-        return next(iterator)
-    if type(iterator._dataset_fetcher) is _MapDatasetFetcher or iterator._sampler_iter is None:
-        return next(iterator)
-    batch = _in_plains_line()(iterator._next_data)
-    iterator._num_yielded += 1
-    return batch
-
-
-@functools.cache
-def _in_plains_line() -> Callable[..., Any]:
-    return caller_in(_BaseDataLoaderIter.__next__, "self._next_data()")
 
 
 def computed(program: Program, dataset: Any, indices: list[int]) -> Any:

@@ -46,7 +46,7 @@ def row_of_table(recording: Recording, dataset: Seen, index: Seen) -> Seen:
     def rows(now: Any, numbers: Rows) -> list[Rows]:
         if _state(now) != state:
             raise Unvectorised("the table's format has changed since it was read")
-        return _columns(now, names, numbers.listed())
+        return _columns(now, names, numbers.data)
 
     together = Operation("datasets.Dataset", lambda *_: tree_leaves(item), rows, fresh=True)
     return recording.shaped(item, recording.apply(together, [dataset, index]))

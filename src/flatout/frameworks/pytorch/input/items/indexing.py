@@ -38,7 +38,7 @@ def _taken(container: Any, index: Rows) -> Rows:
         found = np.asarray(container).take(_places(index), axis=0)  # several times as fast as `container[index]`
         return Rows("scalar" if found.ndim == 1 else "array", found)
     if kind in (list, tuple, range):
-        values = [container[number] for number in index.listed()]
+        values = [container[number] for number in index.data]
         return gathered(values, type(values[0]))
     raise Unvectorised(f"an index into `{kind.__name__}`")
 
@@ -47,8 +47,7 @@ def _rows_of(container: torch.Tensor, index: Rows) -> torch.Tensor:
     """`container[index]`, several times as fast where no index counts from the end."""
     numbers = _places(index)
     places = torch.from_numpy(numbers)
-    from_start = index.least >= 0 if type(index.data) is np.ndarray else bool(numbers.size) and numbers.min() >= 0
-    return container.index_select(0, places) if from_start else container[places]
+    return container.index_select(0, places) if numbers.size and numbers.min() >= 0 else container[places]
 
 
 def _places(index: Rows) -> np.ndarray:
@@ -57,7 +56,7 @@ def _places(index: Rows) -> np.ndarray:
     Raises:
         OverflowError: One of them is too large.
     """
-    return index.data if type(index.data) is np.ndarray else np.array(index.data, np.int64)
+    return np.array(index.data, np.int64)
 
 
 def _window(container: Any, key: slice) -> Rows:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.frameworks.pytorch.input.items import arrays, images, indexing, integers, tensors, vision
+from flatout.frameworks.pytorch.input.items import arrays, images, indexing, tensors, vision
 from flatout.frameworks.pytorch.input.items.rows import Rows, Unvectorised, each
 
 
@@ -136,9 +136,6 @@ def _arithmetic(
 def _compared(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Rows]:
     def rows(one: Any, other: Any) -> Rows:
         one, other = _whole(one), _whole(other)
-        found = integers.compared(plain, one, other)
-        if found is not None:
-            return found
         num = len(one) if type(one) is Rows else len(other)
         sides = [each(value, num, (int, float, str)) for value in (one, other)]
         return Rows("truth", [plain(a, b) for a, b in zip(*sides, strict=True)])
@@ -149,7 +146,7 @@ def _compared(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Rows]:
 def _whole(value: Any) -> Any:
     """NumPy's integers as Python's, with which they compare alike."""
     if type(value) is Rows and value.kind == "scalar" and value.data.dtype.kind in "iu":
-        return integers.of_array(value.data)
+        return Rows("int", value.data.tolist())
     return value
 
 

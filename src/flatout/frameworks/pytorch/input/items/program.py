@@ -14,7 +14,6 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from flatout.frameworks.pytorch.input.items.draws import drawn
-from flatout.frameworks.pytorch.input.items.integers import whole
 from flatout.frameworks.pytorch.input.items.rows import Rows, Unvectorised
 from flatout.guest.interruptions import let_through
 
@@ -107,7 +106,7 @@ class Program:
             Unvectorised: Something is not as it was when the program was read.
         """
         numbers = drawn(self.draws, len(indices)) if self.draws else None
-        return self.run(dataset, whole(indices), numbers)
+        return self.run(dataset, Rows("int", list(indices)), numbers)
 
 
 def straight_line(instructions: Sequence[Instruction], constants: Sequence[Any], item: Any) -> Callable[..., Any]:
@@ -152,7 +151,7 @@ def require(value: Any, expected: bool) -> None:
         Unvectorised: It is not.
     """
     if type(value) is Rows:
-        if value.kind != "truth" or any(bool(one) is not expected for one in value.listed()):
+        if value.kind != "truth" or any(bool(one) is not expected for one in value.data):
             raise Unvectorised("a branch that not all items take")
     elif bool(value) is not expected:
         raise Unvectorised("a condition has changed since the dataset was read")

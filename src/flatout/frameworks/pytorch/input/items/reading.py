@@ -22,7 +22,6 @@ from torch.utils.data import ConcatDataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from flatout.frameworks.pytorch.input.items import operations, randomness, vision
-from flatout.frameworks.pytorch.input.items.concatenation import concatenated
 from flatout.frameworks.pytorch.input.items.hugging_face import is_table, row_of_table
 from flatout.frameworks.pytorch.input.items.lookup import Lookup
 from flatout.frameworks.pytorch.input.items.program import Program
@@ -81,10 +80,9 @@ class Reader:
         if is_table(dataset.value) and index.varies and type(index.value) is int:
             self._recording.of_type(dataset, type(dataset.value))
             return row_of_table(self._recording, dataset, index)
-        function = self._lookup.special(dataset, "__getitem__")
-        if type(dataset.value) is ConcatDataset and index.varies and type(index.value) is int:
-            return concatenated(self._recording, dataset, index, read)
-        return self._run(function, [dataset, index], {})
+        if type(dataset.value) is ConcatDataset:
+            raise self._recording.unread("several datasets one after another (`ConcatDataset`)")
+        return self._run(self._lookup.special(dataset, "__getitem__"), [dataset, index], {})
 
     # -- functions -----------------------------------------------------------------------------------------------
 

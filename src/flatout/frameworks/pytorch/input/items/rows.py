@@ -29,23 +29,14 @@ class Rows:
         kind: What each of them is: a tensor, one of torchvision's images that are tensors, an array, a NumPy scalar, an
             image (`uint8`, grey or RGB), an `int` ...
         data: For `tensor` and `image_tensor` a tensor, for `array`, `scalar` and `image` an array, each with the items
-            as its first dimension; for Python's own values a list of them, so that arithmetic is Python's; for `int`
-            and `truth` it may be an array as well, see `integers`.
-        least: Of such an array of `int`: no number is smaller.
-        most: Likewise, no number is larger.
+            as its first dimension; for Python's own values a list of them, so that arithmetic is Python's.
     """
 
     kind: Kind
     data: Any
-    least: int = 0
-    most: int = 0
 
     def __len__(self) -> int:
         return len(self.data)
-
-    def listed(self) -> list[Any]:
-        """The values as Python's own."""
-        return self.data.tolist() if type(self.data) is np.ndarray else list(self.data)
 
 
 class OneThread:
@@ -126,7 +117,7 @@ def each(value: Any, num: int, types: tuple[type, ...]) -> list[Any]:
         Unvectorised: It is not.
     """
     if type(value) is Rows and value.kind in [_PLAIN[kind] for kind in types]:
-        return value.listed()
+        return list(value.data)
     if type(value) in types:
         return [value] * num
     raise Unvectorised("an operand of another type than Python's own numbers or text")

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from flatout.frameworks.pytorch.input.items import vision
-from flatout.frameworks.pytorch.input.items.integers import whole
 from flatout.frameworks.pytorch.input.items.program import Instruction, Program, Slot, slots_of, straight_line
 from flatout.frameworks.pytorch.input.items.rows import Rows, Unvectorised
 
@@ -41,12 +40,10 @@ class Look:
     Attributes:
         mark: What they share. Equal marks, and equal rows, give equal items.
         rows: What is taken for each, as arrays or lists with a row for each index.
-        numbers: The indices, where they are known as `Rows`.
     """
 
     mark: tuple[Any, ...]
     rows: tuple[Any, ...]
-    numbers: Rows | None = None
 
 
 class Sources:
@@ -70,7 +67,7 @@ class Sources:
         """
         if not self._program.holds():
             raise Unvectorised("the code of the dataset has changed since it was read")
-        index = whole(indices)
+        index = Rows("int", list(indices))
         containers, parameters = self._share(dataset, index)
         counted = tuple([type(one) is torch.Tensor or _is_frozen(one) for one in containers])
         if counted != self._counted:
@@ -78,9 +75,7 @@ class Sources:
         mark = [_count(one) if on else _kind(one) for one, on in zip(containers, counted, strict=True)]
         taken = self._take(dataset, index)
         rows = tuple([_data(one) for one in taken])
-        return Look(
-            (torch.get_default_dtype(), *mark, *map(_form, taken, rows), *map(state_of, parameters)), rows, index
-        )
+        return Look((torch.get_default_dtype(), *mark, *map(_form, taken, rows), *map(state_of, parameters)), rows)
 
     def _compare_all_but(self, counted: tuple[bool, ...]) -> None:
         taken = [take.rows for take, on in zip(self._program.takes, counted, strict=True) if not on]

@@ -1,21 +1,20 @@
 """Items computed once and kept: a batch is a gather.
 
 What an item is made of is kept beside it and compared each time (`sources`), so that a dataset that changes is
-followed. Memory is taken as long as enough is free, for ever the same items; what does not fit is computed each time.
-In: batches of a fetcher, and what their items are made of. Out: the same batches.
+followed. All items are kept, or none. In: batches of a fetcher, and what their items are made of. Out: batches.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from flatout.frameworks.pytorch.input.budget import LEAST_FREE_BYTES, may_take_bytes
-from flatout.frameworks.pytorch.input.items.columns import Column, Columns, Places, num_bytes
-from flatout.frameworks.pytorch.input.items.integers import whole
 from flatout.frameworks.pytorch.input.items.sources import Look
 from flatout.machine.control_groups import free_memory_bytes
 
@@ -23,7 +22,13 @@ LOOK_EVERY_BYTES = 2**26
 """How often it is seen while the store grows whether memory is still free."""
 
 MOST_CHANGES = 4
-"""How often what all items share may change before nothing is kept any more."""
+"""How often what items are made of may change before nothing is kept any more."""
+
+Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+class Unkept(Exception):
+    """A batch that cannot be kept; the message says why."""
 
 
 class Room:
@@ -45,6 +50,18 @@ class Room:
         return may_take_bytes(free_memory_bytes())
 
 
+class Column:
+    """One tensor of a batch, for all items that are kept."""
+
+    def __init__(self, first: torch.Tensor, num_rows: int) -> None:
+        room = np.empty(num_rows * first[:1].nbytes, np.uint8)  # NumPy asks for large pages
+        self.rows = torch.from_numpy(room).view(first.dtype).view(num_rows, *first.shape[1:])
+        self.mirror: Any = None
+        """The same rows on a device (`transfer.rows`)."""
+        self.num_arrived = 0
+        """How often a batch of them went to a device."""
+
+
 class Store:
     """The kept items of one dataset.
 
@@ -56,159 +73,134 @@ class Store:
     def __init__(self, num_items: int, room: Room | None = None) -> None:
         self.num_items = num_items
         self.num_kept = 0
-        self.capacity: int | None = None
-        """Items for which there is room; known with the first."""
+        self.taken_bytes = 0
+        """Memory that is set aside for items."""
         self.why_stopped: str | None = None
-        """Why nothing is added any more."""
+        """Why nothing is kept any more."""
         self._room = room or Room()
-        self._place_after = np.zeros(num_items, np.int32)
-        """For each item one more than its place, 0 where it has none: pages that are never used take no memory."""
         self._mark: tuple[Any, ...] | None = None
         self._num_changes = 0
-        self._columns: Columns | None = None
-        self._made_of: list[_Rows] = []
-        self._item_bytes = 1
         self._look_at_bytes = LOOK_EVERY_BYTES
-
-    @property
-    def taken_bytes(self) -> int:
-        """Memory that is set aside for items."""
-        return (self.capacity or 0) * self._item_bytes if self._columns is not None else 0
+        self._columns: list[Column] = []
+        self._form: Any = None
+        self._made_of: list[Any] = []
+        self._place_after = np.zeros(0, np.int32)
+        """For each item one more than its place, 0 where it has none: pages that are never used take no memory."""
 
     def places(self, indices: Sequence[int], look: Look) -> Places | None:
-        """Where the items lie, -1 for those that are not there, or are not made of the same any more; None: nowhere."""
+        """Where the items lie; None where one is not there, or is not made of the same any more."""
         if look.mark != self._mark:
             self._forget(look.mark)
-        numbers = look.numbers if look.numbers is not None else whole(indices)
-        known = type(numbers.data) is np.ndarray and numbers.least >= 0 and numbers.most < self.num_items
-        if self._columns is None or not known:
+        if not self._columns or min(indices) < 0 or max(indices) >= self.num_items:
             return None
-        places = self._places_of(numbers.data)
-        for kept, rows in zip(self._made_of, look.rows, strict=True):
-            same = kept.same(places, rows)
-            if not same.all():
-                places[~same] = -1
+        places: Places = self._place_after.take(np.asarray(indices)).astype(np.int64) - 1
+        if places.min() < 0:
+            return None
+        if not all(_are_same(kept, places, rows) for kept, rows in zip(self._made_of, look.rows, strict=True)):
+            self._forget(look.mark)
+            return None
         return places
 
-    def _places_of(self, indices: Any) -> Places:
-        return self._place_after.take(indices).astype(np.int64) - 1
+    def take(self, places: Places) -> Any:
+        """The batch of these places, in memory and in containers of its own."""
+        numbers = torch.from_numpy(places)
+        return tree_unflatten([column.rows.index_select(0, numbers) for column in self._columns], self._form)
 
-    def take(self, places: Places, missing: Any = None) -> Any:
-        """The batch of these places; `missing` has the rows for those that are -1."""
-        assert self._columns is not None
-        return self._columns.take(places, missing)
-
-    def told(self, batch: Any, tell: Callable[[Any, Column], None]) -> None:
+    def told(self, batch: Any, tell: Callable[[torch.Tensor, Column], None]) -> None:
         """Tell of which column each tensor of a batch of kept rows consists."""
-        if self._columns is not None:
-            self._columns.told(batch, tell)
+        for column, leaf in zip(self._columns, tree_flatten(batch)[0], strict=False):
+            tell(leaf, column)
 
     def put(self, indices: Sequence[int], look: Look, batch: Any) -> None:
-        """Keep what is not there yet, as far as there is room.
+        """Keep what is not there yet.
 
         Raises:
             Unkept: It is no batch that can be kept.
         """
-        if self._mark != look.mark or min(indices) < 0 or max(indices) >= self.num_items:
+        if self._mark != look.mark or self.why_stopped or min(indices) < 0 or max(indices) >= self.num_items:
             return
-        if self._columns is None and self.capacity != 0:
-            self._make_room(batch, look, len(indices))
-        if self._columns is None or self.capacity is None or not self._columns.fits(batch):
+        leaves, form = _taken_apart(batch)
+        if not self._columns:
+            self._make_room(leaves, form, look)
+        if self.why_stopped or form != self._form or not all(map(_fits, self._columns, leaves)):
             return
-        numbers = np.asarray(indices)
-        places = self._places_of(numbers)
-        if places.max() >= 0:
-            self._replace_changed(places, look, batch)
-        which = np.flatnonzero(places < 0) if len(set(indices)) == len(indices) else self._first_of(numbers)
-        which = which[: self.capacity - self.num_kept]
-        if len(which):
-            self._add(numbers, which, batch, look)
-
-    def _first_of(self, numbers: Places) -> Places:
-        """Which rows are those of items that are not there yet, each item once."""
-        _, which = np.unique(numbers, return_index=True)
-        return which[self._place_after[numbers[which]] == 0]
-
-    def _replace_changed(self, places: Places, look: Look, batch: Any) -> None:
-        """Items that have changed are kept as they are now."""
-        stale = np.zeros(len(places), bool)
+        numbers, which = np.unique(np.asarray(indices), return_index=True)
+        which = which[self._place_after[numbers] == 0]
+        if not len(which):
+            return
+        places = slice(self.num_kept, self.num_kept + len(which))
+        for column, leaf in zip(self._columns, leaves, strict=True):
+            column.rows[places] = leaf[torch.from_numpy(which)]
         for kept, rows in zip(self._made_of, look.rows, strict=True):
-            stale |= ~kept.same(places, rows)
-        which = np.flatnonzero(stale & (places >= 0))
-        if len(which):
-            self._write(places[which], which, batch, look)
-
-    def _write(self, places: Places | slice, which: Places, batch: Any, look: Look) -> None:
-        assert self._columns is not None
-        self._columns.put(places, batch, which)
-        for kept, rows in zip(self._made_of, look.rows, strict=True):
-            kept.put(places, rows, which)
-
-    def _add(self, numbers: Places, which: Places, batch: Any, look: Look) -> None:
-        """Keep new items."""
-        after = self.num_kept + len(which)
-        self._write(slice(self.num_kept, after), which, batch, look)
-        self._place_after[numbers[which]] = np.arange(self.num_kept + 1, after + 1)
-        self.num_kept = after
+            kept[places] = rows[which] if isinstance(rows, np.ndarray) else [rows[number] for number in which]
+        self._place_after[np.asarray(indices)[which]] = np.arange(places.start + 1, places.stop + 1)
+        self.num_kept = places.stop
         self._mind_memory()
 
-    def _forget(self, mark: tuple[Any, ...]) -> None:
+    def _forget(self, mark: tuple[Any, ...] | None) -> None:
         self._num_changes += self._mark is not None
         if self._num_changes > MOST_CHANGES:
-            self.capacity, self.why_stopped = 0, "what its items are made of changes all the time"
-        self._mark = mark
-        if self.num_kept:
-            self._place_after = np.zeros(self.num_items, np.int32)
-        self._columns, self._made_of, self.num_kept = None, [], 0
+            self._stop("what its items are made of changes all the time")
+        self._mark, self.num_kept, self.taken_bytes = mark, 0, 0
+        self._columns, self._made_of = [], []
 
-    def _make_room(self, batch: Any, look: Look, num_rows: int) -> None:
-        self._item_bytes = max(1, (num_bytes(batch) + sum(map(_num_bytes, look.rows))) // num_rows)
-        self.capacity = min(self.num_items, self._room.free_bytes(self) // self._item_bytes)
-        self.why_stopped = None if self.capacity == self.num_items else "no memory for more"
-        self._look_at_bytes = LOOK_EVERY_BYTES
-        if not self.capacity:
-            return
-        self._columns = Columns(batch, self.capacity)
-        self._made_of = [_Rows(rows, self.capacity) for rows in look.rows]
+    def _stop(self, why: str) -> None:
+        self.why_stopped, self.num_kept, self.taken_bytes, self._columns, self._made_of = why, 0, 0, [], []
+
+    def _make_room(self, leaves: list[torch.Tensor], form: Any, look: Look) -> None:
+        num = len(leaves[0])
+        made_of = sum(rows.nbytes if isinstance(rows, np.ndarray) else 32 * len(rows) for rows in look.rows)
+        needed = self.num_items * max(1, (sum(leaf.nbytes for leaf in leaves) + made_of) // num)
+        if needed > self._room.free_bytes(self):
+            return self._stop("no memory for all items")
+        self.taken_bytes, self._form, self._look_at_bytes = needed, form, LOOK_EVERY_BYTES
+        self._columns = [Column(leaf, self.num_items) for leaf in leaves]
+        self._place_after = np.zeros(self.num_items, np.int32)
+        self._made_of = [
+            np.empty((self.num_items, *rows.shape[1:]), rows.dtype) if isinstance(rows, np.ndarray)
+            else [None] * self.num_items for rows in look.rows
+        ]  # fmt: skip
 
     def _mind_memory(self) -> None:
-        if self.num_kept * self._item_bytes < self._look_at_bytes:
+        if self.num_kept * (self.taken_bytes // self.num_items) < self._look_at_bytes:
             return
         self._look_at_bytes += LOOK_EVERY_BYTES
         free_bytes = free_memory_bytes()
         if free_bytes is not None and free_bytes < LEAST_FREE_BYTES:
-            self.capacity, self.why_stopped = self.num_kept, "memory ran short"
+            self._stop("memory ran short")
 
 
-class _Rows:
-    """What kept items are made of, one row for each."""
-
-    def __init__(self, first: Any, num_rows: int) -> None:
-        is_array = isinstance(first, np.ndarray)
-        self._rows: Any = np.empty((num_rows, *first.shape[1:]), first.dtype) if is_array else [None] * num_rows
-
-    def same(self, places: Places, rows: Any) -> np.ndarray:
-        """Which of the rows are those that lie at these places, bit for bit."""
-        if isinstance(self._rows, list) or not isinstance(rows, np.ndarray):
-            kept = [self._rows[place] if place >= 0 else None for place in places.tolist()]
-            return np.array([type(a) is type(b) and a == b for a, b in zip(kept, rows, strict=True)], bool)
-        if rows.dtype != self._rows.dtype or rows.shape[1:] != self._rows.shape[1:]:
-            return np.zeros(len(rows), bool)
-        kept = self._rows.take(places, axis=0, mode="clip")
-        if kept.tobytes() == np.ascontiguousarray(rows).tobytes():
-            return np.ones(len(rows), bool)
-        flat = [np.ascontiguousarray(one).reshape(len(rows), -1).view(np.uint8) for one in (kept, rows)]
-        return (flat[0] == flat[1]).all(axis=1)
-
-    def put(self, places: Places | slice, rows: Any, which: Places) -> None:
-        """Keep some of the rows."""
-        if isinstance(self._rows, list):
-            numbers = range(places.start, places.stop) if isinstance(places, slice) else places.tolist()
-            for place, number in zip(numbers, which.tolist(), strict=True):
-                self._rows[place] = rows[number]
-        else:
-            self._rows[places] = rows[which]
+def _are_same(kept: Any, places: Places, rows: Any) -> bool:
+    """Whether rows are those that lie at these places, bit for bit."""
+    if isinstance(kept, list) or not isinstance(rows, np.ndarray):
+        there = [kept[place] for place in places.tolist()]
+        return all(type(a) is type(b) and a == b for a, b in zip(there, rows, strict=True))
+    if (rows.dtype, rows.shape[1:]) != (kept.dtype, kept.shape[1:]):
+        return False
+    return bool(kept.take(places, axis=0).tobytes() == np.ascontiguousarray(rows).tobytes())
 
 
-def _num_bytes(rows: Any) -> int:
-    return int(rows.nbytes) if isinstance(rows, np.ndarray) else 32 * len(rows)
+def _taken_apart(batch: Any) -> tuple[list[torch.Tensor], Any]:
+    """The tensors of a batch, in order, and how they are put together.
+
+    Raises:
+        Unkept: There is something else in it.
+    """
+    leaves, form = tree_flatten(batch)
+    for leaf in leaves:
+        if not _is_dense(leaf):
+            raise Unkept(f"a batch with a `{type(leaf).__name__}` in it that is no dense tensor on the CPU")
+    if not leaves:
+        raise Unkept("a batch without tensors")
+    return leaves, form
+
+
+def _is_dense(value: Any) -> bool:
+    if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
+        return False
+    usual = value.is_contiguous() and not value.requires_grad and not value.is_quantized and value.dim() > 0
+    return usual and not value.is_conj() and not value.is_neg()
+
+
+def _fits(column: Column, leaf: torch.Tensor) -> bool:
+    return leaf.dtype is column.rows.dtype and leaf.shape[1:] == column.rows.shape[1:]

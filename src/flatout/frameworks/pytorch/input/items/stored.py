@@ -6,49 +6,28 @@ iterator. Out: the same batches.
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from flatout.frameworks.pytorch.input.items.columns import Column, Places, Unkept, leaves_of
 from flatout.frameworks.pytorch.input.items.fused import FusedFetch, FusedFetcher, Reading, Some, computed
-from flatout.frameworks.pytorch.input.items.program import Program
 from flatout.frameworks.pytorch.input.items.rows import OneThread, Unvectorised
 from flatout.frameworks.pytorch.input.items.shadow import Shadow
 from flatout.frameworks.pytorch.input.items.sources import Look, Sources
-from flatout.frameworks.pytorch.input.items.store import Room, Store
+from flatout.frameworks.pytorch.input.items.store import Column, Places, Room, Store
 from flatout.frameworks.pytorch.input.of_loader import known
 from flatout.guest.interruptions import is_interruption, let_through
 
 MOST_FAILURES = 8
 """Batches whose items could not be looked at, after which it is no longer tried."""
 
-
 MOST_FILLING_S = 15.0
 """For so long a trial may compute the items of a dataset beforehand."""
-
-NUM_TIMED = 32
-"""Batches of kept items whose median time is held against that of computed ones."""
-
-LEAST_ESTIMATED = 2000
-"""Items of a dataset for which it is found out first whether to keep them is worth it; fewer are soon kept."""
-
-NUM_ESTIMATED = 64
-"""Items by which that is found out."""
-
-LEAST_GAIN = 4
-"""How many times as soon kept items have to be there then: so few lie in the processor's cache, all of them do not, and
-to keep them costs as much as several passes that compute them."""
-
-NOT_WORTH = "its items are computed nearly as soon as kept ones are put together"
 
 CHUNK = 512
 """Items computed together where nobody waits for a batch."""
@@ -117,8 +96,6 @@ class Keeper:
         self.num_failures = 0
         self.lock = threading.Lock()
         """One thread at a time; who finds it taken does without what is kept."""
-        self._kept_s: deque[float] = deque(maxlen=NUM_TIMED)
-        self._computed_s: deque[float] = deque(maxlen=NUM_TIMED)
         self._begun = False
 
     def begin(self) -> None:
@@ -140,9 +117,6 @@ class Keeper:
             try:
                 sources = Sources(program)
                 sources.look(self.reading.dataset, [0])
-                if len(self.reading.dataset) >= LEAST_ESTIMATED and not _worth_keeping(program, sources, self.reading):
-                    self.why_not = NOT_WORTH
-                    return
                 self.store = Store(len(self.reading.dataset), self.room)
                 self.sources = sources
             except Unvectorised as problem:
@@ -174,24 +148,12 @@ class Keeper:
         while first < store.num_items:
             indices = list(range(first, min(first + CHUNK, store.num_items)))
             look = self.look(self.reading.dataset, indices)
-            places = store.places(indices, look)
-            if places is None or (places < 0).any():
+            if store.places(indices, look) is None:
                 store.put(indices, look, computed(program, self.reading.dataset, indices))
             first += CHUNK
             if (time.perf_counter() - begun_s) * store.num_items > limit_s * first:
                 return False
         return True
-
-    def pays(self, num: int, *, kept_s: float | None = None, computed_s: float | None = None) -> None:
-        """A batch of `num` items was put together of kept ones, or computed: is it worth it?"""
-        if kept_s is None:
-            self._computed_s.append((computed_s or 0.0) / num)
-            return
-        self._kept_s.append(kept_s / num)
-        if len(self._kept_s) == NUM_TIMED and len(self._computed_s) >= NUM_TIMED // 4:
-            if statistics.median(self._kept_s) > statistics.median(self._computed_s):
-                self.set_aside("to put kept items together takes longer than to compute them")
-            self._kept_s.clear()
 
     def set_aside(self, why: str) -> None:
         """Never again."""
@@ -236,58 +198,28 @@ class StoredFetcher:
 
     def _fetched(self, store: Store, indices: list[int]) -> Any:
         inner, keeper = self._inner, self._keeper
-        begun_s = time.perf_counter()
-        looked_at = self._looked_at(store, indices)
-        if looked_at is None:
-            return inner.fetch(indices, always=True)
-        look, places = looked_at
-        if places is None:
-            return self._kept(store, indices, look)
-        there = places >= 0
-        num_there = np.count_nonzero(there)
-        if not num_there:
-            return self._kept(store, indices, look)
-        if num_there == len(indices):
-            batch = _taken(store, places)
-            keeper.pays(len(indices), kept_s=time.perf_counter() - begun_s)
-            given = self._shadowed(batch, indices)
-            tell = self._owner.on_taken
-            if tell is not None and given is batch:
-                store.told(batch, lambda tensor, column: tell(tensor, column, places))
-            return given
-        missing = [index for index, kept in zip(indices, there.tolist(), strict=True) if not kept]
-        others = inner.computed(missing)
-        if others is None:  # then the whole batch is the script's, which draws what it draws once
-            return inner.plain(indices)
         try:
-            self._put(store, missing, None, others)
-            return self._shadowed(_taken(store, places, others), indices)
-        except Unkept as problem:
-            keeper.failed(problem)
-            return inner.fetch(indices, always=True)
-
-    def _looked_at(self, store: Store, indices: list[int]) -> tuple[Look, Places | None] | None:
-        """What the items are made of, and where they lie; None where that cannot be told."""
-        try:
-            look = self._keeper.look(self._inner.dataset, indices)
-            return look, store.places(indices, look)
+            look = keeper.look(inner.dataset, indices)
+            places = store.places(indices, look)
         except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
             let_through(problem)
-            self._keeper.failed(problem)
-            return None
+            keeper.failed(problem)
+            return inner.fetch(indices, always=True)
+        if places is None:
+            batch = inner.fetch(indices, always=True)
+            if inner.known:  # what the program gives is what is looked at, and not what the script did in its place
+                self._put(store, indices, look, batch)
+            return batch
+        with OneThread():
+            batch = store.take(places)
+        given, tell = self._shadowed(batch, indices), self._owner.on_taken
+        if tell is not None and given is batch:
+            store.told(batch, lambda tensor, column: tell(tensor, column, places))
+        return given
 
-    def _kept(self, store: Store, indices: list[int], look: Look | None) -> Any:
-        """A batch of `inner`, which is kept where the program knows what it follows from."""
-        begun_s = time.perf_counter()
-        batch = self._inner.fetch(indices, always=True)
-        if self._inner.known:
-            self._keeper.pays(len(indices), computed_s=time.perf_counter() - begun_s)
-            self._put(store, indices, look, batch)
-        return batch
-
-    def _put(self, store: Store, indices: list[int], look: Look | None, batch: Any) -> None:
+    def _put(self, store: Store, indices: list[int], look: Look, batch: Any) -> None:
         try:
-            store.put(indices, look or self._keeper.look(self._inner.dataset, indices), batch)
+            store.put(indices, look, batch)
         except Exception as problem:  # noqa: BLE001  the batch is there, whatever becomes of the others
             let_through(problem)
             self._keeper.set_aside(f"a batch could not be kept: {problem}")
@@ -307,31 +239,3 @@ class StoredFetcher:
                 return self._inner.plain(indices)
         self._owner.num_batches += 1
         return batch
-
-
-def _worth_keeping(program: Program, sources: Sources, reading: Reading) -> bool:
-    """Whether a batch of kept items would be there so much sooner than one that is computed that it pays soon."""
-    indices = list(range(NUM_ESTIMATED))
-    places, batch = torch.arange(NUM_ESTIMATED), computed(program, reading.dataset, indices)
-
-    def gather() -> None:
-        sources.look(reading.dataset, indices)
-        with OneThread():
-            for leaf in leaves_of(batch):
-                _ = leaf.index_select(0, places) if isinstance(leaf, torch.Tensor) else list(leaf)
-
-    return LEAST_GAIN * _soonest_s(gather) < _soonest_s(lambda: computed(program, reading.dataset, indices))
-
-
-def _soonest_s(work: Callable[[], object], num: int = 5) -> float:
-    found = []
-    for _ in range(num):
-        begun_s = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - begun_s)
-    return min(found)
-
-
-def _taken(store: Store, places: Places, missing: Any = None) -> Any:
-    with OneThread():
-        return store.take(places, missing)

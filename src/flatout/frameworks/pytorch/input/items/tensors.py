@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.frameworks.pytorch.input.items import integers
 from flatout.frameworks.pytorch.input.items.rows import Rows, Unvectorised, is_plain
 
 _NUMBERS = (int, float, bool)
@@ -155,7 +154,7 @@ def item(value: Any) -> Rows:
         raise Unvectorised("`item` of a tensor with dimensions")
     if data.dtype is torch.bool or data.is_complex():
         raise Unvectorised("a truth value, or a complex one")
-    return Rows("float", data.tolist()) if data.dtype.is_floating_point else integers.of_array(data.numpy())
+    return Rows("float" if data.dtype.is_floating_point else "int", data.tolist())
 
 
 def from_numpy(value: Any) -> Rows:
@@ -172,9 +171,9 @@ def tensor(value: Any, dtype: torch.dtype | None = None) -> Rows:
         raise Unvectorised("`tensor` of several values")
     kind, data = value.kind, value.data
     if kind == "scalar" and data.dtype.kind in "iu" and dtype is not None:
-        kind, value = "int", integers.of_array(data)
+        kind, data = "int", data.tolist()
     if kind == "int":
-        fitting = _fitting(value.listed(), torch.int64 if dtype is None else dtype)
+        fitting = _fitting(data, torch.int64 if dtype is None else dtype)
         return Rows("tensor", torch.tensor(fitting, dtype=dtype))
     if kind == "float":
         wanted = torch.get_default_dtype() if dtype is None else dtype

@@ -1,7 +1,7 @@
 """Kept items that lie on a device as well: for each tensor of the items a mirror of the store's rows.
 
-A mirror is filled by what the script copies to the device anyway, and loses a row as soon as the store writes it anew.
-In: columns of a store, numbers of rows. Out: whether all of a batch's rows lie on the device.
+A mirror is filled by what the script copies to the device anyway. A store never writes a row anew; it begins with new
+columns. In: columns of a store, numbers of rows. Out: whether all of a batch's rows lie on the device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from flatout.frameworks.pytorch.input.budget import may_take_bytes
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.input.items.columns import Column, Places
+    from flatout.frameworks.pytorch.input.items.store import Column, Places
     from flatout.frameworks.pytorch.input.transfer.device import Device
 
 NUM_BEFORE = 20
@@ -33,10 +33,6 @@ class Mirror:
         """These rows lie there now."""
         self._there[places] = True
 
-    def lose(self, places: Places | slice) -> None:
-        """These rows are others now."""
-        self._there[places] = False
-
     def covers(self, places: Places) -> bool:
         """Whether all of these rows lie there."""
         return bool(self._there[places].all())
@@ -48,24 +44,17 @@ class Rows:
     def __init__(self, column: Column, places: Places) -> None:
         self.column = column
         self.places = places
-        self._num_writes = column.num_writes
-
-    @property
-    def mirror(self) -> Mirror | None:
-        """The column's mirror."""
-        return self.column.mirror
 
     def look(self, device: Device) -> Mirror | None:
         """The mirror on this device; made where it is time for it and all rows fit: some would not make a batch."""
         column = self.column
-        if column.num_writes != self._num_writes:  # the rows may be others by now, the tensor is still what they were
-            return None
         if column.mirror is None and column.num_arrived >= 0:
             column.num_arrived += 1
             if column.num_arrived > NUM_BEFORE:
                 column.num_arrived = -1  # it is made, or never
                 column.mirror = _made(column.rows, device)
-        return column.mirror if column.mirror is not None and column.mirror.device is device else None
+        mirror: Mirror | None = column.mirror
+        return mirror if mirror is not None and mirror.device is device else None
 
 
 def _made(rows: torch.Tensor, device: Device) -> Mirror | None:

@@ -1,6 +1,6 @@
 """How does a tensor get to a device without anybody waiting for what the device computes?
 
-It is first copied into page-locked memory that is ours, so that the script may do with its own what it likes. A stream
+It is first copied into page-locked memory, so that the script may do with its own what it likes. A stream
 beside the computing one takes it from there. Whoever asked for the tensor gets it with its own stream waiting for that
 copy; where plain's host waits, ours waits as well, but for this copy alone. In: tensors on the CPU, rows of a store.
 Out: tensors of the device.
@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.frameworks.pytorch.input.transfer.buffers import Buffers
-from flatout.frameworks.pytorch.input.transfer.device import Device, Event
+from flatout.frameworks.pytorch.input.transfer.device import Device
 from flatout.frameworks.pytorch.input.transfer.rows import Mirror, Rows
 
 AHEAD_SHARE = 1 / 32
@@ -25,7 +24,7 @@ AHEAD_SHARE = 1 / 32
 class Copy:
     """A tensor of a device that is being written."""
 
-    def __init__(self, device: Device, tensor: torch.Tensor, written: Event) -> None:
+    def __init__(self, device: Device, tensor: torch.Tensor, written: torch.cuda.Event) -> None:
         self.device = device
         self.tensor = tensor
         self.written = written
@@ -36,14 +35,13 @@ class Staging:
 
     Args:
         device: Where to.
-        most_pinned_bytes: Page-locked memory that may be taken.
+        most_bytes: How much of what it is copied from may be page-locked.
     """
 
-    def __init__(self, device: Device, most_pinned_bytes: int) -> None:
+    def __init__(self, device: Device, most_bytes: int) -> None:
         self.device = device
-        self.buffers = Buffers(device.pinned, most_pinned_bytes)
-        self._most_ahead_bytes = int(device.total_bytes() * AHEAD_SHARE)
-        self._ahead: deque[tuple[Event, int]] = deque()
+        self._most_ahead_bytes = min(int(device.total_bytes() * AHEAD_SHARE), most_bytes)
+        self._ahead: deque[tuple[torch.cuda.Event, int]] = deque()
         """What was handed over that the computing stream has not got to, as far as that was looked at."""
         self._ahead_bytes = 0
 
@@ -57,31 +55,16 @@ class Staging:
         """
         if not self._room_for(source.nbytes, waits=not early):
             return None
-        if self.device.is_pinned(source):  # nobody but a loader has written there
-            return self._copied(source, source, rows)
-        buffer = self.buffers.take(source.nbytes)
-        if buffer is None:
-            return None
-        try:
-            staged = buffer.bytes[: source.nbytes].view(source.dtype).as_strided(source.size(), source.stride())
-            staged.copy_(source)
-            copy = self._copied(source, staged, rows)
-        except BaseException:
-            self.buffers.lose(buffer)
-            raise
-        buffer.until(copy.written)
-        return copy
-
-    def _copied(self, like: torch.Tensor, staged: torch.Tensor, rows: Rows | None) -> Copy:
         device = self.device
+        staged = source if device.is_pinned(source) else device.pinned(source)  # a loader's, nobody writes to
         with device.beside():
-            tensor = device.empty(like.size(), like.stride(), like.dtype)
+            tensor = device.empty(source.size(), source.stride(), source.dtype)
             device.copy(tensor, staged)
-            written = device.record()
-            if rows is not None and rows.mirror is not None:
-                self._keep(rows.mirror, rows.places, tensor)
-                written = device.record()
-        return Copy(device, tensor, written)
+            if rows is not None and rows.column.mirror is not None:
+                # before the script can change them, rows that have just arrived are put where they stay
+                device.scatter(rows.column.mirror.rows, self._numbers(rows.places), tensor)
+                rows.column.mirror.has(rows.places)
+            return Copy(device, tensor, device.record())
 
     def gather(self, like: torch.Tensor, mirror: Mirror, places: np.ndarray) -> Copy | None:
         """Begin to put a tensor together of rows that lie on the device; None where there is no room."""
@@ -89,30 +72,14 @@ class Staging:
             return None
         device = self.device
         with device.beside():
-            numbers = self._numbers(places)
-            if numbers is None:
-                return None
             tensor = device.empty(like.size(), like.stride(), like.dtype)
-            device.gather(tensor, mirror.rows, numbers)
+            device.gather(tensor, mirror.rows, self._numbers(places))
             return Copy(device, tensor, device.record())
 
-    def _keep(self, mirror: Mirror, places: np.ndarray, tensor: torch.Tensor) -> None:
-        """Put rows that have just arrived where they stay, on the same stream, before the script can change them."""
-        numbers = self._numbers(places)
-        if numbers is not None:
-            self.device.scatter(mirror.rows, numbers, tensor)
-            mirror.has(places)
-
-    def _numbers(self, places: np.ndarray) -> torch.Tensor | None:
+    def _numbers(self, places: np.ndarray) -> torch.Tensor:
         """Numbers of rows on the device; inside `beside`."""
-        buffer = self.buffers.take(places.nbytes)
-        if buffer is None:
-            return None
-        staged = buffer.bytes[: places.nbytes].view(torch.int64)
-        staged.copy_(torch.from_numpy(places))
         numbers = self.device.empty((len(places),), (1,), torch.int64)
-        self.device.copy(numbers, staged)
-        buffer.until(self.device.record())
+        self.device.copy(numbers, self.device.pinned(torch.from_numpy(places)))
         return numbers
 
     def hand_over(self, copy: Copy, *, waits: bool) -> torch.Tensor:

@@ -30,7 +30,7 @@ from flatout.guest.interruptions import let_through
 from flatout.machine.control_groups import free_memory_bytes
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.input.items.columns import Column, Places
+    from flatout.frameworks.pytorch.input.items.store import Column, Places
 
 Part: TypeAlias = Literal["prefetch", "store"]
 
