@@ -13,7 +13,7 @@ import sys
 from collections import deque
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.input.read_ahead.names import Column, columns_of
 from flatout.frameworks.pytorch.input.read_ahead.readers import BUFFER_BYTES, Readers, Reading, read
@@ -143,11 +143,7 @@ def _is_file(path: str) -> bool:
 
 def _unsuited(loader: DataLoader[Any]) -> str | None:
     """Why a loader does not come into question, whatever its items are."""
-    if sys.platform != "linux":
-        return "files are read ahead on Linux only"
-    if isinstance(loader.dataset, IterableDataset):
-        return "the script puts its batches together itself"
-    return why_not_ahead(loader, of_list=False)
+    return why_not_ahead(loader, of_list=False) if sys.platform == "linux" else "files are read ahead on Linux only"
 
 
 def _why_not_worth_it(loader: DataLoader[Any]) -> str | None:
