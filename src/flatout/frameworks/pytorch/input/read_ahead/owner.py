@@ -92,7 +92,7 @@ class DrawnEarly:
         try:
             value = self._drawn.popleft() if self._drawn else self._next()
         except BaseException:
-            self._reading.over = True
+            self._owner.readers.end(self._reading)
             raise
         if not self._reading.over:
             self._reading.num_given += self._num_latest
@@ -101,7 +101,7 @@ class DrawnEarly:
                 try:
                     self._look(value)
                 except Exception as problem:  # noqa: BLE001  whatever it is, the script is not to hear of it
-                    self._reading.over = True
+                    self._owner.readers.end(self._reading)
                     let_through(problem)
         return value
 
