@@ -166,7 +166,8 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, _OPAQUE):
         return []
     if isinstance(value, types.FunctionType):
-        return _read_by(value) if is_the_scripts(value) else []
+        outside = read_outside(value).values() if is_the_scripts(value) else None
+        return [] if outside is None else [*outside, value.__defaults__, value.__kwdefaults__]
     if isinstance(value, type):
         names = [pair for kind in value.__mro__ if is_the_scripts(kind) for pair in vars(kind).items()]
         return [part for name, part in names if name[:2] != "__" or isinstance(part, types.FunctionType)]
@@ -188,14 +189,15 @@ def _parts(value: Any) -> list[Any]:
     return [*own, type(value)]
 
 
-def _read_by(function: types.FunctionType) -> list[Any]:
+def read_outside(function: types.FunctionType) -> dict[str, Any]:
     """What a function of the script's finds outside itself: names of its module and of the script's other modules."""
-    names = _names(function.__code__)
-    found = [function.__globals__[name] for name in names if name in function.__globals__]
-    modules = [vars(one) for one in found if isinstance(one, types.ModuleType) and is_the_scripts(one)]
-    found += [module[name] for module in modules for name in names if name in module]
-    found += [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
-    return [*found, function.__defaults__, function.__kwdefaults__]
+    names, space = _names(function.__code__), function.__globals__
+    found = {name: space[name] for name in names if name in space}
+    for module in [one for one in found.values() if isinstance(one, types.ModuleType) and is_the_scripts(one)]:
+        inside = vars(module)
+        found |= {f"{module.__name__}.{name}": inside[name] for name in names if name in inside}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return found | {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
 
 
 @functools.lru_cache(maxsize=1024)

@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from flatout.frameworks.pytorch.input.dataset_state import Copies, held_open, keeps_workers
 from flatout.frameworks.pytorch.input.of_loader import is_itself_alone
-from flatout.frameworks.pytorch.input.passes import FetchObserver, Later, Opened, Pass
+from flatout.frameworks.pytorch.input.opened import Later, Opened
+from flatout.frameworks.pytorch.input.passes import FetchObserver, Pass
 from flatout.frameworks.pytorch.input.shuffles import draw_seed, drawing_elsewhere, generators_of
 from flatout.frameworks.pytorch.input.worker_settings import (
     IN_PROCESS,

@@ -7,20 +7,14 @@ plain where changed workers break. In: a loader and its owner. Out: batches in t
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-from flatout.frameworks.pytorch.seams.random_states import RandomStates
+from flatout.frameworks.pytorch.input.opened import Opened, given_back
 from flatout.guest.interruptions import is_interruption
 from flatout.guest.tracebacks import hide_ours
-
-if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.input.loaders import Loaders
-    from flatout.frameworks.pytorch.input.worker_check import Check
 
 
 class FetchObserver(Protocol):
@@ -33,83 +27,10 @@ class FetchObserver(Protocol):
         """The batch is there, or the pass is over."""
 
 
-class Opened:
-    """A loader's own iterator, and how it was made.
-
-    Attributes:
-        loader: Whose it is.
-        iterator: What the loader's `__iter__` gives.
-        settings: The worker settings that were asked for at the time.
-        before: The random states before it was made, where the settings took effect; else None.
-        drawn: Whether the seed that opening draws had been drawn at `before`.
-    """
-
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        iterator: Any,
-        settings: dict[str, Any],
-        *,
-        before: RandomStates | None = None,
-    ) -> None:
-        self.loader = loader
-        self.iterator = iterator
-        self.settings = settings
-        self.before = before
-        self.drawn = False
-
-    @property
-    def bare(self) -> Any:
-        """The iterator, also where it was made later."""
-        return self.iterator.made if isinstance(self.iterator, Later) else self.iterator
-
-    @property
-    def changed(self) -> bool:
-        """Whether it runs under settings of ours."""
-        return self.before is not None
-
-    def close(self) -> None:
-        """End worker processes that are ours."""
-        if self.changed and hasattr(self.iterator, "_shutdown_workers"):
-            with contextlib.suppress(RuntimeError, OSError):  # of workers that are dead already
-                self.iterator._shutdown_workers()
-
-
-class Later:
-    """An iterator that is made at its first fetch."""
-
-    def __init__(self, loader: DataLoader[Any], start: Callable[[], Any]) -> None:
-        self._loader = loader
-        self._start: Callable[[], Any] | None = start
-        self._iterator: Any = None
-
-    def __iter__(self) -> Later:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._loader._index_sampler)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_iterator" or self._iterator is None:
-            raise AttributeError(name)
-        return getattr(self._iterator, name)
-
-    def __next__(self) -> Any:
-        if self._start is not None:
-            start, self._start = self._start, None  # which holds who holds us: only the collector would end the workers
-            self._iterator = start()
-        return next(self._iterator)
-
-    @property
-    def made(self) -> Any:
-        """The iterator, or None."""
-        return self._iterator
-
-
 class Pass:
-    """One pass over a loader, as the script's `for` loop sees it."""
+    """One pass over a loader, as the script's `for` loop sees it; `owner`: the `Loaders` that it is one of."""
 
-    def __init__(self, loader: DataLoader[Any], owner: Loaders) -> None:
+    def __init__(self, loader: DataLoader[Any], owner: Any) -> None:
         self._owner = owner
         self._loader = loader
         self._open()
@@ -232,14 +153,12 @@ class Pass:
 
     def _go_on_plain(self) -> None:
         """Put the script's own iterator in place of ours, in the same order and at the same batch."""
-        from flatout.frameworks.pytorch.input.hand_back import given_back
-
-        self._opened = given_back(self._owner, self._opened, self._num_drawn)
+        self._opened = given_back(self._owner.open_plain, self._opened, self._num_drawn)
         self._inner = self._opened.iterator
         self._check = None
 
 
-def _check_of(owner: Loaders, opened: Opened) -> Check | None:
+def _check_of(owner: Any, opened: Opened) -> Any:
     """What sees that workers of ours give what plain would; None where there are none of ours."""
     if not opened.changed or not opened.settings.get("num_workers"):
         return None

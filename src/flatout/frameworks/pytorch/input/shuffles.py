@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -27,6 +28,8 @@ def why_not_ahead(loader: DataLoader[Any], *, of_list: bool = True) -> str | Non
     `of_list`: whether an order may be that lies in a list, which the script may write to.
     """
     sampler, batches = loader.sampler, loader.batch_sampler
+    if isinstance(loader.dataset, IterableDataset):
+        return "the script puts its batches together itself"
     if type(batches) is not BatchSampler:
         return "the batches are made up by a sampler of the script's"
     if type(sampler) in (list, tuple, range):

@@ -22,14 +22,14 @@ from torch.utils.data import DataLoader, _utils
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from flatout.frameworks.pytorch.input.hand_back import GivenOrder, Recorded
+from flatout.frameworks.pytorch.input.opened import GivenOrder, Recorded
 from flatout.frameworks.pytorch.input.worker_settings import start_method
 from flatout.guest import lifeline
 
 LOOK_S = 0.5
 """How long a batch is waited for before it is looked whether the workers are alive."""
 
-PATIENCE_S = 120.0
+PATIENCE_S = 60.0
 """How long a batch may take before the workers count as hanging, where the script says nothing of it."""
 
 

@@ -3,7 +3,7 @@
 What is not kept yet is computed at once, as under `fused_fetch`, which it takes the place of.
 
 What an item is made of is looked at each time, and a share of the kept items is computed again for as long as the
-script runs. Kept is what fits into half of the memory that is free.
+script runs. All items are kept, where they fit into half of the memory that is free, or none.
 """
 
 from __future__ import annotations

@@ -111,9 +111,11 @@ def _beside(data: np.ndarray, operand: Any) -> Any:
 
 def arithmetic(operation: Callable[[Any, Any], Any], one: Any, other: Any) -> Rows:
     """Python's own arithmetic, with each item's number."""
-    num = len(one) if type(one) is Rows else len(other)
-    sides = [each(value, num, (int, float)) for value in (one, other)]
-    values = [operation(a, b) for a, b in zip(*sides, strict=True)]
+    if type(one) is Rows and one.kind == "int" and type(other) is int:
+        values = [operation(a, other) for a in one.data]
+    else:
+        num = len(one) if type(one) is Rows else len(other)
+        values = list(map(operation, *[each(value, num, (int, float)) for value in (one, other)]))
     return gathered(values, type(values[0]))
 
 

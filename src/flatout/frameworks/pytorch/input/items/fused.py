@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, Subset, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from flatout.frameworks.pytorch.input.dataset_state import read_outside
 from flatout.frameworks.pytorch.input.items.draws import skip
-from flatout.frameworks.pytorch.input.items.hugging_face import is_table
 from flatout.frameworks.pytorch.input.items.program import Program
 from flatout.frameworks.pytorch.input.items.reading import Unread, read
 from flatout.frameworks.pytorch.input.items.rows import OneThread, Rows, Unvectorised, collated
@@ -45,17 +45,11 @@ class FusedFetch:
     def __init__(self) -> None:
         self.num_batches = 0
         """Computed at once since it was engaged."""
-        self._wanted_by: set[str] = set()
+        self.engaged = False
 
-    @property
-    def engaged(self) -> bool:
-        """Whether batches are computed at once at present."""
-        return bool(self._wanted_by)
-
-    def engage(self, on: bool, *, wanted_by: str = "fused_fetch") -> None:
-        """From the next fetch on, or no longer, unless another lever that builds on it wants it."""
-        self._wanted_by = self._wanted_by | {wanted_by} if on else self._wanted_by - {wanted_by}
-        self.num_batches = 0
+    def engage(self, on: bool) -> None:
+        """From the next fetch on, or no longer."""
+        self.engaged, self.num_batches = on, 0
 
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Put a fetcher of ours into an iterator that fetches in this process."""
@@ -167,17 +161,18 @@ def _unsuited(loader: DataLoader[Any], *, for_workers: bool = False) -> str | No
     dataset = loader.dataset
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    if getattr(dataset, "__getitems__", None) and not is_table(dataset):
+    if getattr(dataset, "__getitems__", None):
         return "the dataset gives several items at once"
     return None
 
 
 def _outside(program: Program | None) -> str | None:
     """The name of something outside the dataset that items read and the script may write to; arrays apart."""
-    for name, value in program.read_from if program is not None else ():
-        code = isinstance(value, type | types.FunctionType | types.ModuleType | property)
-        if type(value) in (dict, list, set) or (not code and is_the_scripts(type(value))):
-            return name
+    for function in filter(is_the_scripts, program.functions if program is not None else ()):
+        for name, value in read_outside(function).items():
+            code = isinstance(value, type | types.FunctionType | types.ModuleType | property)
+            if type(value) in (dict, list, set) or (not code and is_the_scripts(type(value))):
+                return name
     return None
 
 

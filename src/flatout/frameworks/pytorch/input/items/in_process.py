@@ -19,10 +19,10 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
-from flatout.frameworks.pytorch.input.hand_back import Recorded
 from flatout.frameworks.pytorch.input.items.fused import FusedFetch, FusedFetcher, SetAsideError
 from flatout.frameworks.pytorch.input.items.snapshot import copied
 from flatout.frameworks.pytorch.input.items.stored import StoredItems
+from flatout.frameworks.pytorch.input.opened import Recorded
 from flatout.guest.plain_lines import caller_in
 
 

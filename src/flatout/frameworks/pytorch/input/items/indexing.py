@@ -45,9 +45,8 @@ def _taken(container: Any, index: Rows) -> Rows:
 
 def _rows_of(container: torch.Tensor, index: Rows) -> torch.Tensor:
     """`container[index]`, several times as fast where no index counts from the end."""
-    numbers = _places(index)
-    places = torch.from_numpy(numbers)
-    return container.index_select(0, places) if numbers.size and numbers.min() >= 0 else container[places]
+    places = torch.from_numpy(_places(index))
+    return container.index_select(0, places) if index.data and min(index.data) >= 0 else container[places]
 
 
 def _places(index: Rows) -> np.ndarray:

@@ -38,12 +38,12 @@ class Lookup:
                 value = cell.cell_contents
             except ValueError:
                 raise self._recording.unread(f"`{name}` has no value yet") from None
-            self._recording.guard(cell, name, lambda: cell.cell_contents is value, value)
+            self._recording.guard(cell, name, lambda: cell.cell_contents is value)
             return self._recording.constant(value)
         names = function.__globals__
         if name in names:
             value = names[name]
-            self._recording.guard(names, name, lambda: names.get(name, _ABSENT) is value, value)
+            self._recording.guard(names, name, lambda: names.get(name, _ABSENT) is value)
             return self._recording.constant(value)
         if name in ("super", "locals", "globals", "eval", "exec") or not hasattr(builtins, name):
             raise self._recording.unread(f"`{name}`")
@@ -60,7 +60,7 @@ class Lookup:
             if name not in names:
                 raise recording.unread(f"`{value.__name__}.{name}`")
             found = names[name]
-            recording.guard(value, name, lambda: names.get(name, _ABSENT) is found, found)
+            recording.guard(value, name, lambda: names.get(name, _ABSENT) is found)
             return recording.constant(found)
         if isinstance(value, type):
             return self._of_class(value, name)
@@ -121,7 +121,7 @@ class Lookup:
         def holds() -> bool:
             return next((names[name] for names in classes if name in names), _ABSENT) is found
 
-        self._recording.guard(kind, name, holds, found)
+        self._recording.guard(kind, name, holds)
 
     def _same_code(self, function: types.FunctionType) -> None:
         code, defaults, named = function.__code__, function.__defaults__, dict(function.__kwdefaults__ or {})
@@ -130,7 +130,7 @@ class Lookup:
             same = function.__code__ is code and function.__defaults__ is defaults
             return same and (function.__kwdefaults__ or {}) == named
 
-        self._recording.guard(function, "__code__", holds, function)
+        self._recording.guard(function, "__code__", holds)
 
     # -- values --------------------------------------------------------------------------------------------------
 

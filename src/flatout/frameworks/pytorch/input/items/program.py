@@ -6,6 +6,7 @@ of the item, each as `Rows`.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,7 +74,7 @@ class Program:
         varying: Where values lie that differ from item to item.
         works: Whether anything is computed, and not only moved.
         draws: The random numbers that an item draws, in order, as `draws.drawn` names them.
-        read_from: The names that the code uses and what was found there: functions with their code, values.
+        functions: Those that compute an item.
     """
 
     instructions: tuple[Instruction, ...]
@@ -85,7 +86,7 @@ class Program:
     varying: frozenset[Slot] = frozenset()
     works: bool = False
     draws: tuple[int, ...] = ()
-    read_from: tuple[tuple[str, Any], ...] = ()
+    functions: tuple[types.FunctionType, ...] = ()
     run: Callable[..., Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

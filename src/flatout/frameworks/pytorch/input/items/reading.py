@@ -22,7 +22,6 @@ from torch.utils.data import ConcatDataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from flatout.frameworks.pytorch.input.items import operations, randomness, vision
-from flatout.frameworks.pytorch.input.items.hugging_face import is_table, row_of_table
 from flatout.frameworks.pytorch.input.items.lookup import Lookup
 from flatout.frameworks.pytorch.input.items.program import Program
 from flatout.frameworks.pytorch.input.items.recording import Recording, Seen, Unread
@@ -77,9 +76,6 @@ class Reader:
 
     def item(self, dataset: Seen, index: Seen) -> Seen:
         """`dataset[index]` by its class's own `__getitem__`."""
-        if is_table(dataset.value) and index.varies and type(index.value) is int:
-            self._recording.of_type(dataset, type(dataset.value))
-            return row_of_table(self._recording, dataset, index)
         if type(dataset.value) is ConcatDataset:
             raise self._recording.unread("several datasets one after another (`ConcatDataset`)")
         return self._run(self._lookup.special(dataset, "__getitem__"), [dataset, index], {})
@@ -92,6 +88,7 @@ class Reader:
             definition = syntax_of(function.__code__)
         except NoSource as problem:
             raise recording.unread(f"`{function.__qualname__}`: {problem}") from None
+        recording.functions.append(function)
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise recording.unread(f"more than {MAX_DEPTH} calls deep")

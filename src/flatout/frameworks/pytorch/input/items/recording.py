@@ -6,7 +6,7 @@ In: operations of the list with the values of one item. Out: the `Program` that 
 from __future__ import annotations
 
 import dataclasses
-import operator
+import types
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -79,7 +79,8 @@ class Recording:
         self._instructions: list[Instruction] = []
         self._constants: list[Any] = [None, None, None]
         self._guards: dict[tuple[int, str], Callable[[], bool]] = {}
-        self._read_from: dict[tuple[int, str], tuple[str, Any]] = {}
+        self.functions: list[types.FunctionType] = []
+        """Those that were run for the item."""
         self._typed: set[tuple[Any, type]] = set()
         self._used: set[Slot] = set()
         """What an operation has had for an operand."""
@@ -113,7 +114,7 @@ class Recording:
             varying=frozenset(self._varying),
             works=self._works,
             draws=tuple(self._draws),
-            read_from=tuple(self._read_from.values()),
+            functions=tuple(self.functions),
         )
 
     def _frugal(self, item: Seen) -> tuple[Instruction, ...]:
@@ -223,20 +224,6 @@ class Recording:
         """An attribute that lies in an object's own dictionary."""
         return Seen(getattr(of.value, name), self._add(getattr, (of.operand, name)))
 
-    def shaped(self, item: Any, leaves: Seen) -> Seen:
-        """An item put together again from its leaves, which an operation gave as a list."""
-        numbers = iter(range(len(leaves.value)))
-
-        def built(part: Any) -> Seen:
-            if type(part) in (tuple, list):
-                return self.structure(type(part)(built(inner) for inner in part))
-            if type(part) is dict:
-                return self.structure({key: built(inner) for key, inner in part.items()})
-            slot = self._add(operator.getitem, (leaves.operand, next(numbers)))
-            return Seen(part, slot, varies=True)
-
-        return built(item)
-
     def absent(self, of: Seen, name: str) -> None:
         """What was found in the class of an object is not hidden by the object itself."""
         if type(of.operand) is Slot:
@@ -265,10 +252,9 @@ class Recording:
             self._typed.add((seen.operand, kind))
             self._add(require_type, (seen.operand, kind))
 
-    def guard(self, owner: Any, name: str, holds: Callable[[], bool], found: Any = None) -> None:
-        """Something about the code that must stay as it is, and what was found there."""
+    def guard(self, owner: Any, name: str, holds: Callable[[], bool]) -> None:
+        """Something about the code that must stay as it is."""
         self._guards[id(owner), name] = holds
-        self._read_from[id(owner), name] = name, found
 
     def unread(self, why: str) -> Unread:
         """The error that ends the reading."""

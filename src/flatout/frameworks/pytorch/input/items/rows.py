@@ -105,7 +105,7 @@ def gathered(values: list[Any], kind: type) -> Rows:
     Raises:
         Unvectorised: They are not.
     """
-    if kind not in (int, float, str) or any(type(value) is not kind for value in values):
+    if kind not in (int, float, str) or {*map(type, values)} != {kind}:
         raise Unvectorised("values that are not all of one type")
     return Rows(_PLAIN[kind], values)
 

@@ -53,15 +53,13 @@ class StoredItems:
     def engage(self, on: bool, *, fill: Iterable[DataLoader[Any]] = ()) -> None:
         """From the next fetch on, or no longer; `fill`: loaders whose items are all kept now, in a trial."""
         self.engaged, self.num_batches = on, 0
-        self._fused.engage(on, wanted_by="sample_store")  # for loaders whose items are not worth keeping
         for loader in fill if on else ():
             self.keeper(loader).fill_for_trial()
 
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Put a fetcher of ours before that of an iterator which fetches in this process."""
-        if not self.engaged or type(iterator) is not _SingleProcessDataLoaderIter:
-            return
-        if type(iterator._dataset_fetcher) is FusedFetcher and self.why_not(loader) is None:
+        fetches_here = type(iterator) is _SingleProcessDataLoaderIter
+        if self.engaged and fetches_here and type(iterator._dataset_fetcher) is FusedFetcher:
             iterator._dataset_fetcher = self.fetcher(loader, iterator._dataset_fetcher)
 
     def fetcher(self, loader: DataLoader[Any], inner: FusedFetcher) -> StoredFetcher:
@@ -145,15 +143,25 @@ class Keeper:
         if store is None or program is None:
             return False
         first = 0
-        while first < store.num_items:
+        while first < store.num_items and self.store is not None:
             indices = list(range(first, min(first + CHUNK, store.num_items)))
             look = self.look(self.reading.dataset, indices)
             if store.places(indices, look) is None:
-                store.put(indices, look, computed(program, self.reading.dataset, indices))
+                self.put(store, indices, look, computed(program, self.reading.dataset, indices))
             first += CHUNK
             if (time.perf_counter() - begun_s) * store.num_items > limit_s * first:
                 return False
         return True
+
+    def put(self, store: Store, indices: Sequence[int], look: Look, batch: Any) -> None:
+        """Keep the items of a batch, where they can be."""
+        try:
+            store.put(indices, look, batch)
+        except Exception as problem:  # noqa: BLE001  the batch is there, whatever becomes of the others
+            let_through(problem)
+            self.set_aside(f"a batch could not be kept: {problem}")
+        if store.why_stopped:
+            self.set_aside(store.why_stopped)
 
     def set_aside(self, why: str) -> None:
         """Never again."""
@@ -208,7 +216,7 @@ class StoredFetcher:
         if places is None:
             batch = inner.fetch(indices, always=True)
             if inner.known:  # what the program gives is what is looked at, and not what the script did in its place
-                self._put(store, indices, look, batch)
+                keeper.put(store, indices, look, batch)
             return batch
         with OneThread():
             batch = store.take(places)
@@ -216,13 +224,6 @@ class StoredFetcher:
         if tell is not None and given is batch:
             store.told(batch, lambda tensor, column: tell(tensor, column, places))
         return given
-
-    def _put(self, store: Store, indices: list[int], look: Look, batch: Any) -> None:
-        try:
-            store.put(indices, look, batch)
-        except Exception as problem:  # noqa: BLE001  the batch is there, whatever becomes of the others
-            let_through(problem)
-            self._keeper.set_aside(f"a batch could not be kept: {problem}")
 
     def _shadowed(self, batch: Any, indices: list[int]) -> Any:
         """The batch, or the script's own where it is to be that."""

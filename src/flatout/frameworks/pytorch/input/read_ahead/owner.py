@@ -13,7 +13,7 @@ import sys
 from collections import deque
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.input.read_ahead.names import Column, columns_of
 from flatout.frameworks.pytorch.input.read_ahead.readers import BUFFER_BYTES, Readers, Reading, read
@@ -92,7 +92,7 @@ class DrawnEarly:
         try:
             value = self._drawn.popleft() if self._drawn else self._next()
         except BaseException:
-            self._reading.over = True
+            self._owner.readers.end(self._reading)
             raise
         if not self._reading.over:
             self._reading.num_given += self._num_latest
@@ -101,7 +101,7 @@ class DrawnEarly:
                 try:
                     self._look(value)
                 except Exception as problem:  # noqa: BLE001  whatever it is, the script is not to hear of it
-                    self._reading.over = True
+                    self._owner.readers.end(self._reading)
                     let_through(problem)
         return value
 
@@ -143,11 +143,7 @@ def _is_file(path: str) -> bool:
 
 def _unsuited(loader: DataLoader[Any]) -> str | None:
     """Why a loader does not come into question, whatever its items are."""
-    if sys.platform != "linux":
-        return "files are read ahead on Linux only"
-    if isinstance(loader.dataset, IterableDataset):
-        return "the script puts its batches together itself"
-    return why_not_ahead(loader, of_list=False)
+    return why_not_ahead(loader, of_list=False) if sys.platform == "linux" else "files are read ahead on Linux only"
 
 
 def _why_not_worth_it(loader: DataLoader[Any]) -> str | None:

@@ -36,8 +36,11 @@ QUICK_BYTES_PER_S = 1e9
 REST = 512
 """Files that are not looked at after such ones."""
 
-IDLE_S = 0.5
+IDLE_S = 2.0
 """How long a thread waits for something to do before it ends."""
+
+ENDING_S = 0.1
+"""How long the end of a pass waits for threads to end."""
 
 
 @dataclass
@@ -84,28 +87,43 @@ class Readers:
         self._pid = os.getpid()
         self._added = threading.Condition()
         self._waiting: deque[tuple[Reading, int, Sequence[str]]] = deque()
-        self._num_threads = 0
+        self._threads: set[threading.Thread] = set()
+        self._ending = False
 
     def add(self, reading: Reading, number: int, paths: Sequence[str]) -> None:
         """Have the files of an item read; nobody is told when they are."""
         if self._pid != os.getpid():
             self._begin()
         with self._added:
+            self._ending = False
             self._waiting.append((reading, number, paths))
             self._added.notify()
-            if self._num_threads < self.num:
+            if len(self._threads) < self.num:
                 thread = threading.Thread(target=self._work, name="flatout-reading", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError:  # no more threads, or the process is ending
                     return
-                self._num_threads += 1
+                self._threads.add(thread)
 
     def drop(self) -> None:
         """Nothing that waits is wanted any more."""
         if self._pid == os.getpid():
             with self._added:
                 self._waiting.clear()
+
+    def end(self, reading: Reading) -> None:
+        """A pass is over: threads without work end at once, so that the script finds none, and can fork workers."""
+        reading.over = True
+        if self._pid != os.getpid():
+            return
+        with self._added:
+            self._ending = all(one.over for one, _, _ in self._waiting)
+            self._added.notify_all()
+            threads = list(self._threads) if self._ending else []
+        until_s = time.monotonic() + ENDING_S
+        for thread in threads:
+            thread.join(max(until_s - time.monotonic(), 0.0))
 
     def _work(self) -> None:
         """What a thread does."""
@@ -123,9 +141,10 @@ class Readers:
     def _next(self) -> tuple[Reading, int, Sequence[str]] | None:
         """The item that is wanted first; None where none comes for a while."""
         with self._added:
-            if self._added.wait_for(lambda: self._waiting, IDLE_S):
+            self._added.wait_for(lambda: self._waiting or self._ending, IDLE_S)
+            if self._waiting:
                 return self._waiting.popleft()
-            self._num_threads -= 1
+            self._threads.discard(threading.current_thread())
             return None
 
 

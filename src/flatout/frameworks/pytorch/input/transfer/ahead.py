@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.input.shuffles import generators_of, why_not_ahead
 from flatout.frameworks.pytorch.input.transfer.known import Habit, Leaf
@@ -60,13 +60,7 @@ class Line:
 
 def _may_be_asked_early(loader: DataLoader[Any]) -> bool:
     try:
-        return (
-            not isinstance(loader.dataset, IterableDataset)
-            and loader.batch_sampler is not None
-            and getattr(loader, "in_order", True)
-            and not any(one is not None for one in generators_of(loader))
-            and why_not_ahead(loader) is None
-        )
+        return getattr(loader, "in_order", True) and not generators_of(loader) and why_not_ahead(loader) is None
     except Exception:  # noqa: BLE001  a loader of any kind may be asked
         return False
 

@@ -96,16 +96,12 @@ def parsed_cuda(dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any
     >>> parsed_cuda(torch.half, (1,), {}), parsed_cuda(torch.half, (), {"non_blocking": True})
     ((device(type='cuda', index=1), False), (device(type='cuda'), True))
     """
-    if len(args) > 2 or not {*kwargs} <= {"device", "non_blocking"}:
-        return None
-    device = args[0] if args else kwargs.get("device")
-    non_blocking = args[1] if len(args) == 2 else kwargs.get("non_blocking", False)
-    try:
-        if type(device) is int:
-            return torch.device("cuda", device), bool(non_blocking)
-        return torch.device("cuda" if device is None else device), bool(non_blocking)
-    except (RuntimeError, TypeError):
-        return None
+    kwargs = dict(kwargs)
+    device, *others = args or (kwargs.pop("device", None),)
+    if device is None or type(device) is int:
+        device = torch.device("cuda") if device is None else torch.device("cuda", device)
+    non_blocking = others or [kwargs.pop("non_blocking", False)]
+    return None if kwargs or len(non_blocking) > 1 else parsed_to(dtype, (device,), {"non_blocking": non_blocking[0]})
 
 
 class Seams:
