@@ -125,30 +125,6 @@ COMMON = {
 }
 
 
-#: Names that mean the same wherever they stand. What a record itself says of a field comes first.
-COMMON = {
-    "ceilings": "this machine's; None where they could not be measured",
-    "census": "one step's operations; None where not counted",
-    "class_": "what it may change, see the levers",
-    "device": "`cpu` or `cuda`: where the parameters lie",
-    "diagnosis": "what binds",
-    "facts": "what the script turned out to do",
-    "header": "who wrote the trace, and where",
-    "low": "the 5th percentile",
-    "machine": "where it was measured",
-    "name": "what it is called",
-    "order": "the order that it answers; -1 for none",
-    "outcome": "what it came to",
-    "plan": "what was chosen; None where nothing was",
-    "reason": "why",
-    "shortens": "phases that it can make shorter",
-    "timeline": "every measured step, for the figure",
-    "trials": "in the order in which they were made",
-    "untried": "levers that were not tried, and why",
-    "verdict": "in one word",
-}
-
-
 def records() -> str:
     """The records that lie on disk, field by field, and where the others stand."""
     parts = [

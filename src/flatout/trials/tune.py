@@ -178,7 +178,8 @@ def _check_goal(goal: Goal, machine: Machine) -> None:
 
 def _check_named(choice: Choice, machine: Machine) -> None:
     """Where levers were named, one of them can be tried; else minutes would be spent on a foregone answer."""
-    named = [kind().levers()[name] for name in choice.only or () if name not in choice.without]
+    known = kind().levers()
+    named = [known[name] for name in choice.only or () if name not in choice.without]
     refused = [lever for lever in named if lever.class_ == "semantics" or not allows(choice.accept, lever.class_)]
     lacking = {lever.name: why for lever in named if (why := lever.lacks(machine)) is not None}
     if not named or any(lever not in refused and lever.name not in lacking for lever in named):
@@ -189,9 +190,7 @@ def _check_named(choice: Choice, machine: Machine) -> None:
             cause="; ".join(f"`{name}`: {why}" for name, why in lacking.items()),
             hint="name other levers; `flatout levers SCRIPT` says what can be engaged here",
         )
-    beside = [
-        f"{name} cannot be engaged here: {why}" for name, why in lacking.items() if kind().levers()[name] not in refused
-    ]
+    beside = [f"{name} cannot be engaged here: {why}" for name, why in lacking.items() if known[name] not in refused]
     if all(lever.class_ == "semantics" for lever in refused):
         raise UsageError(
             "no lever of `--levers` can be tried",
@@ -208,8 +207,9 @@ def _check_named(choice: Choice, machine: Machine) -> None:
 
 def _unknown_lever(name: str) -> UsageError:
     """The error for a lever that is not there, or that is there by another word."""
+    known = kind().levers()
     bare, _, setting = name.partition("=")
-    if setting and bare in kind().levers():
+    if setting and bare in known:
         return UsageError(
             f"a setting cannot be chosen here: `{name}`",
             cause=f"trials find the setting of `{bare}` themselves",
@@ -221,8 +221,8 @@ def _unknown_lever(name: str) -> UsageError:
         )
     return UsageError(
         f"no such lever: `{name}`",
-        cause="levers are " + ", ".join(kind().levers()),
-        hint=did_you_mean(name, kind().levers(), "`flatout levers` lists them"),
+        cause="levers are " + ", ".join(known),
+        hint=did_you_mean(name, known, "`flatout levers` lists them"),
     )
 
 

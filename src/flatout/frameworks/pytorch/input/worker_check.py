@@ -1,17 +1,17 @@
 """Are the batches that workers of ours give those that plain would give, to the end of the run?
 
 Items may come to read what the script changes (its settings, labels, how far training is) or to draw random numbers, in
-a pass that no trial has seen. So the first batch of every pass is computed once more, and later ones (the 2nd, 4th, 8th
-...) where the script has no workers, whose items plain computes only when they are asked for; there it is also looked
-at every batch whether what workers have a copy of has changed. Computed is in a process forked for that, so that no
-random number, cache or counter of the script's moves. In: a pass and its batches. Out: an error where one is not
-plain's, before the script has it.
+a pass that no trial has seen. So the first batch of every pass is computed once more (that of the first pass twice, for
+one may make the next one another), and later ones (the 2nd, 4th, 8th ...) where the script has no workers, whose items
+plain computes only when they are asked for; there it is also looked at every batch whether what workers have a copy of
+has changed. Computed is in a process forked for that, so that no random number, cache or counter of the script's moves.
+In: a pass and its batches. Out: an error where one is not plain's, before the script has it.
 """
 
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader
@@ -26,7 +26,8 @@ from flatout.frameworks.pytorch.seams.trees import digest
 from flatout.guest.interruptions import let_through
 
 SHARE = 0.02
-"""Of the time since the first pass, how much later batches than a pass's first may take to compute once more."""
+"""Of the time since the first pass, how much computing later batches than a pass's first once more may take, and how
+much looking closely."""
 
 RANDOM = "items of `{}` draw random numbers, and workers draw others than plain does: class statistical"
 
@@ -183,14 +184,23 @@ class Recomputed:
     def differs(self, batch: Any, *, twice: bool = False) -> tuple[bool, str]:
         """Whether a batch is another; and, computed `twice`, why what one computes makes the next one another."""
         try:
-            _, self.batch = _with_count(next(self._iterator))
+            self.batch = _batch_of(next(self._iterator))
             found = digest(self.batch)
             if not twice:
                 return found != digest(batch), ""
-            counted, again = _with_count(next(self._iterator))
-            return found != digest(batch), RANDOM if digest(again) != found else COUNTED if counted else ""
+            again = next(self._iterator)
+            has_counted = isinstance(again, Counted) and again.has_counted
+            why = RANDOM if digest(_batch_of(again)) != found else COUNTED if has_counted else ""
+            return found != digest(batch), why
         finally:
             self._iterator._shutdown_workers()
+
+
+class Counted(NamedTuple):
+    """What `Counting` gives: a batch, and whether its items have changed a number since the batch before."""
+
+    has_counted: bool
+    batch: Any
 
 
 class Counting:
@@ -204,10 +214,9 @@ class Counting:
         """The batch, in the end."""
         batch = self._collate(items)
         before, self._before = self._before, counts(self._dataset)
-        return COUNTED, before is not None and any(self._before.get(at, n) != n for at, n in before.items()), batch
+        has_counted = before is not None and any(self._before.get(at, n) != n for at, n in before.items())
+        return Counted(has_counted, batch)
 
 
-def _with_count(computed: Any) -> tuple[bool, Any]:
-    if isinstance(computed, tuple) and len(computed) == 3 and isinstance(computed[0], str) and computed[0] == COUNTED:
-        return computed[1], computed[2]
-    return False, computed
+def _batch_of(computed: Any) -> Any:
+    return computed.batch if isinstance(computed, Counted) else computed

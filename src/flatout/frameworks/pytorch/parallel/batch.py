@@ -11,7 +11,7 @@ computing the sample variance".
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -47,11 +47,8 @@ def synchronised(group: Group) -> Iterator[None]:
         out: torch.Tensor = _Normalised.apply(input, weight, bias, group, running, eps, plain)
         return out
 
-    F.batch_norm = batch_norm
-    try:
+    with _batch_norm_by(batch_norm):
         yield
-    finally:
-        F.batch_norm = plain
 
 
 @contextmanager
@@ -67,7 +64,14 @@ def with_running_statistics() -> Iterator[None]:
         eps = named.get("eps", rest[2] if len(rest) > 2 else 1e-5)
         return plain(input, mean, var, weight, bias, False, 0.0, eps)
 
-    F.batch_norm = batch_norm  # type: ignore[assignment]
+    with _batch_norm_by(batch_norm):
+        yield
+
+
+@contextmanager
+def _batch_norm_by(function: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Within, all modules of batch normalisation call this function."""
+    plain, F.batch_norm = F.batch_norm, function
     try:
         yield
     finally:

@@ -231,13 +231,7 @@ def _copied(value: Any, depth: int = 2) -> Any:
     """What a comparison needs: values, tensors with their version, what containers and plain objects hold."""
     if isinstance(value, torch.Tensor):
         return _Tensor(value, value._version)
-    numpy = sys.modules.get("numpy")
-    if (
-        numpy is not None
-        and isinstance(value, numpy.ndarray)
-        and value.nbytes <= MOST_BYTES
-        and not value.dtype.hasobject
-    ):
+    if _is_small_array(value):
         return _Array(value, value.tobytes())
     if isinstance(value, partial):
         return _copied([*value.args, *value.keywords.values()], depth)
