@@ -15,13 +15,11 @@ import report_examples as examples  # noqa: E402
 
 from flatout.judge.contrast import contrast  # noqa: E402
 from flatout.judge.samples import Samples  # noqa: E402
-from flatout.report import write_contrast, write_html, write_proof, write_ranks  # noqa: E402
+from flatout.report import write_contrast, write_html, write_proof  # noqa: E402
 from proofs import PROOFS  # noqa: E402
-from rank_tunings import TUNINGS  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NAMES = [*sorted(examples.EXAMPLES), "lenet-nothing", "lenet-huge", *(f"proof {name}" for name in PROOFS)]
-NAMES += [f"ranks {name}" for name in TUNINGS]
 PHONE, DESK = {"width": 390, "height": 800}, {"width": 1280, "height": 900}
 
 CONTRAST = """
@@ -85,8 +83,6 @@ def files(tmp_path_factory):
         pages[f"{first}-{second}"] = write_contrast(found, folder / f"{first}-{second}.html")
     for name, make in PROOFS.items():
         pages[f"proof {name}"] = write_proof(make(), folder / f"proof {name}.html")
-    for name, make in TUNINGS.items():
-        pages[f"ranks {name}"] = write_ranks(make(), folder / f"ranks {name}.html")
     return pages
 
 

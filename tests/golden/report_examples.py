@@ -683,8 +683,7 @@ EXAMPLES = {
 @functools.cache
 def terminal_texts():
     """Every golden file's name with what belongs into it."""
-    from flatout.report import machine, ranks, screen, terminal
-    from rank_tunings import TUNINGS
+    from flatout.report import machine, screen, terminal
 
     found = {}
     for name, make in EXAMPLES.items():
@@ -694,10 +693,6 @@ def terminal_texts():
     found["report_lenet_verbose.txt"] = screen.plain(terminal.tune(lenet(), verbose=True))
     found["report_lenet_ascii.txt"] = screen.plain(terminal.tune(lenet()), ascii_only=True)
     found["report_lenet_120.txt"] = screen.plain(terminal.tune(lenet()), width=120)
-    for name, make in TUNINGS.items():
-        if name in ("faster", "one rank", "inconclusive"):
-            found[f"report_ranks_{name.replace(' ', '_')}.txt"] = screen.plain(ranks.ranks(make()))
-    found["report_ranks_verbose.txt"] = screen.plain(ranks.ranks(TUNINGS["faster"](), verbose=True), width=120)
     found["report_machine.txt"] = screen.plain(machine.machine(CEILINGS, now_unix_s=CREATED_UNIX_S))
     return found
 

@@ -27,7 +27,6 @@ from flatout.report import (
     html,
     json_text,
     proof_page,
-    ranks_page,
     roofline,
     screen,
     story,
@@ -42,7 +41,6 @@ from flatout.report.figures import phase_colour
 from flatout.report.svg import colour
 from handmade import HEADER, gradients, window
 from proofs import PROOFS
-from rank_tunings import TUNINGS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 
@@ -63,12 +61,13 @@ class Pages(dict):
         if name in RESULTS:
             self[name] = html.html_text(RESULTS[name])
         else:
-            self[name] = proof_page.html_text(PROVED[of]) if kind == "proof" else ranks_page.html_text(TUNINGS[of]())
+            assert kind == "proof"
+            self[name] = proof_page.html_text(PROVED[of])
         return self[name]
 
 
 PAGES = Pages()
-PAGE_NAMES = [*RESULTS, *(f"proof {name}" for name in PROVED), *(f"ranks {name}" for name in TUNINGS)]
+PAGE_NAMES = [*RESULTS, *(f"proof {name}" for name in PROVED)]
 
 
 class Page(HTMLParser):
@@ -582,48 +581,3 @@ def test_no_page_begins_with_a_lone_question_mark():
     assert (said.number, said.unit) == ("No answer", "no candidate was measured")
     unclear = replace(found, options="--levers none", remeasured=Trial(levers={}, outcome="inconclusive"))
     assert "?" not in story.tell(unclear).number
-
-
-# -- a tuning for ranks ------------------------------------------------------------------------------------------------
-
-
-def test_the_page_of_a_tuning_for_ranks_begins_with_the_verdict_and_what_it_rests_on():
-    text = Page(PAGES["ranks faster"]).text
-    assert "1.5x as fast as one process gpt.py trains 1.5 times as fast on 4 ranks, replicate" in text
-    assert "one process holds 930 MiB within a step; a rank holds least with 4 ranks, shard: 590 MiB" in text
-    assert "14 % of the training time of 4 ranks, replicate, most of it for outputs of Net 8 %" in text
-    assert "is faster as one process than divided" in Page(PAGES["ranks one rank"]).text
-    assert "may or may not be faster on ranks" in Page(PAGES["ranks inconclusive"]).text
-    assert "stays one process: no division trains what it trains" in Page(PAGES["ranks not divided"]).text
-
-
-def test_what_cannot_be_divided_is_listed_with_its_reason_and_what_helps():
-    text = Page(PAGES["ranks faster"]).text
-    assert "Net cannot be cut into stages: its batch normalisation would see micro-batches" in text
-    assert "What helps: --mode shard" in text and "disagrees" in text
-
-
-def test_memory_that_does_not_shrink_is_said_to_be_so():
-    found = TUNINGS["one rank"]()
-    more = [replace(trial, step_memory_bytes=2 * found.step_memory_bytes) for trial in found.trials]
-    said = dict(ranks_page.lines(replace(found, trials=tuple(more))))
-    assert "no rank holds less" in said["memory"] and "200 % of one process's" in said["memory"]
-
-
-def test_every_number_of_a_tuning_for_ranks_leads_to_its_samples():
-    for make in TUNINGS.values():
-        found = make()
-        anchors = {one.anchor for one in ranks_page.evidence(found)}
-        for shown in (ranks_page.times(found), ranks_page.memory(found), ranks_page.exchanges(found)):
-            assert all(len(column) == len(shown.rows) for column in shown.links.values())
-            assert {to for column in shown.links.values() for to in column} <= anchors
-        assert all(one.command.startswith("flatout tune --ranks") for one in ranks_page.evidence(found))
-    assert "200.1000 ms" in PAGES["ranks faster"] and "618,659,840" in PAGES["ranks faster"], "with every digit"
-
-
-def test_a_tuning_of_an_older_version_has_figures_of_what_it_knows():
-    drawn = {name: len(Page(PAGES[f"ranks {name}"]).named("svg")) // 2 for name in TUNINGS}
-    assert drawn == {
-        "faster": 3, "one rank": 3, "inconclusive": 3, "not divided": 1, "older": 3, "many ranks": 3,
-    }  # fmt: skip
-    assert "not observed" in Page(PAGES["ranks older"]).text and "<b>evil" not in PAGES["ranks older"]

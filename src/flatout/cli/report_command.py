@@ -35,8 +35,8 @@ def command(
               flatout report lenet-3 --export steps.csv
     """  # noqa: D301, D205
     from flatout import api
-    from flatout.cli.showing import show, show_contrast, show_exported, show_proof, show_rank_anatomy, show_ranks
-    from flatout.report.former import anatomy_of_ranks, proof, tuning_of_ranks
+    from flatout.cli.showing import show, show_contrast, show_exported, show_proof, show_rank_anatomy
+    from flatout.report.former import anatomy_of_ranks, proof
 
     if file is not None:
         if other is not None or html is not None:
@@ -50,8 +50,6 @@ def command(
         show_contrast(api.contrast(run, other), html=html, as_json=as_json)
     elif (proved := proof(run)) is not None:
         show_proof(proved, html=html, as_json=as_json)
-    elif (tuned := tuning_of_ranks(run)) is not None:
-        show_ranks(tuned, html=html, as_json=as_json, verbose=verbose)
     elif (looked_at := anatomy_of_ranks(run)) is not None:
         show_rank_anatomy(looked_at, html=html, as_json=as_json)
     else:

@@ -19,20 +19,17 @@ from flatout.report import (
     print_exported,
     print_proof,
     print_rank_anatomy,
-    print_ranks,
     print_result,
     write_contrast,
     write_html,
     write_proof,
     write_rank_anatomy,
-    write_ranks,
 )
 
 if TYPE_CHECKING:
     from flatout.judge.contrast import Contrast
     from flatout.judge.proof import Proof
     from flatout.judge.rank_steps import RankAnatomy
-    from flatout.judge.rank_tuning import RankTuning
     from flatout.report.former import Exported
 
 
@@ -50,22 +47,6 @@ def show(result: Result, *, html: Path | None = None, as_json: bool, verbose: bo
         print(json.dumps(summary_of(result)))
     else:
         print_result(result, page=page, verbose=verbose or result.command == "why")
-
-
-def show_ranks(found: RankTuning, *, html: Path | None = None, as_json: bool, verbose: bool = False) -> None:
-    """Write the page of what `tune --ranks` found, to `html` or into the run folder, and print the rest.
-
-    Raises:
-        UsageError: The page was asked for, and cannot be written there, or would overwrite what is no page.
-    """
-    from flatout.judge import rank_tuning
-
-    page = html or Path(found.run) / PAGE
-    _write_page(page, html is not None, lambda path: write_ranks(found, path))
-    if as_json:
-        print(json.dumps(rank_tuning.summary_of(found)))
-    else:
-        print_ranks(found, page=page, verbose=verbose)
 
 
 def show_rank_anatomy(found: RankAnatomy, *, html: Path | None = None, as_json: bool) -> None:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from flatout.judge.contrast import Contrast
     from flatout.judge.proof import Proof
     from flatout.judge.rank_steps import RankAnatomy
-    from flatout.judge.rank_tuning import RankTuning
     from flatout.judge.samples import Samples
     from flatout.records.energy import Log
     from flatout.report.contrast_terminal import Exported
@@ -101,26 +100,6 @@ def print_proof(found: Proof, *, page: Path | str | None = None, file: IO[str] |
     from flatout.report import proof_terminal, screen
 
     screen.show(proof_terminal.proof(found, page=page), file)
-
-
-def write_ranks(found: RankTuning, path: Path | str) -> Path:
-    """Write the page of a tuning for ranks, whole or not at all; returns its path.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    from flatout.report import ranks_page
-
-    return ranks_page.write_html(found, path)
-
-
-def print_ranks(
-    found: RankTuning, *, verbose: bool = False, page: Path | str | None = None, file: IO[str] | None = None
-) -> None:
-    """Print what `tune --ranks` found; `page` is where its page was written."""
-    from flatout.report import ranks, screen
-
-    screen.show(ranks.ranks(found, verbose=verbose, page=page), file)
 
 
 def write_rank_anatomy(found: RankAnatomy, path: Path | str) -> Path:

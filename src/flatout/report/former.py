@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from flatout.judge.contrast import Contrast
     from flatout.judge.proof import Proof
     from flatout.judge.rank_steps import RankAnatomy
-    from flatout.judge.rank_tuning import RankTuning
     from flatout.judge.result import Result
     from flatout.report.export import Stretch
 
@@ -67,14 +66,6 @@ def proof(run: str | None = None) -> Proof | None:
 
     place = folder.find(folder.working_folder(), run)
     return replace(proof_file.load(place), run=str(place)) if (place / proof_file.FILE).exists() else None
-
-
-def tuning_of_ranks(run: str | None = None) -> RankTuning | None:
-    """What `tune --ranks` found in a run folder, in the newest without a name; None where that holds something else."""
-    from flatout.judge import rank_tuning
-
-    place = folder.find(folder.working_folder(), run)
-    return replace(rank_tuning.load(place), run=str(place)) if (place / rank_tuning.FILE).exists() else None
 
 
 def anatomy_of_ranks(run: str | None = None) -> RankAnatomy | None:

@@ -22,6 +22,7 @@ from flatout.judge.causes import WORTHWHILE
 from flatout.judge.diagnosis import Diagnosis, diagnose
 from flatout.judge.findings import Findings
 from flatout.judge.looks import Looks
+from flatout.judge.paired import SCREENING, Extent, Pairs, is_calm
 from flatout.judge.read_sites import ReadSites, judged
 from flatout.judge.stats import Comparison
 from flatout.records.as_json import to_json
@@ -29,12 +30,11 @@ from flatout.records.ceilings import Ceilings, Machine
 from flatout.records.host_reads import HostReads
 from flatout.records.stacks import Stacks
 from flatout.records.trace import Levers, Window
-from flatout.trials import pairs as pairing
+from flatout.trials import windows
 from flatout.trials.bench import Bench
 from flatout.trials.budget import Budget
 from flatout.trials.ends import CandidateFailed
 from flatout.trials.joules import Joules
-from flatout.trials.pairs import SCREENING, Extent, calm
 
 MOST_WAIT_S = 120.0
 """How long to wait at most for other processes to leave the machine alone."""
@@ -79,7 +79,7 @@ class Plain:
         """Noise, anatomy, counterfactuals, samples, reads, census and diagnosis, in this order."""
         self._stage("plain against plain: how noisy is it here?")
         until_s = min(self.budget.deadline_s(0.2), time.perf_counter() + MOST_WAIT_S)
-        if not pairing.wait_for_quiet(self.bench, until_s, self._stage):
+        if not windows.wait_for_quiet(self.bench, until_s, self._stage):
             self.bench.warnings["other processes kept the machine busy: intervals are wide, windows were discarded"] = (
                 None
             )
@@ -97,10 +97,8 @@ class Plain:
         self._diagnose(counterfactuals)
 
     def _measure_noise(self, num_pairs: int) -> None:
-        extent = Extent(
-            looks=Looks.once(num_pairs), enough="all", purpose="baseline", deadline_s=self.budget.deadline_s(0.3)
-        )
-        measured = pairing.measure(self.bench, {}, extent)
+        extent = Extent(looks=Looks.once(num_pairs), enough="all", deadline_s=self.budget.deadline_s(0.3))
+        measured = windows.measure(self.bench, {}, extent, purpose="baseline")
         self.noise = measured.compare()
         self.bench.noise = stats.scatter(measured.baseline_s, measured.candidate_s)
         self.baseline = self._seen("baseline", "ends")
@@ -111,7 +109,7 @@ class Plain:
         num_calm = 0
         for _ in range(MOST_ANATOMY_WINDOWS):
             window = self.bench.window({}, purpose="anatomy", observe="phases", skip=self.bench.size.skip_steps)
-            num_calm += calm(window)
+            num_calm += is_calm(window)
             if num_calm == ANATOMY_WINDOWS or time.perf_counter() > self.budget.deadline_s(0.4):
                 break
         self.accounts["taken apart"] = self._account("anatomy", "phases")
@@ -120,7 +118,7 @@ class Plain:
     def _seen(self, purpose: str, observe: str) -> list[Window]:
         """The plain windows of a purpose that nothing disturbed; all of them where there are none."""
         seen = [w for _, w in self.bench.windows if w.purpose == purpose and w.observe == observe and not w.levers]
-        return [w for w in seen if calm(w)] or seen
+        return [w for w in seen if is_calm(w)] or seen
 
     def _account(self, purpose: str, observe: str) -> Account:
         """Whether the step that is looked at is the plain one; measured in turn where the two seem to differ.
@@ -129,7 +127,7 @@ class Plain:
         """
         plain, others = self.baseline, self._seen(purpose, observe)
         account = self._of(plain, others, observe)
-        sure = account.contradicts(WORTHWHILE) and all(calm(w) for w in (*plain, *others))
+        sure = account.contradicts(WORTHWHILE) and all(is_calm(w) for w in (*plain, *others))
         return account if sure or not account.seems_to_differ(WORTHWHILE) else self._in_turn(account, purpose, observe)
 
     @staticmethod
@@ -198,17 +196,19 @@ class Plain:
         extent = Extent(
             looks=SCREENING,
             enough="clear",
-            purpose="counterfactual",
             deadline_s=self.budget.deadline_s(0.45),
             min_pairs=stats.MIN_PAIRS,  # without an interval it would be worth nothing
         )
         if facts.loaders:
-            found["free_data"] = pairing.measure(self.bench, {"free_data": {}}, extent).compare()
+            found["free_data"] = self._counterfactual({"free_data": {}}, extent).compare()
         for lever in self.bench.levers.values():
             for name, settings in lever.frees(facts, self.machine).items():
                 with contextlib.suppress(CandidateFailed):  # then it is not known what it would bring
-                    found[name] = pairing.measure(self.bench, {lever.name: settings}, extent).compare()
+                    found[name] = self._counterfactual({lever.name: settings}, extent).compare()
         return {name: c for name, c in found.items() if math.isfinite(c.ratio)}
+
+    def _counterfactual(self, levers: Levers, extent: Extent) -> Pairs:
+        return windows.measure(self.bench, levers, extent, purpose="counterfactual")
 
     def _diagnose(self, counterfactuals: Mapping[str, Comparison]) -> None:
         assert self.bench.facts is not None and self.anatomy is not None
