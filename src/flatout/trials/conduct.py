@@ -19,7 +19,7 @@ from flatout.judge.anatomy import Anatomy, dissect
 from flatout.judge.looks import Looks
 from flatout.judge.paired import SCREENING, Extent, Pairs
 from flatout.judge.result import Result, Untried
-from flatout.records.ceilings import Ceilings, Machine
+from flatout.records.ceilings import Machine
 from flatout.records.plan import Candidate, Trial, allows, ranks_of
 from flatout.records.trace import Agreement, Levers
 from flatout.run.script import Script
@@ -69,6 +69,11 @@ replays; for `tune` also one candidate, its agreement, and the best measured aga
 FIRST_STEPS = 2.0
 """The first steps may take so many times as long as those that come later."""
 
+LOOK_CLOSER_S = 8.0
+"""After the search windows that only the report needs are opened for so long at most; each kind once at the least."""
+
+STOPPED = "you stopped it"
+
 FREE_DATA_STEPS = 2 * stats.MIN_PAIRS
 
 
@@ -94,7 +99,6 @@ class Conduct:
         self.bench = Bench(script, run_folder, self.levers, goal.terms)
         self.bench.on_wait = show.tick
         self.bench.cores_quota = machine.cores_quota
-        self.measure_ceilings: Callable[[], Ceilings | None] = lambda: None
         short = command == "why" or goal.exactly is not None
         self.budget = Budget(goal.budget_s, WHY_DEFAULTS_S if short else TUNE_DEFAULTS_S)
         self.bench.deadline_s = self.budget.deadline_s()
@@ -159,23 +163,32 @@ class Conduct:
     def run(self) -> Result:
         """All of it. Ctrl-C ends the trying and keeps what was learned; before there is anything, it ends all."""
         self.observe()
-        if self.command == "tune":
-            try:
-                self.try_all()
-            except KeyboardInterrupt:
-                if self.goal.exactly is not None:  # nothing of it is kept, and who asked for it waits no more
-                    raise
-                self.stopped = "you stopped it"
-            except (ScriptError, Inconclusive) as problem:
-                self._keep_what_is_known(problem)
-            try:
-                self.prove()
-            except KeyboardInterrupt:
-                self.stopped, self.short_budget_s = "you stopped it before the best could be measured again", None
-            except (ScriptError, Inconclusive) as problem:
-                self._keep_what_is_known(problem)
+        if self.command == "why":
+            self.plain.look_closer(self.budget.deadline_s(0.7))
+        else:
+            self._search()
         self._stage("done")
         return conclude.result_of(self)
+
+    def _search(self) -> None:
+        """Try what may help, measure the best again, and look at what changes nothing of that."""
+        try:
+            self.try_all()
+        except KeyboardInterrupt:
+            if self.goal.exactly is not None:  # nothing of it is kept, and who asked for it waits no more
+                raise
+            self.stopped = STOPPED
+        except (ScriptError, Inconclusive) as problem:
+            self._keep_what_is_known(problem)
+        try:
+            self.prove()
+            if self.goal.exactly is None and self.stopped != STOPPED:
+                self.plain.look_closer(time.perf_counter() + LOOK_CLOSER_S)
+        except KeyboardInterrupt:
+            if self.final is None:
+                self.stopped, self.short_budget_s = "you stopped it before the best could be measured again", None
+        except (ScriptError, Inconclusive) as problem:
+            self._keep_what_is_known(problem)
 
     def _keep_what_is_known(self, problem: ScriptError | Inconclusive) -> None:
         """The plain script cannot be measured any more: what was measured before is not lost with that.
@@ -195,8 +208,6 @@ class Conduct:
         self.bench.start()  # before the ceilings: a script that fails should not cost ten seconds first
         assert self.bench.facts is not None
         self._fit_budget(self.bench.facts.warm_up_step_s, patience=FIRST_STEPS)
-        self._stage("this machine's ceilings")
-        self.plain.ceilings = self.measure_ceilings()
         self._stage("warming up")
         self.bench.settle()
         self._fit_budget(self.bench.step_guess_s)

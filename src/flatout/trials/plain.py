@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from flatout.errors import Inconclusive
 from flatout.judge import stats
@@ -29,7 +28,7 @@ from flatout.records.as_json import to_json
 from flatout.records.ceilings import Ceilings, Machine
 from flatout.records.host_reads import HostReads
 from flatout.records.stacks import Stacks
-from flatout.records.trace import Levers, Window
+from flatout.records.trace import Census, Levers, Scaling, Window
 from flatout.trials import windows
 from flatout.trials.bench import Bench
 from flatout.trials.budget import Budget
@@ -73,10 +72,13 @@ class Plain:
         self.activity: Activity | None = None
         self.reads: ReadSites | None = None
         self.diagnosis: Diagnosis | None = None
-        self.census: Any = None
+        self.census: Census | None = None
+        self.measure_ceilings: Callable[[], Ceilings | None] = lambda: None
+        self._counterfactuals: Mapping[str, Comparison] = {}
+        self._until_s = budget.deadline_s()
 
     def observe(self, noise_pairs: int) -> None:
-        """Noise, anatomy, counterfactuals, samples, reads, census and diagnosis, in this order."""
+        """What decides what is worth trying: noise, anatomy, counterfactuals, and a first diagnosis made from them."""
         self._stage("plain against plain: how noisy is it here?")
         until_s = min(self.budget.deadline_s(0.2), time.perf_counter() + MOST_WAIT_S)
         if not windows.wait_for_quiet(self.bench, until_s, self._stage):
@@ -88,13 +90,25 @@ class Plain:
         self._take_apart()
         if self.bench.facts is not None and self.bench.facts.loaders:
             self._stage("what if data were free?")
-        counterfactuals = self._counterfactuals()
+        self._counterfactuals = self._measure_counterfactuals()
+        self._diagnose(None, None)
+
+    def look_closer(self, until_s: float) -> None:
+        """What only the report needs: ceilings, samples, reads, census, and the diagnosis made from all of it.
+
+        Args:
+            until_s: `time.perf_counter` after which nothing is looked at twice.
+        """
+        self._until_s = until_s
+        self._stage("this machine's ceilings")
+        self.ceilings = self.measure_ceilings()
         self._stage("what does the script do meanwhile?")
         self.activity = self._sample()
         self._stage("where does it wait for values?")
         self.reads = self._note_reads()
         self._stage("counting operations")
-        self._diagnose(counterfactuals)
+        self.census = self.bench.census()
+        self._diagnose(self.census, self.bench.scaling())
 
     def _measure_noise(self, num_pairs: int) -> None:
         extent = Extent(looks=Looks.once(num_pairs), enough="all", deadline_s=self.budget.deadline_s(0.3))
@@ -141,7 +155,7 @@ class Plain:
     def _in_turn(self, account: Account, purpose: str, observe: str) -> Account:
         sides: dict[str, list[float]] = {"ends": [], observe: []}
         for number in range(stats.RANKED_PAIRS):
-            if time.perf_counter() > self.budget.deadline_s(0.6 if number >= stats.MIN_PAIRS else 0.9):
+            if number >= stats.MIN_PAIRS and time.perf_counter() > min(self._until_s, self.budget.deadline_s(0.6)):
                 break
             order = [("baseline", "ends"), (purpose, observe)]
             for one, how in order if self.bench.lots.random() < 0.5 else order[::-1]:
@@ -160,7 +174,7 @@ class Plain:
         for _ in range(STACKS_WINDOWS):
             if (stacks := self._stacks({})) is not None:
                 seen.append(stacks)
-            if sum(s.num_samples for s in seen) >= STACKS_SAMPLES or time.perf_counter() > self.budget.deadline_s(0.7):
+            if sum(s.num_samples for s in seen) >= STACKS_SAMPLES or time.perf_counter() > self._until_s:
                 break
         facts = self.bench.facts
         if not seen or facts is None:
@@ -185,11 +199,11 @@ class Plain:
                 self.bench.window({}, purpose="reads", observe="reads", skip=self.bench.size.skip_steps)
             if (found := self.bench.last_reads) is not None:
                 seen.append(found)
-            if time.perf_counter() > self.budget.deadline_s(0.7):
+            if time.perf_counter() > self._until_s:
                 break
         return judged(seen)
 
-    def _counterfactuals(self) -> dict[str, Comparison]:
+    def _measure_counterfactuals(self) -> dict[str, Comparison]:
         facts = self.bench.facts
         assert facts is not None
         found = {}
@@ -210,19 +224,17 @@ class Plain:
     def _counterfactual(self, levers: Levers, extent: Extent) -> Pairs:
         return windows.measure(self.bench, levers, extent, purpose="counterfactual")
 
-    def _diagnose(self, counterfactuals: Mapping[str, Comparison]) -> None:
+    def _diagnose(self, census: Census | None, scaling: Scaling | None) -> None:
         assert self.bench.facts is not None and self.anatomy is not None
         shown = self._of(self.baseline, self._seen("anatomy", "phases"), "phases")
         if shown.is_open(WORTHWHILE):  # whatever was measured in turn: these are the two steps that are shown
             self.accounts["taken apart"] = shown
-        self.census = self.bench.census()
-        scaling = self.bench.scaling()
         findings = Findings(
             anatomy=self.anatomy,
             facts=self.bench.facts,
             num_cores=self.machine.num_cores,
-            counterfactuals=counterfactuals,
-            census=self.census,
+            counterfactuals=self._counterfactuals,
+            census=census,
             scaling=scaling,
             ceilings=self.ceilings,
             activity=self.activity,

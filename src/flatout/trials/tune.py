@@ -74,7 +74,7 @@ def measured(
         goal = goal if ranks is None else ranks.begin(goal)
         conduct = Conduct(script, run_folder, machine, goal, show, command)
         with opened(conduct.bench), conduct.joules.noted(run_folder):
-            conduct.measure_ceilings = lambda: _ceilings(conduct)
+            conduct.plain.measure_ceilings = lambda: _ceilings(conduct)
             conduct.own = own if goal.choice.num_ranks is not None else of_one_process(own, conduct.levers)
             found = conduct.run() if ranks is None else ranks.alone(conduct)
         found = found if ranks is None else ranks.confirm(found)
