@@ -125,6 +125,16 @@ def test_who_is_behind_is_named_with_its_line(tmp_path):
     assert len(pages) == 2
 
 
+def test_a_rank_that_came_to_no_exchange_yet_is_waited_for_longer_it_may_load_all_again(tmp_path):
+    pages = [stood(tmp_path, 0, 0, "meeting of all ranks")]
+    watch = watched(tmp_path)
+    time.sleep(0.1)
+    assert not watch.look() and watch.hang is None, "it has not begun"
+    pages.append(stood(tmp_path, 1, 0))
+    time.sleep(0.6)
+    assert not watch.look() and watch.hang is None, "it has begun, and has not come"
+
+
 def test_ranks_in_different_exchanges_have_taken_other_branches(tmp_path):
     pages = [stood(tmp_path, 0, 7, "outputs of `A`"), stood(tmp_path, 1, 7, "outputs of `B`")]
     watch = watched(tmp_path)
