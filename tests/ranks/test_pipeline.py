@@ -18,15 +18,14 @@ from .on_ranks import alone, on_ranks
 from .test_shard import agrees
 
 REFUSED = {
-    scenarios.batch_normalisation: "batch normalisation", scenarios.convolutions: "batch normalisation",
+    scenarios.convolutions: "batch normalisation",
     scenarios.normalised_again: "batch normalisation", scenarios.a_counter_of_calls: "what ranks keep as `kept`",
     scenarios.times_and_weights_that_the_model_draws: "random numbers",
     scenarios.a_critic_that_is_kept_from_training: "it calls 0 modules",
     scenarios.two_models_against_each_other: "batch normalisation",
     scenarios.noise_that_the_model_draws: "random numbers", scenarios.a_model_that_is_called_by_a_method: "modules",
     scenarios.a_loss_kept_in_a_global_list: "it changes `ASIDE`",
-    scenarios.hooks_that_change_what_goes_through: "hooks",
-    scenarios.a_loss_kept_in_another_object: "it changes `KEPT.loss`",
+    scenarios.a_hook_on_a_layer: "hook", scenarios.gradients_of_inputs: "gradients of its inputs",
     sharded_scenarios.heads_that_take_turns: "stage", **pipeline_scenarios.REFUSED,
 }  # fmt: skip
 OTHERS = [
@@ -56,14 +55,6 @@ def test_what_makes_no_stages_is_refused_with_its_reason(scenario):
     for found in on_ranks(2, scenario, "pipeline"):
         assert REFUSED[scenario] in found["cause"]
         assert found["error"] and found["hint"]
-
-
-@pytest.mark.smoke
-def test_masks_of_dropout_are_other_ones_on_each_rank_and_ranks_stay_together():
-    first, second = on_ranks(2, scenarios.masks_of_dropout, "pipeline")
-    assert first.said == second.said
-    assert first.drawn == second.drawn
-    assert all(torch.equal(a, b) for a, b in zip(first.state, second.state, strict=True))
 
 
 class Alone:

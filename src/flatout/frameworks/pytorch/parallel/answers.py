@@ -1,9 +1,9 @@
 """What does Python ask of a sharded tensor, and how is it answered for the whole?
 
 Shapes are told. Arithmetic by elements is done on the parts that are here; norms are put together from those of parts;
-anything else gathers the whole on every rank, for all ranks run the same script. What should be views are copies that
-remember by which views they came: what is written into one is written into the whole, of which every rank keeps its
-part. In: a function of PyTorch's and its arguments, some of them sharded. Out: what one process gets.
+anything else gathers the whole on every rank, for all ranks run the same script. What should be views are copies; who
+writes into one is refused. In: a function of PyTorch's and its arguments, some of them sharded. Out: what one process
+gets.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from flatout.frameworks.pytorch.parallel.sharded import (
     become,
     copied,
     name_of,
-    whole_of,
+    version_of,
     writes,
 )
-from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
+from flatout.frameworks.pytorch.seams.trees import map_tensors
 
 Of: Any = torch.Tensor  # its descriptors are not known to type checkers
 
@@ -68,8 +68,8 @@ SHAPES: dict[Any, Callable[..., Any]] = {
 _ELEMENTWISE = (
     "add sub rsub subtract mul multiply div divide true_divide neg negative abs absolute square sqrt rsqrt pow exp log "
     "sign clamp clip clamp_min clamp_max maximum minimum lerp addcmul addcdiv reciprocal sigmoid tanh relu zero fill "
-    "copy clone zeros_like ones_like empty_like full_like where isfinite isnan isinf eq ne lt le gt ge logical_and "
-    "logical_or logical_not nan_to_num masked_fill contiguous float double half bfloat16 to type_as "
+    "copy clone where isfinite isnan isinf eq ne lt le gt ge logical_and "
+    "logical_or logical_not nan_to_num masked_fill contiguous float double half bfloat16 "
     "__add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __truediv__ __rtruediv__ "
     "__itruediv__ __div__ __rdiv__ __idiv__ __neg__ __abs__ __pow__ __ipow__ __rpow__ __eq__ __ne__ __lt__ __le__ "
     "__gt__ __ge__ _foreach_add _foreach_sub _foreach_mul _foreach_div _foreach_neg _foreach_abs _foreach_sqrt "
@@ -109,7 +109,9 @@ def answer(func: Any, args: Any, kwargs: Any) -> Any:
         if func == Of.register_hook:
             return func(first, hook_of_wholes(args[1], first.portions))
         if func in SAME_PART:
-            return become(func(first), first.portions)
+            found = become(func(first), first.portions)
+            found.origin = first
+            return found
         shape = SHAPES.get(func)
         if shape is not None:
             return shape(torch.empty(first.portions.shape, dtype=first.dtype, device="meta"), *args[1:], **kwargs)
@@ -216,8 +218,6 @@ def _by_parts(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
         return None
     if writes(func) and not all(isinstance(one, Sharded) for one in flat(args[0])):
         return None  # a whole tensor is written to
-    if name_of(func) in ("to", "type_as") and _changes_place(every):
-        return None
 
     def cut(one: Any) -> Any:
         is_whole = isinstance(one, torch.Tensor) and not isinstance(one, Sharded) and one.dim()
@@ -235,14 +235,6 @@ def _go_together(args: Any, kwargs: Any) -> bool:
         if isinstance(value, list | tuple) and any(isinstance(one, Sharded) for one in value)
     ]
     return all(len(one) == len(lists[0]) and all(map(Portions.is_alike, one, lists[0])) for one in lists)
-
-
-def _changes_place(every: Sequence[Any]) -> bool:
-    """Whether a tensor goes to another device, where the script wants it whole."""
-    here = next(one.device.type for one in every if isinstance(one, Sharded))
-    places = (torch.device(one) if isinstance(one, str) else one for one in every)
-    devices = (one.device if isinstance(one, torch.Tensor) else one for one in places)
-    return any(isinstance(device, torch.device) and device.type != here for device in devices)
 
 
 def _as_sharded(found: Any, args: Any, cuts: Sequence[Portions]) -> Any:
@@ -312,7 +304,7 @@ def _by_wholes(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in ("numpy", "__array__"):
             found.flags.writeable = False  # what is written there would be lost
         elif name in VIEWS and args and isinstance(args[0], Sharded):
-            copied(found, args[0], ((func, args[1:], kwargs, 0),))
+            copied(found, args[0])
         return found
     with torch.no_grad():
         found = call()
@@ -344,31 +336,29 @@ def answer_of_copies(func: Any, args: Any, kwargs: Any) -> Any:
     """One question; the machinery by which it came here is off."""
     first = args[0] if args else None
     for one in flat((args, kwargs)):
-        if isinstance(one, Copied) and one.seen != one.path.base._version:
-            _write(one, None, (), {})
-    if isinstance(first, Copied) and writes(func):
-        return _write(first, func, whole_args(args[1:]), {key: whole_args(value) for key, value in kwargs.items()})
+        if isinstance(one, Copied) and one.seen != version_of(one.base):
+            _refuse_view(one, "is used after that has changed")
+    if func not in OF_THE_OBJECT and (writes(func) or "out" in kwargs):
+        for one in flat(kwargs.get("out", first)):
+            if isinstance(one, Copied):
+                _refuse_view(one, "is written to")
     if any(isinstance(one, Sharded) for one in flat((args, kwargs))):
         return answer(func, args, kwargs)
     found = func(*args, **kwargs)
     if isinstance(first, Copied) and (name_of(func) in VIEWS or func in SAME_PART):
-        copied(found, first.path.base, (*first.path.steps, (func, args[1:], kwargs, 0)))
+        copied(found, first.base)
     return found
 
 
 Copied.answer = staticmethod(answer_of_copies)
 
 
-def _write(copy: Copied, func: Any, args: Any, kwargs: Any) -> Copied:
-    """Write where the copy came from, and into the copy; without a function look there once more."""
-    base, cut = copy.path.base, copy.path.base.portions
-    with torch.no_grad():
-        view = whole = whole_of(base).detach()
-        for step, rest, words, place in copy.path.steps:
-            view = tensors_of(step(view, *rest, **words))[place]
-        if func is not None:
-            func(view, *args, **kwargs)
-            base.detach().copy_(cut.mine(whole))
-        copy.data.copy_(view)
-    copy.seen = base._version
-    return copy
+def _refuse_view(copy: Copied, what: str) -> None:
+    cut = copy.base.portions
+    cut.refuse(
+        NotDivided(
+            f"a view of a sharded parameter {what}",
+            cause=f"it is a copy of rows that ranks have gathered, of a parameter of shape {tuple(cut.shape)}",
+            hint=f"write to the parameter itself (`p[rows] = values`), and take views anew; or {REPLICATE}",
+        )
+    )

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flatout.frameworks.pytorch.parallel.module_calls import inner_hooks
 from flatout.frameworks.pytorch.parallel.protocol import Dividing
 from flatout.frameworks.pytorch.parallel.refusal import ChangesOutside, NotDivided
 
@@ -57,8 +56,7 @@ class OutsideState:
     """What a module's code can write outside of the module.
 
     Args:
-        module: A model; its code is that of all classes of its modules that are not PyTorch's, and of the script's
-            hooks on modules within it.
+        module: A model; its code is that of all classes of its modules that are not PyTorch's.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -68,9 +66,6 @@ class OutsideState:
             walk.follow(*vars(kind).values())
         for part in module.modules():
             walk.follow(*vars(part).values())
-        self._num_of_code = len(walk.places)
-        for hook in inner_hooks(module):
-            walk.enter(hook)
         self._places = list(walk.places.values())
 
     def seen(self) -> list[Any]:
@@ -81,13 +76,10 @@ class OutsideState:
         """Names of variables that are not what they were.
 
         A dict may have new keys, as one that keeps masks does, and what was None may be there, but nothing that is to
-        be trained, and nothing that a hook puts there.
+        be trained.
         """
-        names, pairs = [name for name, _ in self._places], list(zip(before, self.seen(), strict=True))
-        found = {_named(name, *pair) for name, pair in zip(names, pairs, strict=True) if not is_same(*pair)}
-        of_hooks = zip(names[self._num_of_code :], pairs[self._num_of_code :], strict=True)
-        found |= {_named(name, after, before) for name, (before, after) in of_hooks if not is_same(after, before)}
-        return sorted(found)
+        pairs = zip(self._places, before, self.seen(), strict=True)
+        return sorted({_named(place[0], *pair) for place, *pair in pairs if not is_same(*pair)})
 
 
 def refused(division: Dividing, name: str) -> ChangesOutside:
@@ -117,19 +109,6 @@ class _Walk:
         self.places: dict[tuple[int, str], tuple[str, Callable[[], Any]]] = {}
         """Each variable's name, and how its value is found, by what holds it."""
         self._visited: set[Any] = set()
-
-    def enter(self, hook: Any) -> None:
-        """Go through a function that is called, or a method or an object with all of its class."""
-        while _is(hook, partial):
-            self.places[id(hook), ""] = getattr(hook.func, "__name__", "partial"), partial(_itself, hook)
-            hook = hook.func
-        if _is(hook, types.FunctionType):
-            return self.follow(hook)
-        owner = hook.__self__ if _is(hook, types.MethodType) else hook
-        self.places[id(owner), ""] = type(owner).__name__, partial(_itself, owner)
-        for kind in type(owner).__mro__:
-            if not _is_foreign(kind.__module__):
-                self.follow(*vars(kind).values())
 
     def follow(self, *members: Any) -> None:
         """Go through functions, and what stands for one."""

@@ -16,9 +16,8 @@ from torch import nn
 from flatout.frameworks.pytorch.parallel.gradients import summed_in_buckets
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.protocol import Found, Held, Leaves
-from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Portions, Sharded, become, whole_of
-from flatout.frameworks.pytorch.parallel.stand_ins import StandIns, Swaps, stand_in, take_place
+from flatout.frameworks.pytorch.parallel.sharded import Portions, Sharded, become, whole_of
+from flatout.frameworks.pytorch.parallel.stand_ins import StandIns, Swaps, refuse_others, stand_in, take_place
 
 
 class Parts(Held):
@@ -48,7 +47,6 @@ class Parts(Held):
                 take_place(parameter, part, cut, None)
         self._stand_ins = StandIns(module, frozen=True)
         self._stand_ins.renew()
-        self._ids = list(map(id, self.parameters))
         self._within = False
         self._wholes: list[torch.Tensor] = []
 
@@ -71,12 +69,7 @@ class Parts(Held):
 
     def renew(self) -> None:
         """See `Held`."""
-        if list(map(id, self.module.parameters())) != self._ids:
-            raise NotDivided(
-                "a model's parameters were replaced by others in training",
-                cause=f"`{type(self.module).__name__}` had {len(self._ids)}, which are divided over ranks",
-                hint=REPLICATE,
-            )
+        refuse_others(self.module, self.parameters)
         self._stand_ins.renew()
 
     @contextmanager
@@ -141,8 +134,7 @@ class Parts(Held):
         self.forget_gradients()
         used = [grad is not None for grad in mine]
         if not self._are_alike:
-            flags = torch.tensor(used, dtype=torch.uint8)
-            used = self._group.gather(flags, "which parameters were used").amax(0).tolist()
+            used = self._group.anywhere(used, "which parameters were used")
         found: Found = [None] * len(mine)
         partial: list[int] = []
         for place, (parameter, leaf, was) in enumerate(zip(self.parameters, leaves, used, strict=True)):

@@ -159,8 +159,6 @@ class Ranks:
 
     def rest(self) -> None:
         """All that training calls has been found."""
-        if self._sharding is not None:  # parts of models may be called by themselves at any time
-            return
         patch, self._patch = self._patch, None
         if patch is not None:
             patch.remove()
@@ -169,12 +167,9 @@ class Ranks:
         calls = self._calls
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            outermost = patch.active and not calls.inside
-            if outermost and self._sharding is not None and not torch.is_grad_enabled():
-                with self._sharding.of_part(module):
-                    return original(module, *args, **kwargs)
             if (
-                outermost
+                patch.active
+                and not calls.inside
                 and torch.is_grad_enabled()
                 and not torch.compiler.is_compiling()
                 and any(p.requires_grad for p in module.parameters())

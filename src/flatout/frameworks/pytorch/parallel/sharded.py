@@ -57,7 +57,8 @@ class Portions:
     @property
     def part_shape(self) -> torch.Size:
         """Of this rank's part."""
-        return self._shape_of(self._size(self.group.rank))
+        size = self.blocks * self._size(self.group.rank)
+        return torch.Size((*self.shape[: self.dim], size, *self.shape[self.dim + 1 :]))
 
     def is_alike(self, other: Portions) -> bool:
         """Whether parts of two tensors go together, element by element."""
@@ -79,21 +80,15 @@ class Portions:
         """The whole from the parts of all ranks; every rank must ask for it, at the same time."""
         self._refuse_threads()
         tag = torch.tensor([self.number, self.shape.numel()], device=part.device)
+        self.compare(self.group.gather(tag, "gathering of a parameter"))
         owner = self._owner()
         if owner is not None:
-            self.compare(self.group.gather(tag, "gathering of a parameter"))
             whole = part.detach().clone() if owner == self.group.rank else part.new_empty(self.shape)
             return self.group.broadcast(whole.contiguous(), "gathering of a parameter", source=owner)
-        longest = max(self._size(rank) for rank in range(self.group.world))
-        padded = part.new_zeros(self._shape_of(longest))
-        self._narrowed(padded, self._size(self.group.rank)).copy_(self._in_blocks(part))
-        sent = torch.cat([tag.view(torch.uint8), padded.view(-1).view(torch.uint8)])
-        every = self.group.gather(sent, "gathering of a parameter")
-        num = tag.numel() * tag.element_size()
-        self.compare(every[:, :num])
-        rows = every[:, num:].contiguous().view(part.dtype).view(-1, *padded.shape)
-        pieces = [self._narrowed(row, self._size(rank)) for rank, row in enumerate(rows)]
-        return torch.cat(pieces, self.dim + 1).flatten(self.dim, self.dim + 1)
+        pieces = part.unflatten(self.dim, (self.blocks, part.shape[self.dim] // self.blocks))
+        return self.group.joined(pieces, self.edges, self.dim + 1, "gathering of a parameter").flatten(
+            self.dim, self.dim + 1
+        )  # fmt: skip
 
     def compare(self, tags: torch.Tensor) -> None:
         """Make sure that all ranks have asked for the same."""
@@ -124,20 +119,15 @@ class Portions:
         has = [rank for rank in range(self.group.world) if self._size(rank)]
         return has[0] if len(has) == 1 and self.group.world > 1 else None
 
-    def _shape_of(self, size: int) -> torch.Size:
-        return torch.Size((*self.shape[: self.dim], self.blocks * size, *self.shape[self.dim + 1 :]))
-
-    def _in_blocks(self, part: torch.Tensor) -> torch.Tensor:
-        return part.unflatten(self.dim, (self.blocks, part.shape[self.dim] // self.blocks))
-
-    def _narrowed(self, padded: torch.Tensor, size: int) -> torch.Tensor:
-        """The first `size` of each block of a part that was made longer."""
-        return self._in_blocks(padded).narrow(self.dim + 1, 0, size)
-
 
 def in_rows(shape: Sequence[int], group: Group, refuse: Callable[[NotDivided], Any], number: int = 0) -> Portions:
     """Cut along the first dimension, as `torch.chunk` does."""
     return Portions(torch.Size(shape), group, refuse, chunked(shape[0], group.world), number)
+
+
+def can_be_cut(parameter: torch.Tensor) -> bool:
+    """Whether a rank may hold a part of it; others are whole on every rank."""
+    return bool(parameter.dim() and parameter.numel()) and parameter.is_contiguous() and parameter.is_floating_point()
 
 
 class Answering(torch.Tensor):
@@ -158,6 +148,8 @@ class Sharded(Answering):
     """A rank's part of a tensor, whole to Python: see `answers.py`."""
 
     portions: Portions
+    origin: Sharded | None = None
+    """Of what tensor it is the `.data`, which has a version of its own."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A pickle holds the whole: it can be read without ranks."""
@@ -177,26 +169,10 @@ class Sharded(Answering):
         return format(whole_of(self), spec)
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
-    """By which views a copy came from a sharded tensor.
-
-    Attributes:
-        base: The tensor.
-        steps: Functions with the rest of their arguments, and which of the results was taken.
-    """
+class Copied(Answering):
+    """What should be a view of a sharded tensor and is a copy: it may be read while that has not changed."""
 
     base: Sharded
-    steps: tuple[tuple[Any, tuple[Any, ...], dict[str, Any], int], ...]
-
-
-class Copied(Answering):
-    """What should be a view of a sharded tensor and is a copy: what is written into it goes where it came from.
-
-    See `views.py`.
-    """
-
-    path: Path
     seen: int
     """Version of the tensor of which it is a copy."""
 
@@ -230,13 +206,17 @@ def _become_plain(tensor: Any) -> None:
     tensor.__class__ = torch.Tensor
 
 
-def copied(found: Any, base: Sharded, steps: tuple[Any, ...]) -> None:
-    """Mark the tensors that a view gave; the last of the steps is the one that gave them."""
-    *before, (func, args, kwargs, _) = steps
-    for place, tensor in enumerate(tensors_of(found)):
+def copied(found: Any, base: Sharded) -> None:
+    """Mark the tensors that a view gave."""
+    for tensor in tensors_of(found):
         tensor.__class__ = Copied
-        tensor.seen = base._version  # type: ignore[attr-defined]
-        tensor.path = Path(base, (*before, (func, args, kwargs, place)))  # type: ignore[attr-defined]
+        tensor.base, tensor.seen = base, version_of(base)  # type: ignore[attr-defined]
+
+
+def version_of(tensor: Sharded) -> int:
+    """How often it was written to, by the names under which that is counted."""
+    own = int(tensor._version)
+    return own if tensor.origin is None else own + version_of(tensor.origin)
 
 
 def part_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -150,10 +150,9 @@ class Sharding:
 
     def __init__(self, group: Group, terms: Terms, refuse: Callable[[NotDivided], Any]) -> None:
         self._group, self._refuse, self._mode = group, refuse, terms.mode
-        self._width = group.world
-        if terms.mode in GROUPED_MODES:
-            self._width = sharing_ranks(group.world, group.me.local_world)
-        self._groups: tuple[Group, Group | None] | None = None
+        is_grouped = terms.mode in GROUPED_MODES
+        width = sharing_ranks(group.world, group.me.local_world) if is_grouped else group.world
+        self._groups = _groups(group, width)
         self._meshes: dict[str, Any] = {}
         self._shards: list[tuple[nn.Module, Any]] = []
         self._updates = ShardedUpdates(refuse)
@@ -187,8 +186,6 @@ class Sharding:
             NotDivided: It cannot be.
         """
         self.holding(call)  # what it refuses is refused here
-        if self._groups is None:
-            self._groups = _groups(self._group, self._width)
         division.sharing, division.replicas = self._groups
         division.return_memory = _return_freed
         division.cuts_batches = "pipeline" in self._mode or division.replicas is not None
@@ -225,7 +222,7 @@ class Sharding:
         device = next(p.device for p in module.parameters())
         if device.type not in self._meshes:
             self._return_memory()
-            self._meshes[device.type] = Mesh(self._group, device, self._width)
+            self._meshes[device.type] = Mesh(self._group, device, *self._groups)
         shards = Shards(module, self._meshes[device.type], self._group, called, self._refuse)
         self._shards.append((module, shards))
         return shards
@@ -239,20 +236,6 @@ class Sharding:
             return shards.evaluated(call.plain, args, kwargs)
         except NotDivided as problem:
             return self._refuse(problem)
-
-    @contextmanager
-    def of_part(self, module: nn.Module) -> Iterator[None]:
-        """Around the call of a module: where it is a part of a sharded one, all of that is gathered."""
-        with ExitStack() as stack:
-            inner = None
-            for root, shards in self._shards:
-                if root is module:
-                    continue
-                if inner is None:
-                    inner = {id(one) for one in module.modules()}
-                if id(root) not in inner and any(one is module for one in root.modules()):
-                    stack.enter_context(shards.at_once())
-            yield
 
     def close(self) -> None:
         """Nothing is exchanged any more."""

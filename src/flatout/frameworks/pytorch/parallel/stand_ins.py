@@ -125,6 +125,20 @@ class Swaps:
                 flat[:] = old_list
 
 
+def refuse_others(module: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+    """Make sure that a module still has the parameters that ranks hold parts of.
+
+    Raises:
+        NotDivided: It has not.
+    """
+    if list(map(id, module.parameters())) != list(map(id, parameters)):
+        raise NotDivided(
+            "a model's parameters were replaced by others in training",
+            cause=f"`{type(module).__name__}` had {len(parameters)}, which are divided over ranks",
+            hint=REPLICATE,
+        )
+
+
 def stand_in(parameter: torch.Tensor) -> nn.Parameter:
     """A leaf in the memory of what this rank has of a parameter."""
     return nn.Parameter(part_of(parameter), parameter.is_floating_point() or parameter.is_complex())

@@ -7,26 +7,24 @@ parameters in parts, and calls of them; or a refusal, before anything has moved.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.division import ModelDivision
 from flatout.frameworks.pytorch.parallel.draws import Silence, drawn_apart
-from flatout.frameworks.pytorch.parallel.group import Group, Lost
+from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.parts import Parts
-from flatout.frameworks.pytorch.parallel.protocol import Found, Pass, Passed, Pattern
+from flatout.frameworks.pytorch.parallel.protocol import Found, Passed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sequence_planning import SequencePlan
 from flatout.frameworks.pytorch.parallel.sequence_region import Region, partial_of
 from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Portions
-from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer
-from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan, Watched
+from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan, Watched, agrees
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of
@@ -59,41 +57,21 @@ class TensorParts(Parts):
     def passed(self, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: Pattern, *, silent: bool) -> Passed:
         """See `Held`."""
         self._draws_masks = self._draws_masks or pattern.masks
-        draws = self._apart if pattern.masks and not silent else nullcontext
-        with torch.enable_grad(), self.drawing(draws), self.in_place():
-            return _Pass(self, compute(*args, **kwargs), args, kwargs, draws)
+        self.engine.draws = self._apart if pattern.masks and not silent else nullcontext
+        return super().passed(compute, args, kwargs, pattern, silent=silent)
+
+    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
+        """See `Held`."""
+        found = super().backward(outputs, gradients, keep=keep)
+        self.engine.end()
+        return found
 
     def evaluated(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See `Held`."""
         self.renew()
-        with self.drawing(self._apart if self._draws_masks else nullcontext), self.in_place():
+        self.engine.draws = self._apart if self._draws_masks else nullcontext
+        with self.in_place():
             return compute(*args, **kwargs)
-
-    @contextmanager
-    def drawing(self, draws: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        """Masks for some features are drawn so within."""
-        former, self.engine.draws = self.engine.draws, draws
-        try:
-            yield
-        finally:
-            self.engine.draws = former
-
-
-class _Pass(Pass):
-    """One call; see `Passed`."""
-
-    def __init__(
-        self, held: TensorParts, value: Any, args: Any, kwargs: Any, draws: Callable[[], AbstractContextManager[None]]
-    ) -> None:
-        super().__init__(held, value, args, kwargs)
-        self._parts, self._draws = held, draws
-
-    def backward(self, gradients: Sequence[Any], *, keep: bool) -> tuple[Found, Found]:
-        """See `Passed`."""
-        with self._parts.drawing(self._draws):
-            found = super().backward(gradients, keep=keep)
-            self._parts.engine.end()
-        return found
 
 
 def planned(
@@ -120,13 +98,14 @@ def planned(
     with division.confirmation.apart(), Silence().on(module):
         plan.find()
     try:
-        for layers in ([*plan.together, *plan.alone], plan.alone_only()):
-            for state in kept:
-                state.restore()
-            with division.confirmation.apart(), Silence().on(module):
-                if not layers or not _agrees(division, plan, layers, (args, kwargs), wanted, group):
-                    continue
-                regions = SequencePlan(division, watched, plan, layers, (args, kwargs)).find() if positions else []
+        layers = [*plan.together, *plan.alone]
+        for state in kept:
+            state.restore()
+        with division.confirmation.apart(), Silence().on(module):
+            if layers and agrees(division, plan, layers, (args, kwargs), wanted):
+                regions = (
+                    SequencePlan(division, watched, plan, layers, (args, kwargs), wanted).find() if positions else []
+                )
                 if positions and not regions:
                     raise _no_positions(division.name)
                 return TensorParts(module, group, layers, regions, plan.portions(layers))
@@ -135,18 +114,11 @@ def planned(
             state.restore()
     raise NotDivided(
         f"the layers of `{division.name}` cannot be divided over ranks",
-        cause=_why_not(plan),
+        cause="it gives other outputs where its layers are divided by features"
+        if layers
+        else "none of its layers is of a kind that can be divided by features",
         hint=f"`--mode shard` divides the memory of any model; or {REPLICATE}",
     )
-
-
-def _why_not(plan: TensorPlan) -> str:
-    if plan.alone_only() or plan.together:
-        return "it gives other outputs where its layers are divided by features"
-    if not (hooked := plan.hooked()):
-        return "none of its layers is of a kind that can be divided by features"
-    others = f" and {len(hooked) - 1} more" if len(hooked) > 1 else ""
-    return f"the script has hooks on its layers, `{hooked[0]}`{others}, which are to see whole ones"
 
 
 def _no_positions(name: str) -> NotDivided:
@@ -156,24 +128,3 @@ def _no_positions(name: str) -> NotDivided:
         "same in parts",
         hint="`--mode tensor` divides its layers alone",
     )
-
-
-def _agrees(
-    division: ModelDivision, plan: TensorPlan, layers: Sequence[Layer], call: Any, wanted: Sequence[torch.Tensor],
-    group: Group,
-) -> bool:  # fmt: skip
-    """Whether layers divided so give what the call gave; no parameter moves."""
-    cuts = plan.portions(layers)
-    parts = {id(p): stand_in(cuts[id(p)].mine(p)) for p in division.module().parameters() if id(p) in cuts}
-    swaps = Swaps.of(division.module(), parts)
-    args, kwargs = call
-    agrees = False
-    try:
-        with torch.no_grad(), swaps.made(), Computing(group, layers).in_parts():
-            found = tensors_of(division.compute(*args, **kwargs))
-        agrees = len(found) == len(wanted) and all(map(assembly.is_close, found, wanted))
-    except Lost:
-        raise
-    except Exception:  # noqa: BLE001  what goes together may have been guessed wrongly
-        agrees = False
-    return group.everywhere(agrees, "agreement on a division")
