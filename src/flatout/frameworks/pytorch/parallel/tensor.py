@@ -7,8 +7,8 @@ parameters in parts, and calls of them; or a refusal, before anything has moved.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from flatout.frameworks.pytorch.parallel.division import ModelDivision
 from flatout.frameworks.pytorch.parallel.draws import Silence, drawn_apart
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.parts import Parts
-from flatout.frameworks.pytorch.parallel.protocol import Found, Passed, Pattern
+from flatout.frameworks.pytorch.parallel.protocol import Found, Pass, Passed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sequence_planning import SequencePlan
 from flatout.frameworks.pytorch.parallel.sequence_region import Region, partial_of
@@ -57,21 +57,41 @@ class TensorParts(Parts):
     def passed(self, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: Pattern, *, silent: bool) -> Passed:
         """See `Held`."""
         self._draws_masks = self._draws_masks or pattern.masks
-        self.engine.draws = self._apart if pattern.masks and not silent else nullcontext
-        return super().passed(compute, args, kwargs, pattern, silent=silent)
-
-    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
-        """See `Held`."""
-        found = super().backward(outputs, gradients, keep=keep)
-        self.engine.end()
-        return found
+        draws = self._apart if pattern.masks and not silent else nullcontext
+        with torch.enable_grad(), self.drawing(draws), self.in_place():
+            return _Pass(self, compute(*args, **kwargs), args, kwargs, draws)
 
     def evaluated(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See `Held`."""
         self.renew()
-        self.engine.draws = self._apart if self._draws_masks else nullcontext
-        with self.in_place():
+        with self.drawing(self._apart if self._draws_masks else nullcontext), self.in_place():
             return compute(*args, **kwargs)
+
+    @contextmanager
+    def drawing(self, draws: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Masks for some features are drawn so within."""
+        former, self.engine.draws = self.engine.draws, draws
+        try:
+            yield
+        finally:
+            self.engine.draws = former
+
+
+class _Pass(Pass):
+    """One call; see `Passed`."""
+
+    def __init__(
+        self, held: TensorParts, value: Any, args: Any, kwargs: Any, draws: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        super().__init__(held, value, args, kwargs)
+        self._parts, self._draws = held, draws
+
+    def backward(self, gradients: Sequence[Any], *, keep: bool) -> tuple[Found, Found]:
+        """See `Passed`."""
+        with self._parts.drawing(self._draws):
+            found = super().backward(gradients, keep=keep)
+            self._parts.engine.end()
+        return found
 
 
 def planned(

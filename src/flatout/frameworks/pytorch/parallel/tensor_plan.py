@@ -321,7 +321,8 @@ def agrees(
     cuts, group = plan.portions(layers), plan.group
     parts = {id(p): stand_in(cuts[id(p)].mine(p)) for p in division.module().parameters() if id(p) in cuts}
     engine = Computing(group, layers, regions)
-    engine.draws = functools.partial(drawn_apart, group.rank, SEED)
+    if regions:
+        engine.draws = functools.partial(drawn_apart, group.rank, SEED)
     args, kwargs = call
     same = False
     try:
