@@ -9,17 +9,15 @@ calls made. Out: the same on every rank, or what differs.
 from __future__ import annotations
 
 import hashlib
-import random
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.seams.random_states import RandomStates
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> bytes:
@@ -39,33 +37,6 @@ def state_of(module: nn.Module) -> list[torch.Tensor]:
     return list({id(t): t for t in (*module.parameters(), *module.buffers())}.values())
 
 
-def generators() -> dict[str, Any]:
-    """Where the generators stand that a script draws from."""
-    numpy = sys.modules.get("numpy")
-    return {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "cuda": torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_initialized() else b"",
-        "python": random.getstate(),
-        "numpy": None if numpy is None else _plain(numpy.random.get_state()),
-    }
-
-
-def _plain(state: Any) -> tuple[Any, ...]:
-    return (state[0], state[1].tobytes(), *state[2:])
-
-
-def set_generators(states: dict[str, Any]) -> None:
-    """Put them where another rank's stand."""
-    torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
-    if states["cuda"] and torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(torch.frombuffer(bytearray(states["cuda"]), dtype=torch.uint8))
-    random.setstate(states["python"])
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and states["numpy"] is not None:
-        name, keys, *rest = states["numpy"]
-        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
-
-
 def make_equal(module: nn.Module, group: Group) -> list[str]:
     """Give every rank rank 0's state where it has another one; what that was, in words."""
     state = state_of(module)
@@ -78,9 +49,9 @@ def make_equal(module: nn.Module, group: Group) -> list[str]:
             for tensor in state:
                 group.broadcast(tensor.data, "state of rank 0")
         told.append("parameters")
-    states = group.objects(generators(), "comparison of random numbers")
-    if any(one != states[0] for one in states):
-        set_generators(states[0])
+    states = group.objects(RandomStates(), "comparison of random numbers")
+    if not all(one.equals(states[0]) for one in states):
+        states[0].restore()
         told.append("random numbers")
     return told
 

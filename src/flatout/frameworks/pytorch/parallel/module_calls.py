@@ -24,22 +24,15 @@ from flatout.frameworks.pytorch.parallel.answers import OF_THE_OBJECT, SHAPES, f
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 
-class Called:
-    """Notes modules that are called while it is entered."""
-
-    def __init__(self) -> None:
-        self.modules: set[int] = set()
-        self._handle: Any = None
-
-    def __enter__(self) -> Called:
-        self._handle = register_module_forward_pre_hook(self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._handle.remove()
-
-    def _note(self, module: nn.Module, _: Any) -> None:
-        self.modules.add(id(module))
+@contextmanager
+def called_modules() -> Iterator[set[int]]:
+    """The identities of the modules that are called within."""
+    found: set[int] = set()
+    handle = register_module_forward_pre_hook(lambda module, _: found.add(id(module)))
+    try:
+        yield found
+    finally:
+        handle.remove()
 
 
 class ParameterReads(TorchFunctionMode):

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -34,18 +34,6 @@ MOST_ELEMENTS = {2: 1000, 1: 30}
 
 MOST_BYTES = 64 * 2**10
 """Larger arrays are compared by identity alone."""
-
-
-class _Tensor(NamedTuple):
-    value: torch.Tensor
-    version: int
-
-
-class _Array(NamedTuple):
-    """A small array of NumPy's, which knows no version."""
-
-    value: Any
-    content: bytes
 
 
 class _Fields(dict[str, Any]):
@@ -209,9 +197,9 @@ def copied_safely(value: Any) -> Any:
 def _copied(value: Any, depth: int = 2) -> Any:
     """What a comparison needs: values, tensors with their version, what containers and plain objects hold."""
     if isinstance(value, torch.Tensor):
-        return _Tensor(value, value._version)
+        return value, value._version
     if _is_small_array(value):
-        return _Array(value, value.tobytes())
+        return value, value.tobytes()  # it knows no version
     if isinstance(value, partial):
         return _copied([*value.args, *value.keywords.values()], depth)
     if isinstance(value, types.MethodType):
@@ -256,13 +244,9 @@ def is_same(before: Any, after: Any) -> bool:
         return not _is_trained(after)
     if isinstance(before, _VALUES) and isinstance(after, _VALUES):
         return bool(before == after)
-    if isinstance(before, _Tensor) and isinstance(after, _Tensor):
-        return before.value is after.value and before.version == after.version
-    if isinstance(before, _Array) and isinstance(after, _Array):
-        return before.value is after.value and before.content == after.content
     if isinstance(before, dict) and isinstance(after, dict):
         return not _differing(before, after)
-    if isinstance(before, list) and isinstance(after, list):
+    if isinstance(before, list | tuple) and type(before) is type(after):
         return len(before) == len(after) and all(map(is_same, before, after))
     return False
 
@@ -274,11 +258,11 @@ def _differing(before: dict[Any, Any], after: dict[Any, Any]) -> list[Any]:
 
 
 def _is_trained(value: Any) -> bool:
-    if isinstance(value, torch.Tensor | _Tensor):
-        return (value.value if isinstance(value, _Tensor) else value).requires_grad
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad
     if isinstance(value, dict):
         return any(map(_is_trained, value.values()))
-    return isinstance(value, list) and any(map(_is_trained, value))
+    return isinstance(value, list | tuple) and any(map(_is_trained, value))
 
 
 def _named(name: str, before: Any, after: Any) -> str:

@@ -32,6 +32,7 @@ from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import Sharded
 from flatout.frameworks.pytorch.seams.calls import Calls, OuterCall
 from flatout.frameworks.pytorch.seams.patches import Patch
+from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.guest.rank_page import Page, page_file, read
 from flatout.records.ranks import (
     EXIT_LOST,
@@ -106,9 +107,9 @@ class Ranks:
 
     def _same_start(self) -> None:
         """Numbers that nobody has seeded are drawn from the system: let them be those of rank 0."""
-        states = self.group.of_first(equality.generators, "random numbers")
+        states: RandomStates = self.group.of_first(RandomStates, "random numbers")
         if self.group.rank:
-            equality.set_generators(states)
+            states.restore()
 
     def begin(self) -> None:
         """Divide calls from here on."""
