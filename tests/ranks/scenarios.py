@@ -705,6 +705,24 @@ def masks_of_dropout() -> Trained:
     return trained(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 5)))
 
 
+class Anew(nn.Module):
+    """A part with dropout is computed once more on the way back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 16))
+        self.last = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False))
+        return found
+
+
+def masks_that_are_computed_again() -> Trained:
+    torch.manual_seed(3)
+    return trained(Anew())
+
+
 def parameters_that_move_on_one_rank() -> Trained:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

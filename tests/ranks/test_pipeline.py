@@ -77,8 +77,8 @@ def test_stages_share_the_work_and_a_parameter_is_where_it_is_computed_with():
     assert plan.find()
     assert [plan.module_at(call) for call in plan.begins] == [module[2], module[4]]
     assert plan.shares() == pytest.approx([1 / 3] * 3, abs=0.01)
-    portions = plan.portions(lambda problem: None)
-    owners = [portions[id(layer.weight)].edges for layer in module]
+    placements = plan.placements(lambda problem: None)
+    owners = [placements[id(layer.weight)].edges for layer in module]
     assert owners == [(0, 32, 32, 32)] * 2 + [(0, 0, 32, 32)] * 2 + [(0, 0, 0, 32)] * 2
 
 
@@ -88,7 +88,7 @@ def test_what_several_stages_compute_with_stays_whole():
     timeline = _timeline(gpt, torch.randint(0, 37, (2, 8)))
     plan = PipelinePlan(timeline, Alone(2), lambda call: timeline.calls[call].module in list(gpt.blocks))
     assert plan.find()
-    whole = {name for name, p in gpt.named_parameters() if id(p) not in plan.portions(lambda problem: None)}
+    whole = {name for name, p in gpt.named_parameters() if id(p) not in plan.placements(lambda problem: None)}
     assert whole == {"words.weight", "places", "mask.scale"}  # tied; read by the model itself; without a dimension
 
 

@@ -48,9 +48,14 @@ def test_what_cannot_be_divided_is_refused_with_its_reason(scenario):
 
 
 @pytest.mark.parametrize("mode", some(["auto", "tensor", "pipeline", *REPLICATED_MODEL_MODES], "tensor"))
-def test_masks_of_dropout_are_other_ones_on_each_rank_and_ranks_stay_together(mode):
-    plain = alone(scenarios.masks_of_dropout)
-    first, *others = on_ranks(4 if mode in REPLICATED_MODEL_MODES else 2, scenarios.masks_of_dropout, mode)
+@pytest.mark.parametrize(
+    "scenario",
+    some([scenarios.masks_of_dropout, scenarios.masks_that_are_computed_again], scenarios.masks_of_dropout),
+    ids=lambda scenario: scenario.__name__,
+)
+def test_masks_of_dropout_are_other_ones_on_each_rank_and_ranks_stay_together(scenario, mode):
+    plain = alone(scenario)
+    first, *others = on_ranks(4 if mode in REPLICATED_MODEL_MODES else 2, scenario, mode)
     for other in others:
         assert first.said == other.said != plain.said
         assert first.drawn == other.drawn

@@ -212,7 +212,7 @@ class BatchPass:
         found: Found = [None] * len(mine)
         for place, grad in zip(places, summed_in_buckets(grads, group, SUM_OVER_GROUPS), strict=True):
             parameter = parameters[place]
-            found[place] = become(grad, parameter.portions) if isinstance(parameter, Sharded) else grad
+            found[place] = become(grad, parameter.placement) if isinstance(parameter, Sharded) else grad
         return found
 
 

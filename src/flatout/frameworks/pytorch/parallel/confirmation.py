@@ -251,13 +251,17 @@ class Confirmation:
         held, outside = self._division.held, self._outside
         assert outside is not None
         before = outside.seen()
-        with self._refusing("its gradients cannot be compared"):
+        silence = Silence()  # what is checkpointed is computed once more
+        with self._refusing("its gradients cannot be compared"), silence.on(self._division.module()):
             wanted = self._gradients(check.whole, gradients)
         if changed := outside.changed(before):  # by hooks on the way back
             raise outside_state.refused(self._division, changed[0])
         if any(one is not None and one.is_sparse for one in wanted):
             raise self._division.refused("it has sparse gradients")
-        with self._refusing("its way back raises"), held.in_place(), self._group.communication.in_full():
+        with (
+            self._refusing("its way back raises"), silence.on(self._division.module()), held.in_place(),
+            self._group.communication.in_full(),
+        ):  # fmt: skip
             found, _ = check.mine.backward(gradients, keep=False)
         trained = [grad for p, grad in zip(held.parameters, found, strict=True) if p.requires_grad]
         mine: Found = [

@@ -8,7 +8,6 @@ calls made. Out: the same on every rank, or what differs.
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 
@@ -18,18 +17,11 @@ from torch import nn
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
+from flatout.frameworks.pytorch.seams.trees import digest
 
 
-def digest(tensors: Iterable[torch.Tensor]) -> bytes:
-    """A fingerprint of values, types and shapes."""
-    found = hashlib.blake2b(digest_size=16)
-    for tensor in tensors:
-        if tensor.layout is not torch.strided or tensor.is_meta:
-            continue
-        values = tensor.detach().contiguous().cpu().view(-1)
-        found.update(f"{values.dtype}{tuple(tensor.shape)}".encode())
-        found.update(values.resolve_conj().resolve_neg().view(torch.uint8).numpy().tobytes())
-    return found.digest()
+def _digest(tensors: Iterable[torch.Tensor]) -> str:
+    return digest([one.resolve_conj().resolve_neg() for one in tensors if not one.is_meta])
 
 
 def state_of(module: nn.Module) -> list[torch.Tensor]:
@@ -40,7 +32,7 @@ def state_of(module: nn.Module) -> list[torch.Tensor]:
 def make_equal(module: nn.Module, group: Group) -> list[str]:
     """Give every rank rank 0's state where it has another one; what that was, in words."""
     state = state_of(module)
-    found = group.objects((digest(state), [tuple(t.shape) for t in state]), "comparison of states")
+    found = group.objects((_digest(state), [tuple(t.shape) for t in state]), "comparison of states")
     told = []
     if any(shapes != found[0][1] for _, shapes in found):
         return ["the model has other parameters"]
@@ -58,7 +50,7 @@ def make_equal(module: nn.Module, group: Group) -> list[str]:
 
 def same_batch(tensors: Sequence[torch.Tensor], group: Group) -> bool:
     """Whether all ranks call the model with the same inputs."""
-    found = group.objects(digest(tensors), "comparison of batches")
+    found = group.objects(_digest(tensors), "comparison of batches")
     return all(one == found[0] for one in found)
 
 

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.frameworks.pytorch.observe.flops import flops
-from flatout.frameworks.pytorch.parallel.answers import OF_THE_OBJECT, SHAPES, flat
+from flatout.frameworks.pytorch.parallel.torch_function import OF_THE_OBJECT, SHAPES, flat
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from flatout.frameworks.pytorch.parallel.gradients import summed_in_buckets
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.protocol import Found, Held, Leaves
-from flatout.frameworks.pytorch.parallel.sharded import Portions, Sharded, become, whole_of
+from flatout.frameworks.pytorch.parallel.sharded import Placement, Sharded, become, whole_of
 from flatout.frameworks.pytorch.parallel.stand_ins import StandIns, Swaps, refuse_others, stand_in, take_place
 
 
@@ -26,7 +26,7 @@ class Parts(Held):
     Args:
         module: Its parameters are cut now.
         group: All ranks.
-        portions: How parameters are cut, by their identity; the others are whole on every rank, and all ranks compute
+        placements: How parameters are cut, by their identity; the others are whole on every rank, and all ranks compute
             the same with them.
         partial: Those of the others, by identity, whose gradients are sums over ranks: each computes with some of the
             model's layers or positions.
@@ -34,13 +34,13 @@ class Parts(Held):
     """
 
     def __init__(
-        self, module: nn.Module, group: Group, portions: Mapping[int, Portions], partial: Container[int], *,
+        self, module: nn.Module, group: Group, placements: Mapping[int, Placement], partial: Container[int], *,
         are_alike: bool,
     ) -> None:  # fmt: skip
         self._group, self._partial, self._are_alike = group, partial, are_alike
         torch.clear_autocast_cache()  # it holds what was computed from parameters to find how they are divided
         for parameter in module.parameters():
-            cut = portions.get(id(parameter))
+            cut = placements.get(id(parameter))
             if cut is not None:
                 with torch.no_grad():
                     part = cut.mine(parameter.detach()).clone(memory_format=torch.contiguous_format)
@@ -142,7 +142,7 @@ class Parts(Held):
                 continue
             grad = mine[place]
             part = torch.zeros_like(leaf) if grad is None else grad
-            found[place] = become(part, parameter.portions) if isinstance(parameter, Sharded) else part
+            found[place] = become(part, parameter.placement) if isinstance(parameter, Sharded) else part
             if not isinstance(parameter, Sharded) and id(parameter) in self._partial:
                 partial.append(place)
         shares = [one for place in partial if (one := found[place]) is not None]
@@ -154,6 +154,6 @@ class Parts(Held):
     def gradients(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], leaves: Leaves) -> Found:
         """See `Held`: those of whole parameters, of which this rank's parts are told."""
         return [
-            grad if grad is None or not isinstance(p, Sharded) else p.portions.mine(grad)
+            grad if grad is None or not isinstance(p, Sharded) else p.placement.mine(grad)
             for p, grad in zip(self.used, super().gradients(outputs, gradients, leaves), strict=False)
         ]

@@ -27,7 +27,7 @@ from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Line, Parcel,
 from flatout.frameworks.pytorch.parallel.pipeline_stage import AnotherWay, Computation, Stage
 from flatout.frameworks.pytorch.parallel.protocol import Found, Passed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Portions
+from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Placement
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 MICRO_BATCHES_PER_RANK = 4
@@ -64,13 +64,13 @@ class PipelineParts(Parts):
         module: Its parameters are dealt out now.
         group: All ranks.
         stage: Of this rank.
-        portions: Which parameters are a single rank's, by identity.
+        placements: Which parameters are a single rank's, by identity.
     """
 
-    def __init__(self, module: nn.Module, group: Group, stage: Stage, portions: dict[int, Portions]) -> None:
+    def __init__(self, module: nn.Module, group: Group, stage: Stage, placements: dict[int, Placement]) -> None:
         device = next(module.parameters()).device
         every = {id(p) for p in module.parameters()}
-        super().__init__(module, group, portions, every, are_alike=False)
+        super().__init__(module, group, placements, every, are_alike=False)
         self.group, self.stage = group, stage
         self.line = Line(group, device)
         self._apart = functools.partial(drawn_apart, group.rank)

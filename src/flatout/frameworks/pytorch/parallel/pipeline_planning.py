@@ -28,7 +28,7 @@ from flatout.frameworks.pytorch.parallel.pipeline_parts import INPUTS_TRAINED, P
 from flatout.frameworks.pytorch.parallel.pipeline_stage import Computation, Placeholders, Stage, StagePlan, shapes_of
 from flatout.frameworks.pytorch.parallel.protocol import Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Portions, can_be_cut
+from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Placement, can_be_cut
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of
@@ -47,9 +47,9 @@ def planned(
     """
     module = division.module()
     _refuse_what_stages_change(division)
-    stage, portions, told = _Planning(division, args, kwargs).found(pattern, refuse)
+    stage, placements, told = _Planning(division, args, kwargs).found(pattern, refuse)
     division.confirmation.remark(told)  # the graph of the watched call is gone by now
-    return PipelineParts(module, division.sharing, stage, portions)
+    return PipelineParts(module, division.sharing, stage, placements)
 
 
 class _Planning:
@@ -64,7 +64,7 @@ class _Planning:
 
     def found(
         self, pattern: Pattern, refuse: Callable[[NotDivided], Any]
-    ) -> tuple[Stage, dict[int, Portions], str]:  # fmt: skip
+    ) -> tuple[Stage, dict[int, Placement], str]:  # fmt: skip
         """This rank's stage, whose parameters are whose, and what is told of it."""
         try:
             self._watch()
@@ -76,7 +76,7 @@ class _Planning:
         replicas = self._division.replicas
         num_replicas = 1 if replicas is None else replicas.world
         told = _told(plan, self._division.module(), pattern, self._call, num_replicas)
-        return stage, plan.portions(refuse), told
+        return stage, plan.placements(refuse), told
 
     def _watch(self) -> None:
         division, module = self._division, self._division.module()
@@ -173,7 +173,7 @@ class PipelinePlan:
         edges = [0.0, *(self._timeline.before(one) for one in self.begins), whole]
         return [(high - low) / whole for low, high in itertools.pairwise(edges)]
 
-    def portions(self, refuse: Callable[[NotDivided], Any]) -> dict[int, Portions]:
+    def placements(self, refuse: Callable[[NotDivided], Any]) -> dict[int, Placement]:
         """Parameters that one rank alone computes with are that rank's; the others stay whole."""
         timeline, group = self._timeline, self._group
         stages, found = self.stages(), {}
@@ -183,7 +183,7 @@ class PipelinePlan:
             if len(ranks) == 1 and can_be_cut(parameter):
                 owner, size = ranks.pop(), parameter.shape[0]
                 edges = tuple(0 if rank <= owner else size for rank in range(group.world + 1))
-                found[id(parameter)] = Portions(parameter.shape, group, refuse, edges, number)
+                found[id(parameter)] = Placement(parameter.shape, group, refuse, edges, number)
         return found
 
 

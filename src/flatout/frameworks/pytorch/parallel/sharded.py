@@ -1,7 +1,7 @@
 """How can a parameter be a rank's part in memory, and whole to the script?
 
-A `Sharded` tensor holds a part of a whole one; what Python asks of it is answered for the whole (`answers.py`). The
-script's own objects become such tensors, so that whatever it keeps of them (lists, an average of parameters, an
+A `Sharded` tensor holds a part of a whole one; what Python asks of it is answered for the whole (`torch_function.py`).
+The script's own objects become such tensors, so that whatever it keeps of them (lists, an average of parameters, an
 optimizer's groups) stays true. In: a tensor and how it is cut. Out: the same object in the memory of its part.
 """
 
@@ -33,7 +33,7 @@ def chunked(size: int, world: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Portions:
+class Placement:
     """How a tensor is cut.
 
     Attributes:
@@ -60,7 +60,7 @@ class Portions:
         size = self.blocks * self._size(self.group.rank)
         return torch.Size((*self.shape[: self.dim], size, *self.shape[self.dim + 1 :]))
 
-    def is_alike(self, other: Portions) -> bool:
+    def is_alike(self, other: Placement) -> bool:
         """Whether parts of two tensors go together, element by element."""
         return self is other or (
             (self.shape, self.edges, self.dim, self.blocks) == (other.shape, other.edges, other.dim, other.blocks)
@@ -120,9 +120,9 @@ class Portions:
         return has[0] if len(has) == 1 and self.group.world > 1 else None
 
 
-def in_rows(shape: Sequence[int], group: Group, refuse: Callable[[NotDivided], Any], number: int = 0) -> Portions:
+def in_rows(shape: Sequence[int], group: Group, refuse: Callable[[NotDivided], Any], number: int = 0) -> Placement:
     """Cut along the first dimension, as `torch.chunk` does."""
-    return Portions(torch.Size(shape), group, refuse, chunked(shape[0], group.world), number)
+    return Placement(torch.Size(shape), group, refuse, chunked(shape[0], group.world), number)
 
 
 def can_be_cut(parameter: torch.Tensor) -> bool:
@@ -145,9 +145,9 @@ class Answering(torch.Tensor):
 
 
 class Sharded(Answering):
-    """A rank's part of a tensor, whole to Python: see `answers.py`."""
+    """A rank's part of a tensor, whole to Python: see `torch_function.py`."""
 
-    portions: Portions
+    placement: Placement
     origin: Sharded | None = None
     """Of what tensor it is the `.data`, which has a version of its own."""
 
@@ -184,17 +184,17 @@ class Copied(Answering):
             self.__class__ = Copied
 
 
-def become(tensor: torch.Tensor, portions: Portions, held: Any = None) -> Sharded:
+def become(tensor: torch.Tensor, placement: Placement, held: Any = None) -> Sharded:
     """Have a tensor, which holds this rank's part, be the whole one to Python; it stays the same object.
 
     Args:
         tensor: The part.
-        portions: Which it is.
+        placement: Which it is.
         held: What holds the memory of a parameter: told where it is to lie from now on (`moved`).
     """
     is_parameter = isinstance(tensor, nn.Parameter)
     tensor.__class__ = Sharded
-    tensor.portions = portions  # type: ignore[attr-defined]
+    tensor.placement = placement  # type: ignore[attr-defined]
     if held is not None:
         tensor.held = held  # type: ignore[attr-defined]
     if is_parameter:  # PyTorch's own mark
@@ -228,7 +228,7 @@ def part_of(tensor: torch.Tensor) -> torch.Tensor:
 def whole_of(tensor: Sharded) -> torch.Tensor:
     """The whole of a sharded tensor, gathered: a parameter where it is one. Every rank must ask for it."""
     with torch._C.DisableTorchFunctionSubclass():
-        found = tensor.portions.gathered(tensor.detach())
+        found = tensor.placement.gathered(tensor.detach())
         return nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
 
 
@@ -236,15 +236,15 @@ class Gathered(torch.autograd.Function):
     """The whole of a sharded tensor; all ranks compute with it alike, so that each takes its part of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, portions: Portions) -> torch.Tensor:
+    def forward(ctx: Any, part: torch.Tensor, placement: Placement) -> torch.Tensor:
         """The whole."""
-        ctx.portions = portions
-        return portions.gathered(part)
+        ctx.placement = placement
+        return placement.gathered(part)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
         """This rank's part."""
-        return ctx.portions.mine(grad).contiguous(), None
+        return ctx.placement.mine(grad).contiguous(), None
 
 
 def name_of(func: Any) -> str:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from flatout.frameworks.pytorch.parallel import answers  # noqa: F401  what sharded parameters and their views answer
+from flatout.frameworks.pytorch.parallel import torch_function  # noqa: F401  what sharded parameters and their views answer
 from flatout.frameworks.pytorch.parallel.division import ModelDivision
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.protocol import Held, Pattern
@@ -85,10 +85,10 @@ class ShardedUpdates:
             for name, value in state.items():
                 if not isinstance(value, torch.Tensor) or isinstance(value, Sharded) or not value.dim():
                     continue
-                if value.shape == parameter.portions.part_shape:
-                    become(value, parameter.portions)
-                elif value.shape == parameter.portions.shape:
-                    state[name] = become(parameter.portions.mine(value).clone(), parameter.portions)
+                if value.shape == parameter.placement.part_shape:
+                    become(value, parameter.placement)
+                elif value.shape == parameter.placement.shape:
+                    state[name] = become(parameter.placement.mine(value).clone(), parameter.placement)
 
 
 def _of_all_at_once(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:

@@ -210,7 +210,7 @@ class Shards(Held):
         if grad is None:
             return None
         mine = grad._local_tensor.div_(self._group.world) if id(held) in sums else grad._local_tensor
-        return become(mine, parameter.portions)
+        return become(mine, parameter.placement)
 
 
 def _place(held: Any) -> tuple[int, str]:

@@ -22,7 +22,7 @@ from flatout.frameworks.pytorch.parallel.protocol import Found, Pass, Passed, Pa
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sequence_planning import SequencePlan
 from flatout.frameworks.pytorch.parallel.sequence_region import Region, partial_of
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Portions
+from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Placement
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer
 from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan, Watched, agrees
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
@@ -38,14 +38,14 @@ class TensorParts(Parts):
         group: All ranks.
         layers: Which are divided.
         regions: Blocks whose positions are divided between them.
-        portions: How their parameters are cut, by identity.
+        placements: How their parameters are cut, by identity.
     """
 
     def __init__(
         self, module: nn.Module, group: Group, layers: Sequence[Layer], regions: Sequence[Region],
-        portions: dict[int, Portions],
+        placements: dict[int, Placement],
     ) -> None:  # fmt: skip
-        super().__init__(module, group, portions, partial_of(regions, portions), are_alike=True)
+        super().__init__(module, group, placements, partial_of(regions, placements), are_alike=True)
         self.engine = Computing(group, layers, regions)
         self._draws_masks = False
         self._apart = functools.partial(drawn_apart, group.rank)
@@ -128,7 +128,7 @@ def planned(
                 )
                 if positions and not regions:
                     raise _no_positions(division.name)
-                return TensorParts(module, group, layers, regions, plan.portions(layers))
+                return TensorParts(module, group, layers, regions, plan.placements(layers))
     finally:
         for state in kept:
             state.restore()

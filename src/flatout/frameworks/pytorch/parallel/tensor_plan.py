@@ -26,7 +26,7 @@ from flatout.frameworks.pytorch.parallel.module_calls import Made, Timeline
 from flatout.frameworks.pytorch.parallel.protocol import Dividing
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sequence_region import Region
-from flatout.frameworks.pytorch.parallel.sharded import Portions, can_be_cut, part_of
+from flatout.frameworks.pytorch.parallel.sharded import Placement, can_be_cut, part_of
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer, attributes, forwards
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
@@ -115,7 +115,7 @@ class TensorPlan:
     Args:
         watched: A call of it.
         group: All ranks.
-        refuse: For portions.
+        refuse: For placements.
     """
 
     def __init__(self, watched: Watched, group: Group, refuse: Callable[[NotDivided], Any]) -> None:
@@ -140,14 +140,14 @@ class TensorPlan:
         worth = [layer for layer in alone if _is_worth_an_exchange(layer.module)]
         self.alone = worth if worth or self.together else alone
 
-    def portions(self, layers: Sequence[Layer]) -> dict[int, Portions]:
+    def placements(self, layers: Sequence[Layer]) -> dict[int, Placement]:
         """How the parameters of layers are cut."""
-        return {id(cut[0]): self._portions_of(*cut) for layer in layers for cut in layer.cuts}
+        return {id(cut[0]): self._placement_of(*cut) for layer in layers for cut in layer.cuts}
 
-    def _portions_of(self, parameter: torch.Tensor, dim: int, blocks: int) -> Portions:
+    def _placement_of(self, parameter: torch.Tensor, dim: int, blocks: int) -> Placement:
         edges = tuple(bounds(parameter.shape[dim] // blocks, self.group.world))
         number = self._watched.numbers[id(parameter)]
-        return Portions(parameter.shape, self.group, self._refuse, edges, number, dim, blocks)
+        return Placement(parameter.shape, self.group, self._refuse, edges, number, dim, blocks)
 
     # -- single layers -----------------------------------------------------------------------------------------------
 
@@ -247,8 +247,8 @@ class TensorPlan:
         args, kwargs, value = self._watched.calls[id(scope)]
         wanted = self._watched.outputs[id(row)][0]
         layers = [Layer(one, "columns", blocks) for one in columns]
-        swaps = {id(cut[0]): stand_in(self._portions_of(*cut).mine(cut[0])) for one in layers for cut in one.cuts}
-        mine = self._portions_of(row.weight, 1, 1).mine(part_of(row.weight)).contiguous()
+        swaps = {id(cut[0]): stand_in(self._placement_of(*cut).mine(cut[0])) for one in layers for cut in one.cuts}
+        mine = self._placement_of(row.weight, 1, 1).mine(part_of(row.weight)).contiguous()
         partial: list[torch.Tensor] = []
 
         def reached(x: torch.Tensor) -> torch.Tensor:
@@ -318,7 +318,7 @@ def agrees(
 
     Noise of a model's own is another one on each rank within a region, and so found out.
     """
-    cuts, group = plan.portions(layers), plan.group
+    cuts, group = plan.placements(layers), plan.group
     parts = {id(p): stand_in(cuts[id(p)].mine(p)) for p in division.module().parameters() if id(p) in cuts}
     engine = Computing(group, layers, regions)
     if regions:

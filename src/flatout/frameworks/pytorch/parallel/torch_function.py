@@ -19,7 +19,7 @@ from flatout.frameworks.pytorch.parallel.sharded import (
     REPLICATE,
     Copied,
     Gathered,
-    Portions,
+    Placement,
     Sharded,
     become,
     copied,
@@ -101,20 +101,20 @@ def answer(func: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(first, Sharded):
         if func == GRAD:
             grad = func(first)
-            return grad if grad is None or type(grad) is Sharded else become(grad, first.portions)
+            return grad if grad is None or type(grad) is Sharded else become(grad, first.placement)
         if func == SET_GRAD:
-            return func(first, _part_for(args[1], first.portions))
+            return func(first, _part_for(args[1], first.placement))
         if func == SET_DATA:
             return _set_data(first, args[1])
         if func == Of.register_hook:
-            return func(first, hook_of_wholes(args[1], first.portions))
+            return func(first, hook_of_wholes(args[1], first.placement))
         if func in SAME_PART:
-            found = become(func(first), first.portions)
+            found = become(func(first), first.placement)
             found.origin = first
             return found
         shape = SHAPES.get(func)
         if shape is not None:
-            return shape(torch.empty(first.portions.shape, dtype=first.dtype, device="meta"), *args[1:], **kwargs)
+            return shape(torch.empty(first.placement.shape, dtype=first.dtype, device="meta"), *args[1:], **kwargs)
     return _computed(func, args, kwargs)
 
 
@@ -136,14 +136,14 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     return _by_wholes(func, name, args, kwargs)
 
 
-def _part_for(value: Any, cut: Portions) -> Any:
+def _part_for(value: Any, cut: Placement) -> Any:
     """A gradient that the script sets, as this rank's part."""
     if value is None or isinstance(value, Sharded):
         return value
     return become(cut.mine(value).clone(), cut)
 
 
-def hook_of_wholes(hook: Callable[[Any], Any], cut: Portions) -> Callable[[Any], Any]:
+def hook_of_wholes(hook: Callable[[Any], Any], cut: Placement) -> Callable[[Any], Any]:
     """A hook of the script's on a gradient, which autograd may hand on as a plain part."""
 
     def call(gradient: torch.Tensor) -> Any:
@@ -159,7 +159,7 @@ def _gradients(func: Any, args: Any, kwargs: Any) -> Any:
     inputs = list(flat(args[1] if len(args) > 1 else kwargs["inputs"]))
     found = func(*args, **kwargs)
     return tuple(
-        become(one, to.portions)
+        become(one, to.placement)
         if isinstance(to, Sharded) and one is not None and not isinstance(one, Sharded)
         else one
         for one, to in zip(found, inputs, strict=True)
@@ -168,8 +168,8 @@ def _gradients(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _set_data(tensor: Sharded, value: torch.Tensor) -> None:
     """`p.data = value`: values in memory of their own; who holds the memory that was there keeps it as it is."""
-    cut = tensor.portions
-    shape = value.portions.shape if isinstance(value, Sharded) else value.shape
+    cut = tensor.placement
+    shape = value.placement.shape if isinstance(value, Sharded) else value.shape
     if shape != cut.shape or value.dtype != tensor.dtype or value.device.type != tensor.device.type:
         cut.refuse(
             NotDivided(
@@ -207,7 +207,7 @@ def _by_parts(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
         What was found, in a tuple; None where it cannot be done so.
     """
     every = list(flat((args, kwargs)))
-    cuts = [one.portions for one in every if isinstance(one, Sharded)]
+    cuts = [one.placement for one in every if isinstance(one, Sharded)]
     plain = [one for one in every if isinstance(one, torch.Tensor) and not isinstance(one, Sharded) and one.dim()]
     if any(isinstance(one, list | tuple) for one in (*args, *kwargs.values())):
         if plain or not _go_together(args, kwargs):
@@ -230,19 +230,19 @@ def _by_parts(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
 def _go_together(args: Any, kwargs: Any) -> bool:
     """Whether lists of tensors are cut alike, one after the other."""
     lists = [
-        [one.portions for one in value if isinstance(one, Sharded)]
+        [one.placement for one in value if isinstance(one, Sharded)]
         for value in (*args, *kwargs.values())
         if isinstance(value, list | tuple) and any(isinstance(one, Sharded) for one in value)
     ]
-    return all(len(one) == len(lists[0]) and all(map(Portions.is_alike, one, lists[0])) for one in lists)
+    return all(len(one) == len(lists[0]) and all(map(Placement.is_alike, one, lists[0])) for one in lists)
 
 
-def _as_sharded(found: Any, args: Any, cuts: Sequence[Portions]) -> Any:
+def _as_sharded(found: Any, args: Any, cuts: Sequence[Placement]) -> Any:
     """What was computed on parts, as the whole it stands for; what was written to is the same object."""
     if isinstance(found, torch.Tensor):
         return found if type(found) is Sharded or found.shape != cuts[0].part_shape else become(found, cuts[0])
     if isinstance(found, list | tuple):
-        of = [one.portions for one in flat(args[0]) if isinstance(one, Sharded)]
+        of = [one.placement for one in flat(args[0]) if isinstance(one, Sharded)]
         return type(found)(become(one, each) for one, each in zip(found, of, strict=True))
     return found
 
@@ -262,11 +262,11 @@ def _norms(name: str, args: Any, kwargs: Any) -> Any:
     differentiable = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
     if differentiable or words or len(args) > 2 or not isinstance(order, int | float) or order <= 0:
         return None
-    group = next(one.portions.group for one in tensors if isinstance(one, Sharded))
+    group = next(one.placement.group for one in tensors if isinstance(one, Sharded))
     own = [_own_norm(one, float(order), group.rank) for one in tensors]
-    numbers = [own[0].new_tensor(one.portions.number if isinstance(one, Sharded) else -1) for one in tensors]
+    numbers = [own[0].new_tensor(one.placement.number if isinstance(one, Sharded) else -1) for one in tensors]
     every = group.gather(torch.stack([*own, *numbers]), "norms of parts")
-    next(one.portions for one in tensors if isinstance(one, Sharded)).compare(every[:, len(own) :])
+    next(one.placement for one in tensors if isinstance(one, Sharded)).compare(every[:, len(own) :])
     every = every[:, : len(own)]
     whole = every.amax(0) if math.isinf(order) else every.pow(order).sum(0).pow(1 / order)
     found = [whole[place].to(kind or one.dtype) for place, one in enumerate(tensors)]
@@ -284,7 +284,7 @@ def _own_norm(tensor: torch.Tensor, order: float, rank: int) -> torch.Tensor:
 def _unscaled(func: Any, args: Any, kwargs: Any) -> Any:
     """A gradient scaler's check: what is not finite on one rank is so on all."""
     func(*args, **kwargs)
-    group = next(one.portions.group for one in args[0] if isinstance(one, Sharded))
+    group = next(one.placement.group for one in args[0] if isinstance(one, Sharded))
     args[1].copy_(group.gather(args[1], "check of gradients").amax(0))
 
 
@@ -311,7 +311,7 @@ def _by_wholes(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         written = {id(one) for one in flat(target)}
         for one, value in wholes.values():
             if id(one) in written:
-                one.detach().copy_(one.portions.mine(value))
+                one.detach().copy_(one.placement.mine(value))
     back = {id(value): one for one, value in wholes.values()}
     return map_tensors(lambda tensor: back.get(id(tensor), tensor), found)
 
@@ -328,7 +328,7 @@ def _whole(value: Any, wholes: dict[int, tuple[Sharded, torch.Tensor]]) -> Any:
     if not isinstance(value, Sharded):
         return value
     if id(value) not in wholes:
-        wholes[id(value)] = value, Gathered.apply(value, value.portions)
+        wholes[id(value)] = value, Gathered.apply(value, value.placement)
     return wholes[id(value)][1]
 
 
@@ -354,7 +354,7 @@ Copied.answer = staticmethod(answer_of_copies)
 
 
 def _refuse_view(copy: Copied, what: str) -> None:
-    cut = copy.base.portions
+    cut = copy.base.placement
     cut.refuse(
         NotDivided(
             f"a view of a sharded parameter {what}",
