@@ -150,12 +150,16 @@ class Sharding:
 
     def __init__(self, group: Group, terms: Terms, refuse: Callable[[NotDivided], Any]) -> None:
         self._group, self._refuse, self._mode = group, refuse, terms.mode
-        is_grouped = terms.mode in GROUPED_MODES
-        width = sharing_ranks(group.world, group.me.local_world) if is_grouped else group.world
-        self._groups = _groups(group, width)
+        self._is_grouped = terms.mode in GROUPED_MODES
         self._meshes: dict[str, Any] = {}
         self._shards: list[tuple[nn.Module, Any]] = []
         self._updates = ShardedUpdates(refuse)
+
+    @functools.cached_property
+    def _groups(self) -> tuple[Group, Group | None]:
+        """Made when they are needed first: they take over who observes the exchanges of all."""
+        world = self._group.world
+        return _groups(self._group, sharing_ranks(world, self._group.me.local_world) if self._is_grouped else world)
 
     def holding(self, call: OuterCall) -> Callable[[nn.Module, Collection[int]], Held]:
         """How a module's parameters are to be held, once it is known how its calls are divided.
