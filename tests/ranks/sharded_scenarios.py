@@ -226,7 +226,10 @@ def rows_that_are_written_to() -> Trained:
     weight.data[2:4] = 0.0
     with torch.no_grad():
         weight[5, 6] = 0.25
-    found.said += [round(one.sum().item(), 4) for one in (weight, other, other.grad, weight.data.t()[1])]
+    rows = weight.data[3:5]
+    kept = copy.deepcopy(rows), pickle.loads(pickle.dumps(rows))
+    found.said += [type(one).__name__ for one in kept]
+    found.said += [round(one.sum().item(), 4) for one in (weight, other, other.grad, weight.data.t()[1], *kept)]
     array = weight.detach().numpy()
     nn.utils.prune.l1_unstructured(model[0], "weight", 0.3)
     found.said += [round(float(array.sum()), 4), round(torch.cat([weight.flatten(), model[0].bias]).norm().item(), 4)]

@@ -176,6 +176,14 @@ class Copied(Answering):
     seen: int
     """Version of the tensor of which it is a copy."""
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A pickle holds a plain tensor."""
+        return part_of(self).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:  # type: ignore[override]
+        """A copy is one of its own."""
+        return memo.setdefault(id(self), part_of(self).clone())  # type: ignore[no-any-return]
+
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         _become_plain(self)  # whose name it is to be shown with
         try:
