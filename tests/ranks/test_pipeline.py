@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.module_calls import Timeline
-from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Parcel, packed, unpacked
+from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Parcel, formed, with_form
 from flatout.frameworks.pytorch.parallel.pipeline_parts import bubble
 from flatout.frameworks.pytorch.parallel.pipeline_planning import PipelinePlan
 from flatout.frameworks.pytorch.parallel.pipeline_stage import Placeholders, StagePlan, shapes_of
@@ -142,7 +142,7 @@ def test_what_is_sent_arrives():
 @pytest.mark.smoke
 def test_what_a_model_returns_is_told():
     tensor = torch.ones(2)
-    found = unpacked(packed((pipeline_scenarios.Output(tensor + 1, None), [tensor, tensor, "word"])))
+    found = formed(with_form((pipeline_scenarios.Output(tensor + 1, None), [tensor, tensor, "word"])))
     assert torch.equal(found[0].logits, tensor + 1) and found[1][0] is found[1][1] and found[1][2] == "word"
 
 
