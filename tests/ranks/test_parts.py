@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import time
+from collections import deque
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from flatout.cli import options
 from flatout.errors import UsageError
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share, candidates, gradient_of, put_together, shape_at
 from flatout.frameworks.pytorch.parallel.cuts import Cut, bounds, guesses, part
+from flatout.frameworks.pytorch.parallel.remembered import forgotten, remembered
 from flatout.frameworks.pytorch.parallel.stand_ins import nudged
 from flatout.guest import rank_page
 from flatout.guest.rank_page import Page, page_file
@@ -82,6 +84,22 @@ def test_a_mean_weighs_samples_and_leaves_out_what_counts_for_nothing():
     assert float(put_together(rule, [torch.tensor(float("nan")), torch.tensor(3.0)], ignored)) == 3.0
     assert gradient_of(rule, torch.tensor(1.0), ignored, 0, 2) is None
     assert float(gradient_of(rule, torch.tensor(1.0), ignored, 1, 2)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kept", "other"),
+    [
+        (3, 4), (0.5, 0.6), ("a", "b"), (deque([0.5]), deque([0.5, 0.6])), ({"loss": 0.5}, {"loss": 0.6}),
+        ((torch.ones(2), torch.ones(2)), (torch.ones(2), torch.zeros(2))), (torch.ones(2), torch.ones(3)),
+    ],
+)  # fmt: skip
+def test_what_a_module_keeps_of_a_call_is_compared_by_value(kept, other):
+    module = torch.nn.Linear(2, 2)
+    module.kept = kept
+    wanted = remembered(module)
+    assert forgotten(wanted, module) is None
+    module.kept = other
+    assert forgotten(wanted, module) == "kept"
 
 
 # -- pages and hangs ---------------------------------------------------------------------------------------------------
