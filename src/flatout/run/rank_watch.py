@@ -38,7 +38,7 @@ REFUSED_S = 3.0
 """So long a rank may take to end after a refusal: one by a process that it has started does not end the rank."""
 
 JOINING_S = 60.0
-"""A rank that came to no exchange yet is waited for so long at the least: it may have begun anew, and loads all again."""
+"""A rank that came to no exchange yet is waited for so long at the least: it may be loading all again."""
 
 OUTLIVED_S = 10.0
 """So long other ranks may take to end after rank 0."""
