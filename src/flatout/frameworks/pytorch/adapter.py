@@ -239,7 +239,7 @@ class PyTorch:
 
     def facts(self) -> Facts:
         """See `Framework.facts`."""
-        return fact_finding.find(self.session, self.steps.num_updates, self.steps.ended_by)
+        return fact_finding.find(self.session, self.steps.ended_by)
 
     def engage(self, levers: Levers) -> Toggle:
         """See `Framework.engage`."""
