@@ -206,8 +206,8 @@ class _Archive:
 def _beside(name: str, number: int) -> str | None:
     """Where to write meanwhile, in the path's own folder; None where only plain writes there as plain does.
 
-    PyTorch names the archive by the file's name up to its last dot, and otherwise where a path is not ASCII. A file with
-    several names, or of another user, is written in place.
+    PyTorch names the archive by the file's name up to its last dot, and otherwise where a path is not ASCII. A file
+    with several names, or of another user, is written in place.
     """
     place, base = os.path.realpath(name), os.path.basename(name)
     stem = base.rpartition(".")[0] or base
