@@ -23,7 +23,7 @@ from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.numerics.gradient_calls import GradientCalls, Clearing, Clipping
+    from flatout.frameworks.pytorch.numerics.gradient_calls import Clearing, Clipping, GradientCalls
 
 
 class CapturedCall:
