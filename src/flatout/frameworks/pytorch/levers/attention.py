@@ -87,15 +87,10 @@ def _around(region: Region, seen: set[str]) -> Around:
 
     def around(compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal looked
-        region.start()
-        try:
-            out = compute(*args, **kwargs)
-        finally:
-            region.stop()
+        out = region.call(compute, args, kwargs)
         if not looked:
             looked = True
             seen.update(backends_of(out))
-        region.reach_backward(out)  # a checkpoint computes its part of the forward again there
         return out
 
     return around

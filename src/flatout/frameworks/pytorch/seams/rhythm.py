@@ -98,12 +98,9 @@ class Rhythm:
 
     def update(self, optimizer: int | str) -> bool:
         """Note one update and say whether it ends a step; False while the period is being learned."""
-        if not self._period:
-            self._untold += not self._irregular
-            self._note(optimizer)
-            return self._learn() or self._irregular
-        if optimizer != self._period[self._position]:
+        if self._period and optimizer != self._period[self._position]:
             self._break()
+        if not self._period:
             self._untold += not self._irregular
             self._note(optimizer)
             return self._learn() or self._irregular
