@@ -147,7 +147,7 @@ def test_sizes_and_switches_of_other_kinds_become_plain_in_the_record_of_the_fac
     facts = train(watch, model, loader, optimizer, num=3)
     read = trace_file.decode(trace_file.encode(facts))
     assert read == facts and read.models[0].num_aligned_linears == 1
-    assert (read.loaders[0].num_workers, read.loaders[0].pinned, read.loaders[0].persistent) == (0, False, False)
+    assert (read.loaders[0].num_workers, read.loaders[0].pinned) == (0, False)
 
 
 @pytest.mark.parametrize("number", [1, np.bool_(True)])
@@ -155,7 +155,7 @@ def test_a_switch_that_is_a_number_is_a_switch_in_the_facts(watch, number):
     loader = DataLoader(Rows(), batch_size=8, num_workers=True, persistent_workers=number, pin_memory=number)
     facts = train(watch, images(), loader, num=1)
     (found,) = trace_file.decode(trace_file.encode(facts)).loaders
-    assert (found.num_workers, found.persistent, found.pinned) == (1, True, True)
+    assert (found.num_workers, found.pinned) == (1, True)
 
 
 def test_a_loader_whose_length_raises_has_none_in_the_facts(watch):
