@@ -85,11 +85,6 @@ class Rhythm:
         """Whether an optimizer is waited for that has not updated yet."""
         return self._expected > 1
 
-    @property
-    def is_every_update(self) -> bool:
-        """Whether each update of one optimizer has ended a step for so long that nothing is learned from more."""
-        return len(self._period) == 1 and self._num_held > PREMATURE
-
     def next_ends(self) -> bool:
         """Whether the next update, if the order holds, ends a step."""
         if self._period:
