@@ -3,19 +3,20 @@ PYTHON ?= python3
 BIN := .venv/bin
 CONSTRAINTS := constraints.txt
 INSTALLED := .venv/installed
+FOR_DEVELOPERS := .venv/installed-for-developers
 
 .PHONY: demo test test-all bench gpu-check clean
 
 demo: $(INSTALLED)
 	@bash scripts/demo
 
-test: $(INSTALLED)
+test: $(FOR_DEVELOPERS)
 	@bash scripts/check
 
-test-all: $(INSTALLED)
+test-all: $(FOR_DEVELOPERS)
 	@bash scripts/check all
 
-bench: $(INSTALLED)
+bench: $(FOR_DEVELOPERS)
 	$(BIN)/python benchmarks/run_all.py
 
 # Needs a GPU and any PyTorch, and no set-up; `make gpu-check REHEARSE=1` shows on a CPU that the check itself works.
@@ -24,8 +25,12 @@ gpu-check:
 
 $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[pytorch,examples,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[pytorch,examples]'
 	@touch $(INSTALLED)
+
+$(FOR_DEVELOPERS): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
+	@touch $(FOR_DEVELOPERS)
 
 clean:
 	rm -rf .venv .flatout .mypy_cache .pytest_cache .ruff_cache build dist
