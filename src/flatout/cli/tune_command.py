@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -55,7 +56,7 @@ def command(  # noqa: PLR0913  one parameter per option
     from flatout import api
     from flatout.cli.progress import measured
     from flatout.cli.showing import show as show_result
-    from flatout.cli.showing import show_ranks
+    from flatout.judge.rank_tuning import summary_of
     from flatout.run.launched import launched_by, script_of
     from flatout.run.script import from_words
 
@@ -75,7 +76,7 @@ def command(  # noqa: PLR0913  one parameter per option
     if num_ranks is not None:
         measured(
             lambda show: api.tune_ranks(script, num_ranks, goal=goal, plan=plan, show=show),
-            lambda found: show_ranks(found, as_json=as_json, verbose=verbose),
+            lambda found: print(json.dumps(summary_of(found))),
         )
         return
     measured(

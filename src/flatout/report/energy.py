@@ -1,4 +1,4 @@
-"""What does a report say of energy? A line on a terminal, a table and a source on the page.
+"""What does a page say of energy? The counters, a table, and how it was obtained.
 
 In: a `Result`, or the counters of a machine. Out: words and rows.
 """
@@ -9,37 +9,7 @@ from collections.abc import Sequence
 
 from flatout.judge.result import Result
 from flatout.records.energy import Counter, Energy, EnergySummary
-from flatout.records.plan import Trial
 from flatout.report import words
-from flatout.report.screen import Screen
-
-
-def show(screen: Screen, result: Result, *, verbose: bool) -> None:
-    """One quiet line where it is known; that it is not, only where everything is asked for."""
-    found = result.energy
-    if found is None:
-        return
-    if found.baseline.joules is not None:
-        by = f"({counters(found.counters)})"
-        screen.say("energy", f"{_a_step(result, found)}, with all that ran here  ", (by, "dim"))
-    elif verbose:
-        unread = "not readable here; `flatout machine` says why"
-        screen.say("energy", f"not known: {found.baseline.why_not}" if found.counters else unread)
-    if not verbose or found.baseline.joules is None:
-        return
-    for name, joules in found.phases_joules.items():
-        screen.say("", f"{name} {words.joules(joules)}")
-    if found.why_not_phases:
-        screen.say("", (f"by phase not observed: {found.why_not_phases}", "dim"))
-    for reason in found.missing:
-        screen.say("", (reason, "dim"))
-
-
-def _a_step(result: Result, found: EnergySummary) -> str:
-    plain = words.joules(found.baseline.joules)
-    if result.winner is None or found.tuned is None or found.tuned.joules is None:
-        return f"{plain} a step"
-    return f"{plain} → {words.joules(found.tuned.joules)} a step"
 
 
 def why_not(found: EnergySummary) -> str:
@@ -63,14 +33,6 @@ def counters(found: Sequence[Counter]) -> str:
         f"{', '.join(names)}: {source}, changes every {words.seconds(every_s)}"
         for (source, every_s), names in groups.items()
     )
-
-
-def of_trial(trial: Trial) -> str:
-    """Both sides of a trial, or nothing."""
-    if trial.candidate_joules_per_step is None:
-        return ""
-    plain = words.joules(trial.baseline_joules_per_step)
-    return f"energy {words.joules(trial.candidate_joules_per_step)} a step (plain {plain})"
 
 
 def rows(result: Result) -> list[tuple[str, ...]]:
