@@ -403,7 +403,7 @@ def test_writing_is_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_importing_the_report_imports_no_library():
-    heavy = {"rich", "jinja2", "matplotlib", "markupsafe", "numpy", "torch"}
+    heavy = {"rich", "jinja2", "scipy", "markupsafe", "numpy", "torch"}
     code = f"import flatout.report, sys; print(sorted({heavy!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -541,7 +541,7 @@ def test_the_page_and_the_terminal_say_the_same_of_plain_of_what_binds_and_of_wh
     found = replace(RESULTS[name], foreign_fraction=foreign, options="--accept exact --levers none")
     page = " ".join("".join(Page(on_page(found)).words).split())
     shown = " ".join(on_screen(found, verbose=True, width=120).replace(" \\\n", " ").split())
-    for said in (verdict.baseline(found).value, " ".join(verdict.next_command(found)).strip()):
+    for said in (verdict.baseline(found).text, " ".join(verdict.next_command(found)).strip()):
         assert " ".join(said.split()) in page and " ".join(said.split()) in shown
     doubtful = "(doubtful: others used 58 % of the CPU)"
     assert (doubtful in page) == (doubtful in shown) == (foreign == 0.58)

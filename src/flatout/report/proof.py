@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from flatout.frameworks import kind
 from flatout.judge.equivalence import LARGEST
 from flatout.judge.metric import Reading, reached_s
 from flatout.judge.proof import Proof, WholeRun, side_name
@@ -130,7 +131,7 @@ def _cost(found: Proof) -> Section:
 def _machine(found: Proof) -> Section:
     versions = dict(zip(("flatout", "framework", "Python"), found.asked.versions, strict=False))
     if versions.get("framework", "")[:1].isdigit():  # of a version that noted no name
-        versions["framework"] = f"PyTorch {versions['framework']}"
+        versions["framework"] = f"{kind().label} {versions['framework']}"
     pairs = tuple((name, value) for name, value in (*machine_rows(found.machine), *versions.items()) if value)
     return Section(name="machine", title="Machine and versions", items=(Pairs(pairs=pairs),))
 

@@ -62,7 +62,9 @@ def view(result: Result, samples: Samples | None = None) -> View:
         source=evidence.headline(result),
         verdict=verdict.rows(result),
         sections=(
-            Section(name="measured", items=(_ceilings(result), verdict.baseline(result, on="screen"))),
+            Section(
+                name="measured", items=(_ceilings(result), verdict.baseline(result, on="screen"), *_windows(result))
+            ),
             _step(result),
             _bounds(result),
             _time(result, dots),
@@ -105,6 +107,13 @@ def _ceilings(result: Result) -> Row:
     created = words.unix_s(result.created)
     age = f"  ({words.age(found.age_s(created))})" if created is not None else ""
     return Row(label="ceilings", note=" · ".join(parts) or "not measured", aside=age, on="screen")
+
+
+def _windows(result: Result) -> list[Item]:
+    measured = [s for s in result.baseline_window_step_s if words.known(s)]
+    if not measured:
+        return []
+    return [Row(label="", note=f"median of {words.plural(len(measured), 'window')}", verbose=True, on="screen")]
 
 
 # -- where a step goes -------------------------------------------------------------------------------------------------

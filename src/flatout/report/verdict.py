@@ -275,8 +275,7 @@ def baseline(result: Result, label_: str = "baseline", on: On = "both") -> Row:
     if measured:
         step_s = stats.summarize(measured).median
         rest = words.scatter(step_s, spread)
-        windows = f", median of {words.plural(len(measured), 'window')}" if on == "page" else ""
-        details.append(f"{words.seconds(step_s)} a step{windows}")
+        details.append(f"{words.seconds(step_s)} a step")
     if result.foreign_fraction is not None:
         details.append(f"others used {words.percent(result.foreign_fraction)} of the CPU")
     return Row(
