@@ -6,29 +6,13 @@ In: a `Contrast`. Out: a `View`. The words for it are in `contrast_words.py`.
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 
 from flatout import __version__
 from flatout.judge.contrast import Change, Contrast
 from flatout.report import contrast_words, figures, words
-from flatout.report.view import (
-    Again,
-    Evidence,
-    Figure,
-    Item,
-    Look,
-    Row,
-    Section,
-    Table,
-    Tone,
-    View,
-    folded,
-    milliseconds,
-    raw,
-    shown,
-    table,
-)
+from flatout.report.table import Look, On, Table, Tone, folded, milliseconds, shown, table
+from flatout.report.view import Again, Evidence, Figure, Item, Row, Section, View, raw
 
 _TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "no difference": "quiet", "inconclusive": "unsure"}
 
@@ -49,11 +33,11 @@ def view(found: Contrast) -> View:
         unit=said.unit,
         sentence=said.sentence,
         source=_anchor(0),
-        verdict=(*_unlike(found, decisive=True, on_screen=False), *_verdict(found)),
+        verdict=(*_unlike(found, decisive=True, on="page"), *_verdict(found)),
         sections=(
             Section(name="sides", items=tuple(_sides(found))),
-            Section(name="unlike", items=_unlike(found, decisive=True, on_screen=True)),
-            Section(name="other", items=_unlike(found, decisive=False, on_screen=True)),
+            Section(name="unlike", items=_unlike(found, decisive=True, on="screen")),
+            Section(name="other", items=_unlike(found, decisive=False, on="screen")),
             _step(found),
             _runs(found),
             raw(evidence(found), "What stands behind each number above."),
@@ -89,17 +73,13 @@ def _verdict(found: Contrast) -> list[Item]:
     return rows
 
 
-def _unlike(found: Contrast, *, decisive: bool, on_screen: bool) -> tuple[Table, ...]:
-    rows = [(one.what, one.first, one.second) for one in found.unlike if one.decisive is decisive]
-    if not rows:
-        return ()
-    names = contrast_words.names(found)
-    if on_screen:
-        title = "not like with like: what differs besides time" if decisive else "differs, too"
-        said = [(what, "", f"{first} → {second}") for what, first, second in rows]
-        return (shown(table(title, (title, "", ""), said), range(3), on="screen"),)
-    title = "Not like with like. What differs besides time may be the reason for all of it"
-    return (table(title if decisive else "What differs, too", ("", *names), rows, texts=3),)
+def _unlike(found: Contrast, *, decisive: bool, on: On) -> tuple[Table, ...]:
+    title = "not like with like: what differs besides time" if decisive else "differs, too"
+    rows = [(one.what, "", f"{one.first} → {one.second}") for one in found.unlike if one.decisive is decisive]
+    if on == "page" and decisive:
+        title = "Not like with like. What differs besides time may be the reason for all of it"
+    named = table(title, (title if on == "screen" else "what", "", "from A to B"), rows, texts=3)
+    return (shown(named, range(3), on=on),) if rows else ()
 
 
 def _step(found: Contrast) -> Section:
@@ -114,17 +94,18 @@ def _step(found: Contrast) -> Section:
         f"A ratio says how many times as fast `{other}` is. Faster or slower takes a 99 % interval without 1, for all "
         "phases together"
     )
-    items += [Row(label="", note=note, on="page"), *changes(found)]
+    items += [Row(label="", note=note, on="page"), changes(found)]
     return Section(name="step", title="Where a step goes", items=tuple(items))
 
 
 def _runs(found: Contrast) -> Section:
     items: list[Item] = []
-    for name, side in zip(contrast_words.names(found), (found.first, found.second), strict=True):
+    sides = zip("AB", contrast_words.names(found), (found.first, found.second), strict=True)
+    for letter, name, side in sides:
         created = f", {words.stamp(side.created)}" if side.created else ""
-        items.append(Again(name=f"{name}{created}, measured by", command=side.again))
+        items.append(Again(name=f"{letter}: {name}{created}, measured by", command=side.again))
         items.append(Again(name="shown by", command=f"flatout report {words.nearby(Path(side.run))}"))
-    items += [folded(one, one.title) for one in _unlike(found, decisive=False, on_screen=False)]
+    items += [folded(one, one.title) for one in _unlike(found, decisive=False, on="page")]
     items.append(Again(name="this page", command=contrast_words.command(found)))
     return Section(name="runs", title="The two runs", items=tuple(items))
 
@@ -133,21 +114,18 @@ def _rows(found: Contrast) -> list[Change]:
     return [found.step, *((found.tuned_step,) if found.tuned_step is not None else ()), *found.phases]
 
 
-def changes(found: Contrast) -> tuple[Table, Table]:
-    """Every time in both runs, for the page, where its numbers lead to their samples, and for a terminal."""
-    names, inside = contrast_words.names(found), {change.name for change in found.phases}
-    rows, narrow, looks = [], [], []
+def changes(found: Contrast) -> Table:
+    """Every time in both runs; its numbers lead to their samples."""
+    inside = {change.name for change in found.phases}
+    rows, looks = [], []
     for change in _rows(found):
-        first, second, more, ratio, ends, verdict = contrast_words.cells(change)
-        times = [words.seconds(x) if x is not None else "–" for x in (change.first_s, change.second_s)]
-        rows.append((change.name, verdict, first, second, more, ratio, ends))
-        narrow.append((change.name, *times, more, ratio, ends, verdict))
+        verdict = change.verdict
+        rows.append((change.name, verdict, *contrast_words.cells(change)))
         looks.append(Look(depth=change.name in inside, tone=_TONES.get(verdict, "quiet")))
     anchors = [_anchor(number) for number in range(len(rows))]
-    head = ("a step", "verdict", *names, "difference", "ratio", "95 %")
-    page = table("Every phase in both runs", head, rows, texts=2, links={2: anchors, 5: anchors})
-    screen = table("a step", ("a step", "A", "B", "B less A", "ratio", "95 %", "verdict"), narrow)
-    return page, replace(shown(screen, range(7), looks, on="screen"))
+    head = ("a step", "verdict", "A", "±", "B", "±", "B less A", "ratio", "95 %")
+    found_ = table("Every phase in both runs", head, rows, texts=2, links={2: anchors, 7: anchors})
+    return shown(found_, (0, 2, 4, 6, 7, 8, 1), looks)
 
 
 def _anchor(number: int) -> str:

@@ -36,25 +36,23 @@ def counters(found: Sequence[Counter]) -> str:
 
 
 def rows(result: Result) -> list[tuple[str, ...]]:
-    """One step of either side with its bounds, its parts, and its phases."""
+    """One step of either side, and its parts."""
     found = result.energy
     if found is None or found.baseline.joules is None:
         return []
     lines = [_row("a plain step", found.baseline)]
-    lines += [(f"a plain step: {name}", words.joules(joules), "", "") for name, joules in found.baseline.parts.items()]
-    lines += [(f"a plain step: {name}", words.joules(joules), "", "") for name, joules in found.phases_joules.items()]
+    lines += [(f"a plain step: {name}", words.joules(joules), "") for name, joules in found.baseline.parts.items()]
     if found.tuned is not None and found.tuned.joules is not None:
         name = "a step with the plan" if result.winner is not None else "a step under the best candidate"
         lines.append(_row(name, found.tuned))
-        lines += [(f"{name}: {part}", words.joules(joules), "", "") for part, joules in found.tuned.parts.items()]
+        lines += [(f"{name}: {part}", words.joules(joules), "") for part, joules in found.tuned.parts.items()]
     if found.measuring_joules is not None:
-        lines.append(("all of this measurement", words.joules(found.measuring_joules), "", ""))
+        lines.append(("all of this measurement", words.joules(found.measuring_joules), ""))
     return lines
 
 
 def _row(name: str, energy: Energy) -> tuple[str, ...]:
-    bounds = f"{words.joules(energy.low_joules)} to {words.joules(energy.high_joules)}"
-    return name, words.joules(energy.joules), bounds, words.count(energy.num_windows)
+    return name, words.joules(energy.joules), words.count(energy.num_windows)
 
 
 def sources(result: Result, command: str) -> list[tuple[str, str, str]]:
@@ -64,9 +62,8 @@ def sources(result: Result, command: str) -> list[tuple[str, str, str]]:
         return []
     if found.baseline.joules is None:
         return [("energy", f"not known: {why_not(found)}", command)]
-    phases = f"; by phase not observed: {found.why_not_phases}" if found.why_not_phases else ""
     how = (
         f"{counters(found.counters)}; noted every {words.seconds(found.noted_every_s)} and looked up at the start and "
-        f"the end of each window, for all that ran on the machine{phases}"
+        f"the end of each window, for all that ran on the machine"
     )
     return [("energy", how, command)]

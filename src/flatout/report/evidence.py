@@ -17,9 +17,10 @@ from flatout.judge.samples import Samples, WindowSample
 from flatout.records.plan import Trial, label
 from flatout.records.trace import PHASES
 from flatout.report import words
+from flatout.report.table import Table, milliseconds, table
 from flatout.report.thinned import Dot, slowest
 from flatout.report.tried import best, remark
-from flatout.report.view import Evidence, Table, milliseconds, table
+from flatout.report.view import Evidence
 
 BASELINE, NOISE, ANATOMY, TUNED = "raw-baseline", "raw-noise", "raw-anatomy", "raw-tuned"
 FREE_DATA, THREADS, LAUNCHES, CENSUS = "raw-free-data", "raw-threads", "raw-launches", "raw-census"

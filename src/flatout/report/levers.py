@@ -10,7 +10,8 @@ from typing import Protocol
 
 from flatout.records.plan import CLASSES
 from flatout.report import words
-from flatout.report.view import Look, Row, Section, Table, View, shown, table
+from flatout.report.table import Look, Table, shown, table
+from flatout.report.view import Row, Section, View
 
 _CLASS_WORDS = {
     "exact": "same batches, same random numbers, same bits",

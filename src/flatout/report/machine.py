@@ -9,7 +9,8 @@ from flatout.records.ceilings import Ceiling, Ceilings
 from flatout.records.energy import Log
 from flatout.report import words
 from flatout.report.energy import counters
-from flatout.report.view import Item, Row, Section, Table, View, shown, table
+from flatout.report.table import Table, shown, table
+from flatout.report.view import Item, Row, Section, View
 
 
 def view(

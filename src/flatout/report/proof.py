@@ -17,30 +17,13 @@ from flatout.judge.proof import Proof, WholeRun, side_name
 from flatout.records.plan import label
 from flatout.report import drawing as draw
 from flatout.report import proof_words, ticks, words
+from flatout.report.table import NOTHING, Table, Tone, shown, table
 from flatout.report.tuning import machine_rows
-from flatout.report.view import (
-    NOTHING,
-    Again,
-    Evidence,
-    Figure,
-    Item,
-    Pairs,
-    Row,
-    Section,
-    Table,
-    Tone,
-    View,
-    raw,
-    shown,
-    table,
-)
+from flatout.report.view import Again, Evidence, Figure, Item, Pairs, Row, Section, View, raw
 
 Some = TypeVar("Some")
 
 METRIC, TIME, TARGET, ENERGY = "raw-metric", "raw-time", "raw-target", "raw-energy"
-
-MOST_READINGS, ALL_READINGS = 40, 800
-"""Of a run in the page, and of all runs together; `proof.json` has more."""
 
 MOST_SEEDS = 40
 """In the figure; the table below it has all."""
@@ -82,7 +65,9 @@ def view(found: Proof) -> View:
     )
 
 
-_RAW = "What stands behind each number above. All of it is in `proof.json` and `runs.jsonl`."
+_RAW = (
+    "What stands behind each number above. All of it, with the metric on its way, is in `proof.json` and `runs.jsonl`."
+)
 
 
 def _lines(found: Proof) -> list[Item]:
@@ -143,18 +128,13 @@ def seeds(found: Proof) -> Table:
     """Each seed; its numbers lead to its readings."""
     second = proof_words.second_name(found)
     head = ("seed", "plain", second, "difference", "plain took", f"{second} took")
-    rows, anchors = [], []
+    rows = []
     for seed, plain, plan in found.by_seed():
         cells = [cell(run) for cell in (proof_words.value_of, proof_words.wall) for run in (plain, plan)]
         rows.append((str(seed), *cells[:2], proof_words.difference(plain, plan), *cells[2:]))
-        anchors.append(_anchor(seed))
-    links = {1: anchors, 2: anchors, 3: [METRIC] * len(rows), 4: [TIME] * len(rows), 5: [TIME] * len(rows)}
+    links = {column: [METRIC if column < 4 else TIME] * len(rows) for column in range(1, 6)}
     named = table(f"{found.asked.metric.name} of each run, and its wall time", head, rows, links=links)
     return shown(named, (*range(6), NOTHING))
-
-
-def _anchor(seed: int) -> str:
-    return f"raw-seed-{seed}"
 
 
 def evidence(found: Proof) -> list[Evidence]:
@@ -167,7 +147,7 @@ def evidence(found: Proof) -> list[Evidence]:
             f"Difference of {found.asked.metric.name}",
             f"the mean of the seeds' differences; two one-sided t tests of 5 % each against the margin of "
             f"± {judged.margin:.3g} ({judged.margin_source})",
-            lambda run: repr(run.value) if run.value is not None else run.problem,
+            lambda run: repr(run.value) if run.value is not None else run.problem or "no reading was kept",
         ),
         (TIME, "Wall time of whole runs", f"each seed's two runs as a pair{_because(found)}", _wall),
     ]
@@ -175,11 +155,10 @@ def evidence(found: Proof) -> list[Evidence]:
         wanted.append((TARGET, "Time to the target", "when a run first was at it", _to_target(found)))
     if found.energy is not None:
         wanted.append((ENERGY, "Energy of whole runs", "counters read by the parent while it ran", _joules))
-    behind = [
+    return [
         Evidence(anchor=anchor, title=title, how=how, command=command, tables=(_pairs(found, title, cell),))
         for anchor, title, how, cell in wanted
     ]
-    return [*behind, *_readings(found, command)]
 
 
 def _because(found: Proof) -> str:
@@ -210,35 +189,6 @@ def _pairs(found: Proof, title: str, cell: Callable[[WholeRun], str]) -> Table:
         for seed, plain, plan in found.by_seed()
     ]
     return table(title, ("", "plain", proof_words.second_name(found)), rows)
-
-
-def _readings(found: Proof, command: str) -> list[Evidence]:
-    behind = []
-    is_loss = found.asked.metric.pattern is None and found.asked.metric.file is None
-    mean = ", of recorded losses the mean over the last tenth of the steps" if is_loss else ""
-    for seed, *runs in found.by_seed():
-        made = [run for run in runs if run is not None]
-        tables = [
-            table(side_name(run.side, found.asked.levers), ("at", found.asked.metric.name), _rows(found, run.readings))
-            for run in made
-        ]
-        problems = "; ".join(run.problem for run in made if run.problem)
-        behind.append(
-            Evidence(
-                anchor=_anchor(seed),
-                title=f"Readings of seed {seed}",
-                how=f"the metric on its way, thinned; the last reading counts{mean}",
-                command=command,
-                tables=tuple(tables),
-                missing="" if any(one.rows for one in tables) else problems or "no reading was kept",
-            )
-        )
-    return behind
-
-
-def _rows(found: Proof, readings: tuple[Reading, ...]) -> list[tuple[str, str]]:
-    few = thinned(readings, min(MOST_READINGS, ALL_READINGS // len(found.runs)))
-    return [(words.seconds(r.at_s) if r.at_s is not None else "", proof_words.number(r.value)) for r in few]
 
 
 # -- the figures -------------------------------------------------------------------------------------------------------

@@ -5,27 +5,14 @@ In: a `RankAnatomy`. Out: a `View`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flatout import __version__
 from flatout.judge.rank_steps import COMMUNICATION, RankAnatomy
 from flatout.report import figures, words
+from flatout.report.table import NOTHING, Table, folded, milliseconds, shown, table
 from flatout.report.tuning import machine_rows
-from flatout.report.view import (
-    NOTHING,
-    Again,
-    Evidence,
-    Figure,
-    Item,
-    Pairs,
-    Row,
-    Section,
-    Table,
-    View,
-    folded,
-    milliseconds,
-    raw,
-    shown,
-    table,
-)
+from flatout.report.view import Again, Evidence, Figure, Item, Pairs, Row, Section, View, raw
 
 MOST_RANKS = 4
 """So many ranks have a column of their own on a terminal; of more, the least and the most are shown."""
@@ -121,10 +108,8 @@ def _step(found: RankAnatomy) -> Section:
     table_ = phases(found)
     bars = [(f"rank {rank}", found.ranks[rank]) for rank in _drawn(found)]
     drawing = figures.stacked(bars)
-    items: list[Item] = [on_screen(found)]
-    if drawing is None:
-        items.append(table_)
-    else:
+    items: list[Item] = [replace(table_, on="screen" if drawing is not None else "both")]
+    if drawing is not None:
         caption = (
             f"Each bar is the step of one rank, cut by what it did. {_LAUNCHED if found.is_launched else _DIVIDED}"
         )
@@ -141,28 +126,17 @@ def _drawn(found: RankAnatomy) -> list[int]:
 
 
 def phases(found: RankAnatomy) -> Table:
-    """Every phase on every rank, in seconds and as a share of its step."""
+    """Every phase on every rank, in seconds and as a share of its step; a terminal shows the ends of many ranks."""
+    ranks = range(found.num_ranks)
     rows = []
     for name in found.phases:
-        cells = zip(found.seconds(name), found.shares(name), strict=True)
-        rows.append((name, *(f"{words.seconds(s)} ({words.percent(share)})" for s, share in cells)))
-    rows.append(("step", *(words.seconds(one.step_s) for one in found.ranks)))
-    return table("Time of a step by phase and rank", ("phase", *(f"rank {r}" for r in range(found.num_ranks))), rows)
-
-
-def on_screen(found: RankAnatomy) -> Table:
-    """The same for a terminal, of many ranks the least and the most."""
-    each = found.num_ranks <= MOST_RANKS
-    heads = [f"rank {rank}" for rank in range(found.num_ranks)] if each else ["least of ranks", "most of ranks"]
-    rows = []
-    for name in found.phases:
-        seconds, shares = found.seconds(name), found.shares(name)
-        if not each:
-            seconds, shares = ([f(values) for f in (min, max)] for values in (seconds, shares))
-        cells = zip(seconds, shares, strict=True)
+        pairs = list(zip(found.seconds(name), found.shares(name), strict=True))
+        ends = [(min(column), max(column)) for column in zip(*pairs, strict=True)]
+        cells = [*zip(*ends, strict=True), *pairs]
         rows.append((name, *(f"{words.seconds(s)} {words.percent(share):>5}" for s, share in cells)))
-    columns = (*range(len(heads) + 1), NOTHING)
-    return shown(table("phase", ("phase", *heads), rows), columns, on="screen")
+    head = ("phase", "least of ranks", "most of ranks", *(f"rank {rank}" for rank in ranks))
+    columns = range(3, 3 + found.num_ranks) if found.num_ranks <= MOST_RANKS else range(1, 3)
+    return shown(table("Time of a step by phase and rank", head, rows), (0, *columns, NOTHING))
 
 
 def _kinds(found: RankAnatomy) -> Section:

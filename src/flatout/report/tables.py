@@ -25,55 +25,44 @@ from flatout.report.evidence import (
     behind_numerics,
     behind_trial,
 )
+from flatout.report.table import Look, Table, shown, table
 from flatout.report.thinned import KINDS, Dot
 from flatout.report.tried import ends, remark
-from flatout.report.view import Again, Look, Table, shown, table
+from flatout.report.view import Again
 
 LONGEST_CODE, LONGEST_PATH = 40, 50
 """Characters of a line of code and of its path."""
 
 
-def anatomy(result: Result) -> Table:
-    """Where a step goes, as a terminal shows it: bars, and what each phase would bring if it were free."""
-    found, bounds = result.anatomy, result.diagnosis.bounds
-    alone = {b.shortens[0]: b for b in reversed(bounds) if len(b.shortens) == 1 and b.shortens[0] in found.phases_s}
-    shares = {name: found.share(name) for name in found.phases_s}
-    largest = max((share or 0.0 for share in shares.values()), default=0.0)
-    rows, looks = [], []
-    for name, share in shares.items():
-        bound = alone.get(name)
-        gain = words.times(bound.ratio) if bound is not None else ""
-        rows.append((name, words.share(share), words.seconds(found.phases_s[name]), gain, bound.how if bound else ""))
-        looks.append(Look(bar=(share or 0.0) / largest if largest > 0 else 0.0))
-    head = ("where a step goes", "", "", "if it were free, at most" if alone else "", "")
-    return shown(table("where a step goes", head, rows), (0, 1, 3, 4), looks, whole=(0, 1, 2, 3, 4), on="screen")
-
-
 def steps(result: Result) -> Table:
-    """Every phase with its time, before and with the plan."""
+    """Every phase with its time, before and with the plan, and what it would bring if it were free."""
     tuned = result.tuned_anatomy if result.plan is not None else None
-    names = list(dict.fromkeys([*result.anatomy.phases_s, *(tuned.phases_s if tuned else ())]))
-    head = ["phase", "a step", "share", "spread", *(["with the plan", "share"] if tuned else []), "if free, at most"]
-    alone = {b.shortens[0]: b for b in reversed(result.diagnosis.bounds) if len(b.shortens) == 1}
-    rows = []
+    plain, bounds = result.anatomy, result.diagnosis.bounds
+    names = list(dict.fromkeys([*plain.phases_s, *(tuned.phases_s if tuned else ())]))
+    alone = {b.shortens[0]: b for b in reversed(bounds) if len(b.shortens) == 1 and b.shortens[0] in names}
+    shares = {name: plain.share(name) or 0.0 for name in plain.phases_s}
+    largest = max(shares.values(), default=0.0)
+    rows, looks = [], []
     for name in names:
         bound = alone.get(name)
-        rows.append([
-            name,
-            *_phase(result.anatomy, name, spread=True),
-            *(_phase(tuned, name, spread=False) if tuned else []),
-            f"{words.ratio(bound.ratio)} {words.interval(bound.low, bound.high)}".rstrip() if bound else "",
-        ])  # fmt: skip
-    links = {1: [ANATOMY] * len(rows), **({4: [TUNED] * len(rows)} if tuned else {})}
-    return table("Time of a step by phase", head, rows, links=links)
+        gain = [words.times(bound.ratio), words.interval(bound.low, bound.high)] if bound else ["", ""]
+        with_plan = _phase(tuned, name)[:2] if tuned else []
+        rows.append([name, bound.how if bound else "", *_phase(plain, name), *with_plan, *gain])
+        looks.append(Look(bar=shares.get(name, 0.0) / largest if largest > 0 else 0.0, minor=name not in shares))
+    head = ["where a step goes", "", "a step", "share", "spread", *(["with the plan", "share"] if tuned else [])]
+    most = len(head)
+    head += ["if it were free, at most" if alone else "", "95 %"]
+    links = {2: [ANATOMY] * len(rows), **({5: [TUNED] * len(rows)} if tuned else {})}
+    found = table("Time of a step by phase", head, rows, texts=2, links=links)
+    return shown(found, (0, 3, most, 1), looks, whole=(0, 3, 2, most, 1))
 
 
-def _phase(anatomy: Anatomy, name: str, *, spread: bool) -> list[str]:
+def _phase(anatomy: Anatomy, name: str) -> list[str]:
     if name not in anatomy.phases_s:
-        return ["not observed", "", ""] if spread else ["not observed", ""]
-    found = [words.seconds(anatomy.phases_s[name]), words.share(anatomy.share(name))]
+        return ["not observed", "", ""]
     wide = anatomy.spread_fraction.get(name)
-    return [*found, f"± {words.percent(wide)}" if words.known(wide) else ""] if spread else found
+    spread = f"± {words.percent(wide)}" if words.known(wide) else ""
+    return [words.seconds(anatomy.phases_s[name]), words.share(anatomy.share(name)), spread]
 
 
 def bounds(result: Result) -> Table:
@@ -137,7 +126,7 @@ def _trial(trial: Trial, name: str) -> list[str]:
 
 def used(result: Result) -> Table:
     """The energy of a step."""
-    head = ("energy of", "joules", "surely between", "windows")
+    head = ("energy of", "joules", "windows")
     return table("Energy", head, energy.rows(result))
 
 

@@ -13,7 +13,8 @@ from rich.cells import cell_len
 
 from flatout.report import words
 from flatout.report.screen import LABEL, Report, Screen
-from flatout.report.view import NOTHING, Item, Listing, Look, Mark, Row, Table, Tone, View
+from flatout.report.table import NOTHING, Look, Mark, Table, Tone
+from flatout.report.view import Item, Listing, Row, View
 
 BAR, NARROW_BAR = 22, 6
 """Columns of the longest bar."""

@@ -14,7 +14,8 @@ from flatout.judge.result import NOT_NAMED, Result, Untried
 from flatout.judge.stats import MIN_PAIRS
 from flatout.records.plan import Candidate, Trial, label
 from flatout.report import words
-from flatout.report.view import Listing, Look, Mark, Pairs, Table, shown, table
+from flatout.report.table import Look, Mark, Table, shown, table
+from flatout.report.view import Listing, Pairs
 from flatout.report.words import interval, known, percent, plural, ratio
 
 MOST_ROWS = 7

@@ -11,7 +11,8 @@ from flatout.judge.result import Result
 from flatout.judge.samples import Samples
 from flatout.records.ceilings import Machine
 from flatout.report import evidence, figures, tables, thinned, tried, verdict, words
-from flatout.report.view import Figure, Item, Listing, On, Pairs, Row, Section, View, folded, raw, shown
+from flatout.report.table import On, folded, shown
+from flatout.report.view import Figure, Item, Listing, Pairs, Row, Section, View, raw
 
 MOST_READS = 4
 """Lines where values are read, on one screen."""
@@ -123,7 +124,7 @@ def _step(result: Result) -> Section:
     why: On = "both" if result.command == "why" else "page"
     notes = [note for note in result.diagnosis.notes if not note.startswith("not observed: ")]
     items: list[Item] = [
-        tables.anatomy(result),
+        replace(tables.steps(result), on="screen"),
         verdict.baseline(result, "plain", on="page"),
         _drawn(result),
         *_not_in_the_account(result),

@@ -14,7 +14,8 @@ from flatout.records.plan import Trial, label
 from flatout.records.trace import FOREIGN_LIMIT
 from flatout.report import evidence, tried, words
 from flatout.report.energy import counters
-from flatout.report.view import Item, Listing, On, Row
+from flatout.report.table import On
+from flatout.report.view import Item, Listing, Row
 
 OVER = 1.2
 """So many times the budget that was asked for is worth a word."""
@@ -164,7 +165,9 @@ def _won(result: Result, equal: str, source: str) -> list[Item]:
     found: list[Item] = [Row(label="result", value=gain, note=note, tone="good", source=source)]
     if won is not None:
         compared = evidence.behind_numerics(won) if won.agreement else ""
-        found.append(Row(label="numerics", value=tried.remark(won), source=compared, most=2, tone="plain"))
+        class_, colon, detail = tried.remark(won).partition(":")
+        note = f"{colon}{detail}"
+        found.append(Row(label="numerics", value=class_, note=note, source=compared, most=2, tone="plain"))
     return found
 
 
@@ -239,8 +242,7 @@ def energy(result: Result) -> list[Item]:
     tuned = found.tuned.joules if found.tuned is not None and result.winner is not None else None
     said = words.joules(plain) + (f" → {words.joules(tuned)}" if tuned is not None else "")
     by = f"  ({counters(found.counters)})"
-    rest = (*found.missing, *((f"by phase not observed: {found.why_not_phases}",) if found.why_not_phases else ()))
-    more: list[Item] = [Row(label="energy", value=text, tone="quiet", verbose=True, on="screen") for text in rest]
+    more = [Row(label="energy", value=text, tone="quiet", verbose=True, on="screen") for text in found.missing]
     return [Row(label="energy", note=f"{said} a step, with all that ran here", aside=by), *more]
 
 
