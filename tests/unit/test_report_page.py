@@ -25,11 +25,11 @@ from flatout.report import (
     json_text,
     proof,
     svg,
+    table,
     tables,
     thinned,
     ticks,
     verdict,
-    view,
     view_of,
     write_page,
 )
@@ -356,8 +356,8 @@ def test_every_raw_sample_is_in_the_page():
 
 
 def test_a_table_too_long_for_the_page_says_so():
-    long = view.table("x", ("a",), [("1",)] * (view.MOST_ROWS + 5))
-    assert len(long.rows) == view.MOST_ROWS and long.left_out == 5
+    long = table.table("x", ("a",), [("1",)] * (table.MOST_ROWS + 5))
+    assert len(long.rows) == table.MOST_ROWS and long.left_out == 5
 
 
 def test_every_number_comes_with_the_command_that_obtains_it_again():

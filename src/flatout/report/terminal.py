@@ -110,9 +110,10 @@ def _listing(screen: Screen, found: Listing, label: str, indent: int, *, verbose
 
 
 def _fitting(entries: Sequence[str], room: int) -> list[str]:
-    """The first entries that fit so many columns."""
+    """The first entries that fit so many columns; where none does, the beginning of the first."""
     lengths = itertools.accumulate(cell_len(entry) + 2 for entry in entries)
-    return [entry for entry, length in zip(entries, lengths, strict=False) if length <= room]
+    found = [entry for entry, length in zip(entries, lengths, strict=False) if length <= room]
+    return found or [words.shortened(entry, room) for entry in entries[:1]]
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
