@@ -47,7 +47,7 @@ CONTRAST = """
     let paper = behind(element);
     if (inside) {  // the bar of a phase that the text stands on, if it stands on one
       const box = element.getBoundingClientRect();
-      const filled = [...inside.querySelectorAll("path")].filter((p) => getComputedStyle(p).fill !== "none");
+      const filled = [...inside.querySelectorAll("path, rect")].filter((p) => getComputedStyle(p).fill !== "none");
       const under = filled.filter((p) => {
         const b = p.getBoundingClientRect();
         return b.left <= box.left && b.right >= box.right && b.top <= box.top + 4 && b.bottom >= box.bottom - 4;

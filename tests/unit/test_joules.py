@@ -13,7 +13,7 @@ from flatout.trials.bench import Bench
 from flatout.trials.joules import FILE, Joules
 from flatout.trials.terms import Terms
 from flatout.trials.window_size import Size
-from handmade import FACTS, MODEL, trial, window
+from handmade import FACTS, trial, window
 
 LEVERS = {"bf16": {}}
 PLAIN_W, TUNED_W = 40.0, 60.0
