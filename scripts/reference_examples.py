@@ -31,7 +31,6 @@ from flatout.report.former import Exported
 from flatout.run.choice import Engagement
 from flatout.run.outcome import Outcome
 from flatout.trials.lever_rows import LeverRow
-from reference_ranks import RANK_TRIAL, TUNE_RANKS, tuning
 from reference_records import fenced, prose, table, with_ends_folded
 
 Row = tuple[str, str, str]
@@ -255,7 +254,6 @@ def json_page() -> str:
     lever = LeverRow(
         name="bf16", class_="precision", shortens=("forward",), summary="...", toggles="step", known=False, refusal=None
     ).as_json()
-    ranks = tuning(_MACHINE)
     parts = [
         "# JSON",
         prose(
@@ -272,10 +270,6 @@ def json_page() -> str:
         _in_words(READ, why["reads"][0]),
         "## run, exec",
         _explained(RUN, run_summary(_ran())),
-        "## tune --ranks",
-        _explained(TUNE_RANKS, ranks),
-        "Each of `trials`:",
-        _explained(RANK_TRIAL, ranks["trials"][0]),
         "## prove",
         _explained(PROVED, to_json(summary_of(_proof()))),
         prose(
@@ -390,9 +384,8 @@ def plan_page() -> str:
             ),
             _explained(PLAN, tomllib.loads(text)["plan"][_PLAN.script]),
             prose(
-                "A plan that `tune --ranks` has found ranks for has a table `ranks` beside these, with `num`, `mode`, "
-                "`ratio` and its interval, `num_pairs`, `agreement`, `created` and `run`; without it a run is one "
-                "process. `flatout tune` takes it out again, for other levers were measured then."
+                'A plan that `tune --ranks` has made may have the lever `ranks`, with `division = "2:shard"`: a run is '
+                "started on as many ranks; without it a run is one process."
             ),
             prose(
                 "`flatout run` compares `machine` with the machine that it is on: the processor and its features, the "

@@ -59,8 +59,6 @@ OTHERS = (
     "judge.metric",
     "judge.contrast",
     "judge.proof",
-    "judge.rank_tuning",
-    "records.ranks_of_plan",
     "run.outcome",
 )
 

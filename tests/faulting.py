@@ -67,7 +67,9 @@ def write_plan(script, *levers, path=Path("flatout.toml"), **changes):
     """A plan for this machine, as if `tune` had made it."""
     import torch
 
-    settings = {name: {"num": int(number)} if number else {} for name, _, number in (w.partition("=") for w in levers)}
+    settings: dict[str, dict[str, int | str]] = {}
+    for name, _, value in (word.partition("=") for word in levers):
+        settings[name] = {} if not value else {"num": int(value)} if value.isdigit() else {"division": value}
     plan = Plan(
         **{
             "format": PLAN_FORMAT, "flatout": "0.1.0", "script": script, "arguments": (), "levers": settings,

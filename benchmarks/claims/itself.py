@@ -32,12 +32,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from flatout.frameworks.pytorch.levers import registry
 from flatout.judge import stats
 from flatout.judge.looks import Looks
+from flatout.judge.paired import Extent
 from flatout.machine.read import read_machine
 from flatout.records.trace import Window
 from flatout.run.script import Script
-from flatout.trials import conduct, pairs
+from flatout.trials import conduct, windows
 from flatout.trials.bench import Bench, opened
-from flatout.trials.pairs import Extent
 from flatout.trials.terms import Terms
 from measuring import PYTHON, ROOT, SHARED, write
 
@@ -80,8 +80,8 @@ class EveryWindow:
 def compare(bench: Bench) -> dict[str, Any]:
     """One comparison of plain with plain, judged with and without the windows that others disturbed."""
     watched = EveryWindow(bench)
-    extent = Extent(looks=LOOKS, enough="clear", purpose="winner", deadline_s=time.perf_counter() + 60)
-    found = pairs.measure(watched, {}, extent)  # type: ignore[arg-type]
+    extent = Extent(looks=LOOKS, enough="clear", deadline_s=time.perf_counter() + 60)
+    found = windows.measure(watched, {}, extent, purpose="winner")  # type: ignore[arg-type]
     judged = found.compare()
     firsts = [w.training_step_s for w in watched.seen[::2]]
     seconds = [w.training_step_s for w in watched.seen[1::2]]

@@ -2,7 +2,7 @@
 
     python benchmarks/claims/simulated.py [--comparisons 10000] [--models white drift ...]
 
-`trials.pairs.measure` is run as `tune` runs it: plain against plain first, then a candidate in the looks of screening
+`trials.windows.measure` is run as `tune` runs it: plain against plain first, then a candidate in the looks of screening
 and in those of the final measurement; only the bench is simulated, from the noise models beside this file. For each
 model: a candidate that is plain itself (A/A), one that is 5 % faster, and the same where the model is scaled so that
 its windows scatter by 3 %.
@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from noise_models import MODELS, WINDOW, Slowdowns
 
-from flatout.judge import stats
+from flatout.judge import paired, stats
 from flatout.judge.looks import Looks
+from flatout.judge.paired import Extent
 from flatout.records.trace import Levers, Window
-from flatout.trials import conduct, pairs
-from flatout.trials.pairs import Extent
+from flatout.trials import conduct, windows
 from flatout.trials.window_size import Size
 from measuring import write
 
@@ -39,7 +39,7 @@ MOST_WINDOWS = 60
 
 #: What is asked of a comparison: purpose, its looks and what ends it, as `trials.conduct` asks.
 KINDS = {
-    "screening": (pairs.SCREENING, "known"),
+    "screening": (paired.SCREENING, "known"),
     "final": (Looks.alike(conduct.FINAL_PAIRS, conduct.MOST_FINAL_PAIRS), "clear"),
 }
 
@@ -94,15 +94,15 @@ CASES = [Case(kind, gain) for kind in KINDS for gain in (1.0, GAIN)] + [Case("fi
 def compared(model: str, case: Case, power: float, seed: int) -> tuple[stats.Comparison, int]:
     """One comparison on a machine of that seed, as `tune` makes it; with the number of windows of the candidate's."""
     looks, enough = KINDS[case.kind]
-    num_windows = int(2 * (conduct.NOISE_PAIRS + looks.at[-1]) * (1 + pairs.STRETCH)) + 1
+    num_windows = int(2 * (conduct.NOISE_PAIRS + looks.at[-1]) * (1 + paired.STRETCH)) + 1
     chance = np.random.default_rng([seed, list(MODELS).index(model)])
     bench = SimulatedBench(MODELS[model](chance, num_windows * WINDOW) ** power, case.gain, seed)
     ever = time.perf_counter() + 3600
-    plain = pairs.measure(
-        bench, {}, Extent(looks=Looks.once(conduct.NOISE_PAIRS), enough="all", purpose="baseline", deadline_s=ever)
+    plain = windows.measure(
+        bench, {}, Extent(looks=Looks.once(conduct.NOISE_PAIRS), enough="all", deadline_s=ever), purpose="baseline"
     )
     bench.noise = stats.scatter(plain.baseline_s, plain.candidate_s)
-    found = pairs.measure(bench, {"lever": {}}, Extent(looks=looks, enough=enough, purpose="trial", deadline_s=ever))
+    found = windows.measure(bench, {"lever": {}}, Extent(looks=looks, enough=enough, deadline_s=ever), purpose="trial")
     return found.compare(), 2 * len(found.baseline_s)
 
 

@@ -37,17 +37,17 @@ from itself import SCRIPTS
 from flatout.errors import FlatoutError
 from flatout.judge.anatomy import dissect
 from flatout.judge.looks import Looks
+from flatout.judge.paired import Extent
 from flatout.machine.read import read_machine
 from flatout.records.as_json import to_json
 from flatout.records.plan import Candidate, Lever
 from flatout.records.trace import Levers
 from flatout.run.script import Script
-from flatout.trials import pairs
+from flatout.trials import windows
 from flatout.trials.bench import WARM_UP_STEPS, Bench, opened
 from flatout.trials.conduct import Conduct, Goal, Show
 from flatout.trials.ends import CandidateFailed
 from flatout.trials.learn import UNKNOWN
-from flatout.trials.pairs import Extent
 from flatout.trials.search.space import Choice, Space, clash, space_of, widest_class
 from flatout.trials.terms import Terms
 from measuring import file_for, quiet, write
@@ -241,10 +241,10 @@ def _begin_anew(bench: Bench) -> None:
 
 def _row(conduct: Conduct, levers: Levers, num_pairs: int) -> dict[str, Any]:
     begun_s = time.perf_counter()
-    extent = Extent(looks=Looks.once(num_pairs), enough="all", purpose="grid", deadline_s=begun_s + 600)
+    extent = Extent(looks=Looks.once(num_pairs), enough="all", deadline_s=begun_s + 600)
     row: dict[str, Any] = {"levers": {n: dict(s) for n, s in levers.items()}, "outcome": "measured"}
     try:
-        measured = pairs.measure(conduct.bench, levers, extent)
+        measured = windows.measure(conduct.bench, levers, extent, purpose="grid")
         row |= {
             "baseline_step_s": measured.baseline_s,
             "candidate_step_s": measured.candidate_s,

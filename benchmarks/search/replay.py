@@ -26,12 +26,12 @@ from flatout.frameworks.pytorch.levers import registry
 from flatout.judge import stats
 from flatout.judge.anatomy import Anatomy
 from flatout.judge.diagnosis import Diagnosis
+from flatout.judge.paired import SCREENING, Extent, Pairs, is_done
 from flatout.records.as_json import from_json
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
 from flatout.records.plan import Candidate, Key, Trial
 from flatout.records.trace import Levers
-from flatout.trials.pairs import SCREENING, Extent, Pairs, is_done
 from flatout.trials.search import strategy
 from flatout.trials.search.space import Choice, space_of
 from measuring import RESULTS, write
@@ -123,7 +123,7 @@ class Play:
     def _measured(self, levers: Levers, row: Mapping[str, Any], to_beat: float) -> Trial:
         recorded = list(zip(row["baseline_step_s"], row["candidate_step_s"], strict=True))
         pairs = Pairs(noise=self.grid.noise)
-        extent = Extent(looks=SCREENING, enough="known", purpose="replay", deadline_s=math.inf, to_beat=to_beat)
+        extent = Extent(looks=SCREENING, enough="known", to_beat=to_beat)
         while not is_done(pairs, extent):
             baseline_s, candidate_s = self.lots.choice(recorded)
             pairs.baseline_s.append(baseline_s)

@@ -33,26 +33,24 @@ from flatout.run.script import Script, check, check_command
 
 if TYPE_CHECKING:
     from flatout.judge.proof import Proof
-    from flatout.judge.rank_tuning import RankTuning
     from flatout.judge.result import Result
     from flatout.records.ceilings import Ceilings
     from flatout.records.trace import Levers
     from flatout.run.watch import Learner
-    from flatout.trials.conduct import Goal, Show
     from flatout.trials.lever_rows import LeverRow, describe_levers
     from flatout.trials.prover import ProveRequest
     from flatout.trials.search.space import Choice
-    from flatout.trials.terms import Terms
+    from flatout.trials.terms import Goal, Show, Terms
 
 #: What only measuring needs is loaded when it is asked for: `run` starts a script, and the script is waiting.
 _MEASURING = {
     "Choice": "flatout.trials.search.space",
     "LeverRow": "flatout.trials.lever_rows",
     "Conduct": "flatout.trials.conduct",
-    "Goal": "flatout.trials.conduct",
+    "Goal": "flatout.trials.terms",
     "ProveRequest": "flatout.trials.prover",
     "Result": "flatout.judge.result",
-    "Show": "flatout.trials.conduct",
+    "Show": "flatout.trials.terms",
     "Terms": "flatout.trials.terms",
     "describe_levers": "flatout.trials.lever_rows",
 }
@@ -85,16 +83,9 @@ def tune(
         FlatoutError: See `flatout.errors`.
     """
     from flatout.trials import tune
-    from flatout.trials.conduct import Goal, Show
+    from flatout.trials.terms import Goal, Show
 
     return tune.measured("tune", _script(script, arguments), goal or Goal(), show or Show(), plan)
-
-
-def tune_ranks(script: Script, num_ranks: int, *, goal: Goal, plan: Path | None, show: Show) -> RankTuning:
-    """Measure the script on up to so many ranks beside one process; the plan gets those that win."""
-    from flatout.trials import rank_tuner
-
-    return rank_tuner.tuned(script, num_ranks, goal, plan, show)
 
 
 def why(
@@ -102,7 +93,7 @@ def why(
 ) -> Result:
     """Measure and diagnose only."""
     from flatout.trials import tune
-    from flatout.trials.conduct import Goal, Show
+    from flatout.trials.terms import Goal, Show
 
     return tune.measured("why", _script(script, arguments), goal or Goal(), show or Show(), None)
 
@@ -231,12 +222,13 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     chosen, learner = _chosen(request, here, say)
     if chosen.misfits and request.recheck and request.script is not None:
         chosen = _recheck(choice.for_one_process(chosen, registry), request, say, show)
-    plan = chosen.plan if request.script is not None else None  # a launcher starts its own ranks
-    terms = on_ranks.decided(request.ranks, plan, request.plan, request.hang_timeout_s, say)
+    terms = None  # a launcher starts its own ranks
+    if request.script is not None:
+        terms = on_ranks.decided(request.ranks, chosen, registry, request.plan, request.hang_timeout_s, say)
     request = dataclasses.replace(request, ranks=terms)
     devices = on_ranks.devices(request.ranks, here.machine, say) if request.ranks is not None else ()
-    if request.levers is None:  # what the user names stays
-        chosen = choice.for_ranks(chosen, request.ranks.mode if request.ranks is not None else "", registry)
+    division = f"{request.ranks.num_ranks}:{request.ranks.mode}" if request.ranks is not None else ""
+    chosen = choice.for_ranks(chosen, division, registry, named=request.levers is not None)
     with folder.for_run(request.script.stem if request.script else "exec") as (run_folder, problem):
         if run_folder is None:  # levers reach the script through files
             chosen = Engagement(line="running plainly")
@@ -337,9 +329,8 @@ def _here(request: RunRequest, registry: dict[str, Lever]) -> Here:
 def _recheck(chosen: Engagement, request: RunRequest, say: Callable[[str], None], show: Show | None) -> Engagement:
     """Measure the plan's own set of levers here, and engage it only where it wins here too."""
     from flatout.trials import tune
-    from flatout.trials.conduct import Goal, Show
     from flatout.trials.search.space import Choice
-    from flatout.trials.terms import Terms
+    from flatout.trials.terms import Goal, Show, Terms
 
     assert request.script is not None
     say(f"testing {label(chosen.levers)} here first, a minute or two ({', '.join(chosen.misfits)})")
@@ -376,6 +367,5 @@ __all__ = [
     "report",
     "run",
     "tune",
-    "tune_ranks",
     "why",
 ]

@@ -17,9 +17,9 @@ from flatout.machine.read import read_machine
 from flatout.records.plan import Candidate
 from flatout.run.script import Script
 from flatout.trials import ends
-from flatout.trials.conduct import Conduct, Goal, Show
+from flatout.trials.conduct import Conduct
 from flatout.trials.search.space import Choice
-from flatout.trials.terms import Terms
+from flatout.trials.terms import Goal, Show, Terms
 from tiers import some
 
 pytest.importorskip("torch")

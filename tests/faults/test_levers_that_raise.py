@@ -9,8 +9,8 @@ from faulting import copied, flatout, last_lines, left_behind, plain
 from flatout.machine.read import read_machine
 from flatout.records.plan import Candidate
 from flatout.run.script import Script
-from flatout.trials.conduct import Conduct, Goal, Show
-from flatout.trials.terms import Terms
+from flatout.trials.conduct import Conduct
+from flatout.trials.terms import Goal, Show, Terms
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402

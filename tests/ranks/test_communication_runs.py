@@ -5,13 +5,8 @@ from __future__ import annotations
 import pytest
 
 from faulting import REASON, copied, flatout, left_behind, write_plan
-from flatout.records.ranks_of_plan import PlanRanks
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"ranks cannot be isolated here: {REASON}")
-
-RANKS = PlanRanks(
-    num=2, mode="replicate", ratio=1.5, ratio_low=1.4, ratio_high=1.6, num_pairs=4, agreement="", created="", run=""
-)
 
 
 @pytest.fixture
@@ -39,7 +34,7 @@ def test_where_there_is_nothing_to_do_that_is_said(here):
 
 
 def test_a_plan_has_them_on_its_ranks_alone(here):
-    write_plan("divides.py", "bf16_gradients", ranks=RANKS)
+    write_plan("divides.py", "bf16_gradients", "ranks=2:replicate")
     done = flatout("run", "divides.py", "12")
     assert done.returncode == 0 and "2 ranks, replicate, as the plan says" in done.stderr
     assert "without bf16_gradients" not in done.stderr

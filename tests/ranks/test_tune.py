@@ -14,7 +14,6 @@ from flatout.frameworks.pytorch.numerics import trained
 from flatout.judge import agreement
 from flatout.machine.read import read_machine
 from flatout.records import plan_file
-from flatout.records.ranks_of_plan import PlanRanks
 from flatout.records.trace import Agreement
 from flatout.run import folder
 from flatout.run.script import Script
@@ -22,10 +21,6 @@ from flatout.trials.samples_of_runs import Setting, Wanted, take
 from flatout.trials.terms import Terms
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"ranks cannot be isolated here: {REASON}")
-
-RANKS = PlanRanks(
-    num=2, mode="replicate", ratio=1.5, ratio_low=1.4, ratio_high=1.6, num_pairs=4, agreement="", created="", run=""
-)
 
 
 @pytest.fixture
@@ -90,10 +85,10 @@ for step in range(1000):
 
 def test_a_run_goes_on_the_ranks_of_its_plan_and_other_ranks_are_an_error_before_anything_starts(here):
     shutil.copy(SCRIPTS / "divides.py", here / "divides.py")
-    write_plan("divides.py", ranks=RANKS)
+    write_plan("divides.py", "ranks=2:replicate")
     done = flatout("run", "divides.py", "40")
     assert done.returncode == 0, done.stderr
-    assert "2 ranks, replicate, as the plan says: 1.5x expected" in done.stderr and "2 ranks, 40 steps" in done.stderr
+    assert "2 ranks, replicate, as the plan says" in done.stderr and "2 ranks, 40 steps" in done.stderr
     assert done.stdout.splitlines()[-1].startswith("39 ") and (here / "trained.pt").exists()
     (here / "trained.pt").unlink()
     before = sorted(here.rglob("*"))
@@ -107,12 +102,12 @@ def test_a_run_goes_on_the_ranks_of_its_plan_and_other_ranks_are_an_error_before
 @pytest.mark.slow
 def test_ranks_that_halve_a_planted_cost_win_and_go_into_the_plan(here):
     copied("divides.py", here)
-    done = flatout("tune", "--ranks", "2", "--budget", "1s", "divides.py", limit_s=600)
+    done = flatout("tune", "--ranks", "2", "--budget", "4m", "divides.py", limit_s=600)
     assert done.returncode == 0, done.stderr
-    assert "2 ranks replicate" in done.stdout and "2 ranks shard" in done.stdout and "agrees: loss error" in done.stdout
+    assert "ranks=2:replicate" in done.stdout
     assert {p.name for p in here.iterdir()} <= {"divides.py", ".flatout", "flatout.toml"}
-    if "faster on 2 ranks" in done.stdout:  # on a busy machine the interval may be too wide
-        assert plan_file.read(Path("flatout.toml"), "divides.py").ranks.num == 2
+    if "faster: " in done.stdout:  # on a busy machine the interval may be too wide, or the time too short
+        assert plan_file.read(Path("flatout.toml"), "divides.py").levers["ranks"]["division"].startswith("2:")
     assert not left_behind(here)
 
 

@@ -7,7 +7,7 @@ import pytest
 from flatout.judge.bets import Bets, needed
 from flatout.records.trace import Window
 from flatout.run.guard import ERROR, MOST_COST, Guard
-from flatout.run.pairs_in_run import WINDOW_S, Sides
+from flatout.run.windows_of_run import WINDOW_S, Sides
 from tiers import some
 
 PLAN, WITHOUT = {"bf16": {}}, {}

@@ -6,7 +6,7 @@ import pytest
 
 from flatout.records.plan import Trial
 from flatout.records.trace import Agreement, Failure, Window
-from flatout.run.pairs_in_run import Answer
+from flatout.run.windows_of_run import Answer
 from flatout.trials.learn import MOST_LOST_S, MOST_TOOK_S, MOST_WAITS, Learning
 from flatout.trials.search.space import Choice
 from handmade import FACTS, MACHINE, lever, registry

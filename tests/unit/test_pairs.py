@@ -7,10 +7,9 @@ import time
 import pytest
 
 from flatout.judge.looks import Looks
+from flatout.judge.paired import Extent, Pair
 from flatout.run.script import Script
-from flatout.trials import bench
-from flatout.trials import pairs as pairing
-from flatout.trials.pairs import Extent
+from flatout.trials import bench, windows
 from flatout.trials.terms import Terms
 from flatout.trials.window_size import Size, size_for
 from handmade import window
@@ -38,8 +37,9 @@ class Bench:
 
 
 def measure(bench, *looks, enough="known", **changes):
-    extent = {"purpose": "trial", "deadline_s": time.perf_counter() + 60, **changes}
-    return pairing.measure(bench, {"x": {}}, Extent(looks=Looks.alike(*(looks or (4, 9))), enough=enough, **extent))
+    extent = {"deadline_s": time.perf_counter() + 60, **changes}
+    wanted = Extent(looks=Looks.alike(*(looks or (4, 9))), enough=enough, **extent)
+    return windows.measure(bench, {"x": {}}, wanted, purpose="trial")
 
 
 def test_the_lot_says_which_side_goes_first_and_each_window_has_its_other_side_beside_it():
@@ -135,9 +135,12 @@ def test_both_sides_keep_the_evidence(step_s):
 
 
 def test_a_window_that_starts_the_loader_over_is_no_match_for_one_that_does_not_save_for_free_data():
+    def uneven(first, second):
+        return Pair(order=[], readings={False: first, True: second}).is_uneven
+
     once, never = window(new_epochs=1), window(levers={"workers": {"num": 1}})
-    assert pairing.unequal_epochs(once, never) and not pairing.unequal_epochs(once, once)
-    assert not pairing.unequal_epochs(once, window(levers={"free_data": {}}))
+    assert uneven(once, never) and not uneven(once, once)
+    assert not uneven(once, window(levers={"free_data": {}}))
 
 
 def test_a_plain_window_that_came_out_too_short_makes_the_next_ones_longer(tmp_path):
@@ -169,7 +172,7 @@ def test_looking_for_quiet_goes_on_with_longer_windows():
             return self.num_short == 1
 
     growing = Growing()
-    assert pairing.wait_for_quiet(growing, time.perf_counter() + 60, lambda text: None)
+    assert windows.wait_for_quiet(growing, time.perf_counter() + 60, lambda text: None)
     assert len(growing.orders) == 2
 
 

@@ -421,17 +421,17 @@ def test_input_stands_for_what_this_machine_can_have_and_the_machine_is_asked_fo
 
 def test_what_a_plan_found_for_the_cores_of_one_process_is_left_out_on_ranks():
     plan = choice.Engagement(levers={"threads": {"num": 2}, "bf16": {}}, line="2 levers from flatout.toml")
-    found = choice.for_ranks(plan, "replicate", pytorch_levers.registry())
+    found = choice.for_ranks(plan, "2:replicate", pytorch_levers.registry())
     assert found.levers == {"bf16": {}}
     assert found.line.endswith("; without threads: ranks share the cores")
-    assert choice.for_ranks(found, "replicate", pytorch_levers.registry()) is found
+    assert choice.for_ranks(found, "2:replicate", pytorch_levers.registry()) == found
 
 
 def test_levers_of_communication_are_left_out_where_nothing_is_sent_so():
     plan = choice.Engagement(levers={"gradient_buckets": {"mb": 0}, "bf16_gradients": {}, "bf16": {}}, line="a plan")
     alone = choice.for_one_process(plan, pytorch_levers.registry())
     assert alone.levers == {"bf16": {}} and alone.line.endswith("bf16_gradients: one process sends no gradients")
-    assert choice.for_ranks(plan, "replicate", pytorch_levers.registry()) is plan
-    sharded = choice.for_ranks(plan, "shard", pytorch_levers.registry())
+    assert choice.for_ranks(plan, "2:replicate", pytorch_levers.registry()) == plan
+    sharded = choice.for_ranks(plan, "2:shard", pytorch_levers.registry())
     assert {*sharded.levers} == {"bf16_gradients", "bf16"} and "gradient_buckets: not in mode shard" in sharded.line
-    assert {*choice.for_ranks(plan, "tensor", pytorch_levers.registry()).levers} == {"bf16"}
+    assert {*choice.for_ranks(plan, "2:tensor", pytorch_levers.registry()).levers} == {"bf16"}

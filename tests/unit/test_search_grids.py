@@ -17,8 +17,8 @@ import record  # noqa: E402
 
 import measuring  # noqa: E402
 import sides  # noqa: E402
+from flatout.judge.paired import Pairs  # noqa: E402
 from flatout.records.plan import Candidate  # noqa: E402
-from flatout.trials.pairs import Pairs  # noqa: E402
 from flatout.trials.search.space import Space, clash  # noqa: E402
 from handmade import lever, registry  # noqa: E402
 
@@ -89,7 +89,7 @@ def test_the_time_left_counts_compiling_once_for_each_block_that_is_left():
 @pytest.mark.parametrize(("pairs_s", "outcome"), [([], "disturbed"), ([0.01], "measured")])
 def test_a_set_of_which_no_pair_was_undisturbed_does_not_count_as_measured(monkeypatch, pairs_s, outcome):
     found = Pairs(baseline_s=pairs_s, candidate_s=pairs_s, num_discarded=3)
-    monkeypatch.setattr(record.pairs, "measure", lambda bench, levers, extent: found)
+    monkeypatch.setattr(record.windows, "measure", lambda bench, levers, extent, purpose: found)
     row = record._row(SimpleNamespace(bench=None), {"a": {}}, 1)
     assert row["outcome"] == outcome and row["num_discarded"] == 3 and row["baseline_step_s"] == pairs_s
 

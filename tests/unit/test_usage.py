@@ -22,8 +22,8 @@ from flatout.records.plan import Trial
 from flatout.run.launch import Ended
 from flatout.run.script import Script
 from flatout.trials import tune
-from flatout.trials.conduct import Goal, Show
 from flatout.trials.search.space import Choice
+from flatout.trials.terms import Goal, Show
 from flatout.trials.unmeasurable import cannot_measure
 from handmade import MACHINE, plan
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from flatout.records.plan import Trial
 from flatout.report.tried import remark
 from flatout.report.words import printable, shortened
-from flatout.trials.conduct import Show
+from flatout.trials.terms import Show
 
 Found = TypeVar("Found")
 

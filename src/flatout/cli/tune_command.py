@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -27,7 +26,11 @@ from flatout.cli import options
 )
 @click.option("--without", metavar="NAMES", help="Leave these levers out.")
 @click.option(
-    "--ranks", "num_ranks", type=int, metavar="N", help="Instead of levers: is it faster on N ranks, N / 2 ...?"
+    "--ranks",
+    "num_ranks",
+    type=int,
+    metavar="N",
+    help="Under the levers of the plan: is it faster on N ranks, N / 2 ...?",
 )
 @options.accept
 @click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the plan.")
@@ -56,7 +59,6 @@ def command(  # noqa: PLR0913  one parameter per option
     from flatout import api
     from flatout.cli.progress import measured
     from flatout.cli.showing import show as show_result
-    from flatout.judge.rank_tuning import summary_of
     from flatout.run.launched import launched_by, script_of
     from flatout.run.script import from_words
 
@@ -66,19 +68,15 @@ def command(  # noqa: PLR0913  one parameter per option
         launcher=launcher,
         run_steps=steps,
         budget_s=None if budget is None else options.seconds(budget, "--budget"),
-        choice=api.Choice(accept=accept, only=options.names(only), without=options.names(without) or ()),
+        choice=api.Choice(
+            accept=accept, only=options.names(only), without=options.names(without) or (), num_ranks=num_ranks
+        ),
         terms=api.Terms(
             isolate=not allow_writes,
             start_limit_s=options.seconds(start_limit, "--start-limit"),
             store_memory_bytes=options.size_bytes(store_memory, "--store-memory"),
         ),
     )
-    if num_ranks is not None:
-        measured(
-            lambda show: api.tune_ranks(script, num_ranks, goal=goal, plan=plan, show=show),
-            lambda found: print(json.dumps(summary_of(found))),
-        )
-        return
     measured(
         lambda show: api.tune(script, goal=goal, plan=plan, show=show),
         lambda found: show_result(found, as_json=as_json, verbose=verbose),

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.ranks_of_plan import PlanRanks
+from flatout.records.ranks import SHARDED_MODES, division
 from flatout.records.trace import PHASES, Levers, Setting
 
 #: What a lever may change, from nothing to the model's function; each class includes those before it.
@@ -76,6 +76,9 @@ class Lever(ABC):
     needs_whole_parameters: ClassVar[bool] = False
     """Whether it computes with parameters, gradients or an optimizer's state as one process holds them, or keeps the
     memory that sharding lets go of."""
+    divides: ClassVar[bool] = False
+    """Whether it divides the training over ranks, as its setting says (`flatout.records.ranks.division`): then the
+    script is started on them, and it is tried where somebody says on how many."""
     modes: ClassVar[tuple[str, ...]] = ()
     """The modes of ranks in which alone it has something to do; empty where it does not depend on ranks."""
     keeps_items: ClassVar[bool] = False
@@ -92,6 +95,8 @@ class Lever(ABC):
     """The largest; more threads or workers than any machine has cores."""
     choices: ClassVar[tuple[str, ...]] = ()
     """The words that it may be; empty where it is a number."""
+    pattern: ClassVar[str] = ""
+    """What a word that it may be looks like, a regular expression; empty where `choices` or numbers say it."""
     optional: ClassVar[bool] = False
     """Whether it may be left out; then the lever does what its name alone says."""
     only_by_name: ClassVar[str] = ""
@@ -169,6 +174,37 @@ class Lever(ABC):
         return None
 
 
+def ranks_of(levers: Levers, registry: Mapping[str, Lever]) -> tuple[int, str] | None:
+    """On how many ranks a set of levers runs, and how they divide the work; None for one process."""
+    for name, settings in levers.items():
+        if name in registry and registry[name].divides:
+            return division(settings[registry[name].parameter or ""])
+    return None
+
+
+def of_one_process(levers: Levers, registry: Mapping[str, Lever]) -> Levers:
+    """A set of levers without what divides the training, and without what only ranks have."""
+    those = {name for name in levers if name in registry and (registry[name].divides or registry[name].modes)}
+    return {name: settings for name, settings in levers.items() if name not in those}
+
+
+def unfit_on_ranks(levers: Levers, registry: Mapping[str, Lever]) -> dict[str, str]:
+    """Which levers of a set have no place on ranks that divide the work as it says, or without any, and why."""
+    ranks = ranks_of(levers, registry)
+    known = [registry[name] for name in levers if name in registry]
+    if ranks is None:
+        return {one.name: "one process sends no gradients" for one in known if one.modes}
+    found: dict[str, str] = {}
+    for one in known:
+        if one.deals_out_cores:
+            found[one.name] = "ranks share the cores"
+        elif one.needs_whole_parameters and ranks[1] in SHARDED_MODES:
+            found[one.name] = "ranks share the parameters"
+        elif one.modes and ranks[1] not in one.modes:
+            found[one.name] = f"not in mode {ranks[1]}"
+    return found
+
+
 def typed(lever: Lever) -> str:
     """How a lever is named among `--levers`, with `N` where it needs a number."""
     if lever.parameter is None or lever.optional:
@@ -204,6 +240,8 @@ def verify(lever: Lever) -> None:
         raise TypeError(f"lever {kind.__name__} changes numbers (class {lever.class_}) but names no check")
     if lever.parameter is not None and kind.settings is Lever.settings:
         raise TypeError(f"lever {kind.__name__} takes `{lever.parameter}` but has no `settings` to try")
+    if lever.divides:  # the parent does it: nothing is engaged within a process
+        return
     if lever.toggles == "process" and kind.environment is Lever.environment and kind.engage is Lever.engage:
         raise TypeError(f"lever {kind.__name__} needs a new process but has no `environment` for it and no `engage`")
     if lever.toggles != "process" and kind.engage is Lever.engage:
@@ -405,5 +443,3 @@ class Plan:
     """ISO 8601, UTC, to the second."""
     run: str = ""
     """The run folder with the trials behind it."""
-    ranks: PlanRanks | None = None
-    """On how many ranks; None for one process."""

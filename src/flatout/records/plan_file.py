@@ -25,7 +25,6 @@ from flatout.errors import RecordError, UsageError, cannot_write
 from flatout.records.as_json import from_json, to_json
 from flatout.records.ceilings import Machine, differences
 from flatout.records.plan import CLASSES, PLAN_FORMAT, Plan, label
-from flatout.records.ranks_of_plan import PlanRanks
 
 MOST_BYTES = 16 << 20
 """A plan takes some 2 kB."""
@@ -217,9 +216,8 @@ def _table(plan: Plan) -> Any:
     import tomlkit
 
     table = tomlkit.table()
-    heads = [f"{label(plan.levers)}: {plan.ratio:.2f}x [{plan.ratio_low:.2f}, {plan.ratio_high:.2f}]"]
-    for head in heads if plan.ranks is None else [*heads[: len(plan.levers)], plan.ranks.head]:
-        table.add(tomlkit.comment("".join(c if c.isprintable() else " " for c in head)))  # a comment ends with its line
+    head = f"{label(plan.levers)}: {plan.ratio:.2f}x [{plan.ratio_low:.2f}, {plan.ratio_high:.2f}]"
+    table.add(tomlkit.comment("".join(c if c.isprintable() else " " for c in head)))  # a comment ends with its line
     _add(table, plan, (field for field in Plan.__slots__ if field not in _TABLES))
     levers = tomlkit.table(is_super_table=True)
     for name, settings in plan.levers.items():
@@ -228,21 +226,17 @@ def _table(plan: Plan) -> Any:
         levers[name] = inner
     if plan.levers:
         table["levers"] = levers
-    if plan.ranks is not None:
-        ranks = tomlkit.table()
-        _add(ranks, plan.ranks, PlanRanks.__slots__)
-        table["ranks"] = ranks
     machine = tomlkit.table()
     machine.update(_without_none(to_json(plan.machine)))
     table["machine"] = machine
     return table
 
 
-_TABLES = ("script", "levers", "ranks", "machine", "format")
+_TABLES = ("script", "levers", "machine", "format")
 """Fields of a plan that are no keys of its table."""
 
 
-def _add(table: Any, record: Plan | PlanRanks, names: Iterable[str]) -> None:
+def _add(table: Any, record: Plan, names: Iterable[str]) -> None:
     """Add fields of a record to a table; floats with as many digits as a measurement has."""
     for name in names:
         value = getattr(record, name)
@@ -290,8 +284,6 @@ def read(path: Path, key: str) -> Plan:
     for name in ("ratio", "ratio_low", "ratio_high", "baseline_steps_per_s", "tuned_steps_per_s"):
         if not 0 < (number := getattr(plan, name)) < math.inf:
             raise torn(path, f"`{name}` is {number}: no measurement gives that")
-    if plan.ranks is not None and (fault := plan.ranks.fault()):
-        raise torn(path, fault)
     return plan
 
 

@@ -58,6 +58,39 @@ BUCKETED_MODES = ("auto", "replicate", *REPLICATED_MODEL_MODES)
 SUMMING_MODES = (*BUCKETED_MODES, "shard", "hybrid")
 """Modes in which gradients are summed at all, but for few."""
 
+DIVISION = r"[1-9][0-9]{0,4}(:[a-z+]+)?"
+"""How ranks and their mode are written: `2:shard`, or `2` where the mode is to be chosen."""
+
+
+def division(word: object) -> tuple[int, str]:
+    """How many ranks, and in which mode.
+
+    >>> division("2:shard"), division(4)
+    ((2, 'shard'), (4, 'auto'))
+    """
+    num, _, mode = str(word).partition(":")
+    return int(num), mode or "auto"
+
+
+def divisions(num_ranks: int) -> list[str]:
+    """What is worth trying on up to so many ranks: all of them and halves, in each mode that differs from the others.
+
+    >>> divisions(2)
+    ['2:replicate', '2:shard', '2:tensor', '2:tensor+sequence', '2:pipeline']
+    >>> [one for one in divisions(6) if one.endswith(":replicate")]
+    ['6:replicate', '3:replicate']
+    """
+    numbers = [num_ranks]
+    while numbers[-1] % 2 == 0 and numbers[-1] > 2:
+        numbers.append(numbers[-1] // 2)
+    return [f"{num}:{mode}" for num in numbers for mode in MODES if mode != "auto" and _fits(num, mode)]
+
+
+def _fits(num_ranks: int, mode: str) -> bool:
+    """Whether a mode is something of its own: on one machine groups need a number that has a divisor."""
+    return mode not in GROUPED_MODES or sharing_ranks(num_ranks, num_ranks) > 1
+
+
 SUM_OF_GRADIENTS, SUM_OVER_GROUPS = "sum of gradients", "gradients of groups of ranks"
 """What exchanges are called that sum gradients: what levers of communication can shorten."""
 

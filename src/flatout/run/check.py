@@ -1,17 +1,24 @@
 """Does the plan hold in this very run? Its first windows alternate between plan and plain, and the plan may go.
 
-In: windows. Out: `Ask`s, and at the end whether the plan stays. Arithmetic only.
+In: windows. Out: `Ask`s, and at the end whether the plan stays. The pairs are those of `flatout.judge.paired`, asked of
+the run itself. Arithmetic only.
 """
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
+from flatout.judge import paired
+from flatout.judge.looks import Looks
+from flatout.judge.paired import Extent, Pair, Pairs, Turn, Turns
 from flatout.records.trace import Window
-from flatout.run.pairs_in_run import LIMIT_S, WINDOW_S, Ask, Pair, Sides, lots, steps_in
+from flatout.run.windows_of_run import LIMIT_S, WINDOW_S, Ask, Sides, steps_in
 
 CHECK_PAIRS = 8
 """The fewest that can be judged whatever the noise, see `flatout.judge.stats.RANKED_PAIRS`."""
+
+EXTENT = Extent(looks=Looks.once(CHECK_PAIRS), enough="all", most=CHECK_PAIRS)
 
 SLOW, MOST_SLOW = 1.5, 2
 """So many disturbed pairs in a row that are this much slower end the check; they follow each other without a rest."""
@@ -25,9 +32,7 @@ class Check:
     """The check at the start of a run.
 
     Attributes:
-        plan_s: Step times of the windows under the plan, paired with `plain_s`.
-        plain_s: Step times of the windows without it.
-        num_busy: Windows that others disturbed.
+        pairs: What was measured: the baseline is plain, the candidate the plan.
         released: Whether the plan was slower.
         over: Whether it is at its end.
         alarm: Why the plan shall be looked at again at once; empty where nothing speaks for it.
@@ -36,68 +41,68 @@ class Check:
 
     sides: Sides
     step_s: float
-    plan_s: list[float] = field(default_factory=list)
-    plain_s: list[float] = field(default_factory=list)
-    num_busy: int = 0
+    pairs: Pairs = field(default_factory=Pairs)
     released: bool = False
     over: bool = False
     alarm: str = ""
     slow: list[float] = field(default_factory=list)
-    _num: int = 0
-    _pair: Pair | None = None
-    _draw: object = field(default_factory=lots)
+    _turns: Turns = field(init=False)
+    _turn: Turn | None = None
+    _read: dict[bool, Window | None] = field(default_factory=dict)
+    _rests: bool = False
+
+    def __post_init__(self) -> None:
+        self._turns = paired.turns(self.pairs, EXTENT, random.Random(0))
 
     def begin(self) -> Ask:
         """The first window."""
-        return self._next_pair()
+        self._turn = next(self._turns)
+        return self._ask()
 
     def answered(self, window: Window | None) -> Ask:
         """What comes after an answer; the last ask is the decision."""
         if window is not None and window.training_step_s > 0:
             self.step_s = window.training_step_s
-        if self._pair is None:
-            return self._next_pair()
-        self._pair.keep(window)
-        if self._pair.order:
-            return self.sides.ask(self._pair.order[0], self.step_s)
-        pair, self._pair = self._pair, None
-        self._count(pair)
+        if self._rests:
+            self._rests = False
+            return self._ask()
+        assert self._turn is not None
+        self._read[self._turn.candidate] = window
+        self._turn = paired.after(self._turns, window)
+        if len(self._read) < 2:
+            return self._ask()
+        self._look_at(Pair(order=[], readings=self._read))
+        self._read = {}
         if len(self.slow) >= MOST_SLOW:  # something has come over the run: the check, which waits for calm, is no help
             self.over, self.alarm = True, "it was far slower than plain in the check at the start"
             return self.sides.stay(plan=True)
-        if self._num >= CHECK_PAIRS:
+        if self._turn is None:
             return self._conclude()
-        return self._next_pair() if self.slow else self._rest()
+        return self._ask() if self.slow else self._rest()
 
-    def _next_pair(self) -> Ask:
-        self._num += 1
-        self._pair = Pair.drawn(self._draw)  # type: ignore[arg-type]
-        return self.sides.ask(self._pair.order[0], self.step_s)
+    def _ask(self) -> Ask:
+        assert self._turn is not None
+        return self.sides.ask(self._turn.candidate, self.step_s)
 
-    def _count(self, pair: Pair) -> None:
-        self.num_busy += pair.is_busy
+    def _look_at(self, pair: Pair[Window]) -> None:
+        """A disturbed pair counts for nothing, but two that are far slower do."""
         both = pair.step_s
-        disturbed = pair.is_busy or pair.compiled
-        if both is not None and disturbed and both[0] > SLOW * both[1]:
-            self.slow.append(both[0] / both[1])
+        if both is not None and (pair.is_busy or pair.compiled) and both[1] > SLOW * both[0]:
+            self.slow.append(both[1] / both[0])
         else:
             self.slow.clear()
-        if both is not None and not disturbed:
-            self.plan_s.append(both[0])
-            self.plain_s.append(both[1])
 
     def _rest(self) -> Ask:
         """Between two pairs the plan runs on."""
+        self._rests = True
         num_steps = REST_WINDOWS * steps_in(WINDOW_S, self.step_s)
         return Ask(levers=self.sides.plan, purpose="run", num_steps=num_steps, limit_s=REST_WINDOWS * LIMIT_S)
 
     def _conclude(self) -> Ask:
-        from flatout.judge import stats  # `scipy` takes longer to load than the script may have to wait for its start
-
-        compared = stats.compare(self.plain_s, self.plan_s)
+        compared = self.pairs.compare()
         self.over, self.released = True, compared.verdict == "slower"
         if not self.released:
-            if self.num_busy * 2 > CHECK_PAIRS or (compared.verdict == "inconclusive" and compared.ratio < 1):
+            if self.pairs.num_busy * 2 > CHECK_PAIRS or (compared.verdict == "inconclusive" and compared.ratio < 1):
                 self.alarm = "the check at the start did not tell"
             return self.sides.stay(plan=True)
         why = f"released: {compared.ratio:.2f}x in {compared.num_pairs} pairs of windows at the start"

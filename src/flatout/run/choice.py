@@ -7,7 +7,7 @@ error where a plan was named and does not fit. A plan found by default never sto
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,8 +15,7 @@ from flatout.errors import FlatoutError, MachineError, RecordError, UsageError, 
 from flatout.records import plan_file
 from flatout.records.ceilings import Machine
 from flatout.records.facts import NOT_LOOKED_AT, Facts
-from flatout.records.plan import CLASSES, PLAN_FILE, Lever, Plan, allows, input_levers, label
-from flatout.records.ranks import SHARDED_MODES
+from flatout.records.plan import CLASSES, PLAN_FILE, Lever, Plan, allows, input_levers, label, unfit_on_ranks
 from flatout.records.trace import Levers, Setting
 
 LEAVE_IT_OUT = "leave the lever out; `flatout levers SCRIPT` says what can be engaged here"
@@ -106,26 +105,18 @@ def for_one_process(chosen: Engagement, registry: Mapping[str, Lever]) -> Engage
     return for_ranks(chosen, "", registry)
 
 
-def for_ranks(chosen: Engagement, mode: str, registry: Mapping[str, Lever]) -> Engagement:
-    """The engagement without what a plan found for one process, its cores and its parameters; no mode: for ranks."""
-    engaged = [registry[name] for name in chosen.levers]
-    if not mode:
-        return _without(chosen, {"one process sends no gradients": [one for one in engaged if one.modes]})
-    wanting = {"ranks share the cores": [one for one in engaged if one.deals_out_cores]}
-    if mode in SHARDED_MODES:
-        wanting["ranks share the parameters"] = [one for one in engaged if one.needs_whole_parameters]
-    wanting[f"not in mode {mode}"] = [one for one in engaged if one.modes and mode not in one.modes]
-    return _without(chosen, wanting)
+def for_ranks(chosen: Engagement, division: str, registry: Mapping[str, Lever], *, named: bool = False) -> Engagement:
+    """The engagement on ranks that divide the work so, or on one where that is empty, without what has no place there.
 
-
-def _without(chosen: Engagement, wanting: Mapping[str, Sequence[Lever]]) -> Engagement:
-    """The engagement without some levers, by the reason that is told."""
-    for reason, levers_of in wanting.items():
-        left_out = [one.name for one in levers_of]
-        if left_out:
-            levers = {name: settings for name, settings in chosen.levers.items() if name not in left_out}
-            chosen = replace(chosen, levers=levers, line=f"{chosen.line}; without {', '.join(left_out)}: {reason}")
-    return chosen
+    The lever that divides is gone from it: whoever starts the ranks knows. What the user has named stays.
+    """
+    own = {name: settings for name, settings in chosen.levers.items() if not registry[name].divides}
+    dividing = next((one for one in registry.values() if one.divides), None)
+    beside: Levers = {dividing.name: {dividing.parameter or "": division}} if dividing is not None and division else {}
+    line, unfit = chosen.line, {} if named else unfit_on_ranks({**own, **beside}, registry)
+    for reason in dict.fromkeys(unfit.values()):
+        line += f"; without {', '.join(name for name in unfit if unfit[name] == reason)}: {reason}"
+    return replace(chosen, levers={name: s for name, s in own.items() if name not in unfit}, line=line)
 
 
 def _as_named(levers: Levers, wish: Wish, here: Here) -> Engagement:
@@ -191,7 +182,7 @@ def _fitting(plan: Plan, path: Path, wish: Wish, here: Here) -> Engagement:
 def _line(plan: Plan, path: Path, here: Here) -> str:
     num = len(plan.levers)
     if not num:
-        return f"the plan in {path} " + ("is to change nothing" if plan.ranks is None else "has no levers")
+        return f"the plan in {path} is to change nothing"
     ratio = f"{plan.ratio:.2g}" if plan.ratio < 100 else f"{plan.ratio:.0f}"
     other = "" if plan.arguments == here.arguments else ", made with other arguments"
     return f"{num} lever{'s' * (num != 1)} from {path}, {ratio}x expected{other}"
@@ -231,7 +222,9 @@ def check_settings(lever: Lever, settings: Mapping[str, Setting]) -> None:
     if lever.parameter is None or (lever.optional and not settings):
         return
     value = settings.get(lever.parameter)
-    if lever.choices:
+    if lever.pattern:
+        wanted, what = re.fullmatch(lever.pattern, str(value)) is not None, "a word of its own kind"
+    elif lever.choices:
         wanted, what = value in lever.choices, f"one of {', '.join(lever.choices)}"
     else:
         number = isinstance(value, int) and not isinstance(value, bool)
@@ -239,7 +232,7 @@ def check_settings(lever: Lever, settings: Mapping[str, Setting]) -> None:
         what = f"a whole number from {lever.least} to {lever.most}"
     if not wanted:
         raise UsageError(
-            f"the lever `{lever.name}` needs a {'word' if lever.choices else 'number'}"
+            f"the lever `{lever.name}` needs a {'word' if lever.choices or lever.pattern else 'number'}"
             + ("" if value is None else f", not `{value}`"),
             cause=f"its setting `{lever.parameter}` is {what}",
             hint=f"e.g. `{_example(lever)}`",
@@ -249,7 +242,9 @@ def check_settings(lever: Lever, settings: Mapping[str, Setting]) -> None:
 def _example(lever: Lever) -> str:
     if lever.parameter is None:
         return lever.name
-    return f"{lever.name}={lever.choices[0] if lever.choices else max(lever.least, 1)}"
+    return (
+        f"{lever.name}={lever.choices[0] if lever.choices else '2:replicate' if lever.divides else max(lever.least, 1)}"
+    )
 
 
 def _check_conflicts(levers: Levers, registry: Mapping[str, Lever]) -> None:

@@ -24,8 +24,8 @@ KEPT_RUNS = 20
 KEPT_S = 24 * 3600.0
 """No record younger than this is removed."""
 
-_RESULTS = ("result.json", "proof.json", "rank-tuning.json", "rank-anatomy.json")
-"""What `tune` and `why`, `prove`, `tune --ranks` and `why --ranks` write when they are done."""
+_RESULTS = ("result.json", "proof.json", "rank-anatomy.json")
+"""What `tune` and `why`, `prove` and `why --ranks` write when they are done."""
 
 NEEDED_BYTES = 65536
 """What a run folder must be able to hold for a run to be worth recording."""

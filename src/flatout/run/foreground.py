@@ -26,12 +26,12 @@ from flatout.records.trace_file import Follower
 from flatout.run import launch as launching
 from flatout.run.launch import POLL_S, Launch, discard_channels, environment_for, session_files, write_session
 from flatout.run.outcome import Outcome
-from flatout.run.pairs_in_run import Answer, Ask
 from flatout.run.rank_start import Start
 from flatout.run.rank_watch import RankWatch
 from flatout.run.script import cannot_start
 from flatout.run.signals import Signals
 from flatout.run.watch import Learner, Watch
+from flatout.run.windows_of_run import Answer, Ask
 
 LISTEN_EVERY_S = 0.25
 """How often to look for news when no answer is awaited; the end of the process is noticed at once."""

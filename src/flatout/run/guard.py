@@ -10,14 +10,16 @@ than `MOST_COST` of the time since the watch began, so that one look too many is
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import median
 
 from flatout.child.pace import Pace, usual_step_s
 from flatout.judge.bets import Bets, needed
+from flatout.judge.paired import Pair
 from flatout.records.trace import Window
-from flatout.run.pairs_in_run import WINDOW_S, Ask, Pair, Sides, lots, steps_in
+from flatout.run.windows_of_run import WINDOW_S, Ask, Sides, steps_in
 
 ERROR = 0.01
 """How often a run may be wrong in what it releases or engages again, over all its looks together."""
@@ -103,13 +105,13 @@ class _Look:
     num_busy: int = 0
     num_compiled: int = 0
 
-    def add(self, pair: Pair, *, engaged: bool) -> None:
+    def add(self, pair: Pair[Window], *, engaged: bool) -> None:
         """A pair of windows is there."""
         self.num_tried += 1
         both = pair.step_s
         if both is None:
             return
-        plan_s, without_s = both
+        without_s, plan_s = both
         self.ratios.append(without_s / plan_s)
         self.gains.append(plan_s / without_s if engaged else without_s / plan_s)
         won = self.gains[-1] > 1
@@ -174,9 +176,9 @@ class Guard:
         if alarm is not None:
             num_far = len(alarm.slow) if all(times > FAR_APART for times in alarm.slow) else 0
             self._look = _Look(why=alarm.why, is_due=False, far_before=min(num_far, NUM_FAR_APART - 1))
-        self._pair: Pair | None = None
+        self._pair: Pair[Window] | None = None
         self._num_looks = 0
-        self._draw = lots()
+        self._lots = random.Random(0)
         self._step_s = 0.1
         self._now_s = 0.0
         self._begun_s: float | None = None
@@ -242,22 +244,22 @@ class Guard:
         return cost_s <= MOST_COST * passed_s
 
     def _next_pair(self) -> Ask:
-        self._pair = Pair.drawn(self._draw)
+        self._pair = Pair.drawn(self._lots)
         return self._ask(self._pair)
 
     def _num_asked(self) -> int:
         """Steps of a window: so many as fit, or as it takes where long steps and short ones follow each other."""
         return self._pace.alike(steps_in(WINDOW_S, self._step_s))
 
-    def _ask(self, pair: Pair) -> Ask:
+    def _ask(self, pair: Pair[Window]) -> Ask:
         """The window of the side whose turn it is."""
         num, fitting = self._num_asked(), steps_in(WINDOW_S, self._step_s)
         ask = self._sides.ask(pair.order[0], self._step_s, WINDOW_S)
         return ask if num == fitting else replace(ask, num_steps=num, limit_s=2 * num * self._step_s)
 
-    def _charge(self, pair: Pair) -> None:
+    def _charge(self, pair: Pair[Window]) -> None:
         """What the pair's window on the other side has cost; where it was the faster one, nothing."""
-        own, window = pair.windows.get(self.engaged), pair.windows.get(not self.engaged)
+        own, window = pair.readings.get(self.engaged), pair.readings.get(not self.engaged)
         if pair.step_s is None or own is None or window is None:
             return
         other_s = usual_step_s(window)  # an evaluation that was not recognised is made in any case

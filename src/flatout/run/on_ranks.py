@@ -1,53 +1,58 @@
-"""On how many ranks is a run to go, on which devices? What was typed, and what the plan says.
+"""On how many ranks is a run to go, on which devices? What was typed, and what the levers say.
 
-In: terms, a plan. Out: terms, or an error before anything is started.
+In: terms, levers. Out: terms, or an error before anything is started.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from flatout.errors import RecordError, UsageError
 from flatout.records.ceilings import Machine
-from flatout.records.plan import Plan
+from flatout.records.plan import Lever, ranks_of
 from flatout.records.ranks import Terms
+from flatout.run.choice import Engagement
 from flatout.run.rank_start import crowding, devices_for
 
 
 def decided(
-    asked: Terms | None, plan: Plan | None, named: Path | None, hang_timeout_s: float, say: Callable[[str], None]
-) -> Terms | None:
-    """The ranks that were typed, else the plan's; None for one process.
+    asked: Terms | None, chosen: Engagement, registry: Mapping[str, Lever], named: Path | None, hang_timeout_s: float,
+    say: Callable[[str], None],
+) -> Terms | None:  # fmt: skip
+    """The ranks that were typed, else those of the levers; None for one process.
 
     Args:
-        asked: What was typed; None where nothing was.
-        plan: The plan that is engaged.
-        named: Its file, where that was typed: then both have to say the same.
-        hang_timeout_s: For the plan's ranks.
+        asked: What was typed with `--ranks`; None where nothing was.
+        chosen: What is engaged, one lever of which may divide the training.
+        registry: All levers by name.
+        named: The plan's file, where that was typed: then both have to say the same.
+        hang_timeout_s: For ranks that were not typed.
         say: Told what the plan says of it, where it decides or is overruled.
 
     Raises:
         RecordError: A plan was named that is for another number of ranks.
     """
-    planned = plan.ranks if plan is not None else None
+    planned = ranks_of(chosen.levers, registry)
+    if planned is None:
+        return asked if asked is not None and asked.num_ranks > 1 else None
+    num, mode = planned
+    who = "the plan says" if chosen.plan is not None else "you said"
     if asked is None:
-        if planned is None:
-            return None
-        say(f"{planned.num} ranks, {planned.mode}, as the plan says: {planned.ratio:.2g}x expected of them")
-        return Terms(num_ranks=planned.num, mode=planned.mode, hang_timeout_s=hang_timeout_s)
-    if planned is not None and planned.num != asked.num_ranks:
+        say(f"{num} ranks, {mode}, as {who}")
+        return Terms(num_ranks=num, mode=mode, hang_timeout_s=hang_timeout_s) if num > 1 else None
+    if num != asked.num_ranks:
         if named is not None:
             raise RecordError(
-                f"`{named}` is for {planned.num} ranks, not for `--ranks {asked.num_ranks}`",
-                cause=f"{planned.ratio:.2g}x, and that it trains the same, were measured on {planned.num} ranks",
+                f"`{named}` is for {num} ranks, not for `--ranks {asked.num_ranks}`",
+                cause=f"what it expects, and that it trains the same, were measured on {num} ranks",
                 hint=f"leave out `--ranks`, or `flatout tune --ranks {max(asked.num_ranks, 2)}` makes another plan",
             )
-        say(f"on {_ranks(asked.num_ranks)}, as you said: the plan is for {planned.num}")
-    elif planned is not None and asked.mode == "auto":
-        asked = replace(asked, mode=planned.mode)
+        say(f"on {_ranks(asked.num_ranks)}, as you said: the plan is for {num}")
+    elif asked.mode == "auto":
+        asked = replace(asked, mode=mode)
     return asked if asked.num_ranks > 1 else None
 
 

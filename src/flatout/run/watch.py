@@ -13,7 +13,7 @@ from flatout.records.plan import Lever
 from flatout.records.trace import Levers, Window
 from flatout.run.check import Check
 from flatout.run.guard import Alarm, Decision, Guard
-from flatout.run.pairs_in_run import Answer, Ask, Sides
+from flatout.run.windows_of_run import Answer, Ask, Sides
 
 Learner = Callable[[Facts], Generator[Ask, Answer, Any]]
 """Makes somebody who tries levers on the run, and returns what came of it, with the best set as `levers`."""
@@ -122,11 +122,12 @@ class Watch:
 
     def _note_check(self, check: Check) -> None:
         """What the check has come to; when it is over, the guard takes its place."""
-        self.plan_s, self.plain_s, self.num_busy = check.plan_s, check.plain_s, check.num_busy
+        self.plan_s, self.plain_s = check.pairs.candidate_s, check.pairs.baseline_s
+        self.num_busy = check.pairs.num_busy
         if not check.over:
             return
         self.released = check.released
-        gaps = [plain_s - plan_s for plain_s, plan_s in zip(check.plain_s, check.plan_s, strict=True)]
+        gaps = [plain_s - plan_s for plain_s, plan_s in zip(self.plain_s, self.plan_s, strict=True)]
         gap_s = sum(gaps) / len(gaps) * (-1 if check.released else 1) if gaps else None
         self._check = None
         self._guard = Guard(

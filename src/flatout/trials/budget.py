@@ -15,8 +15,8 @@ WHY_DEFAULTS_S: Defaults = ((0.0, 60.0),)
 MOST_DEFAULT_S = 600.0
 """Very slow steps get as much as the least of it takes, up to this."""
 
-WRITE_UP_S = 4.0
-"""What starting the command and writing its report take."""
+WRITE_UP_S = 12.0
+"""What starting the command, the looks after the search and writing the report take."""
 
 
 class Budget:

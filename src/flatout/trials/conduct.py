@@ -1,40 +1,40 @@
 """What does `tune` do, in order, and what does `why`? Baseline, anatomy, counterfactuals, trials, choice, proof.
 
-In: a script and how far to go. Out: a `Result`. The order of work is here; measuring is in `bench` and `pairs`,
+In: a script and how far to go. Out: a `Result`. The order of work is here; measuring is in `windows` and `starts`,
 choosing in `flatout.trials.search.strategy`, judging in `stats`, `agreement` and `diagnosis`.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from flatout.errors import Inconclusive, ScriptError
 from flatout.frameworks import kind
-from flatout.judge import agreement, stats
+from flatout.judge import agreement, paired, stats
 from flatout.judge.anatomy import Anatomy, dissect
 from flatout.judge.looks import Looks
+from flatout.judge.paired import SCREENING, Extent, Pairs
 from flatout.judge.result import Result, Untried
-from flatout.records.ceilings import Ceilings, Machine
-from flatout.records.plan import Candidate, Trial, allows
+from flatout.records.ceilings import Machine
+from flatout.records.plan import Candidate, Trial, allows, ranks_of
 from flatout.records.trace import Agreement, Levers
 from flatout.run.script import Script
-from flatout.trials import conclude
-from flatout.trials import pairs as pairing
+from flatout.trials import conclude, windows
 from flatout.trials.bench import Bench
 from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget
 from flatout.trials.compiling import compiling_s
 from flatout.trials.ends import CandidateFailed
 from flatout.trials.joules import Joules
-from flatout.trials.pairs import SCREENING, Extent, Pairs
 from flatout.trials.plain import Plain
+from flatout.trials.samples_of_runs import Setting
 from flatout.trials.search import strategy
-from flatout.trials.search.space import WORTH_TRYING, Choice, Space, begun_with, checks_of, space_of, widest_class
-from flatout.trials.terms import Terms
+from flatout.trials.search.space import WORTH_TRYING, Space, begun_with, checks_of, space_of, widest_class
+from flatout.trials.starts import Starts
+from flatout.trials.terms import Goal, Show
 
 NOISE_PAIRS = stats.RANKED_PAIRS
 SCREEN_PAIRS = SCREENING.at[-1]
@@ -69,38 +69,12 @@ replays; for `tune` also one candidate, its agreement, and the best measured aga
 FIRST_STEPS = 2.0
 """The first steps may take so many times as long as those that come later."""
 
+LOOK_CLOSER_S = 8.0
+"""After the search windows that only the report needs are opened for so long at most; each kind once at the least."""
+
+STOPPED = "you stopped it"
+
 FREE_DATA_STEPS = 2 * stats.MIN_PAIRS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """How far to go.
-
-    Attributes:
-        budget_s: Aimed wall time; None for a default that suits the steps, see `flatout.trials.budget`.
-        choice: Which levers.
-        terms: How the script may be run.
-        run_steps: Steps of the run that is tuned for; None where that is not known.
-        exactly: Try this one set and nothing else (a plan that is checked again).
-        launcher: The command that starts ranks of the script; empty for one process.
-    """
-
-    exactly: Levers | None = None
-    launcher: tuple[str, ...] = ()
-    run_steps: int | None = None
-    budget_s: float | None = None
-    choice: Choice = field(default_factory=Choice)
-    terms: Terms = field(default_factory=Terms)
-
-
-@dataclass(slots=True, kw_only=True)
-class Show:
-    """Who is told what is going on; the terminal's progress, or nobody."""
-
-    stage: Callable[[str, float], None] = lambda text, share: None
-    trial: Callable[[Trial], None] = lambda trial: None
-    tick: Callable[[], None] = lambda: None
-    remark: Callable[[str], None] = lambda text: None
 
 
 class Conduct:
@@ -125,7 +99,6 @@ class Conduct:
         self.bench = Bench(script, run_folder, self.levers, goal.terms)
         self.bench.on_wait = show.tick
         self.bench.cores_quota = machine.cores_quota
-        self.measure_ceilings: Callable[[], Ceilings | None] = lambda: None
         short = command == "why" or goal.exactly is not None
         self.budget = Budget(goal.budget_s, WHY_DEFAULTS_S if short else TUNE_DEFAULTS_S)
         self.bench.deadline_s = self.budget.deadline_s()
@@ -144,6 +117,8 @@ class Conduct:
         self.tuned_anatomy: Anatomy | None = None
         self.final: Trial | None = None
         self.joules = Joules(self.bench)
+        setting = Setting(script=script, registry=self.levers, run_folder=run_folder, terms=goal.terms, machine=machine)
+        self.starts = Starts(setting, self._stage, show.tick)
         self.plain = Plain(self.bench, self.budget, machine, self.joules, run_folder, self._stage)
 
     @property
@@ -166,6 +141,8 @@ class Conduct:
         size = self.bench.size
         by_epoch = any(self.levers[name].toggles == "epoch" for name in levers)
         skip_steps = size.loader_skip_steps if by_epoch else size.skip_steps
+        if self._starts_anew(levers):
+            return self.starts.pair_s(levers, self.bench.step_guess_s)
         pair_s = 2 * (size.num_steps + skip_steps) * self.bench.step_guess_s
         if self._apart(levers):
             pair_s += 2 * (self.bench.start_s or 3.0) + 2 * self._process_steps() * self.bench.step_guess_s
@@ -186,23 +163,32 @@ class Conduct:
     def run(self) -> Result:
         """All of it. Ctrl-C ends the trying and keeps what was learned; before there is anything, it ends all."""
         self.observe()
-        if self.command == "tune":
-            try:
-                self.try_all()
-            except KeyboardInterrupt:
-                if self.goal.exactly is not None:  # nothing of it is kept, and who asked for it waits no more
-                    raise
-                self.stopped = "you stopped it"
-            except (ScriptError, Inconclusive) as problem:
-                self._keep_what_is_known(problem)
-            try:
-                self.prove()
-            except KeyboardInterrupt:
-                self.stopped, self.short_budget_s = "you stopped it before the best could be measured again", None
-            except (ScriptError, Inconclusive) as problem:
-                self._keep_what_is_known(problem)
+        if self.command == "why":
+            self.plain.look_closer(self.budget.deadline_s(0.7))
+        else:
+            self._search()
         self._stage("done")
         return conclude.result_of(self)
+
+    def _search(self) -> None:
+        """Try what may help, measure the best again, and look at what changes nothing of that."""
+        try:
+            self.try_all()
+        except KeyboardInterrupt:
+            if self.goal.exactly is not None:  # nothing of it is kept, and who asked for it waits no more
+                raise
+            self.stopped = STOPPED
+        except (ScriptError, Inconclusive) as problem:
+            self._keep_what_is_known(problem)
+        try:
+            self.prove()
+            if self.goal.exactly is None and self.stopped != STOPPED:
+                self.plain.look_closer(time.perf_counter() + LOOK_CLOSER_S)
+        except KeyboardInterrupt:
+            if self.final is None:
+                self.stopped, self.short_budget_s = "you stopped it before the best could be measured again", None
+        except (ScriptError, Inconclusive) as problem:
+            self._keep_what_is_known(problem)
 
     def _keep_what_is_known(self, problem: ScriptError | Inconclusive) -> None:
         """The plain script cannot be measured any more: what was measured before is not lost with that.
@@ -222,8 +208,6 @@ class Conduct:
         self.bench.start()  # before the ceilings: a script that fails should not cost ten seconds first
         assert self.bench.facts is not None
         self._fit_budget(self.bench.facts.warm_up_step_s, patience=FIRST_STEPS)
-        self._stage("this machine's ceilings")
-        self.plain.ceilings = self.measure_ceilings()
         self._stage("warming up")
         self.bench.settle()
         self._fit_budget(self.bench.step_guess_s)
@@ -375,7 +359,7 @@ class Conduct:
         if measured.missing:
             name, why = next(iter(measured.missing.items()))
             return replace(trial, outcome="failed", reason=f"{name} took no effect: {why}")
-        if (trial.ratio or 0.0) <= 1.0:
+        if judgement is None and (trial.ratio or 0.0) <= 1.0:
             return trial
         return self._with_agreement(trial, judgement, begun_s)
 
@@ -386,6 +370,9 @@ class Conduct:
         here: workers that draw other random numbers are statistical, which `--accept` may or may not admit.
         """
         checks = self._checks(candidate.levers)
+        if self._starts_anew(candidate.levers):
+            self.bench.end()
+            return self.starts.judge(candidate.levers, class_, self.goal.choice.accept)
         if "batches" not in checks:
             return None, class_
         point = self.bench.agreement(candidate.levers, ("batches",))
@@ -401,81 +388,40 @@ class Conduct:
 
     def _measure(self, candidate: Candidate) -> Pairs:
         to_beat = strategy.to_beat(candidate.levers, self.levers, self.trials)
-        if self._apart(candidate.levers):
-            return self._measure_processes(candidate, PROCESS_PAIRS, to_beat)
         deadline_s = self.budget.deadline_s() - max(self._reserve_s(), self._room_s)
+        if self._starts_anew(candidate.levers):
+            return self._in_starts(candidate, Extent(looks=SCREENING, enough="known", deadline_s=deadline_s,
+                                                     min_pairs=stats.MIN_PAIRS, to_beat=to_beat))  # fmt: skip
+        if self._apart(candidate.levers):
+            extent = Extent(
+                looks=Looks.once(PROCESS_PAIRS), enough="known", deadline_s=self.budget.deadline_s(), to_beat=to_beat
+            )
+            return self._in_processes(candidate, extent)
         num_pairs = self._affordable(SCREEN_PAIRS, SCREEN_SHARE, candidate.levers)
         looks = Looks.alike(SCREENING.at[0], num_pairs)
-        extent = Extent(looks=looks, enough="known", purpose="trial", deadline_s=deadline_s, to_beat=to_beat)
-        return pairing.measure(self.bench, candidate.levers, extent)
+        extent = Extent(looks=looks, enough="known", deadline_s=deadline_s, to_beat=to_beat)
+        return windows.measure(self.bench, candidate.levers, extent, purpose="trial")
 
-    def _measure_processes(
-        self, candidate: Candidate, num_pairs: int, to_beat: float = 1.0, min_pairs: int = 1
-    ) -> Pairs:
-        """Alternate processes: each pair is one child with the process levers and one without.
+    def _in_processes(self, candidate: Candidate, extent: Extent) -> Pairs:
+        """Each pair is one process with the levers that need one, and one without."""
+        apart, inside = self._apart(candidate.levers), self._togglable(candidate.levers)
+        extent = replace(extent, patience_s=OVERTIME * self.budget.total_s)
+        return windows.measure_processes(self.bench, apart, inside, extent, self._process_steps())
 
-        `min_pairs` of them are measured even when the budget is spent, half as long again at the most.
-        """
-        patience_s = OVERTIME * self.budget.total_s
-        apart = self._apart(candidate.levers)
-        inside = self._togglable(candidate.levers)
-        found = Pairs(noise=self.bench.noise)
-        num_steps = self._process_steps()
-        for _ in range(2 * num_pairs):
-            over_s = time.perf_counter() - self.budget.deadline_s()
-            late = bool(found.baseline_s) and over_s > (patience_s if len(found.baseline_s) < min_pairs else 0.0)
-            hopeless = pairing.is_hopeless(found, to_beat)
-            found.given_up = pairing.not_pursued(to_beat) if hopeless else ""
-            if len(found.baseline_s) >= num_pairs or late or hopeless:
-                break
-            sides: list[tuple[Levers, Levers]] = [({}, {}), (apart, inside)]
-            candidate_first = self.bench.lots.random() < 0.5
-            windows = {}
-            for index in (1, 0) if candidate_first else (0, 1):
-                process, levers = sides[index]
-                self.bench.start(process)
-                self.bench.window(levers, purpose="warm-up", skip=self.bench.size.loader_skip_steps)
-                purpose = "trial" if index else "baseline"
-                windows[index] = self.bench.window(levers, purpose=purpose, num_steps=num_steps)
-                if index:
-                    found.evidence.update(self.bench.last_evidence)
-            pairing.note(found, windows[0], windows[1], candidate_first=candidate_first)
-        self.bench.start()
-        return found
+    def _in_starts(self, candidate: Candidate, extent: Extent) -> Pairs:
+        """Each pair is one start on ranks, and one as a single process; nothing else of ours computes meanwhile."""
+        self.bench.end()
+        return self.starts.measure(candidate.levers, extent)
+
+    def _starts_anew(self, levers: Levers) -> bool:
+        """Whether a set runs on ranks, which are started whole each time."""
+        return ranks_of(levers, self.levers) is not None
 
     def _trial_of(self, candidate: Candidate, class_: str, measured: Pairs, begun_s: float) -> Trial:
-        compared = measured.compare()
-        ratio, low, high = compared.ratio, compared.low, compared.high
-        reason = compared.reason if compared.verdict == "inconclusive" else ""
-        if not math.isfinite(ratio) and measured.baseline_s:
-            ratios = measured.ratios
-            ratio, low, high = stats.summarize(ratios).median, min(ratios), max(ratios)
-            reason = measured.given_up or reason
-        known = math.isfinite(ratio)
-        if measured.num_busy and not known:
-            reason = "other processes used the CPU in every window"
-        return Trial(
-            levers=candidate.levers,
-            outcome=compared.verdict,
-            reason=reason,
-            ratio=ratio if known else None,
-            ratio_low=low if known else None,
-            ratio_high=high if known else None,
-            num_pairs=len(measured.baseline_s),
-            num_discarded=measured.num_discarded,
-            class_=class_,
-            took_s=time.perf_counter() - begun_s,
-            engage_s=measured.engage_s,
-            peak_memory_bytes=measured.peak_memory_bytes,
-            baseline_peak_memory_bytes=measured.baseline_peak_memory_bytes,
-            baseline_step_s=tuple(measured.baseline_s),
-            candidate_step_s=tuple(measured.candidate_s),
-            candidate_first=tuple(measured.candidate_first),
-            share=measured.share,
-            noise=measured.noise,
-            evidence=measured.evidence,
-            **self.joules.beside(candidate.levers, begun_s),
-        )
+        trial = paired.trial_of(measured, candidate.levers, class_, time.perf_counter() - begun_s)
+        if self._starts_anew(candidate.levers):
+            return trial
+        return replace(trial, **self.joules.beside(candidate.levers, begun_s))
 
     def _with_agreement(self, trial: Trial, judged: agreement.Judgement | None, begun_s: float) -> Trial:
         judging_begun_s = time.perf_counter()
@@ -490,6 +436,8 @@ class Conduct:
 
     def judge(self, levers: Levers, class_: str) -> agreement.Judgement:
         """Whether the numbers under the levers are those of plain, as far as their class allows."""
+        if self._starts_anew(levers):
+            return self.starts.judge(levers, class_, self.goal.choice.accept)[0]
         checks = self._checks(levers)
         if class_ == "statistical":  # the batches were admitted as other ones; the arithmetic must still agree
             class_ = widest_class(levers, self.levers)
@@ -546,23 +494,28 @@ class Conduct:
         begun_s = time.perf_counter()
         candidate = Candidate(levers=best.levers)
         try:
-            if self._apart(best.levers):
-                most = self._affordable(stats.RANKED_PAIRS, FINAL_SHARE, best.levers)
-                measured = self._measure_processes(candidate, most, min_pairs=stats.MIN_PAIRS)
+            most = self._affordable(stats.RANKED_PAIRS, FINAL_SHARE, best.levers)
+            again = Extent(
+                looks=Looks.once(most), enough="all", deadline_s=self.budget.deadline_s(), min_pairs=stats.MIN_PAIRS
+            )
+            if self._starts_anew(best.levers):
+                measured = self._in_starts(candidate, again)
+            elif self._apart(best.levers):
+                measured = self._in_processes(candidate, again)
             else:
                 leave_s += self._pair_s(best.levers)  # its anatomy comes afterwards
                 extent = Extent(
                     looks=Looks.alike(self._num_final_pairs(best.levers), MOST_FINAL_PAIRS),
                     enough="clear",
-                    purpose="winner",
                     deadline_s=self.budget.deadline_s() - leave_s,
                     min_pairs=FEWEST_FINAL_PAIRS,
                 )
-                measured = pairing.measure(self.bench, best.levers, extent)
+                measured = windows.measure(self.bench, best.levers, extent, purpose="winner")
                 self.joules.weigh(best.levers)
             trial = replace(self._trial_of(candidate, best.class_, measured, begun_s), remeasured=True)
             trial = self._with_agreement(trial, None, begun_s)
-            self._take_apart_winner(best.levers)
+            if not self._starts_anew(best.levers):
+                self._take_apart_winner(best.levers)
         except CandidateFailed as failed:
             trial = replace(best, outcome="failed", reason=f"when measured again: {failed}", remeasured=True)
         self.show.trial(trial)

@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 
 from flatout.errors import Inconclusive, ScriptError
-from flatout.judge import stats
-from flatout.judge.agreement import Judgement
+from flatout.judge import paired, stats
+from flatout.judge.paired import SCREENING, Extent
 from flatout.judge.result import Launched, Result, Verdict
 from flatout.records.plan import Outcome, Trial
-from flatout.trials import conclude, judged_runs
-from flatout.trials import pairs as pairing
-from flatout.trials.conduct import Conduct, Goal, Show
-from flatout.trials.ends import launcher_failed
-from flatout.trials.pairs import SCREENING, Extent, Pairs
-from flatout.trials.rank_conduct import COMPARED_STEPS, timed_steps
-from flatout.trials.samples_of_runs import FEWEST_STEPS, Sample, Setting, Wanted, take
+from flatout.trials import conclude
+from flatout.trials.conduct import Conduct
+from flatout.trials.ends import CandidateFailed
+from flatout.trials.samples_of_runs import Sample, Setting
+from flatout.trials.starts import Starts
+from flatout.trials.terms import Goal, Show
 
 ALONE: Mapping[str, str] = {
     "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "ROLE_RANK": "0",
@@ -41,8 +39,6 @@ OF_THE_WORLD = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
 SEARCH_SHARE = 0.6
 """Of a budget that was asked for, what the search in one rank may take; the rest is for all ranks."""
 
-STATISTICAL = "other random numbers are drawn, so that what was trained is not compared: it was on one rank"
-
 
 class LaunchedRanks:
     """One launcher's command under measurement.
@@ -55,13 +51,12 @@ class LaunchedRanks:
 
     def __init__(self, words: tuple[str, ...], setting: Setting, show: Show) -> None:
         self._words, self._setting, self._show = words, setting, show
-        self._num_runs, self._num_compared = 0, COMPARED_STEPS
+        self._starts = Starts(setting, lambda text: show.stage(text, self._share), show.tick, words)
+        self._share = 0.0
         self._begun_s = time.perf_counter()
         self._asked_s: float | None = None
-        self._lots = random.Random(0)
         self._plain: Sample
         self._conduct: Conduct
-        self._nudged: Sample
 
     # -- one rank alone ------------------------------------------------------------------------------------------
 
@@ -73,23 +68,11 @@ class LaunchedRanks:
             Inconclusive: They make too few steps.
         """
         self._asked_s = goal.budget_s
-        self._show.stage(f"ranks as `{self._words[0]}` starts them", 0.0)
-        wanted = self._wanted(self._num_compared, keeps=True)
-        plain = self._take(wanted)
-        if plain.ended and plain.num_steps >= 2 * FEWEST_STEPS:  # a short script: all that it has
-            plain.forget()
-            self._num_compared = plain.num_steps
-            wanted = replace(wanted, num_steps=self._num_compared)
-            plain = replace(self._take(wanted), ended=True)
-        self._require(plain)
-        self._require_world(plain)
-        self._show.stage("how far rounding alone moves what they train", 0.0)
-        nudged = self._take(replace(wanted, nudged=True, step_guess_s=plain.median_step_s))
-        self._require(nudged)
-        self._plain, self._nudged = plain, nudged
+        self._plain = self._starts.plain()
+        self._require_world(self._plain)
         choice = replace(goal.choice, ruled_out={**goal.choice.ruled_out, **self._ruled_out()})
         left_s = goal.budget_s and max(SEARCH_SHARE * goal.budget_s - (time.perf_counter() - self._begun_s), 1.0)
-        terms = replace(goal.terms, environment=alone(plain.environment()))
+        terms = replace(goal.terms, environment=alone(self._plain.environment()))
         return replace(goal, choice=choice, terms=terms, budget_s=left_s)
 
     def alone(self, conduct: Conduct) -> Result:
@@ -151,7 +134,8 @@ class LaunchedRanks:
         tuned_step_s = step_s / won.ratio if won is not None and won.ratio else step_s
         saved_s = step_s - tuned_step_s
         result = replace(
-            found, typed=typed, launched=Launched(num_ranks=self._num_ranks, alone=best, num_runs=self._num_runs),
+            found, typed=typed,
+            launched=Launched(num_ranks=self._num_ranks, alone=best, num_runs=self._starts.num_runs),
             remeasured=trial, verdict=_verdict(trial), plan=None, baseline_steps_per_s=1 / step_s,
             baseline_spread_fraction=stats.summarize(baseline).spread_fraction, baseline_window_step_s=tuple(baseline),
             tuned_steps_per_s=1 / tuned_step_s, tuning_s=self._spent_s,
@@ -173,83 +157,36 @@ class LaunchedRanks:
         """The trial of all ranks, and why its timing ended early."""
         begun_s = time.perf_counter()
         label = f"{alone.label} on {self._num_ranks} ranks"
-        self._show.stage(f"what {label} train", 0.9)
-        pairs, extent, stopped = Pairs(), Extent(looks=SCREENING, enough="clear", purpose="ranks", deadline_s=0), ""
+        self._share = 0.9
+        self._show.stage(f"what {label} train", self._share)
+        deadline_s = math.inf if self._asked_s is None else self._begun_s + self._asked_s
+        extent = Extent(looks=SCREENING, enough="clear", deadline_s=deadline_s, min_pairs=stats.MIN_PAIRS)
         try:
-            sample = self._take(replace(self._wanted(self._num_compared, keeps=True), levers=alone.levers))
-            if sample.problem is not None:
-                return _without_ratio(alone, "failed", sample.problem.cause, begun_s), ""
-            judged = self._judged(sample, alone.class_)
+            judged, _ = self._starts.judge(alone.levers, alone.class_, alone.class_)
             if judged.verdict != "agrees":
                 outcome: Outcome = "disagrees" if judged.verdict == "disagrees" else "inconclusive"
                 return replace(
                     _without_ratio(alone, outcome, judged.detail, begun_s),
                     agreement=judged.verdict, agreement_detail=judged.detail,
                 ), ""  # fmt: skip
-            while not pairing.is_done(pairs, extent) and not stopped:
-                self._show.stage(f"{label}: pair {len(pairs.baseline_s) + 1}", 0.95)
-                self._pair(pairs, alone)
-                enough = len(pairs.baseline_s) >= stats.MIN_PAIRS
-                if enough and self._asked_s is not None and self._spent_s > self._asked_s:
-                    stopped = f"the budget of {self._asked_s:.0f} s was over"
+            self._show.stage(f"{label} beside plain ones", 0.95)
+            pairs = self._starts.measure(alone.levers, extent)
         except KeyboardInterrupt:
             stopped = "you stopped it"
-        except ScriptError as problem:
-            return _without_ratio(alone, "failed", problem.cause, begun_s), ""
-        if not pairs.baseline_s:
             return _without_ratio(alone, "inconclusive", f"not timed on all ranks: {stopped}", begun_s), stopped
-        return _timed(alone, pairs, judged, begun_s), stopped
-
-    def _pair(self, pairs: Pairs, alone: Trial) -> None:
-        """Plain ranks and ranks under the levers, in an order drawn by lot."""
-        step_s = self._plain.median_step_s
-        num_steps = timed_steps(step_s, self._plain.num_steps if self._plain.ended else None)
-        candidate_first = self._lots.random() < 0.5
-        found: dict[bool, float] = {}
-        for under in (True, False) if candidate_first else (False, True):
-            wanted = replace(self._wanted(num_steps), step_guess_s=step_s, levers=alone.levers if under else {})
-            sample = self._take(wanted)
-            sample.forget()
-            if not sample.is_timed:
-                raise ScriptError(
-                    "ranks did not make their steps", hint="",
-                    cause=sample.problem.cause if sample.problem is not None else f"{len(sample.step_s)} were seen",
-                )  # fmt: skip
-            found[under] = sample.median_step_s
-        pairs.baseline_s.append(found[False])
-        pairs.candidate_s.append(found[True])
-        pairs.candidate_first.append(candidate_first)
-
-    def _judged(self, sample: Sample, class_: str) -> Judgement:
-        told = judged_runs.compared(self._plain, self._nudged, sample, class_)
-        if told.random_states_equal:
-            return told.judgement
-        if class_ == "statistical":
-            return Judgement(verdict="agrees", detail=STATISTICAL)
-        return Judgement(verdict="disagrees", detail="random generators end elsewhere than on plain ranks")
+        except (CandidateFailed, ScriptError) as problem:
+            return _without_ratio(alone, "failed", str(problem), begun_s), ""
+        trial = paired.trial_of(pairs, alone.levers, alone.class_, time.perf_counter() - begun_s)
+        return replace(
+            trial, remeasured=True, agreement=judged.verdict, agreement_detail=judged.detail,
+            evidence={**alone.evidence, **pairs.evidence},
+        ), pairs.given_up  # fmt: skip
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
     @property
     def _spent_s(self) -> float:
         return time.perf_counter() - self._begun_s
-
-    def _wanted(self, num_steps: int, *, keeps: bool = False) -> Wanted:
-        return Wanted(num_steps=num_steps, keeps=keeps, launcher=self._words)
-
-    def _take(self, wanted: Wanted) -> Sample:
-        self._num_runs += 1
-        return take(self._setting, wanted, self._num_runs, self._show.tick)
-
-    def _require(self, sample: Sample) -> None:
-        command = shlex.join(self._words)
-        if sample.problem is not None and not sample.ended:
-            raise launcher_failed(self._words, sample.problem)
-        if len(sample.step_s) < FEWEST_STEPS:
-            raise Inconclusive(
-                f"the ranks of `{command}` make too few training steps",
-                cause=f"{len(sample.step_s)} settled ones were seen", hint="give it more epochs for `tune`",
-            )  # fmt: skip
 
     def _require_world(self, plain: Sample) -> None:
         """Ranks must be told of their world by the environment: else one of them cannot be run alone."""
@@ -285,19 +222,6 @@ _OURS = ("PYTHONHASHSEED", "_")
 def _without_ratio(alone: Trial, outcome: Outcome, reason: str, begun_s: float) -> Trial:
     return Trial(
         levers=alone.levers, outcome=outcome, reason=reason, class_=alone.class_, remeasured=True,
-        took_s=time.perf_counter() - begun_s,
-    )  # fmt: skip
-
-
-def _timed(alone: Trial, pairs: Pairs, judged: Judgement, begun_s: float) -> Trial:
-    compared = pairs.compare()
-    ratio, low, high = pairs.ratio()
-    return Trial(
-        levers=alone.levers, outcome=compared.verdict, reason=compared.reason, class_=alone.class_, remeasured=True,
-        ratio=ratio, ratio_low=low, ratio_high=high, num_pairs=len(pairs.ratios),
-        agreement=judged.verdict, agreement_detail=judged.detail,
-        baseline_step_s=tuple(pairs.baseline_s), candidate_step_s=tuple(pairs.candidate_s),
-        candidate_first=tuple(pairs.candidate_first), share=pairs.share, evidence=alone.evidence,
         took_s=time.perf_counter() - begun_s,
     )  # fmt: skip
 

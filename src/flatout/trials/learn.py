@@ -8,7 +8,6 @@ meanwhile would have taken under the best set so far.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,19 +16,19 @@ from typing import Literal
 
 from flatout import __version__
 from flatout.errors import Inconclusive
-from flatout.judge import agreement, stats
+from flatout.judge import agreement, paired, stats
 from flatout.judge.anatomy import Account, dissect
 from flatout.judge.causes import WORTHWHILE
 from flatout.judge.diagnosis import NOT_CONCLUDED, Diagnosis
+from flatout.judge.paired import SCREENING, Extent, Pairs
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
 from flatout.records.plan import PLAN_FORMAT, Candidate, Lever, Plan, Trial
 from flatout.records.trace import FOREIGN_LIMIT, Agreement, Levers, Window
 from flatout.run.choice import Here
 from flatout.run.outcome import Outcome
-from flatout.run.pairs_in_run import Answer, Ask
+from flatout.run.windows_of_run import Answer, Ask
 from flatout.trials.compiling import compiling_s
-from flatout.trials.pairs import SCREENING, STRETCH, Extent, Pairs, is_done, note
 from flatout.trials.search import strategy
 from flatout.trials.search.space import Choice, Space, checks_of, space_of, widest_class
 from flatout.trials.window_size import Size, size_for
@@ -141,7 +140,7 @@ class Learning:
     _busy: bool = False
     _num_waits: int = 0
     _waited_s: float = 0.0
-    _draw: random.Random = field(default_factory=lambda: random.Random(0))
+    _lots: random.Random = field(default_factory=lambda: random.Random(0))
 
     def asking(self) -> Asking:
         """Try what may help, until nothing is left or trying has cost what it may."""
@@ -220,7 +219,7 @@ class Learning:
         problem = yield from self._measure(candidate.levers, pairs)
         if problem:
             return Trial(levers=candidate.levers, outcome="failed", reason=problem, class_=class_)
-        trial = self._trial_of(candidate, pairs, class_)
+        trial = paired.trial_of(pairs, candidate.levers, class_, 0.0)
         if pairs.missing:
             name, why = next(iter(pairs.missing.items()))
             trial = replace(trial, outcome="failed", reason=f"{name} took no effect: {why}")
@@ -231,52 +230,22 @@ class Learning:
     def _measure(self, levers: Levers, pairs: Pairs) -> Generator[Ask, Answer, str]:
         """Pairs of windows until the candidate is known well enough; why it failed, or an empty text."""
         to_beat = strategy.to_beat(levers, self.levers, self.trials)
-        extent = Extent(looks=SCREENING, enough="known", purpose="learn", deadline_s=math.inf, to_beat=to_beat)
-        for _ in range(2 * extent.looks.at[-1]):
-            if is_done(pairs, extent):
-                break
-            candidate_first = self._draw.random() < 0.5
-            size = self._size.stretched(self._draw.uniform(1 - STRETCH, 1 + STRETCH))
-            windows: dict[bool, Window | None] = {}
-            for side in (True, False) if candidate_first else (False, True):
-                answer = yield self._ask(levers if side else {}, size)
-                self._keep(answer)
-                if answer.failures:
-                    return answer.failures[0].message.partition("\n")[0] or answer.failures[0].error
-                windows[side] = answer.window
-                if side:
-                    pairs.evidence.update(answer.evidence)
-                    pairs.missing = {n: why for n, why in answer.missing.items() if n not in pairs.evidence}
-            plain, other = windows[False], windows[True]
-            if plain is not None and other is not None:
-                note(pairs, plain, other, candidate_first=candidate_first)
-            if len(pairs.baseline_s) > 1 and self._lost_s() > MOST_LOST_S:
-                break
-            yield from self._wait_for_quiet()
+        extent = Extent(looks=SCREENING, enough="known", most=2 * SCREENING.at[-1], to_beat=to_beat)
+        asked = paired.turns(pairs, extent, self._lots)
+        turn = next(asked, None)
+        while turn is not None:
+            answer = yield self._ask(levers if turn.candidate else {}, self._size.stretched(turn.stretch))
+            self._keep(answer)
+            if answer.failures:
+                return answer.failures[0].message.partition("\n")[0] or answer.failures[0].error
+            if turn.candidate:
+                pairs.saw(answer.evidence, answer.missing)
+            turn = paired.after(asked, answer.window)
+            if turn is not None and turn.opens:
+                if len(pairs.baseline_s) > 1 and self._lost_s() > MOST_LOST_S:
+                    break
+                yield from self._wait_for_quiet()
         return ""
-
-    def _trial_of(self, candidate: Candidate, pairs: Pairs, class_: str) -> Trial:
-        compared = pairs.compare()
-        ratios = pairs.ratios
-        ratio, low, high = compared.ratio, compared.low, compared.high
-        if not math.isfinite(ratio) and ratios:
-            ratio, low, high = stats.summarize(ratios).median, min(ratios), max(ratios)
-        known = math.isfinite(ratio)
-        return Trial(
-            levers=candidate.levers,
-            outcome=compared.verdict,
-            reason=pairs.given_up or compared.reason,
-            ratio=ratio if known else None,
-            ratio_low=low if known else None,
-            ratio_high=high if known else None,
-            num_pairs=len(ratios),
-            num_discarded=pairs.num_discarded,
-            class_=class_,
-            baseline_step_s=tuple(pairs.baseline_s),
-            candidate_step_s=tuple(pairs.candidate_s),
-            candidate_first=tuple(pairs.candidate_first),
-            evidence=pairs.evidence,
-        )
 
     def _judged(self, trial: Trial) -> Generator[Ask, Answer, Trial]:
         """Numbers of the run's own steps under the levers, beside plain; everything is put back afterwards."""

@@ -9,8 +9,8 @@ from flatout.machine.read import read_machine
 from flatout.run import folder
 from flatout.run.script import Script, check_source
 from flatout.trials.bench import opened
-from flatout.trials.conduct import Conduct, Goal, Show
-from flatout.trials.terms import Terms
+from flatout.trials.conduct import Conduct
+from flatout.trials.terms import Goal, Show, Terms
 from flatout.trials.tune import with_isolation
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from flatout.errors import Inconclusive
 from flatout.judge import stats
@@ -22,19 +21,19 @@ from flatout.judge.causes import WORTHWHILE
 from flatout.judge.diagnosis import Diagnosis, diagnose
 from flatout.judge.findings import Findings
 from flatout.judge.looks import Looks
+from flatout.judge.paired import SCREENING, Extent, Pairs, is_calm
 from flatout.judge.read_sites import ReadSites, judged
 from flatout.judge.stats import Comparison
 from flatout.records.as_json import to_json
 from flatout.records.ceilings import Ceilings, Machine
 from flatout.records.host_reads import HostReads
 from flatout.records.stacks import Stacks
-from flatout.records.trace import Levers, Window
-from flatout.trials import pairs as pairing
+from flatout.records.trace import Census, Levers, Scaling, Window
+from flatout.trials import windows
 from flatout.trials.bench import Bench
 from flatout.trials.budget import Budget
 from flatout.trials.ends import CandidateFailed
 from flatout.trials.joules import Joules
-from flatout.trials.pairs import SCREENING, Extent, calm
 
 MOST_WAIT_S = 120.0
 """How long to wait at most for other processes to leave the machine alone."""
@@ -73,13 +72,16 @@ class Plain:
         self.activity: Activity | None = None
         self.reads: ReadSites | None = None
         self.diagnosis: Diagnosis | None = None
-        self.census: Any = None
+        self.census: Census | None = None
+        self.measure_ceilings: Callable[[], Ceilings | None] = lambda: None
+        self._counterfactuals: Mapping[str, Comparison] = {}
+        self._until_s = budget.deadline_s()
 
     def observe(self, noise_pairs: int) -> None:
-        """Noise, anatomy, counterfactuals, samples, reads, census and diagnosis, in this order."""
+        """What decides what is worth trying: noise, anatomy, counterfactuals, and a first diagnosis made from them."""
         self._stage("plain against plain: how noisy is it here?")
         until_s = min(self.budget.deadline_s(0.2), time.perf_counter() + MOST_WAIT_S)
-        if not pairing.wait_for_quiet(self.bench, until_s, self._stage):
+        if not windows.wait_for_quiet(self.bench, until_s, self._stage):
             self.bench.warnings["other processes kept the machine busy: intervals are wide, windows were discarded"] = (
                 None
             )
@@ -88,19 +90,29 @@ class Plain:
         self._take_apart()
         if self.bench.facts is not None and self.bench.facts.loaders:
             self._stage("what if data were free?")
-        counterfactuals = self._counterfactuals()
+        self._counterfactuals = self._measure_counterfactuals()
+        self._diagnose(None, None)
+
+    def look_closer(self, until_s: float) -> None:
+        """What only the report needs: ceilings, samples, reads, census, and the diagnosis made from all of it.
+
+        Args:
+            until_s: `time.perf_counter` after which nothing is looked at twice.
+        """
+        self._until_s = until_s
+        self._stage("this machine's ceilings")
+        self.ceilings = self.measure_ceilings()
         self._stage("what does the script do meanwhile?")
         self.activity = self._sample()
         self._stage("where does it wait for values?")
         self.reads = self._note_reads()
         self._stage("counting operations")
-        self._diagnose(counterfactuals)
+        self.census = self.bench.census()
+        self._diagnose(self.census, self.bench.scaling())
 
     def _measure_noise(self, num_pairs: int) -> None:
-        extent = Extent(
-            looks=Looks.once(num_pairs), enough="all", purpose="baseline", deadline_s=self.budget.deadline_s(0.3)
-        )
-        measured = pairing.measure(self.bench, {}, extent)
+        extent = Extent(looks=Looks.once(num_pairs), enough="all", deadline_s=self.budget.deadline_s(0.3))
+        measured = windows.measure(self.bench, {}, extent, purpose="baseline")
         self.noise = measured.compare()
         self.bench.noise = stats.scatter(measured.baseline_s, measured.candidate_s)
         self.baseline = self._seen("baseline", "ends")
@@ -111,7 +123,7 @@ class Plain:
         num_calm = 0
         for _ in range(MOST_ANATOMY_WINDOWS):
             window = self.bench.window({}, purpose="anatomy", observe="phases", skip=self.bench.size.skip_steps)
-            num_calm += calm(window)
+            num_calm += is_calm(window)
             if num_calm == ANATOMY_WINDOWS or time.perf_counter() > self.budget.deadline_s(0.4):
                 break
         self.accounts["taken apart"] = self._account("anatomy", "phases")
@@ -120,7 +132,7 @@ class Plain:
     def _seen(self, purpose: str, observe: str) -> list[Window]:
         """The plain windows of a purpose that nothing disturbed; all of them where there are none."""
         seen = [w for _, w in self.bench.windows if w.purpose == purpose and w.observe == observe and not w.levers]
-        return [w for w in seen if calm(w)] or seen
+        return [w for w in seen if is_calm(w)] or seen
 
     def _account(self, purpose: str, observe: str) -> Account:
         """Whether the step that is looked at is the plain one; measured in turn where the two seem to differ.
@@ -129,7 +141,7 @@ class Plain:
         """
         plain, others = self.baseline, self._seen(purpose, observe)
         account = self._of(plain, others, observe)
-        sure = account.contradicts(WORTHWHILE) and all(calm(w) for w in (*plain, *others))
+        sure = account.contradicts(WORTHWHILE) and all(is_calm(w) for w in (*plain, *others))
         return account if sure or not account.seems_to_differ(WORTHWHILE) else self._in_turn(account, purpose, observe)
 
     @staticmethod
@@ -143,7 +155,7 @@ class Plain:
     def _in_turn(self, account: Account, purpose: str, observe: str) -> Account:
         sides: dict[str, list[float]] = {"ends": [], observe: []}
         for number in range(stats.RANKED_PAIRS):
-            if time.perf_counter() > self.budget.deadline_s(0.6 if number >= stats.MIN_PAIRS else 0.9):
+            if number >= stats.MIN_PAIRS and time.perf_counter() > min(self._until_s, self.budget.deadline_s(0.6)):
                 break
             order = [("baseline", "ends"), (purpose, observe)]
             for one, how in order if self.bench.lots.random() < 0.5 else order[::-1]:
@@ -162,7 +174,7 @@ class Plain:
         for _ in range(STACKS_WINDOWS):
             if (stacks := self._stacks({})) is not None:
                 seen.append(stacks)
-            if sum(s.num_samples for s in seen) >= STACKS_SAMPLES or time.perf_counter() > self.budget.deadline_s(0.7):
+            if sum(s.num_samples for s in seen) >= STACKS_SAMPLES or time.perf_counter() > self._until_s:
                 break
         facts = self.bench.facts
         if not seen or facts is None:
@@ -187,42 +199,42 @@ class Plain:
                 self.bench.window({}, purpose="reads", observe="reads", skip=self.bench.size.skip_steps)
             if (found := self.bench.last_reads) is not None:
                 seen.append(found)
-            if time.perf_counter() > self.budget.deadline_s(0.7):
+            if time.perf_counter() > self._until_s:
                 break
         return judged(seen)
 
-    def _counterfactuals(self) -> dict[str, Comparison]:
+    def _measure_counterfactuals(self) -> dict[str, Comparison]:
         facts = self.bench.facts
         assert facts is not None
         found = {}
         extent = Extent(
             looks=SCREENING,
             enough="clear",
-            purpose="counterfactual",
             deadline_s=self.budget.deadline_s(0.45),
             min_pairs=stats.MIN_PAIRS,  # without an interval it would be worth nothing
         )
         if facts.loaders:
-            found["free_data"] = pairing.measure(self.bench, {"free_data": {}}, extent).compare()
+            found["free_data"] = self._counterfactual({"free_data": {}}, extent).compare()
         for lever in self.bench.levers.values():
             for name, settings in lever.frees(facts, self.machine).items():
                 with contextlib.suppress(CandidateFailed):  # then it is not known what it would bring
-                    found[name] = pairing.measure(self.bench, {lever.name: settings}, extent).compare()
+                    found[name] = self._counterfactual({lever.name: settings}, extent).compare()
         return {name: c for name, c in found.items() if math.isfinite(c.ratio)}
 
-    def _diagnose(self, counterfactuals: Mapping[str, Comparison]) -> None:
+    def _counterfactual(self, levers: Levers, extent: Extent) -> Pairs:
+        return windows.measure(self.bench, levers, extent, purpose="counterfactual")
+
+    def _diagnose(self, census: Census | None, scaling: Scaling | None) -> None:
         assert self.bench.facts is not None and self.anatomy is not None
         shown = self._of(self.baseline, self._seen("anatomy", "phases"), "phases")
         if shown.is_open(WORTHWHILE):  # whatever was measured in turn: these are the two steps that are shown
             self.accounts["taken apart"] = shown
-        self.census = self.bench.census()
-        scaling = self.bench.scaling()
         findings = Findings(
             anatomy=self.anatomy,
             facts=self.bench.facts,
             num_cores=self.machine.num_cores,
-            counterfactuals=counterfactuals,
-            census=self.census,
+            counterfactuals=self._counterfactuals,
+            census=census,
             scaling=scaling,
             ceilings=self.ceilings,
             activity=self.activity,

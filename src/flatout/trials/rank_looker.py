@@ -10,9 +10,9 @@ from flatout.machine.read import read_machine
 from flatout.records.ranks import Terms as RankTerms
 from flatout.run import folder, isolation, launched, on_ranks
 from flatout.run.script import Script, check_source
-from flatout.trials.conduct import Goal, Show
 from flatout.trials.rank_looks import looked_at
 from flatout.trials.samples_of_runs import Setting, Wanted, cleared
+from flatout.trials.terms import Goal, Show
 
 
 def looked(script: Script, terms: RankTerms, goal: Goal, show: Show) -> RankAnatomy:

@@ -16,9 +16,9 @@ from flatout.judge import stats
 from flatout.judge.anatomy import Anatomy, dissect
 from flatout.judge.rank_steps import RankAnatomy
 from flatout.records.trace import Window
-from flatout.trials.conduct import Show
 from flatout.trials.ends import launcher_failed
 from flatout.trials.samples_of_runs import Sample, Setting, Wanted, take
+from flatout.trials.terms import Show
 
 LOOKED_AT_S = 10.0
 """Without a budget steps are looked at for about so long."""

@@ -1,11 +1,14 @@
-"""Under what terms may a script be run for measuring? Values that the user gives."""
+"""How far is a measurement to go, under what terms, and who is told? Values that the user gives."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from flatout.frameworks.contract import CAPTURE_BYTES
+from flatout.records.plan import Trial
+from flatout.records.trace import Levers
+from flatout.trials.search.space import Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,3 +28,34 @@ class Terms:
     capture_bytes: int = CAPTURE_BYTES
     store_memory_bytes: int | None = None
     environment: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """How far to go.
+
+    Attributes:
+        budget_s: Aimed wall time; None for a default that suits the steps, see `flatout.trials.budget`.
+        choice: Which levers.
+        terms: How the script may be run.
+        run_steps: Steps of the run that is tuned for; None where that is not known.
+        exactly: Try this one set and nothing else (a plan that is checked again).
+        launcher: The command that starts ranks of the script; empty for one process.
+    """
+
+    exactly: Levers | None = None
+    launcher: tuple[str, ...] = ()
+    run_steps: int | None = None
+    budget_s: float | None = None
+    choice: Choice = field(default_factory=Choice)
+    terms: Terms = field(default_factory=Terms)
+
+
+@dataclass(slots=True, kw_only=True)
+class Show:
+    """Who is told what is going on; the terminal's progress, or nobody."""
+
+    stage: Callable[[str, float], None] = lambda text, share: None
+    trial: Callable[[Trial], None] = lambda trial: None
+    tick: Callable[[], None] = lambda: None
+    remark: Callable[[str], None] = lambda text: None

@@ -18,15 +18,30 @@ from flatout.machine import calibrate
 from flatout.machine.read import read_machine
 from flatout.records import plan_file
 from flatout.records.ceilings import Ceilings, Machine
-from flatout.records.plan import CLASSES, ONLY_PROVED, PLAN_FILE, allows, input_levers, typed
+from flatout.records.plan import (
+    CLASSES,
+    ONLY_PROVED,
+    PLAN_FILE,
+    Plan,
+    allows,
+    input_levers,
+    of_one_process,
+    ranks_of,
+    typed,
+)
+from flatout.records.ranks import Terms as RankTerms
 from flatout.records.trace import Levers
-from flatout.run import folder, isolation
+from flatout.run import folder, isolation, on_ranks
 from flatout.run.script import Script, check_source
 from flatout.trials.bench import opened
-from flatout.trials.conduct import Conduct, Goal, Show
+from flatout.trials.conduct import Conduct
 from flatout.trials.launched_ranks import LaunchedRanks
 from flatout.trials.samples_of_runs import Setting, forget_all
 from flatout.trials.search.space import Choice
+from flatout.trials.terms import Goal, Show
+
+RANKS_BUDGET_S = 360.0
+"""What is taken for ranks where nothing was asked for: each pair is two whole starts."""
 
 
 def measured(
@@ -51,19 +66,23 @@ def measured(
     if command == "tune" and write_plan:
         plan_file.check_place(place)
     goal = with_isolation(goal)
+    own = _planned(script, place)
+    if goal.choice.num_ranks is not None:
+        goal = _for_ranks(goal, own, machine, show)
     with folder.claimed(folder.working_folder(), script.stem) as run_folder, _discarded_if_stopped(run_folder):
         ranks = _ranks(script, goal, run_folder, machine, show)
         goal = goal if ranks is None else ranks.begin(goal)
         conduct = Conduct(script, run_folder, machine, goal, show, command)
         with opened(conduct.bench), conduct.joules.noted(run_folder):
-            conduct.measure_ceilings = lambda: _ceilings(conduct)
-            conduct.own = _planned(script, place)
+            conduct.plain.measure_ceilings = lambda: _ceilings(conduct)
+            conduct.own = own if goal.choice.num_ranks is not None else of_one_process(own, conduct.levers)
             found = conduct.run() if ranks is None else ranks.alone(conduct)
         found = found if ranks is None else ranks.confirm(found)
         found = replace(found, options=_options(typed, plan))
         if found.plan is not None and write_plan:
             try:
-                _say_where_ranks_go(script, place, show)
+                if goal.choice.num_ranks is None:
+                    _say_where_ranks_go(own, found.plan, show)
                 plan_file.write(plan_file.seen_from(place, found.plan), place)
             except FlatoutError:
                 _saved(found, run_folder)
@@ -87,15 +106,38 @@ def _planned(script: Script, place: Path) -> Levers:
     return {}
 
 
-def _say_where_ranks_go(script: Script, place: Path, show: Show) -> None:
-    """A plan that had ranks loses them: they were measured under other levers."""
-    with contextlib.suppress(FlatoutError):
-        former = plan_file.read(place, plan_file.key_of(script.name, place))
-        if former.ranks is not None:
-            show.remark(
-                f"the plan had {former.ranks.num} ranks, measured under other levers: "
-                f"`flatout tune --ranks {former.ranks.num}` measures them anew"
-            )
+def _for_ranks(goal: Goal, own: Levers, machine: Machine, show: Show) -> Goal:
+    """The goal of `--ranks`: levers of the plan that is there, ranks, and levers that only ranks have.
+
+    Raises:
+        UsageError: There are no such ranks, or no GPU for each of them.
+    """
+    num_ranks, choice = goal.choice.num_ranks or 0, goal.choice
+    if num_ranks < 2:
+        raise UsageError(
+            f"`--ranks {num_ranks}` leaves nothing to compare",
+            cause="one process is one rank",
+            hint="e.g. `--ranks 2`, or without it `flatout tune` for levers",
+        )
+    if not allows(choice.accept, "rounding"):
+        raise UsageError(
+            f"`--accept {choice.accept}` admits no ranks",
+            cause="sums over a batch are made in another order, which is of class rounding",
+            hint="`--accept rounding`",
+        )
+    on_ranks.devices(RankTerms(num_ranks=num_ranks), lambda: machine, show.remark)
+    isolation.require()  # of ranks above 0 without `--allow-writes` too: all would write to the same files
+    beside = tuple(name for name, one in kind().levers().items() if one.divides or one.modes)
+    only = dict.fromkeys((*(own if choice.only is None else choice.only), *beside))
+    return replace(goal, choice=replace(choice, only=tuple(only)), budget_s=goal.budget_s or RANKS_BUDGET_S)
+
+
+def _say_where_ranks_go(own: Levers, plan: Plan, show: Show) -> None:
+    """A plan that had ranks may lose them: they were measured under other levers."""
+    known = kind().levers()
+    former = ranks_of(own, known)
+    if former is not None and ranks_of(plan.levers, known) is None:
+        show.remark(f"the plan had {former[0]} ranks: `flatout tune --ranks {former[0]}` measures them anew")
 
 
 def _without_groups(choice: Choice) -> Choice:
@@ -113,6 +155,8 @@ def _options(choice: Choice, plan: Path | None) -> str:
     words = [] if choice.accept == Choice().accept else ["--accept", choice.accept]
     if choice.only is not None:
         words += ["--levers", ",".join(choice.only) or "none"]
+    if choice.num_ranks is not None:
+        words += ["--ranks", str(choice.num_ranks)]
     if choice.without:
         words += ["--without", ",".join(choice.without)]
     if plan is not None:

@@ -14,7 +14,7 @@ from flatout.judge.diagnosis import Diagnosis
 from flatout.judge.result import NOT_NAMED, Untried
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import CLASSES, ONLY_PROVED, Candidate, Lever, allows, typed
+from flatout.records.plan import CLASSES, ONLY_PROVED, Candidate, Lever, allows, ranks_of, typed, unfit_on_ranks
 from flatout.records.trace import Levers
 
 WORTH_TRYING = 1.02
@@ -59,12 +59,14 @@ class Choice:
         only: Names of the only levers to try; None for all.
         without: Names of levers to leave out.
         ruled_out: Levers that cannot be tried here whatever the script does, and why.
+        num_ranks: On how many ranks it may be tried at most; None for one process.
     """
 
     accept: str = "precision"
     only: tuple[str, ...] | None = None
     without: tuple[str, ...] = ()
     ruled_out: Mapping[str, str] = field(default_factory=dict)
+    num_ranks: int | None = None
 
 
 def space_of(
@@ -76,11 +78,12 @@ def space_of(
     untried: list[Untried] = []
     bounds: dict[str, float] = {}
     for lever in levers.values():
-        reason = left_out(lever, choice) or lever.applies(facts, machine)
+        seen = _on_ranks(lever, facts, choice)
+        reason = left_out(lever, choice) or lever.applies(seen, machine)
         bound = bounds[lever.name] = bound_of(lever, anatomy, diagnosis)
         if reason is None and bound < WORTH_TRYING and choice.only is None:
             reason = f"ruled out: what it shortens, entirely free, would bring {bound:.2f}x"
-        tried = lever.settings(facts, machine) if reason is None else ()
+        tried = lever.settings(seen, machine) if reason is None else ()
         if not tried:
             untried.append(Untried(lever=lever.name, reason=reason or "no other setting than the present one"))
         for settings in tried:
@@ -100,8 +103,18 @@ def space_of(
     )
 
 
+def _on_ranks(lever: Lever, facts: Facts, choice: Choice) -> Facts:
+    """The facts as a lever for ranks will find them on the ranks that were asked for."""
+    if choice.num_ranks is None or not (lever.divides or lever.modes):
+        return facts
+    mode = next((mode for mode in lever.modes if mode != "auto"), "")
+    return replace(facts, num_ranks=choice.num_ranks, rank_mode=mode)
+
+
 def left_out(lever: Lever, choice: Choice) -> str | None:
     """Why a lever is not to be tried whatever the script does; None where it may be."""
+    if choice.num_ranks is None and (lever.divides or lever.modes):
+        return "for several ranks: `--ranks N` tries it"
     if choice.only is not None and lever.name not in choice.only:
         return NOT_NAMED
     if lever.name in choice.without:
@@ -177,5 +190,7 @@ def contains(levers: Levers, part: Levers) -> bool:
 
 
 def clash(levers: Levers, space: Space) -> bool:
-    """Whether two levers of a set exclude each other."""
-    return any(other in space.levers[name].conflicts for name in levers for other in levers)
+    """Whether two levers of a set exclude each other, or one has no place on the ranks of another."""
+    if any(other in space.levers[name].conflicts for name in levers for other in levers):
+        return True
+    return ranks_of(levers, space.levers) is not None and bool(unfit_on_ranks(levers, space.levers))

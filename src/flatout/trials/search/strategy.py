@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from flatout.records.plan import Candidate, Lever, Trial, allows
+from flatout.records.plan import Candidate, Lever, Trial, allows, ranks_of
 from flatout.records.trace import Levers
 from flatout.trials.search.space import (
     CHEAP,
@@ -143,6 +143,9 @@ def _in_new_processes(space: Space, trials: Sequence[Trial], inside: Sequence[Tr
     order: list[Candidate] = []
     if best is not None and len(best.levers) > 1:
         order += [_less(best, name) for name in best.levers if cost_of([name], space.levers) == NEW_PROCESS]
+    if best is not None and ranks_of(best.levers, space.levers) is not None:
+        for candidate in (one for one in space.singles if _is_for_ranks(one, space)):
+            order += _on_top(candidate, space, trials)
     for group in _groups(space, base):
         levers = {name: settings for candidate in group for name, settings in candidate.levers.items()}
         seen = [t for t in trials if contains(t.levers, _stacked(levers, base, space)) and not _is_broken(t)]
@@ -168,7 +171,7 @@ def _groups(space: Space, base: Trial | None) -> list[list[Candidate]]:
     """Single levers that can share a process; what costs the best a lever is no company for others."""
     groups: dict[bool, list[list[Candidate]]] = {}
     for candidate in space.singles:
-        if _single_cost(candidate, space) == NEW_PROCESS:
+        if _single_cost(candidate, space) == NEW_PROCESS and not _is_for_ranks(candidate, space):
             costs = base is not None and any(clash({**candidate.levers, n: s}, space) for n, s in base.levers.items())
             alike = groups.setdefault(costs, [])
             group = next((one for one in alike if _bear(one, candidate, space)), None)
@@ -181,6 +184,8 @@ def _groups(space: Space, base: Trial | None) -> list[list[Candidate]]:
 def _bear(group: Sequence[Candidate], candidate: Candidate, space: Space) -> bool:
     """Whether a lever can be engaged beside those of a group: another one that none of them excludes."""
     levers = {name: settings for one in group for name, settings in one.levers.items()}
+    if any(space.levers[name].divides for name in {**levers, **candidate.levers}):
+        return False  # what cannot be divided says nothing of the others
     return not levers.keys() & candidate.levers.keys() and not clash({**levers, **candidate.levers}, space)
 
 
@@ -188,6 +193,8 @@ def _still_worth(candidate: Candidate, space: Space, best: Trial | None, trials:
     """Whether the lever is not part of the best yet, and, of one that takes words, what its other words brought."""
     ((name, settings),) = candidate.levers.items()
     lever = space.levers[name]
+    if lever.divides:
+        return best is None or best.levers.get(name) != settings
     if not lever.choices:
         return best is None or name not in best.levers
     brought: dict[str, str] = {}
@@ -200,6 +207,11 @@ def _still_worth(candidate: Candidate, space: Space, best: Trial | None, trials:
         elif brought.get(word, "failed") == "failed":
             brought[word] = "failed" if _is_broken(trial) else "measured"
     return lever.worth_after(settings, brought)
+
+
+def _is_for_ranks(candidate: Candidate, space: Space) -> bool:
+    """Whether it has something to do on ranks alone, beside what divides the training."""
+    return any(space.levers[name].modes for name in candidate.levers)
 
 
 def _single_cost(candidate: Candidate, space: Space) -> int:

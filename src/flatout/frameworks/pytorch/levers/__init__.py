@@ -28,6 +28,7 @@ from flatout.frameworks.pytorch.levers.heap import Heap
 from flatout.frameworks.pytorch.levers.huge_pages import HugePages
 from flatout.frameworks.pytorch.levers.numa import Numa
 from flatout.frameworks.pytorch.levers.pinned_memory import PinnedMemory
+from flatout.frameworks.pytorch.levers.ranks import Ranks
 from flatout.frameworks.pytorch.levers.read_ahead import ReadAhead
 from flatout.frameworks.pytorch.levers.sample_store import SampleStore
 from flatout.frameworks.pytorch.levers.tf32 import Tf32
@@ -61,6 +62,7 @@ LEVERS: tuple[type[Lever], ...] = (
     Compile,
     Bf16,
     Float8,
+    Ranks,
     GradientBuckets,
     Bf16Gradients,
     Checkpoints,

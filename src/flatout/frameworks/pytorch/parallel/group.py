@@ -273,13 +273,21 @@ class Group:
         return self.gather(torch.tensor([int(holds)]), name).min().item() == 1
 
     def objects(self, mine: Any, name: str) -> list[Any]:
-        """Any value of each rank, in order of ranks."""
-        text = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
+        """Any value of each rank, in order of ranks; a rank that met with another exchange ends, as gloo has it."""
+        text = torch.frombuffer(bytearray(pickle.dumps((name, mine))), dtype=torch.uint8)
         sizes = self.gather(torch.tensor([text.numel()]), name).view(-1)
         padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
         padded[: text.numel()] = text
         rows = self.gather(padded, name)
-        return [pickle.loads(bytes(row[:size].numpy())) for row, size in zip(rows, sizes.tolist(), strict=True)]
+        try:
+            found = [pickle.loads(bytes(row[:size].numpy())) for row, size in zip(rows, sizes.tolist(), strict=True)]
+            names = {one[0] for one in found}
+        except Exception:  # noqa: BLE001  bytes of another exchange
+            names = set()
+        if names != {name}:
+            self.page.begin(name)
+            os.abort()
+        return [one[1] for one in found]
 
 
 def _num_holders(tensor: Any) -> int:

@@ -1,17 +1,16 @@
-"""What is asked of a run while it trains, and what comes back? Pairs of windows, with the plan and without it.
+"""What is asked of a run while it trains, and what comes back? Windows, with the plan and without it.
 
-In: step times. Out: `Ask`s, and `Pair`s once both of their windows are there. Arithmetic only.
+In: step times. Out: `Ask`s. Arithmetic only.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from flatout.child.orders import settling_steps
-from flatout.records.trace import FOREIGN_LIMIT, Agreement, Failure, Levers, Window
+from flatout.records.trace import Agreement, Failure, Levers, Window
 
 WINDOW_S = 0.3
 LIMIT_S = 1.0
@@ -97,48 +96,6 @@ class Sides:
     def stay(self, plan: bool, reason: str = "") -> Ask:
         """Go on under one side."""
         return Ask(levers=self.plan if plan else self.without, purpose="run", reason=reason)
-
-
-@dataclass(slots=True)
-class Pair:
-    """Two windows next to each other, in an order drawn by lot."""
-
-    order: list[bool]
-    """Which side goes next: True with the plan."""
-    windows: dict[bool, Window | None]
-
-    @classmethod
-    def drawn(cls, draw: Callable[[], float]) -> Pair:
-        """One whose order the lot has decided."""
-        return cls(order=[True, False] if draw() < 0.5 else [False, True], windows={})
-
-    def keep(self, window: Window | None) -> None:
-        """The window of the side whose turn it was; None where there was none."""
-        self.windows[self.order.pop(0)] = window
-
-    @property
-    def step_s(self) -> tuple[float, float] | None:
-        """Seconds of a training step with the plan and without it; None where a window is missing."""
-        plan, without = self.windows.get(True), self.windows.get(False)
-        if plan is None or without is None:
-            return None
-        both = plan.training_step_s, without.training_step_s
-        return both if min(both) > 0 else None
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether others used the CPU in one of the windows."""
-        return any(w is not None and (w.foreign_fraction or 0.0) > FOREIGN_LIMIT for w in self.windows.values())
-
-    @property
-    def compiled(self) -> bool:
-        """Whether something was compiled in one of the windows."""
-        return any(w is not None and w.recompilations > 0 for w in self.windows.values())
-
-
-def lots() -> Callable[[], float]:
-    """Where the order of pairs comes from: unrelated to what the machine does, which is all that is asked of it."""
-    return random.Random(0).random
 
 
 def steps_in(seconds: float, step_s: float) -> int:
