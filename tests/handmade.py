@@ -40,13 +40,12 @@ MACHINE = Machine(
 MODEL = ModelFacts(
     name="Net", num_parameters=100, parameter_bytes=400, num_modules=3, dtypes=("float32",), convolution_dims=(2,)
 )
-OPTIMIZER = OptimizerFacts(name="SGD", num_tensors=2, num_parameters=100, fused=False, foreach=False, can_fuse=True)
+OPTIMIZER = OptimizerFacts(name="SGD", num_parameters=100, fused=False, foreach=False, can_fuse=True)
 LOADER = LoaderFacts(
     dataset="Images",
     batch_size=16,
     num_batches=100,
     num_workers=0,
-    persistent=False,
     prefetch_factor=None,
     pinned=False,
 )

@@ -85,9 +85,9 @@ FACTS = Facts(
     device="cpu",
     models=(ModelFacts(name="LeNet", num_parameters=61706, parameter_bytes=246824, num_modules=8,
                        dtypes=("float32",), convolution_dims=(2,)),),
-    optimizers=(OptimizerFacts(name="SGD", num_tensors=10, num_parameters=61706, fused=False, foreach=False,
+    optimizers=(OptimizerFacts(name="SGD", num_parameters=61706, fused=False, foreach=False,
                                can_fuse=True),),
-    loaders=(LoaderFacts(dataset="ImageDataset", batch_size=16, num_batches=938, num_workers=0, persistent=False,
+    loaders=(LoaderFacts(dataset="ImageDataset", batch_size=16, num_batches=938, num_workers=0,
                          prefetch_factor=None, pinned=False, picklable=True),),
     num_threads=2,
 )  # fmt: skip

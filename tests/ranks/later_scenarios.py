@@ -157,7 +157,7 @@ def a_model_that_evaluates_at_the_end() -> Trained:
 
 AT_ONCE = (
     an_attribute_that_is_switched_on, an_entry_of_a_dict_that_is_switched_on, a_global_that_is_switched_on,
-    a_closure_that_is_switched_on, a_hook_that_is_put_on, a_layer_that_is_replaced,
+    a_closure_that_is_switched_on, a_layer_that_is_replaced,
 )  # fmt: skip
 """Refused at the 21st call."""
 

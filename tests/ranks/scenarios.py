@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -80,10 +79,6 @@ def a_last_batch_of_one() -> Trained:
     return trained(mlp(), num=25)
 
 
-def a_sum_as_loss() -> Trained:
-    return trained(mlp(), lambda m, x, y: F.cross_entropy(m(x), y, reduction="sum") * 0.01)
-
-
 def a_penalty_that_the_script_adds() -> Trained:
     return trained(mlp(), lambda m, x, y: entropy(m, x, y) + 0.01 * sum(p.square().sum() for p in m.parameters()))
 
@@ -115,11 +110,6 @@ def targets_that_are_ignored() -> Trained:
         return found
 
     return trained(GivesLoss(), loss_of)
-
-
-def batch_normalisation() -> Trained:
-    torch.manual_seed(3)
-    return trained(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 5)))
 
 
 def normalised_again() -> Trained:
@@ -311,13 +301,6 @@ def hooks_on_parameters() -> Trained:
     model = mlp()
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
-    return trained(model)
-
-
-def hooks_that_change_what_goes_through() -> Trained:
-    model = mlp()
-    model[1].register_forward_hook(lambda _, __, out: 0.5 * out)
-    model[1].register_full_backward_hook(lambda _, given, __: (0.5 * given[0],))
     return trained(model)
 
 
@@ -532,14 +515,6 @@ def counted_calls(model: Keeping, out: Tensor) -> None:
     model.kept += 1
 
 
-def a_logged_number(model: Keeping, out: Tensor) -> None:
-    model.kept.append(out.mean().item())
-
-
-def a_pair_of_states(model: Keeping, out: Tensor) -> None:
-    model.kept = out.detach(), out.detach().square()
-
-
 def a_loss_kept_aside(model: Keeping, out: Tensor) -> None:
     model.kept["loss"] = out.square().mean()
 
@@ -555,14 +530,6 @@ def a_counter_of_calls() -> Trained:
     return left_of_it
 
 
-def a_history_of_means() -> Trained:
-    return trained(Keeping(a_logged_number, deque(maxlen=100)))
-
-
-def states_in_a_tuple() -> Trained:
-    return trained(Keeping(a_pair_of_states))
-
-
 def a_loss_in_a_dict() -> Trained:
     def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(model(x), y) + model.kept["loss"]  # type: ignore[index,operator]
@@ -571,15 +538,15 @@ def a_loss_in_a_dict() -> Trained:
 
 
 SAME = (
-    sgd_with_momentum, adam, a_last_batch_of_one, a_sum_as_loss, a_penalty_that_the_script_adds,
-    a_model_that_returns_its_loss, a_model_that_returns_a_sum, targets_that_are_ignored, batch_normalisation,
+    sgd_with_momentum, adam, a_last_batch_of_one, a_penalty_that_the_script_adds,
+    a_model_that_returns_its_loss, a_model_that_returns_a_sum, targets_that_are_ignored,
     normalised_again, convolutions, noise_that_the_model_draws, accumulated_gradients, two_models_against_each_other,
     words_updated_by_hand, a_frozen_part, a_part_that_is_not_used, hooks_on_parameters, an_average_of_parameters,
     checkpoints_that_are_resumed, a_mask_of_the_batchs_size, a_model_that_is_called_by_a_method, a_closure_of_lbfgs,
     gradients_of_inputs, a_penalty_that_is_zero_at_first, a_part_that_is_computed_again, a_parameter_that_is_returned,
     outputs_laid_out_otherwise, a_closure_of_sgd, a_part_that_is_frozen_now_and_then,
     texts_of_many_lengths, times_and_weights_that_the_model_draws, a_counter_of_calls,
-    a_critic_that_is_kept_from_training, hooks_that_change_what_goes_through,
+    a_critic_that_is_kept_from_training,
 )  # fmt: skip
 """Each ends on ranks as in one process."""
 
@@ -699,47 +666,9 @@ def a_loss_kept_in_a_global_list() -> Trained:
     return trained(Returns(kept), loss_of)
 
 
-class Kept:
-    """What a script keeps beside a model."""
-
-    loss: Tensor
-
-
-KEPT = Kept()
-
-
-def a_loss_kept_in_another_object() -> Trained:
-    def kept(model: Any, x: Tensor, _: Tensor) -> Tensor:
-        scores: Tensor = model.inner(x)
-        KEPT.loss = scores.square().mean()
-        return scores
-
-    def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(model(x, y), y) + KEPT.loss
-
-    return trained(Returns(kept), loss_of)
-
-
-class Features:
-    """Keeps what a layer computes."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        self.found: Any = None
-        layer.register_forward_hook(self.keep)
-
-    def keep(self, _: nn.Module, __: Any, out: Tensor) -> None:
-        self.found = out
-
-
-def a_feature_kept_by_a_hook() -> Trained:
+def a_hook_on_a_layer() -> Trained:
     model = mlp()
-    features = Features(model[1])
-    return trained(model, lambda m, x, y: F.cross_entropy(m(x), y) + features.found.square().mean())
-
-
-def gradients_kept_by_a_hook() -> Trained:
-    model, norms = mlp(), []
-    model[1].register_full_backward_hook(lambda _, __, found: norms.append(found[0].norm().item()))
+    model[1].register_full_backward_hook(lambda _, given, __: (0.5 * given[0],))
     return trained(model)
 
 
@@ -757,17 +686,13 @@ REFUSED = {
     a_count_of_the_batch: "what it returns beside tensors",
     a_loss_kept_as_an_attribute: "as its attribute `aside`",
     a_loss_kept_in_a_global_list: "it changes `ASIDE`, a variable outside of it",
-    a_loss_kept_in_another_object: "it changes `KEPT.loss`, a variable outside of it",
-    a_feature_kept_by_a_hook: "it changes `Features.found`, a variable outside of it",
-    gradients_kept_by_a_hook: "it changes `norms`, a variable outside of it",
+    a_hook_on_a_layer: "a hook on its inner module `1`",
     a_small_part_that_sees_all_samples: "gradients of parts of a batch differ",
     samples_that_see_each_other: "outputs for parts of a batch do not make up those of the whole one",
     a_trained_tensor_that_is_no_parameter: "is trained and is no parameter of it",
     gradients_of_gradients: "gradients of its gradients are taken",
     a_buffer_of_the_whole_batch: "what it keeps as `",
     a_counter_of_samples: "what it keeps as `kept`",
-    a_history_of_means: "what it keeps as `kept`",
-    states_in_a_tuple: "what it keeps as `kept`",
     a_loss_in_a_dict: "a tensor that is to be trained as its attribute `kept`",
     words_that_are_normalised: "`max_norm`",
     more_ranks_than_samples: "too few samples for",
@@ -778,6 +703,24 @@ REFUSED = {
 def masks_of_dropout() -> Trained:
     torch.manual_seed(3)
     return trained(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 5)))
+
+
+class Anew(nn.Module):
+    """A part with dropout is computed once more on the way back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 16))
+        self.last = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False))
+        return found
+
+
+def masks_that_are_computed_again() -> Trained:
+    torch.manual_seed(3)
+    return trained(Anew())
 
 
 def parameters_that_move_on_one_rank() -> Trained:

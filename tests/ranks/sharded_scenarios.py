@@ -219,20 +219,17 @@ def heads_that_take_turns() -> Trained:
     return left(said, model)
 
 
-def views_that_are_written_to() -> Trained:
+def rows_that_are_written_to() -> Trained:
     model = mlp()
     found = trained(model)
     weight, other = model[0].weight, model[2].weight
-    weight.data[2:4].zero_()
-    weight.data.t()[1].mul_(3.0)
-    rows = other.data.view(5, -1)
-    for row in range(5):
-        rows[row].div_(rows[row].norm())
-    other.grad.view(-1)[::3].zero_()
+    weight.data[2:4] = 0.0
     with torch.no_grad():
         weight[5, 6] = 0.25
-        nn.init.orthogonal_(other)
-    found.said += [round(one.sum().item(), 4) for one in (weight, other, other.grad, rows)]
+    rows = weight.data[3:5]
+    kept = copy.deepcopy(rows), pickle.loads(pickle.dumps(rows))
+    found.said += [type(one).__name__ for one in kept]
+    found.said += [round(one.sum().item(), 4) for one in (weight, other, other.grad, weight.data.t()[1], *kept)]
     array = weight.detach().numpy()
     nn.utils.prune.l1_unstructured(model[0], "weight", 0.3)
     found.said += [round(float(array.sum()), 4), round(torch.cat([weight.flatten(), model[0].bias]).norm().item(), 4)]
@@ -279,7 +276,7 @@ def other_updates_of_pytorchs() -> Trained:
 SAME = (
     a_language_model, a_scaler_of_gradients, checkpoints_of_everything, questions_about_a_parameter,
     parameters_that_are_set, other_updates_of_pytorchs, an_average_put_in_and_taken_out, heads_that_take_turns,
-    views_that_are_written_to, hooks_and_gradients_of_wholes,
+    rows_that_are_written_to, hooks_and_gradients_of_wholes,
 )  # fmt: skip
 """Each ends on ranks as in one process."""
 
@@ -360,7 +357,25 @@ def parameters_of_another_type_later() -> Trained:
     return found
 
 
+def a_view_that_is_written_to() -> Trained:
+    model = mlp()
+    found = trained(model)
+    model[0].weight.data[2:4].view(-1).zero_()
+    return found
+
+
+def a_view_that_is_read_after_an_update() -> Trained:
+    model = mlp()
+    found = trained(model)
+    rows = model[0].weight.data[2:4]
+    trained(model)
+    found.said.append(rows.sum().item())
+    return found
+
+
 REFUSED = {
+    a_view_that_is_written_to: "a copy of rows that ranks have gathered",
+    a_view_that_is_read_after_an_update: "a copy of rows that ranks have gathered",
     an_optimizer_of_the_scripts_own: "its step is not PyTorch's",
     parameters_in_the_order_of_a_set: "a set, the time",
     a_checkpoint_saved_by_a_thread: "threads do not come in the same order",

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import scenarios
 from .scenarios import Trained, left, trained
 
 
@@ -112,14 +111,6 @@ def attention_with_masks() -> Trained:
     """Padding, a mask of positions as numbers and as flags, weights, another key."""
     torch.manual_seed(6)
     return trained(Masked())
-
-
-def hooks_on_all_layers() -> Trained:
-    """Refused: what is hooked is to see whole layers."""
-    model = scenarios.mlp()
-    for layer in model:
-        layer.register_forward_hook(lambda module, given, out: None)
-    return trained(model)
 
 
 SAME = (blocks_of_a_user, attention_with_masks)

@@ -35,6 +35,11 @@ def test_samples_that_see_each_other_later_end_the_run(scenario, last, mode):
         assert found["error"].endswith("any more") and found["hint"]
 
 
+def test_a_hook_that_comes_later_is_refused_by_name():
+    for found in on_ranks(2, later.a_hook_that_is_put_on):
+        assert "a hook on its inner module `inner`, " in found["cause"] and "its call 17 was the last" in found["cause"]
+
+
 @pytest.mark.parametrize("mode", ["auto", "shard", "tensor"])
 @pytest.mark.parametrize("scenario", later.LEGAL, ids=lambda scenario: scenario.__name__)
 def test_what_may_change_in_the_middle_is_trained_as_in_one_process(scenario, mode):

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import time
+from collections import deque
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from flatout.cli import options
 from flatout.errors import UsageError
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share, candidates, gradient_of, put_together, shape_at
 from flatout.frameworks.pytorch.parallel.cuts import Cut, bounds, guesses, part
+from flatout.frameworks.pytorch.parallel.remembered import forgotten, remembered
 from flatout.frameworks.pytorch.parallel.stand_ins import nudged
 from flatout.guest import rank_page
 from flatout.guest.rank_page import Page, page_file
@@ -84,6 +86,22 @@ def test_a_mean_weighs_samples_and_leaves_out_what_counts_for_nothing():
     assert float(gradient_of(rule, torch.tensor(1.0), ignored, 1, 2)) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("kept", "other"),
+    [
+        (3, 4), (0.5, 0.6), ("a", "b"), (deque([0.5]), deque([0.5, 0.6])), ({"loss": 0.5}, {"loss": 0.6}),
+        ((torch.ones(2), torch.ones(2)), (torch.ones(2), torch.zeros(2))), (torch.ones(2), torch.ones(3)),
+    ],
+)  # fmt: skip
+def test_what_a_module_keeps_of_a_call_is_compared_by_value(kept, other):
+    module = torch.nn.Linear(2, 2)
+    module.kept = kept
+    wanted = remembered(module)
+    assert forgotten(wanted, module) is None
+    module.kept = other
+    assert forgotten(wanted, module) == "kept"
+
+
 # -- pages and hangs ---------------------------------------------------------------------------------------------------
 
 
@@ -123,6 +141,16 @@ def test_who_is_behind_is_named_with_its_line(tmp_path):
     assert "rank 1 did not come" in watch.hang.error.error and "rank 0 waits" in watch.hang.error.error
     assert "/home/u/train.py:3 in load" in watch.hang.error.cause
     assert len(pages) == 2
+
+
+def test_a_rank_that_came_to_no_exchange_yet_is_waited_for_longer_it_may_load_all_again(tmp_path):
+    pages = [stood(tmp_path, 0, 0, "meeting of all ranks")]
+    watch = watched(tmp_path)
+    time.sleep(0.1)
+    assert not watch.look() and watch.hang is None, "it has not begun"
+    pages.append(stood(tmp_path, 1, 0))
+    time.sleep(0.6)
+    assert not watch.look() and watch.hang is None, "it has begun, and has not come"
 
 
 def test_ranks_in_different_exchanges_have_taken_other_branches(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flatout.records.ranks import REPLICATED_MODEL_MODES
 from tiers import some
 
 from . import scenarios
@@ -46,12 +47,19 @@ def test_what_cannot_be_divided_is_refused_with_its_reason(scenario):
         assert found["error"] and found["hint"]
 
 
-def test_masks_of_dropout_are_other_ones_on_each_rank_and_ranks_stay_together():
-    plain = alone(scenarios.masks_of_dropout)
-    first, second = on_ranks(2, scenarios.masks_of_dropout)
-    assert first.said == second.said != plain.said
-    assert first.drawn == second.drawn
-    assert all(torch.equal(a, b) for a, b in zip(first.state, second.state, strict=True))
+@pytest.mark.parametrize("mode", some(["auto", "tensor", "pipeline", *REPLICATED_MODEL_MODES], "tensor"))
+@pytest.mark.parametrize(
+    "scenario",
+    some([scenarios.masks_of_dropout, scenarios.masks_that_are_computed_again], scenarios.masks_of_dropout),
+    ids=lambda scenario: scenario.__name__,
+)
+def test_masks_of_dropout_are_other_ones_on_each_rank_and_ranks_stay_together(scenario, mode):
+    plain = alone(scenario)
+    first, *others = on_ranks(4 if mode in REPLICATED_MODEL_MODES else 2, scenario, mode)
+    for other in others:
+        assert first.said == other.said != plain.said
+        assert first.drawn == other.drawn
+        assert all(torch.equal(a, b) for a, b in zip(first.state, other.state, strict=True))
 
 
 @pytest.mark.smoke

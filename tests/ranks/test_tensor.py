@@ -13,7 +13,7 @@ from . import scenarios, sharded_scenarios, tensor_scenarios
 from .on_ranks import alone, on_ranks
 from .test_shard import agrees
 
-OUTSIDE = {one: why for one, why in scenarios.REFUSED.items() if "outside of it" in why}
+OUTSIDE = {one: why for one, why in scenarios.REFUSED.items() if "outside of it" in why or "hook" in why}
 OTHERWISE = (
     scenarios.words_updated_by_hand, scenarios.a_critic_that_is_kept_from_training,
     sharded_scenarios.heads_that_take_turns,
@@ -44,25 +44,10 @@ def test_what_cannot_be_divided_by_features_is_refused_with_its_reason(scenario)
         assert found["error"]
 
 
-@pytest.mark.smoke
-def test_hooks_are_named_where_they_keep_layers_from_being_divided():
-    alone(tensor_scenarios.hooks_on_all_layers)
-    for found in on_ranks(2, tensor_scenarios.hooks_on_all_layers, "tensor"):
-        assert found["cause"].startswith("the script has hooks on its layers, `0` and 1 more")
-
-
 @pytest.mark.parametrize("scenario", OUTSIDE, ids=lambda scenario: scenario.__name__)
-def test_what_changes_a_variable_outside_is_refused_by_its_name(scenario):
+def test_variables_outside_and_hooks_are_refused_by_name(scenario):
     for found in on_ranks(2, scenario, "tensor"):
         assert OUTSIDE[scenario] in found["cause"]
-
-
-@pytest.mark.smoke
-def test_masks_of_dropout_are_other_ones_on_each_rank_and_ranks_stay_together():
-    first, second = on_ranks(2, scenarios.masks_of_dropout, "tensor")
-    assert first.said == second.said
-    assert first.drawn == second.drawn
-    assert all(torch.equal(a, b) for a, b in zip(first.state, second.state, strict=True))
 
 
 class TwoRanks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from typing import Any
 
 import pytest
 import torch
@@ -48,33 +49,15 @@ def machines():
 
 def on_both(machines, folders, *words):
     """The same command on both machines at once; how each ended."""
+    start = f"run --ranks 2 --nnodes 2 --rdzv-endpoint {PLACE} --hang-timeout 20s --node-rank".split()
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     running = [
         subprocess.Popen(
-            [
-                "ip",
-                "netns",
-                "exec",
-                name,
-                *FLATOUT,
-                "run",
-                "--ranks",
-                "2",
-                "--nnodes",
-                "2",
-                "--node-rank",
-                str(number),
-                "--rdzv-endpoint",
-                PLACE,
-                "--hang-timeout",
-                "20s",
-                *words,
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            ["ip", "netns", "exec", name, *FLATOUT, *start, str(number), *words],
             text=True,
             cwd=folder,
             env=environment(),
-            stdin=subprocess.DEVNULL,
+            **pipes,
         )
         for number, (name, folder) in enumerate(zip(machines, folders, strict=True))
     ]

@@ -34,9 +34,9 @@ def save(path="a.pt"):
 if how == "fail":
     os.mkdir("gone")
     save("gone/a.pt")
-    under_way, saves._under_way = saves._under_way, None  # or removing the folder would wait
+    writer, saves._writer = saves._writer, None  # or removing the folder would wait
     shutil.rmtree("gone")
-    saves._under_way = under_way
+    saves._writer = writer
 elif how == "thread":
     threading.Thread(target=lambda: (slow.wait(0.5), save())).start()
 elif how == "handler":

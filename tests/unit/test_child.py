@@ -553,12 +553,12 @@ class NoNumber:
 @pytest.mark.parametrize("mode", ["run", "trial"])
 def test_facts_that_cannot_be_written_are_named_and_all_else_is_recorded(conducted, monkeypatch, mode):
     here = conducted(order(0, levers=BF16, num_steps=2), mode=mode, levers=BF16)
-    found = Facts(device="cpu", models=(), optimizers=(), loaders=(), num_threads=1, optimizers_per_step=NoNumber())
+    found = Facts(device="cpu", models=(), optimizers=(), loaders=(), num_threads=1, rank_mode=NoNumber())
     monkeypatch.setattr(here.framework, "facts", lambda: found)
     here.framework.step(100)
     (failed,) = records(here, Failure)
     assert (failed.stage, failed.error) == ("recorder", "TypeError")
-    assert failed.message == f"Facts: `optimizers_per_step` is `{__name__}.NoNumber`, not a plain number or text"
+    assert failed.message == f"Facts: `rank_mode` is `{__name__}.NoNumber`, not a plain number or text"
     here.conductor._at_exit()
     assert records(here, Window) and not records(here, Facts)
     assert here.framework.levers == BF16

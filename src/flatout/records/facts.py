@@ -36,12 +36,10 @@ class OptimizerFacts:
     """One optimizer that made an update."""
 
     name: str
-    num_tensors: int
     num_parameters: int
     fused: bool = False
     foreach: bool = False
     can_fuse: bool = False
-    has_closure: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +50,12 @@ class LoaderFacts:
     batch_size: int | None = None
     num_batches: int | None = None
     num_workers: int = 0
-    persistent: bool = False
     prefetch_factor: int | None = None
     pinned: bool = False
     iterable: bool = False
-    generator: bool = False
     picklable: bool | None = None
     changeable: bool = True
     """Whether worker settings can be changed from outside."""
-    fetches_per_step: float = 1.0
     batch_bytes: int | None = None
     """Bytes of the tensors in one batch; None where they cannot be counted."""
     why_not: Mapping[str, str | None] = field(default_factory=dict)
@@ -122,7 +117,6 @@ class Facts:
     cudnn_benchmark: bool = False
     step_rhythm: EndedBy = "optimizer"
     """What ends a step: an optimizer's update, a fetch, or, where neither shows, the next call of the model."""
-    optimizers_per_step: int = 1
     attention: tuple[str, ...] | None = None
     """Backends that compute `scaled_dot_product_attention`, none where it is not called; None in a run."""
     attention_chosen: bool = False
@@ -130,8 +124,6 @@ class Facts:
     warm_up_step_s: float = 0.0
     page_faults_per_step: int | None = None
     """First touches of fresh memory in a step: pages that the kernel had to clear; None where a lever decides them."""
-    tensor_threads_env: str | None = None
-    """`OMP_NUM_THREADS` as the script found it."""
     num_ranks: int = 1
     """Processes among which `flatout run --ranks` divides what the script trains."""
     rank_mode: str = ""

@@ -37,6 +37,9 @@ STACKS_S = 2.0
 REFUSED_S = 3.0
 """So long a rank may take to end after a refusal: one by a process that it has started does not end the rank."""
 
+JOINING_S = 60.0
+"""A rank that came to no exchange yet is waited for so long at the least: it may be loading all again."""
+
 OUTLIVED_S = 10.0
 """So long other ranks may take to end after rank 0."""
 
@@ -102,7 +105,10 @@ class RankWatch:
             return True
         if self._some_end():
             return False
-        if not waiting or any(now_s - stand.since_s < self._terms.hang_timeout_s for stand in stands.values()):
+        limit_s = self._terms.hang_timeout_s
+        if any(rank not in stands or not stands[rank].num_begun for rank in self._terms.of_this_node):
+            limit_s = max(limit_s, JOINING_S)
+        if not waiting or any(now_s - stand.since_s < limit_s for stand in stands.values()):
             return False
         self.hang = Hang(error=self._told(stands, now_s), stacks=self._stacks())
         return True

@@ -821,20 +821,6 @@ def test_free_data_hands_out_one_batch_in_new_containers(loaders):
     assert not torch.equal(next(passing)["x"], second["x"])
 
 
-def test_batches_drawn_in_each_step_are_counted(loaders):
-    first, second = (DataLoader(Squares(40), batch_size=2, shuffle=True) for _ in range(2))
-    others = iter(second)
-    for _ in first:
-        next(others)
-        if loaders.num_steps < 9:
-            next(others)
-        loaders.num_steps += 1
-        if loaders.num_steps == 9:
-            break
-    assert loaders.fetches_per_step(first) == pytest.approx(1, abs=0.15)
-    assert loaders.fetches_per_step(second) == pytest.approx(2, abs=0.3)
-
-
 # -- what the script sees of a pass --------------------------------------------------------------------------------
 
 

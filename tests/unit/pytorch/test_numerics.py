@@ -11,7 +11,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook  # noqa: E402
 
-from flatout.frameworks.pytorch.numerics.differences import reals, relative_error, slope  # noqa: E402
+from flatout.frameworks.pytorch.numerics.differences import apart, error_of, reals, summary  # noqa: E402
 from flatout.frameworks.pytorch.numerics.replay import Replayer  # noqa: E402
 from processors import computes_bfloat16_lstm  # noqa: E402
 from tiers import some  # noqa: E402
@@ -624,8 +624,9 @@ def test_complex_parameters_are_compared_in_both_parts(watch):
     assert watched.difference().explained_cosine == pytest.approx(1, abs=1e-9)
     assert watched.difference().output_error == 0
     plain = {model.weight: reals(torch.tensor([1 + 2j]))}
-    assert relative_error({model.weight: reals(torch.tensor([1 + 2j]).conj())}, plain) == pytest.approx((16 / 5) ** 0.5)
-    assert slope({model.weight: reals(torch.tensor([2 + 4j]))}, plain) == 2
+    assert error_of({model.weight: reals(torch.tensor([1 + 2j]).conj())}, plain) == pytest.approx((16 / 5) ** 0.5)
+    scaled = apart({model.weight: reals(torch.tensor([2 + 4j]))}, plain)
+    assert summary("gradients", scaled, str).slope == 2
 
 
 def test_a_model_under_a_transform_of_functions_is_left_in_peace(watch):

@@ -10,8 +10,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from flatout.frameworks.pytorch.numerics.differences import buffer_error, outputs_apart, whole_error  # noqa: E402
-from flatout.frameworks.pytorch.numerics.outputs import compared_outputs, integers_fault  # noqa: E402
+from flatout.frameworks.pytorch.numerics.compare import compared_outputs  # noqa: E402
+from flatout.frameworks.pytorch.numerics.differences import apart, buffer_error, numbered, relative_error  # noqa: E402
+from flatout.frameworks.pytorch.numerics.faults import integers_fault  # noqa: E402
 from flatout.frameworks.pytorch.numerics.replay import Replayed  # noqa: E402
 from flatout.frameworks.pytorch.numerics.updates import _lessened  # noqa: E402
 
@@ -24,8 +25,12 @@ from numerics_particular import classified, two_layers  # noqa: E402
 from numerics_planting import NAME, planted  # noqa: E402
 
 
+def outputs_apart(found, plain):
+    return apart(numbered(found), numbered(plain), masks=True).values()
+
+
 def error(found, plain):
-    return whole_error(outputs_apart([torch.tensor(found)], [torch.tensor(plain)]))
+    return relative_error(outputs_apart([torch.tensor(found)], [torch.tensor(plain)]))
 
 
 def test_what_stands_for_no_number_has_to_stand_for_the_same_and_hides_nothing_beside_it():
@@ -43,8 +48,8 @@ def test_outputs_that_are_missing_or_of_another_shape_are_infinitely_off():
     plain = [torch.ones(3), torch.ones(2)]
     assert [a.distance for a in outputs_apart([torch.ones(3)], plain)] == [0, math.inf]
     assert [a.distance for a in outputs_apart([torch.ones(1), torch.ones(2)], plain)] == [math.inf, 0]
-    assert whole_error(outputs_apart([torch.zeros(2)], [torch.zeros(2)])) == 0
-    assert whole_error(outputs_apart([torch.ones(2)], [torch.zeros(2)])) == math.inf
+    assert relative_error(outputs_apart([torch.zeros(2)], [torch.zeros(2)])) == 0
+    assert relative_error(outputs_apart([torch.ones(2)], [torch.zeros(2)])) == math.inf
 
 
 def test_infinities_of_both_signs_and_outputs_of_no_elements_can_be_measured():
@@ -52,9 +57,9 @@ def test_infinities_of_both_signs_and_outputs_of_no_elements_can_be_measured():
     found, plain = Replayed(), Replayed()
     found.outputs, plain.outputs = mixed, [torch.ones(2), torch.ones(2), torch.zeros(0)]
     plain.output_names = ["a", "b", "c"]
-    measured = compared_outputs(found, plain, [])
+    measured = compared_outputs(found, plain)
     assert measured.error == math.inf and not measured.finite and measured.worst in ("a", "b")
-    assert compared_outputs(plain, plain, []).error == 0
+    assert compared_outputs(plain, plain).error == 0
 
 
 def test_whole_numbers_may_change_in_as_many_places_as_rounding_changes():

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatout.frameworks.pytorch.seams.patches import Patch
+from flatout.frameworks.pytorch.seams.patches import Patch, patched
 
 
 class Base:
@@ -32,9 +32,9 @@ def saying(word):
 def test_a_removed_patch_leaves_the_very_function_that_was_there(kind):
     before = dict(vars(kind))
     patch = Patch(kind, "greet", saying("one"))
-    assert Child().greet() == "one plain"
+    assert Child().greet() == "one plain" and patched()[-1] == f"{kind.__name__}.greet"
     patch.remove()
-    assert dict(vars(kind)) == before
+    assert dict(vars(kind)) == before and f"{kind.__name__}.greet" not in patched()
     assert vars(kind).get("greet") is before.get("greet")
 
 

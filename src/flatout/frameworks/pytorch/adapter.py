@@ -239,7 +239,7 @@ class PyTorch:
 
     def facts(self) -> Facts:
         """See `Framework.facts`."""
-        return fact_finding.find(self.session, self.steps.num_updates, self.steps.ended_by)
+        return fact_finding.find(self.session, self.steps.ended_by)
 
     def engage(self, levers: Levers) -> Toggle:
         """See `Framework.engage`."""
@@ -279,7 +279,7 @@ class PyTorch:
         self._follow()
         self.observer.observe(depth)
         if depth == "ends" and self._may_coast():
-            self.steps.coast()
+            self.steps.coasts = True
 
     def coast(self) -> None:
         """See `Framework.coast`."""
@@ -290,7 +290,7 @@ class PyTorch:
         self.calls.lift()
         if not self.loaders.in_use:
             self.loaders.remove()
-        self.steps.coast()
+        self.steps.coasts = True
 
     def _may_coast(self) -> bool:
         """Whether nothing but updates is needed to tell where steps end."""
@@ -298,7 +298,7 @@ class PyTorch:
 
     def _follow(self) -> None:
         """Be where everything can be seen and changed again."""
-        self.steps.follow()
+        self.steps.coasts = False
         if self._is_lifted:
             self._is_lifted = False
             self.calls.refresh()

@@ -5,7 +5,6 @@ In: the session's models, optimizers and loaders. Out: `Facts`, plain values tha
 
 from __future__ import annotations
 
-import os
 import pickle
 from typing import Any
 
@@ -31,7 +30,7 @@ TAKE_FAULTS_AWAY = {"heap", "huge_pages"}
 """Levers under which a step has fewer page faults than the plain one, so that nothing is counted."""
 
 
-def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer") -> Facts:
+def find(session: Session, ended_by: EndedBy = "optimizer") -> Facts:
     """The facts as they stand now."""
     devices = {p.device.type for p in session.parameters()}
     loaders = tuple(_loader(loader, session) for loader in session.loaders.training)
@@ -53,9 +52,7 @@ def find(session: Session, updates_per_step: int, ended_by: EndedBy = "optimizer
         attention=_attention(session),
         attention_chosen=_attention_chosen(),
         step_rhythm=ended_by,
-        optimizers_per_step=max(updates_per_step, 1),
         page_faults_per_step=None if session.engaged.keys() & TAKE_FAULTS_AWAY else session.page_faults.per_step,
-        tensor_threads_env=os.environ.get("OMP_NUM_THREADS"),
         num_ranks=session.ranks.group.world if session.ranks is not None else 1,
         rank_mode=session.ranks.mode if session.ranks is not None else "",
         device_memory=memory_of_device(),
@@ -92,12 +89,10 @@ def _optimizer(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return OptimizerFacts(
         name=type(optimizer).__name__,
-        num_tensors=len(parameters),
         num_parameters=sum(p.numel() for p in parameters),
         fused=any(bool(group.get("fused")) for group in optimizer.param_groups),
         foreach=any(bool(group.get("foreach")) for group in optimizer.param_groups),
         can_fuse=can_fuse(optimizer),
-        has_closure=isinstance(optimizer, torch.optim.LBFGS),
     )
 
 
@@ -112,14 +107,11 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
         batch_size=loader.batch_size,
         num_batches=num_batches,
         num_workers=int(loader.num_workers),  # PyTorch takes True for one of them, and 1 for True below
-        persistent=bool(loader.persistent_workers),
         prefetch_factor=loader.prefetch_factor,
         pinned=bool(loader.pin_memory),
         iterable=iterable,
-        generator=loader.generator is not None,
         picklable=_picklable(loader),
         changeable=session.loaders.may_change(loader),
-        fetches_per_step=session.loaders.fetches_per_step(loader),
         batch_bytes=session.loaders.batch_bytes(loader),
         why_not={
             name: lever.why_not(session, loader)

@@ -14,7 +14,7 @@ import torch
 
 from flatout.frameworks.contract import NotReleased
 from flatout.frameworks.pytorch.input.loaders import Loaders
-from flatout.frameworks.pytorch.lever_reasons import why_not_on_ranks
+from flatout.frameworks.pytorch.lever_bases import why_not_on_ranks
 from flatout.frameworks.pytorch.observe.memory import PageFaults
 from flatout.frameworks.pytorch.seams.calls import Calls
 from flatout.frameworks.pytorch.seams.optimizers import UpdateFlags

@@ -84,11 +84,7 @@ class Steps:
         self._before: UpdateHook | None = None
         self._after: UpdateHook | None = None
         self.coasts = False
-        """Whether steps are only told of."""
-        self._only: Callable[[], torch.optim.Optimizer | None] = _nobody
-        """While it coasts: the optimizer each of whose updates ends a step, where there is but one."""
-        self._num_groups = 0
-        """Its parameter groups."""
+        """Whether only ends of steps are told of, where no lever has to reach optimizers."""
         self._patches: list[Patch] = []
         self._backward_patch: Patch | None = None
         self.num_seen = 0
@@ -127,31 +123,12 @@ class Steps:
 
     def install(self) -> None:
         """Begin to follow."""
-        own = (Steps._before_update, Steps._after_update, Steps._before_in_coasting, Steps._after_in_coasting)
-        for hook in (*own, nothing):
+        for hook in (Steps._before_update, Steps._after_update, nothing):
             leave_uncompiled(hook)
         self._before = UpdateHook(register_optimizer_step_pre_hook, self._before_update)
         self._after = UpdateHook(register_optimizer_step_post_hook, self._after_update)
         self._patches = [Patch(torch.amp.GradScaler, "step", self._watch_scaler)]
         self._backward_patch = Patch(torch.autograd, "backward", self._count_backward)
-
-    def coast(self) -> None:
-        """Tell of steps alone, and set what levers change in updates, at the least cost, until `follow`."""
-        if self._before is None or self._after is None:
-            return
-        self._only = _nobody
-        self._before.exchange(self._before_in_coasting if self._framework.session.flags.any else nothing)
-        self._after.exchange(self._after_in_coasting)
-        self.coasts = True
-
-    def follow(self) -> None:
-        """Follow everything again, as from the beginning."""
-        if self._before is None or self._after is None or not self.coasts:
-            return
-        self._num_begun = 0
-        self._before.exchange(self._before_update)
-        self._after.exchange(self._after_update)
-        self.coasts = False
 
     def remove(self) -> None:
         """Leave nothing behind."""
@@ -159,7 +136,6 @@ class Steps:
             if hook is not None:
                 hook.remove()
         self._before = self._after = None
-        self.coasts = False
         for patch in self._patches:
             patch.remove()
         self._patches = []
@@ -178,6 +154,8 @@ class Steps:
         if get_ident() != framework.calls.thread:
             return None
         self._num_begun += 1
+        if self.coasts and not framework.session.engaged:
+            return None
         try:
             known = self.known_of(optimizer)
             if known.num_groups != len(optimizer.param_groups):
@@ -276,7 +254,9 @@ class Steps:
             known = self.known_of(optimizer)
             framework.session.flags.after_update(optimizer)
             if self._num_begun > 1 and within_update(sys._getframe(1).f_back):
-                self.note_part(known)
+                if not known.is_part:  # none of its own is to be waited for
+                    known.is_part = True
+                    self.rhythm.expect_one_less()
                 return
             self._num_begun = 0
             if self._has_pushed:
@@ -289,17 +269,6 @@ class Steps:
         except BaseException as problem:
             if not framework.is_ours(problem):
                 raise
-
-    def note_part(self, known: Known) -> None:
-        """An optimizer has updated within another one's update: none of its own is to be waited for."""
-        if not known.is_part:
-            known.is_part = True
-            self.rhythm.expect_one_less()
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether an update was seen within another one."""
-        return any(known.is_part for known in self._places)
 
     def _watch_scaler(self, original: Any, patch: Patch) -> Any:
         """A scaler that skips an update still ends a step."""
@@ -321,44 +290,6 @@ class Steps:
             return result
 
         return step
-
-    # -- coasting: the end of each step is told of, and what levers do in an update is done; nothing else ---------
-
-    def _before_in_coasting(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        framework = self._framework
-        if get_ident() == framework.calls.thread:
-            framework.session.flags.before_update(optimizer)
-
-    def _after_in_coasting(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        framework = self._framework
-        if get_ident() != framework.calls.thread:
-            return
-        try:
-            framework.session.flags.after_update()
-            if optimizer is self._only() and len(optimizer.param_groups) == self._num_groups:
-                self.num_seen += 1
-            elif not self._ends_step(optimizer):
-                return
-            framework.end_of_step()
-        except BaseException as problem:
-            if not framework.is_ours(problem):
-                raise
-
-    def _ends_step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether a step ends, for whichever optimizer, by what is known of it and of the order of updates."""
-        self._only = _nobody
-        known = self.known_of(optimizer)
-        if within_update(sys._getframe(2).f_back):
-            self.note_part(known)
-            return False
-        self.num_seen += 1
-        if known.num_groups != len(optimizer.param_groups) and self._framework.session.engaged:
-            known.num_groups = len(optimizer.param_groups)
-            self._framework.meet(optimizer)  # levers are extended to it, for which all is followed again
-        ends = self.rhythm.update(known.place)
-        if self.rhythm.is_every_update and not self.has_parts:
-            self._only, self._num_groups = weakref.ref(optimizer), len(optimizer.param_groups)
-        return ends
 
     # -- without updates -----------------------------------------------------------------------------------------
 
@@ -440,10 +371,6 @@ class Known:
     place: int
     num_groups: int = -1
     is_part: bool = False
-
-
-def _nobody() -> None:
-    return None
 
 
 def followed() -> bool:

@@ -71,7 +71,7 @@ class Loaders:
         self._transfer: Transfer | None = None
         self._pid = os.getpid()
         self._patch: Patch | None = None
-        self._training: weakref.WeakKeyDictionary[DataLoader[Any], list[int]] = weakref.WeakKeyDictionary()
+        self._training: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
         """For each loader that feeds the training: batches used since a step, and that step."""
         self._batch_bytes: weakref.WeakKeyDictionary[DataLoader[Any], int | None] = weakref.WeakKeyDictionary()
         self._others: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
@@ -137,13 +137,7 @@ class Loaders:
     @property
     def training(self) -> list[DataLoader[Any]]:
         """Loaders whose batches were followed by steps, most used first."""
-        return sorted(self._training, key=lambda loader: -self._training[loader][0])
-
-    def fetches_per_step(self, loader: DataLoader[Any]) -> float:
-        """Batches drawn from a training loader in each step."""
-        num, first_step = self._training.get(loader, (0, 0))
-        num_steps = self.num_steps - first_step
-        return num / num_steps if num_steps > 0 and num else 1.0
+        return sorted(self._training, key=lambda loader: -self._training[loader])
 
     def batch_bytes(self, loader: DataLoader[Any]) -> int | None:
         """Bytes of the tensors in the first batch that was seen; None where none was, or it cannot be looked into."""
@@ -161,11 +155,8 @@ class Loaders:
 
     def note(self, loader: DataLoader[Any], num_batches: int) -> None:
         """Steps were made with batches from `loader`."""
-        seen = self._training.get(loader)
-        if seen is None:  # batches before the first step that shows are not its alone
-            self._training[loader] = [0, self.num_steps]
-        else:
-            seen[0] += num_batches
+        seen = self._training.get(loader)  # batches before the first step that shows are not its alone
+        self._training[loader] = 0 if seen is None else seen + num_batches
 
     def ended(self, opened: Opened, trains: bool) -> None:
         """A pass is over."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.frameworks.pytorch.lever_reasons import DEFAULT_PREFETCH_FACTOR
+from flatout.frameworks.pytorch.lever_bases import DEFAULT_PREFETCH_FACTOR
 
 WORKER_ATTRIBUTES = (
     "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout", "worker_init_fn"

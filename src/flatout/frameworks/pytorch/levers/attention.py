@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.frameworks.pytorch.lever_reasons import NO_DEVICE
+from flatout.frameworks.pytorch.lever_bases import CudaLever
 from flatout.records.ceilings import Machine
 from flatout.records.facts import NOT_LOOKED_AT, Facts
-from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
 
 
-class Attention(Lever):
+class Attention(CudaLever):
     """`torch.backends.cuda.enable_flash_sdp` and the like."""
 
     name = "attention"
@@ -38,8 +37,8 @@ class Attention(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """Scripts that call it, where another backend than now may compute it and the script has switched none off."""
-        if facts.device != "cuda":
-            return NO_DEVICE
+        if (reason := super().applies(facts, machine)) is not None:
+            return reason
         if facts.attention is None:
             return NOT_LOOKED_AT
         if facts.attention_chosen:
@@ -88,15 +87,10 @@ def _around(region: Region, seen: set[str]) -> Around:
 
     def around(compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal looked
-        region.start()
-        try:
-            out = compute(*args, **kwargs)
-        finally:
-            region.stop()
+        out = region.call(compute, args, kwargs)
         if not looked:
             looked = True
             seen.update(backends_of(out))
-        region.reach_backward(out)  # a checkpoint computes its part of the forward again there
         return out
 
     return around

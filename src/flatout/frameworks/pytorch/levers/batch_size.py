@@ -16,12 +16,11 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.frameworks.pytorch.lever_reasons import why_none
-from flatout.frameworks.pytorch.seams.learning_rates import RULES, Changed, restore, scale, without_rule
+from flatout.frameworks.pytorch.lever_bases import why_none
 from flatout.guest.tracebacks import hide_ours
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
@@ -36,6 +35,19 @@ if TYPE_CHECKING:
     from flatout.frameworks.pytorch.seams.patches import Patch
     from flatout.frameworks.pytorch.seams.update_hooks import UpdateHook
     from flatout.frameworks.pytorch.session import Session
+
+
+RULES = {
+    "SGD": 1.0,
+    **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop"), 0.5),
+}
+"""By an optimizer's class: the power of the ratio of items in an update with which its learning rate goes."""
+
+
+def without_rule(names: Iterable[str]) -> str | None:
+    """That no rule is known for the learning rate of some of these classes of optimizers; None where it is for all."""
+    unknown = next((name for name in names if name not in RULES), None)
+    return None if unknown is None else f"no rule is known for the learning rate of `{unknown}`"
 
 
 def why_not_resized(loader: DataLoader[Any]) -> str | None:
@@ -264,7 +276,8 @@ class _Rates(threading.local):
     """Rates that are changed for the updates under way in a thread; those within another one's change none again."""
 
     def __init__(self) -> None:
-        self._under_way: list[list[Changed]] = []
+        self._under_way: list[list[tuple[dict[str, Any], Any, Any]]] = []
+        """For each update its groups, with their own rate and the one that stands in its place."""
 
     def scale(self, optimizer: Optimizer, factor: float) -> bool:
         """An update begins; whether it is part of another one."""
@@ -272,12 +285,19 @@ class _Rates(threading.local):
             self.restore_all()  # the last one raised, and no hook is told of that
         is_part = bool(self._under_way)
         there = {id(group) for update in self._under_way for group, _, _ in update}
-        self._under_way.append(scale(optimizer, factor, but=there))
+        self._under_way.append(changed := [])
+        for group in optimizer.param_groups if factor != 1.0 else ():
+            if id(group) not in there and "lr" in group:
+                rate = group["lr"]
+                group["lr"] = rate * factor
+                changed.append((group, rate, group["lr"]))
         return is_part
 
     def restore(self) -> None:
         """The update that began last is over: its rates are the script's, unless somebody has set one meanwhile."""
-        restore(self._under_way.pop() if self._under_way else ())
+        for group, rate, in_place in self._under_way.pop() if self._under_way else ():
+            if group["lr"] is in_place:
+                group["lr"] = rate
 
     def restore_all(self) -> None:
         """Nothing is under way."""

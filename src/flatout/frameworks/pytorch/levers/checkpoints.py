@@ -3,9 +3,9 @@
 The file is byte for byte the one that plain writes, and is put in its place when it is whole, so that a process that is
 killed leaves the former one. It needs memory for a copy of what is saved. `torch.load`, `open`, listing, renaming,
 removing and copying by Python wait for it, as do programs that are started and the end of the process; `os.path.exists`
-and libraries that open files by themselves do not. A file that could not be written is written again, in the way of
-plain; where that fails too, the next `torch.save` raises what plain would have raised, or, where there is none, the
-process shows it at its end and fails. A folder that is missing or a path that may not be written is told at once.
+and libraries that open files by themselves do not. Where a file could not be written the former one stays, and the
+next `torch.save` raises why, or, where there is none, the process shows it at its end and fails. A folder that is
+missing or a path that may not be written is told at once. The disk has to hold both files for a moment.
 """
 
 from __future__ import annotations

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.frameworks.pytorch.lever_reasons import NO_DEVICE
+from flatout.frameworks.pytorch.lever_bases import CudaLever
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
 
 
-class CudnnBenchmark(Lever):
+class CudnnBenchmark(CudaLever):
     """`torch.backends.cudnn.benchmark`."""
 
     name = "cudnn_benchmark"
@@ -27,17 +26,13 @@ class CudnnBenchmark(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """Convolutions on a GPU."""
-        if facts.device != "cuda":
-            return "no CUDA device is used"
+        if (reason := super().applies(facts, machine)) is not None:
+            return reason
         if facts.cudnn_benchmark:
             return "already on"
         if not any(model.convolution_dims for model in facts.models):
             return "no convolution"
         return None
-
-    def lacks(self, machine: Machine) -> str | None:
-        """A GPU."""
-        return None if machine.accelerators else NO_DEVICE
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Set the flag."""

@@ -9,31 +9,22 @@ come to images that it had already.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-from flatout.frameworks.pytorch.lever_reasons import why_none
+from flatout.frameworks.pytorch.lever_bases import LoaderLever, why_none
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts, LoaderFacts
-from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
 
-    from flatout.frameworks.pytorch.session import Session
-
-
-class DecodedStore(Lever):
+class DecodedStore(LoaderLever):
     """Images are decoded once."""
 
     name = "decoded_store"
     summary = "decoded images kept in memory, for transforms that draw random numbers"
-    class_ = "exact"
-    shortens: ClassVar = ("data",)
-    toggles = "step"
-    check = "batches"
     takes_memory = True
-    checks_itself = True
+    part = "decoded"
+    counted = ("num_given", "images not decoded again")
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A loader whose items have to be computed one by one, where PIL is used."""
@@ -44,19 +35,10 @@ class DecodedStore(Lever):
             return "its batches can be computed at once"
         return loader.refusal(self.name)
 
-    def why_not(self, session: Session, loader: DataLoader[Any]) -> str | None:
-        """Its images cannot be kept decoded."""
-        return session.loaders.why_not(lambda parts: parts.decoded, loader, for_workers=loader.num_workers > 0)
+    def serves_workers(self, loader: Any) -> bool:
+        """Workers share what is kept."""
+        return bool(loader.num_workers > 0)
 
-    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+    def engage(self, session: Any, settings: Mapping[str, Setting]) -> None:
         """From the next image on; workers from the next pass on."""
         session.loaders.pipeline.decoded.engage(True)
-
-    def release(self, session: Session) -> None:
-        """Decoded each time again; those that are kept wait."""
-        session.loaders.pipeline.decoded.engage(False)
-
-    def evidence(self, session: Session) -> str | None:
-        """Images that were not decoded again."""
-        num = session.loaders.pipeline.decoded.num_given
-        return f"{num:,} images not decoded again" if num else None

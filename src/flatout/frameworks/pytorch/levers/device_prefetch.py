@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.frameworks.pytorch.lever_reasons import NO_DEVICE
-from flatout.records.ceilings import Machine
-from flatout.records.facts import Facts
-from flatout.records.plan import Lever
+from flatout.frameworks.pytorch.lever_bases import CudaLever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
 
 
-class DevicePrefetch(Lever):
+class DevicePrefetch(CudaLever):
     """Copies on a stream of their own, one batch ahead."""
 
     name = "device_prefetch"
@@ -30,14 +27,6 @@ class DevicePrefetch(Lever):
     takes_memory = True
     checks_itself = True
     partners: ClassVar = ("pinned_memory",)
-
-    def applies(self, facts: Facts, machine: Machine) -> str | None:
-        """A script that computes on a GPU."""
-        return None if facts.device == "cuda" else "no CUDA device is used"
-
-    def lacks(self, machine: Machine) -> str | None:
-        """A GPU."""
-        return None if machine.accelerators else NO_DEVICE
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next fetch and the next `.to` on."""

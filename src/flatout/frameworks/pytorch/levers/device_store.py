@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.frameworks.pytorch.lever_reasons import NO_DEVICE, why_none
+from flatout.frameworks.pytorch.lever_bases import CudaLever, why_none
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
 
 
-class DeviceStore(Lever):
+class DeviceStore(CudaLever):
     """Kept items on the device."""
 
     name = "device_store"
@@ -33,13 +32,9 @@ class DeviceStore(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A script that computes on a GPU, from items that can be kept."""
-        if facts.device != "cuda":
-            return "no CUDA device is used"
+        if (reason := super().applies(facts, machine)) is not None:
+            return reason
         return why_none([loader.refusal("sample_store") for loader in facts.loaders])
-
-    def lacks(self, machine: Machine) -> str | None:
-        """A GPU."""
-        return None if machine.accelerators else NO_DEVICE
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next batch of kept items on."""

@@ -15,10 +15,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.frameworks.pytorch.lever_reasons import NO_DEVICE
+from flatout.frameworks.pytorch.lever_bases import CudaLever
 from flatout.records.ceilings import Machine
 from flatout.records.facts import NOT_LOOKED_AT, Facts
-from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ WORTH_A_PROCESS = 0.2
 """Share of the memory held at the peak that no tensor had, from which on it counts as fragmented."""
 
 
-class ExpandableSegments(Lever):
+class ExpandableSegments(CudaLever):
     """`expandable_segments:True` among the settings of PyTorch's allocator."""
 
     name = OPTION
@@ -45,8 +44,8 @@ class ExpandableSegments(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A GPU whose memory is fragmented, on Linux, where the user has not decided."""
-        if facts.device != "cuda":
-            return "no CUDA device is used"
+        if (reason := super().applies(facts, machine)) is not None:
+            return reason
         if not machine.operating_system.startswith("Linux"):
             return "this is not Linux"
         decided = environment_decides()
@@ -59,10 +58,6 @@ class ExpandableSegments(Lever):
             free = f"{100 * memory.free_fraction:.0f} % of what is held is free at the peak"
             return f"the GPU's memory is hardly fragmented ({free})"
         return None
-
-    def lacks(self, machine: Machine) -> str | None:
-        """A GPU."""
-        return None if machine.accelerators else NO_DEVICE
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Once the script uses CUDA, not before: until then it may set the variable itself."""

@@ -153,33 +153,30 @@ def _around(region: Region, seen: set[str]) -> Around:
 
     def around(compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal looked
-        region.start()
-        try:
-            if looked:
-                out = compute(*args, **kwargs)
-            else:
-                looked = True
-                out = _looked_at(compute, args, kwargs, seen)
-        finally:
-            region.stop()
-        region.reach_backward(out)  # a checkpoint computes its part of the forward again there
-        return out
+        first, looked = not looked, True
+        return region.call(_noting_products(compute, seen) if first else compute, args, kwargs)
 
     return around
 
 
-def _looked_at(compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any], seen: set[str]) -> Any:
-    """The call, with a look at whether the product of float8 is asked for: by torchao, or by the compiler's tracing."""
+def _noting_products(compute: Compute, seen: set[str]) -> Compute:
+    """The call, which notes whether the product of float8 is asked for: by torchao, or by the compiler's tracing."""
     import torch
 
-    own = torch._scaled_mm
+    from flatout.frameworks.pytorch.seams.patches import Patch
 
-    def product(*args: Any, **kwargs: Any) -> Any:
-        seen.add("`_scaled_mm`")
-        return own(*args, **kwargs)
+    def noting(original: Any, patch: Patch) -> Any:
+        def product(*args: Any, **kwargs: Any) -> Any:
+            seen.add("`_scaled_mm`")
+            return original(*args, **kwargs)
 
-    torch._scaled_mm = product
-    try:
-        return compute(*args, **kwargs)
-    finally:
-        torch._scaled_mm = own
+        return product
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        patch = Patch(torch, "_scaled_mm", noting)
+        try:
+            return compute(*args, **kwargs)
+        finally:
+            patch.remove()
+
+    return call

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.frameworks.pytorch.lever_reasons import why_not_on_ranks
+from flatout.frameworks.pytorch.lever_bases import why_not_on_ranks
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
 from flatout.records.plan import Lever

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.frameworks.pytorch.lever_reasons import NO_DEVICE
+from flatout.frameworks.pytorch.lever_bases import CudaLever
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
 
 
-class PinnedMemory(Lever):
+class PinnedMemory(CudaLever):
     """`pin_memory=True` on training loaders."""
 
     name = "pinned_memory"
@@ -28,17 +27,13 @@ class PinnedMemory(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """Loaders that feed a GPU and do not pin yet."""
-        if facts.device != "cuda":
-            return "no CUDA device is used"
+        if (reason := super().applies(facts, machine)) is not None:
+            return reason
         if not facts.loaders:
             return "no DataLoader feeds the training"
         if all(loader.pinned for loader in facts.loaders):
             return "already pinned"
         return None
-
-    def lacks(self, machine: Machine) -> str | None:
-        """A GPU."""
-        return None if machine.accelerators else NO_DEVICE
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next pass on."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.frameworks.pytorch.lever_reasons import NO_DEVICE
+from flatout.frameworks.pytorch.lever_bases import CudaLever
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ FIRST_CAPABILITY = 8.0
 """Ampere, the first NVIDIA generation with TF32. Source: NVIDIA A100 white paper (2020)."""
 
 
-class Tf32(Lever):
+class Tf32(CudaLever):
     """`allow_tf32` for matrix products and cuDNN."""
 
     name = "tf32"
@@ -29,18 +28,14 @@ class Tf32(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """An Ampere or newer GPU whose products are not TF32 yet."""
-        if facts.device != "cuda":
-            return "no CUDA device is used"
+        if (reason := super().applies(facts, machine)) is not None:
+            return reason
         if facts.matmul_precision != "highest":
             return "the script allows it already"
         capabilities = [a.compute_capability for a in machine.accelerators if a.compute_capability]
         if not capabilities or min(float(c) for c in capabilities) < FIRST_CAPABILITY:
             return "this GPU has no TF32"
         return None
-
-    def lacks(self, machine: Machine) -> str | None:
-        """A GPU."""
-        return None if machine.accelerators else NO_DEVICE
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Allow it, in the terms that the script uses: PyTorch refuses to be asked in both."""

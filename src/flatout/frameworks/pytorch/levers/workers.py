@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.frameworks.pytorch.lever_reasons import DEFAULT_PREFETCH_FACTOR
+from flatout.frameworks.pytorch.lever_bases import DEFAULT_PREFETCH_FACTOR
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
 from flatout.records.plan import Lever

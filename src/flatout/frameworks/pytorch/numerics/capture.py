@@ -23,7 +23,7 @@ from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.numerics.between import Between, Clearing, Clipping
+    from flatout.frameworks.pytorch.numerics.gradient_calls import Clearing, Clipping, GradientCalls
 
 
 class CapturedCall:
@@ -134,17 +134,17 @@ class Capture:
         self.on_backward: Callable[[], None] | None = None
         """Told after each backward of the second step."""
         self._patches: list[Patch] = []
-        self._between: Between | None = None
+        self._gradient_calls: GradientCalls | None = None
 
     @property
     def clearings(self) -> Sequence[Clearing]:
         """The script's own ways of setting gradients to zero, as far as they were seen."""
-        return self._between.clearings if self._between is not None else ()
+        return self._gradient_calls.clearings if self._gradient_calls is not None else ()
 
     @property
     def clippings(self) -> Sequence[Clipping]:
         """How the script has clipped its gradients since its latest backward pass."""
-        return self._between.clippings if self._between is not None else ()
+        return self._gradient_calls.clippings if self._gradient_calls is not None else ()
 
     def want(self) -> None:
         """Keep the next two steps; the first begins now, at a boundary."""
@@ -152,10 +152,10 @@ class Capture:
         self.active = True
         self._calls.refresh()
         self._calls.capture = self._record
-        from flatout.frameworks.pytorch.numerics.between import Between  # in trials only
+        from flatout.frameworks.pytorch.numerics.gradient_calls import GradientCalls  # in trials only
 
-        self._between = Between(self._note_clearing)
-        self._between.install()
+        self._gradient_calls = GradientCalls(self._note_clearing)
+        self._gradient_calls.install()
         self._patches.append(Patch(torch.autograd, "backward", self._noting_gradients))
 
     def at_boundary(self) -> None:
@@ -177,9 +177,9 @@ class Capture:
         for patch in reversed(self._patches):
             patch.remove()
         self._patches = []
-        if self._between is not None:
-            self._between.remove()
-        self._between = None
+        if self._gradient_calls is not None:
+            self._gradient_calls.remove()
+        self._gradient_calls = None
 
     def before_update(self, optimizer: torch.optim.Optimizer, *, last: bool) -> None:
         """An optimizer is about to update; parameters that calls of this step have used are kept as they are."""
@@ -251,8 +251,8 @@ class Capture:
         def backward(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             own = not self._calls.inside  # a checkpoint calls backward within a replay as well
-            if patch.active and own and self._between is not None:
-                self._between.clippings.clear()
+            if patch.active and own and self._gradient_calls is not None:
+                self._gradient_calls.clippings.clear()
             if patch.active and self.complete and own and not torch.compiler.is_compiling():
                 self._note_gradients()
                 if self.on_backward is not None:

@@ -11,24 +11,23 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import torch
 
 from flatout.frameworks.pytorch.numerics.batches import compare_batches
 from flatout.frameworks.pytorch.numerics.capture import Capture, CapturedCall
 from flatout.frameworks.pytorch.numerics.differences import (
+    BufferKey,
     Gradients,
-    Key,
+    apart,
     buffer_error,
     cosine,
-    lost_or_new,
-    output_error,
+    error_of,
+    numbered,
     reals,
     relative_error,
-    slope,
     square,
-    worst,
+    summary,
 )
 from flatout.frameworks.pytorch.numerics.replay import Replayed, Replayer, half
 from flatout.frameworks.pytorch.numerics.updates import (
@@ -43,9 +42,6 @@ from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.session import Session
 from flatout.records.difference import Difference
 from flatout.records.trace import Agreement, Levers, Scaling
-
-if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.numerics.closer_look import CloserLook
 
 SCALING_REPEATS = 5
 SCALING_FEWEST_S = 0.3
@@ -90,28 +86,39 @@ class Numerics:
             return "no model call was captured"
         if not any(g is not None for c in calls for g in c.gradients):
             return "no gradient came back for the model's outputs"
-        run = self._replayer.run
+        from flatout.frameworks.pytorch.numerics.faults import Faults  # in trials only
+        from flatout.frameworks.pytorch.numerics.rounding import Rounding
+
+        run, class_ = self._replayer.run, self._widest(levers)
         self._session.engage_exactly({})
         first = run(calls)
         noise = self._noise(first)
         explained = self._explained(calls, first)
         again = run(calls)
-        baseline_error = relative_error(again.gradients, first.gradients)
-        look = self._closer_look(first, again)
+        outputs_again = apart(numbered(again.outputs), numbered(first.outputs), masks=True)
+        baseline_error = error_of(again.gradients, first.gradients)
+        faults = Faults(self._replayer, self._capture, first, again)
         del again
         self._session.engage_exactly(levers)
         changed = run(calls, levers=True)
-        fault = look.fault(changed)
+        fault = faults.under_levers(changed)
         self._session.engage_exactly({})
-        class_ = self._widest(levers)
-        fault = fault or look.integers_fault(changed, class_)
-        found = self._difference(changed, first)
+        fault = fault or faults.of_integers(changed, class_)
+        outputs = compared_outputs(changed, first)
+        outputs = dataclasses.replace(outputs, baseline_error=relative_error(outputs_again.values()))
         found = dataclasses.replace(
-            found, noise=noise, baseline_error=baseline_error, explained_cosine=explained, fault=fault
+            self._compared_gradients(changed, first),
+            output_error=outputs.error if first.outputs else None,
+            noise=noise,
+            baseline_error=baseline_error,
+            explained_cosine=explained,
+            fault=fault,
         )
-        outputs = look.outputs(changed)
-        if class_ != "exact":
-            found, outputs = look.beside_rounding(found, outputs, changed, self._name, class_)
+        errors = found.error != 0 or outputs.error != 0
+        if class_ != "exact" and errors and changed.gradients.keys() == first.gradients.keys():
+            rounding = Rounding(self._replayer, calls, first, class_)
+            found = rounding.of_gradients(found, changed, self._name)
+            outputs = rounding.of_outputs(outputs, changed)
         return [found, outputs]
 
     def _widest(self, levers: Levers) -> str:
@@ -119,31 +126,18 @@ class Numerics:
         classes = {self._session.levers[name].class_ for name in levers} - {"exact"}
         return "exact" if not classes else "rounding" if classes == {"rounding"} else "precision"
 
-    def _closer_look(self, first: Replayed, again: Replayed) -> CloserLook:
-        from flatout.frameworks.pytorch.numerics.closer_look import CloserLook  # in trials only
-
-        return CloserLook(self._replayer, self._capture, first, again)
-
-    def _difference(self, changed: Replayed, first: Replayed) -> Difference:
-        """Gradients, outputs, buffers and random states of one replay against another's."""
-        furthest, worst_error = worst(changed.gradients, first.gradients)
-        name, error = self._name(furthest), relative_error(changed.gradients, first.gradients)
+    def _compared_gradients(self, changed: Replayed, first: Replayed) -> Difference:
+        """Gradients, buffers and random states of one replay against another's."""
+        found = summary("gradients", apart(changed.gradients, first.gradients), self._name)
         buffer, buffers_error = buffer_error(changed.buffers, first.buffers)
-        if buffer is not None and not buffers_error <= worst_error:
-            name, worst_error = buffer[1], buffers_error
-        return Difference(
-            check="gradients",
-            error=error if buffers_error <= error else buffers_error,
-            slope=slope(changed.gradients, first.gradients),
-            cosine=cosine(changed.gradients, first.gradients),
-            output_error=output_error(changed.outputs, first.outputs),
-            worst=name,
-            worst_error=worst_error,
+        if buffer is not None and not buffers_error <= found.worst_error:
+            found = dataclasses.replace(found, worst=buffer[1], worst_error=buffers_error)
+        return dataclasses.replace(
+            found,
+            error=found.error if buffers_error <= found.error else buffers_error,
             random_states_equal=_stand_alike(changed, first),
             finite=changed.finite or not first.finite,
-            detail=self._told(
-                *lost_or_new(changed.gradients, first.gradients), buffer if buffers_error > error else None
-            ),
+            detail=self._told(changed.gradients, first.gradients, buffer if buffers_error > found.error else None),
         )
 
     def _noise(self, present: Replayed) -> float | None:
@@ -181,7 +175,7 @@ class Numerics:
             ours.setdefault(parameter, torch.zeros_like(own[parameter]))
         for parameter in ours:
             own.setdefault(parameter, torch.zeros_like(ours[parameter]))
-        return cosine(ours, own) if any(square(g) for g in ours.values()) else 0.0
+        return cosine(apart(ours, own).values()) if any(square(g) for g in ours.values()) else 0.0
 
     def _name(self, parameter: torch.Tensor | None) -> str:
         for call in self._session.calls.found:
@@ -190,7 +184,8 @@ class Numerics:
                     return name
         return ""
 
-    def _told(self, lost: Sequence[torch.Tensor], new: Sequence[torch.Tensor], buffer: Key | None) -> str:
+    def _told(self, changed: Gradients, first: Gradients, buffer: BufferKey | None) -> str:
+        lost, new = ([p for p in one if p not in other] for one, other in ((first, changed), (changed, first)))
         words = []
         if buffer:
             words.append(f"the buffer `{buffer[1]}` ends elsewhere")
@@ -219,7 +214,7 @@ class Numerics:
             return updated(self._session, optimizers, snapshot, clip, vary=vary)
 
         plain = update()
-        baseline_error = relative_error(update().parameters, plain.parameters)
+        baseline_error = error_of(update().parameters, plain.parameters)
         self._session.engage_exactly(levers)
         try:
             changed = update()
@@ -227,32 +222,20 @@ class Numerics:
             self._session.engage_exactly({})
             snapshot.restore()
             random.restore()
-        found = self._moved_apart(changed.parameters, plain.parameters)
         parameter, key, multiple = worst_update(changed, plain, snapshot)
         found = dataclasses.replace(
-            found,
+            summary("updates", apart(changed.parameters, plain.parameters), self._name),
             baseline_error=baseline_error,
             random_states_equal=changed.random.equals(plain.random),
+            finite=changed.finite or not plain.finite,
             multiple=multiple,
             multiple_of=f"{self._name(parameter)}{f' ({key})' if key else ''}",
         )
         return [found]
 
-    def _moved_apart(self, changed: Gradients, plain: Gradients) -> Difference:
-        furthest, worst_error = worst(changed, plain)
-        return Difference(
-            check="updates",
-            error=relative_error(changed, plain),
-            slope=slope(changed, plain),
-            cosine=cosine(changed, plain),
-            worst=self._name(furthest),
-            worst_error=worst_error,
-            finite=_finite(changed) or not _finite(plain),
-        )
-
     def _clipping(self, optimizers: Sequence[torch.optim.Optimizer]) -> Callable[[float], None] | None:
         """The script's own clipping, to be made again before each update; None where there is none to be followed."""
-        from flatout.frameworks.pytorch.numerics.between import clip, explained  # in trials only
+        from flatout.frameworks.pytorch.numerics.gradient_calls import clip, explained  # in trials only
 
         clippings = list(self._capture.clippings)
         unclipped = dict(self._capture.own_gradients)
@@ -303,5 +286,15 @@ def _stand_alike(a: Replayed, b: Replayed) -> bool:
     return a.random is not None and b.random is not None and a.random.equals(b.random)
 
 
-def _finite(values: Gradients) -> bool:
-    return all(bool(torch.isfinite(t).all()) for t in values.values())
+def compared_outputs(changed: Replayed, plain: Replayed) -> Difference:
+    """Outputs of one replay against plain's.
+
+    Replays are given the gradients that came back in the script, so what is wrong with an output's value shows in no
+    gradient: the loss would be wrong, and all else that the script makes of the output.
+    """
+
+    def name(number: int | None) -> str:
+        return "" if number is None else plain.output_names[number]
+
+    extra = len(plain.outputs)  # what comes beyond has no name, and its kind is a fault
+    return summary("outputs", apart(numbered(changed.outputs[:extra]), numbered(plain.outputs), masks=True), name)

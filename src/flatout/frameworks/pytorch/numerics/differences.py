@@ -1,18 +1,23 @@
-"""How far apart are two sets of tensors? Relative error, slope, cosine, worst: in double precision, one at a time.
+"""How far apart are two sets of tensors? Distance, sizes and inner product of each, in double precision, one at a time.
 
-In: gradients (or updates) by parameter, plain and changed. Out: numbers for a `Difference`.
+Relative error, slope, cosine and the worst of them follow from these, whether gradients, updates or outputs are
+compared. In: tensors by key (a parameter, the number of an output), changed and plain. Out: a `Difference`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
+from flatout.records.difference import Difference
+
 Gradients = dict[torch.Tensor, torch.Tensor]
-Key = tuple[int, str]
+BufferKey = tuple[int, str]
+Key = TypeVar("Key")
 
 BUFFER_SHARE = 1e-3
 
@@ -20,7 +25,7 @@ NO_NUMBER = 1e30
 """From here on an output stands for something else (a place that is masked), as infinity and NaN do."""
 
 AT_ONCE = 2**22
-"""Numbers of an output that are held in double precision at a time."""
+"""Numbers of a tensor that are held in double precision at a time."""
 
 
 def reals(tensor: torch.Tensor) -> torch.Tensor:
@@ -34,123 +39,120 @@ def square(tensor: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(reals(tensor.detach()), dtype=torch.float64)) ** 2
 
 
-def relative_error(found: Gradients, baseline: Gradients) -> float:
-    """Norm of the difference over the norm of the baseline; infinite where a gradient is lost or new."""
-    if found.keys() != baseline.keys():
-        return math.inf  # a parameter lost its gradient, or got one
-    error = math.fsum(square(found[p].double() - baseline[p].double()) for p in baseline)
-    norm = math.fsum(square(baseline[p]) for p in baseline)
-    if norm == 0:
-        return 0.0 if error == 0 else math.inf
-    return math.sqrt(error / norm)
-
-
-def lost_or_new(found: Gradients, baseline: Gradients) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Parameters that have a value in the baseline alone, and those that have one in `found` alone."""
-    return [p for p in baseline if p not in found], [p for p in found if p not in baseline]
-
-
-def dot(a: Gradients, b: Gradients) -> float:
-    """The inner product over all parameters that both have."""
-    return math.fsum(float((a[p].double() * b[p].double()).sum()) for p in b if p in a)
-
-
-def slope(found: Gradients, baseline: Gradients) -> float:
-    """How the baseline is scaled in `found`: its projection on the baseline, 1 where nothing is scaled."""
-    norm = dot(baseline, baseline)
-    return dot(found, baseline) / norm if norm > 0 else 1.0
-
-
-def cosine(found: Gradients, baseline: Gradients) -> float:
-    """The cosine of the angle between both, 1 where they point the same way."""
-    norm = math.sqrt(dot(found, found) * dot(baseline, baseline))
-    return dot(found, baseline) / norm if norm > 0 else 1.0
-
-
-def worst(found: Gradients, baseline: Gradients) -> tuple[torch.Tensor | None, float]:
-    """The parameter with the largest relative error, and that error."""
-    errors: list[tuple[float, torch.Tensor]] = []
-    for parameter, value in baseline.items():
-        norm = square(value)
-        other = found.get(parameter)
-        if norm > 0 and other is not None:
-            errors.append((math.sqrt(square(other.double() - value.double()) / norm), parameter))
-    if not errors:
-        return None, 0.0
-    error, parameter = max(errors, key=lambda item: item[0])
-    return parameter, error
-
-
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """One output beside the same output of plain: how far it is from there, how large each is, their inner product."""
+    """One tensor beside plain's: the norm of their difference, plain's norm, and its own."""
 
     distance: float
     size: float
     own_size: float
-    product: float
+
+    @property
+    def product(self) -> float:
+        """Their inner product; 0 where they cannot be compared."""
+        return (self.size**2 + self.own_size**2 - self.distance**2) / 2 if math.isfinite(self.distance) else 0.0
+
+    @property
+    def error(self) -> float:
+        """The distance relative to plain's size."""
+        return relative_error([self])
 
 
-def outputs_apart(found: Sequence[torch.Tensor], baseline: Sequence[torch.Tensor]) -> list[Apart]:
-    """Each of the baseline's outputs; infinitely far where there is none of its shape in that place."""
-    others = [*found, *[None] * (len(baseline) - len(found))]
-    return [_apart(other, value) for other, value in zip(others, baseline, strict=False)]
+def apart(
+    found: Mapping[Key, torch.Tensor], plain: Mapping[Key, torch.Tensor], *, masks: bool = False
+) -> dict[Key, Apart]:
+    """Each tensor of both; infinitely far where it is on one side alone, or has another shape.
+
+    With `masks` what stands for no number in plain has to stand for the same, and is left out of the sums.
+    """
+    nothing = [key for key in found if key not in plain]
+    compared = {key: _apart(found.get(key), value, masks) for key, value in plain.items()}
+    return compared | {key: Apart(math.inf, 0.0, math.sqrt(square(found[key].double()))) for key in nothing}
 
 
-def _apart(found: torch.Tensor | None, plain: torch.Tensor) -> Apart:
+def _apart(found: torch.Tensor | None, plain: torch.Tensor, masks: bool) -> Apart:
     if found is None or found.shape != plain.shape:
-        return Apart(math.inf, math.sqrt(square(plain)), math.inf, 0.0)
+        return Apart(math.inf, math.sqrt(square(plain.double())), math.inf)
     parts = zip(found.reshape(-1).split(AT_ONCE), plain.reshape(-1).split(AT_ONCE), strict=True)
-    sums = [_sums(ours.double(), theirs.double()) for ours, theirs in parts]
-    distance, size, own_size = (math.sqrt(math.fsum(s[n] for s in sums)) for n in range(3))
-    return Apart(distance, size, own_size, sum(s[3] for s in sums))
+    sums = [_sums(ours.double(), theirs.double(), masks) for ours, theirs in parts]
+    return Apart(*(math.sqrt(math.fsum(s[n] for s in sums)) for n in range(3)))
 
 
-def _sums(found: torch.Tensor, plain: torch.Tensor) -> tuple[float, float, float, float]:
-    """Squares of the difference, of both, and their product, over the places in which plain has a number."""
+def _sums(found: torch.Tensor, plain: torch.Tensor, masks: bool) -> tuple[float, float, float]:
+    """Squares of the difference and of both."""
     numbers = plain.abs() < NO_NUMBER
-    if not bool(numbers.all()):  # what stands for no number has to stand for the same
+    if masks and not bool(numbers.all()):
         same = torch.where(plain.isnan(), found.isnan(), (found.abs() >= NO_NUMBER) & (found.sign() == plain.sign()))
         found = torch.where(numbers, found, torch.where(same, 0.0, math.inf))
         plain = torch.where(numbers, plain, 0.0)
-    return square(found - plain), square(plain), square(found), float(torch.dot(found, plain))
+    return square(found - plain), square(plain), square(found)
 
 
-def output_error(found: Sequence[torch.Tensor], baseline: Sequence[torch.Tensor]) -> float | None:
-    """Relative error of a call's outputs; None where they cannot be paired."""
-    if not baseline or len(found) != len(baseline):
-        return None
-    return whole_error(outputs_apart(found, baseline))
-
-
-def whole_error(apart: Sequence[Apart]) -> float:
-    """Relative error of all outputs together."""
-    error, norm = math.hypot(*(a.distance for a in apart)), math.hypot(*(a.size for a in apart))
+def relative_error(compared: Collection[Apart]) -> float:
+    """Norm of all differences over plain's; infinite where plain has nothing and the other has something."""
+    error, norm = math.hypot(*(a.distance for a in compared)), math.hypot(*(a.size for a in compared))
     return error / norm if norm > 0 else (0.0 if error == 0 else math.inf)
 
 
+def error_of(found: Mapping[Key, torch.Tensor], plain: Mapping[Key, torch.Tensor]) -> float:
+    """Relative error of all tensors together."""
+    return relative_error(apart(found, plain).values())
+
+
+def cosine(compared: Collection[Apart]) -> float:
+    """The cosine of the angle between both, 1 where they point the same way or one is nothing."""
+    norms = math.sqrt(math.fsum(a.size**2 for a in compared) * math.fsum(a.own_size**2 for a in compared))
+    return math.fsum(a.product for a in compared) / norms if norms > 0 else 1.0
+
+
+def summary(check: str, compared: Mapping[Key, Apart], name: Callable[[Key | None], str]) -> Difference:
+    """All tensors together and the worst one; the slope is 1 where nothing is scaled."""
+    each = compared.values()
+    size2 = math.fsum(a.size**2 for a in each)
+    worst = max(compared, key=lambda k: math.inf if math.isnan(compared[k].error) else compared[k].error, default=None)
+    return Difference(
+        check=check,
+        error=relative_error(each),
+        slope=math.fsum(a.product for a in each) / size2 if size2 > 0 else 1.0,
+        cosine=cosine(each),
+        worst=name(worst),
+        worst_error=0.0 if worst is None else compared[worst].error,
+        finite=all(math.isfinite(a.own_size) for a in each),
+    )
+
+
+def furthest(distances: Mapping[Key, float], units: Mapping[Key, float]) -> tuple[Any, float]:
+    """Which distance is the largest multiple of its unit (None where all are 0), and that multiple."""
+    found: tuple[Key | None, float] = (None, 0.0)
+    for key, distance in distances.items():
+        scale = units.get(key, 0.0)
+        multiple = distance / scale if scale > 0 else (math.inf if distance > 0 else 0.0)
+        if not multiple <= found[1]:  # NaN as well
+            found = key, multiple
+    return found
+
+
+def numbered(tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Outputs by their number."""
+    return dict(enumerate(tensors))
+
+
 def buffer_error(
-    found: Mapping[Key, tuple[torch.Tensor, torch.Tensor]], baseline: Mapping[Key, tuple[torch.Tensor, torch.Tensor]]
-) -> tuple[Key | None, float]:
+    found: Mapping[BufferKey, tuple[torch.Tensor, torch.Tensor]],
+    baseline: Mapping[BufferKey, tuple[torch.Tensor, torch.Tensor]],
+) -> tuple[BufferKey | None, float]:
     """The buffer that differs most after a call, and its error relative to how far the baseline moved it.
 
     A buffer that hardly moves is measured against a thousandth of its own size, below which rounding alone shows; one
     that has another shape after each call, against its own size. One that is there on one side alone is infinitely off.
     """
-    if new := next((key for key in found if key not in baseline), None):
-        return new, math.inf
-    furthest: tuple[Key | None, float] = (None, 0.0)
-    for key, (before, after) in baseline.items():
-        other = found[key][1] if key in found else None
-        if other is None or other.shape != after.shape:
-            return key, math.inf
-        if torch.equal(other, after):
-            continue
-        size = math.sqrt(square(after.double()))
-        moved = math.sqrt(square(after.double() - before.double())) if before.shape == after.shape else size
-        scale = max(moved, BUFFER_SHARE * size)
-        error = math.sqrt(square(other.double() - after.double()))
-        relative = error / scale if scale > 0 else math.inf
-        if not relative <= furthest[1]:  # NaN as well
-            furthest = key, relative
-    return furthest
+    after: list[dict[Any, torch.Tensor]] = [
+        {key: value for key, (_, value) in side.items()} for side in (found, baseline)
+    ]
+
+    units = {}
+    for key, (before, value) in baseline.items():
+        size = math.sqrt(square(value.double()))
+        moved = math.sqrt(square(value.double() - before.double())) if before.shape == value.shape else size
+        units[key] = max(moved, BUFFER_SHARE * size)
+    return furthest({key: a.distance for key, a in apart(*after).items()}, units)

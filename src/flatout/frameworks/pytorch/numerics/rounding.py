@@ -1,24 +1,37 @@
-"""How far may rounding alone move the gradient of this very step, parameter by parameter, and its outputs?
+"""Does rounding explain how far a replay under levers is from plain's, parameter by parameter and output by output?
 
 The step is replayed with every number that goes into it (parameters, inputs, the gradients that came back for the
 outputs) moved by one unit in its last place: what that moves, another order of the same operations may move as well.
-In: captured calls and their plain replay. Out: for each parameter and output the size of that movement. Loaded in
-trials only.
+Where an error is larger, the step in float64 tells which of both is closer to the truth. In: the captured step, its
+plain replay, its replay under levers. Out: `Difference`s with these filled in. Loaded in trials only.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from flatout.frameworks.pytorch.numerics.capture import CapturedCall
-from flatout.frameworks.pytorch.numerics.differences import Key, outputs_apart, reals, square
+from flatout.frameworks.pytorch.numerics.differences import (
+    BufferKey,
+    Key,
+    apart,
+    furthest,
+    numbered,
+    reals,
+    relative_error,
+    square,
+)
 from flatout.frameworks.pytorch.numerics.replay import Replayed, Replayer
 from flatout.frameworks.pytorch.numerics.trained import distributed_like, is_distributed
+from flatout.frameworks.pytorch.numerics.truth import true_step
 from flatout.frameworks.pytorch.seams.trees import map_tensors
+from flatout.judge import agreement
+from flatout.records.difference import Difference
 
 NUM_SHAKES = 3
 """Replays with moved numbers; of a gradient of few elements one may come back to where it was by chance."""
@@ -30,91 +43,142 @@ DECIDES_NOTHING = 0.25
 """Units in the last place of the whole gradient below which a parameter's error is not looked at. A bias that batch
 statistics take away again has a gradient of nothing but rounding: up to 0.06 of such units were seen in bfloat16."""
 
-Owner = torch.Tensor | Key
+LEAST_SHARE = 0.25
+"""No parameter or output is taken to be less sensitive than this share of the sensitivity of all together."""
+
+Owner = torch.Tensor | BufferKey
 """A parameter, whose gradient is meant, or the key of a buffer."""
 
-LEAST_SHARE = 0.25
-"""A parameter is never taken to be less sensitive than this share of the whole gradient's sensitivity."""
 
-
-def rounding_scales(
-    replayer: Replayer, calls: Sequence[CapturedCall], plain: Replayed, least_epsilon: float = 0.0
-) -> Scales:
-    """Replay the calls with all numbers moved by their last place, and note how far gradients, buffers and outputs go.
+class Rounding:
+    """What one unit in the last place of all that goes in moves in plain, and errors judged beside that.
 
     Args:
         replayer: Runs calls again.
         calls: The captured step.
         plain: Its replay.
-        least_epsilon: Spacing of the floats that a lever computes with, relative to 1, where that is coarser.
+        class_: The widest class of the levers; beyond `rounding` they compute in bfloat16.
     """
-    moved: dict[Owner, float] = {}
-    outputs = [0.0] * len(plain.outputs)
-    for seed in range(1 if plain.took_s > SLOW_S else NUM_SHAKES):
-        found = replayer.run(shaken(calls, seed, least_epsilon))
-        for owner, distance in distances(found, plain).items():
-            moved[owner] = max(moved.get(owner, 0.0), distance)
-        apart = outputs_apart(found.outputs, plain.outputs)
-        outputs = [max(former, a.distance) for former, a in zip(outputs, apart, strict=True)]
-    return Scales(plain, moved, outputs, max((epsilon_of(c, least_epsilon) for c in calls), default=0.0))
 
+    def __init__(self, replayer: Replayer, calls: Sequence[CapturedCall], plain: Replayed, class_: str) -> None:
+        self._replayer, self._calls, self._plain, self._class = replayer, calls, plain, class_
+        self._truth: Replayed | str | None = None
+        least_epsilon = torch.finfo(torch.bfloat16).eps if class_ != "rounding" else 0.0
+        epsilon = max((epsilon_of(call, least_epsilon) for call in calls), default=0.0)
+        gradients: dict[Owner, float] = {}
+        outputs: dict[int, float] = {}
+        for seed in range(1 if plain.took_s > SLOW_S else NUM_SHAKES):
+            found = replayer.run(shaken(calls, seed, least_epsilon))
+            _note_largest(gradients, _distances(found, plain))
+            _note_largest(outputs, {n: a.distance for n, a in _outputs_apart(found, plain).items()})
+        self._of_gradients(gradients, epsilon)
+        self._of_outputs(outputs, epsilon)
 
-def distances(found: Replayed, plain: Replayed) -> dict[Owner, float]:
-    """How far each gradient of a parameter, and each buffer, lies from plain's; of what both have."""
-    apart: dict[Owner, float] = {}
-    for parameter, value in plain.gradients.items():
-        if parameter in found.gradients:
-            apart[parameter] = _norm(found.gradients[parameter].double() - value.double())
-    for key, (_, after) in plain.buffers.items():
-        other = found.buffers[key][1] if key in found.buffers else after
-        same = other.shape == after.shape
-        apart[key] = _norm(other.double() - after.double()) if same else math.inf
-    return apart
-
-
-class Scales:
-    """What one unit in the last place moves: the whole gradient, each parameter's, each buffer and each output."""
-
-    def __init__(self, plain: Replayed, moved: dict[Owner, float], outputs: list[float], epsilon: float) -> None:
-        norms = {p: _norm(value) for p, value in plain.gradients.items()}
-        whole = math.sqrt(math.fsum(n * n for n in norms.values()))
-        all_moved = math.sqrt(math.fsum(moved.get(p, 0.0) ** 2 for p in norms))
-        self.relative = all_moved / whole if whole > 0 else 0.0
-        """Movement of the whole gradient over its norm."""
+    def _of_gradients(self, moved: Mapping[Owner, float], epsilon: float) -> None:
+        norms = {p: math.sqrt(square(value)) for p, value in self._plain.gradients.items()}
+        whole = math.hypot(*norms.values())
+        self._relative = math.hypot(*(moved.get(p, 0.0) for p in norms)) / whole if whole > 0 else 0.0
         least = max(torch.finfo(torch.float32).eps, DECIDES_NOTHING * epsilon) * whole if epsilon else 0.0
-        self._of: dict[Owner, float] = {
-            p: max(moved.get(p, 0.0), LEAST_SHARE * self.relative * norm, least) for p, norm in norms.items()
+        self._units: dict[Owner, float] = {
+            p: max(moved.get(p, 0.0), LEAST_SHARE * self._relative * norm, least) for p, norm in norms.items()
         }
-        for key, (_, after) in plain.buffers.items():
+        for key, (_, after) in self._plain.buffers.items():
             last_place = torch.finfo(after.dtype).eps if after.is_floating_point() else 0.0
-            self._of[key] = max(moved.get(key, 0.0), last_place * _norm(after))
-        sizes = [a.size for a in outputs_apart(plain.outputs, plain.outputs)]
-        whole = math.hypot(*sizes)
-        self.outputs_relative = math.hypot(*outputs) / whole if whole > 0 else 0.0
-        """Movement of all outputs over their norm."""
-        self.outputs = [
-            max(moved, LEAST_SHARE * self.outputs_relative * size, max(epsilon, torch.finfo(value.dtype).eps) * size)
-            for moved, size, value in zip(outputs, sizes, plain.outputs, strict=True)
-        ]
-        """What one unit in the last place moves in each output: no less than a unit in its own last place."""
+            self._units[key] = max(moved.get(key, 0.0), last_place * math.sqrt(square(after.double())))
 
-    def of(self, owner: Owner) -> float:
-        """What one unit in the last place moves in this gradient or buffer."""
-        return self._of.get(owner, 0.0)
+    def _of_outputs(self, moved: Mapping[int, float], epsilon: float) -> None:
+        sizes = {n: a.size for n, a in _outputs_apart(self._plain, self._plain).items()}
+        whole = math.hypot(*sizes.values())
+        self._outputs_relative = math.hypot(*moved.values()) / whole if whole > 0 else 0.0
+        eps = {n: max(epsilon, torch.finfo(value.dtype).eps) for n, value in enumerate(self._plain.outputs)}
+        self._output_units = {
+            n: max(moved.get(n, 0.0), LEAST_SHARE * self._outputs_relative * size, eps[n] * size)
+            for n, size in sizes.items()
+        }
 
-    def worst(self, found: Replayed, plain: Replayed) -> tuple[Owner | None, float]:
-        """The parameter or buffer whose error is the largest multiple of what rounding moves, and that multiple."""
-        furthest: tuple[Owner | None, float] = (None, 0.0)
-        for owner, error in distances(found, plain).items():
-            scale = self.of(owner)
-            multiple = error / scale if scale > 0 else (math.inf if error > 0 else 0.0)
-            if not multiple <= furthest[1]:  # NaN as well
-                furthest = owner, multiple
-        return furthest
+    def of_gradients(
+        self, found: Difference, changed: Replayed, name: Callable[[torch.Tensor | None], str]
+    ) -> Difference:
+        """How the gradients' error compares with rounding, and, where that does not explain it, with the truth."""
+        if found.error == 0:
+            return found
+        owner, multiple = furthest(_distances(changed, self._plain), self._units)
+        named = owner[1] if isinstance(owner, tuple) else name(owner)
+        found = dataclasses.replace(found, rounding=self._relative, multiple=multiple, multiple_of=named)
+        if isinstance(owner, tuple) and not multiple <= agreement.most_roundings("gradients", self._class):
+            return found  # a buffer, of which the truth is not looked at
+        if not self._needs_truth(found):
+            return found
+        truth = self._true()
+        if isinstance(truth, str):
+            return dataclasses.replace(found, detail="; ".join(filter(None, (found.detail, f"no truth: {truth}"))))
+        sides = (changed.gradients, self._plain.gradients, truth.gradients)
+        return _beside_truth(found, sides, {p: self._units[p] for p in truth.gradients})
+
+    def of_outputs(self, found: Difference, changed: Replayed) -> Difference:
+        """The same of the outputs' error."""
+        if found.error == 0:
+            return found
+        distances = {n: a.distance for n, a in _outputs_apart(changed, self._plain).items() if n in self._output_units}
+        number, multiple = furthest(distances, self._output_units)
+        named = "" if number is None else self._plain.output_names[number]
+        found = dataclasses.replace(found, rounding=self._outputs_relative, multiple=multiple, multiple_of=named)
+        truth = self._true() if self._needs_truth(found) else ""
+        if isinstance(truth, str):
+            return found
+        sides = (numbered(changed.outputs), numbered(self._plain.outputs), numbered(truth.outputs))
+        return _beside_truth(found, sides, self._output_units, masks=True)
+
+    def _needs_truth(self, found: Difference) -> bool:
+        """Whether rounding alone does not explain an error, so that float64 has to tell."""
+        beyond = found.multiple is None or not found.multiple <= agreement.most_roundings(found.check, self._class)
+        large = self._class == "rounding" and found.error > agreement.ROUNDING_ERROR
+        return beyond or large or not abs(found.slope - 1) <= agreement.SLOPE_ERROR
+
+    def _true(self) -> Replayed | str:
+        if self._truth is None:
+            self._truth = true_step(self._replayer, self._calls, self._plain)
+        return self._truth
 
 
-def _norm(value: torch.Tensor) -> float:
-    return math.sqrt(square(value if value.is_floating_point() else value.double()))
+def _note_largest(largest: dict[Key, float], distances: Mapping[Key, float]) -> None:
+    for key, distance in distances.items():
+        largest[key] = max(largest.get(key, 0.0), distance)
+
+
+def _distances(found: Replayed, plain: Replayed) -> dict[Owner, float]:
+    """How far each gradient of a parameter, and each buffer, lies from plain's; of what both have."""
+    distances: dict[Owner, float] = {}
+    for key, a in apart(found.gradients, plain.gradients).items():
+        if key in found.gradients and key in plain.gradients:
+            distances[key] = a.distance
+    buffers = [{key: after for key, (_, after) in one.buffers.items()} for one in (found, plain)]
+    return distances | {
+        key: a.distance for key, a in apart(*buffers).items() if key in buffers[0] and key in buffers[1]
+    }
+
+
+def _outputs_apart(found: Replayed, plain: Replayed) -> Any:
+    return apart(numbered(found.outputs), numbered(plain.outputs), masks=True)
+
+
+def _beside_truth(
+    found: Difference,
+    sides: tuple[Mapping[Key, torch.Tensor], Mapping[Key, torch.Tensor], Mapping[Key, torch.Tensor]],
+    units: Mapping[Key, float],
+    *,
+    masks: bool = False,
+) -> Difference:
+    """How far the lever's and plain's are from float64; `units` are what rounding moves."""
+    changed, plain, truth = sides
+    ours, theirs = (apart(side, truth, masks=masks) for side in (changed, plain))
+    distances = {key: a.distance for key, a in ours.items()}
+    return dataclasses.replace(
+        found,
+        truth_error=relative_error(ours.values()),
+        baseline_truth_error=relative_error(theirs.values()),
+        truth_multiple=furthest(distances, {k: max(theirs[k].distance, unit) for k, unit in units.items()})[1],
+    )
 
 
 def shaken(calls: Sequence[CapturedCall], seed: int, least_epsilon: float = 0.0) -> list[CapturedCall]:

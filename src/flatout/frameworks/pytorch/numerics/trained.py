@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from flatout.frameworks.pytorch.numerics.differences import apart, furthest
 from flatout.frameworks.pytorch.observe.memory import PeakMemory
 from flatout.frameworks.pytorch.seams.calls import Calls
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
@@ -167,32 +168,23 @@ def _difference(
     base: Mapping[str, torch.Tensor], moved: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor],
     start: Mapping[str, torch.Tensor], check: str,
 ) -> Difference:  # fmt: skip
-    names = [name for name in base if base[name].shape == found[name].shape]
-    if len(names) < len(base):
+    if any(base[name].shape != found[name].shape for name in base):
         return Difference(check=check, error=math.inf, fault="parameters have other shapes")
-    errors, roundings, steps, products = [], [], [], []
-    multiple, multiple_of = 0.0, ""
-    for name in names:
-        a, b, n, s = (each[name].double() for each in (base, found, moved, start))
-        error, rounding = _norm(b - a), _norm(n - a)
-        if not name.startswith("buffer"):  # counters, and statistics of another size: each is judged by itself
-            errors.append(error)
-            roundings.append(rounding)
-            steps.append(_norm(a - s))
-            products.append(float(((b - s) * (a - s)).sum()))
-        least = SUM * _last_place(base[name], check) * _norm(a)
-        times = error / max(rounding, least) if error else 0.0
-        if times > multiple:
-            multiple, multiple_of = times, name
-    step, whole = math.hypot(*steps), math.hypot(*errors)
+    compared, nudged = apart(found, base), apart(moved, base)
+    units = {n: max(nudged[n].distance, SUM * _last_place(base[n], check) * a.size) for n, a in compared.items()}
+    multiple_of, multiple = furthest({name: a.distance for name, a in compared.items()}, units)
+    # buffers are counters, and statistics of another size: each is judged by itself
+    parameters = [name for name in base if not name.startswith("buffer")]
+    way = apart(*({n: each[n].double() - start[n].double() for n in parameters} for each in (found, base)))
+    step, whole = math.hypot(*(a.size for a in way.values())), math.hypot(*(a.distance for a in way.values()))
     return Difference(
         check=check,
         error=whole / step if step else (math.inf if whole else 0.0),
-        slope=math.fsum(products) / step**2 if step else 1.0,
-        rounding=math.hypot(*roundings) / step if step else 0.0,
+        slope=math.fsum(a.product for a in way.values()) / step**2 if step else 1.0,
+        rounding=math.hypot(*(nudged[n].distance for n in parameters)) / step if step else 0.0,
         multiple=multiple,
-        multiple_of=multiple_of,
-        finite=all(bool(torch.isfinite(found[n]).all()) or not bool(torch.isfinite(base[n]).all()) for n in names),
+        multiple_of=multiple_of or "",
+        finite=all(bool(torch.isfinite(found[n]).all()) or not bool(torch.isfinite(base[n]).all()) for n in base),
     )
 
 
@@ -200,7 +192,3 @@ def _last_place(tensor: torch.Tensor, check: str) -> float:
     if check == "losses":
         return torch.finfo(torch.float32).eps
     return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
-
-
-def _norm(tensor: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor))

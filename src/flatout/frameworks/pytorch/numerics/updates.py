@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as of_optimizers
 
-from flatout.frameworks.pytorch.numerics.differences import Gradients, reals, square
+from flatout.frameworks.pytorch.numerics.differences import Gradients, apart, furthest, reals, square
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.session import Session
 
@@ -136,7 +136,7 @@ class Moved:
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], snapshot: Snapshot) -> None:
         self.parameters = snapshot.moved()
-        self.states = {(p, key): value.detach().clone() for p, key, value in _states(optimizers)}
+        self.states = {(p, key): reals(value.detach()).clone() for p, key, value in _states(optimizers)}
         self.random = RandomStates()
 
     @property
@@ -223,34 +223,22 @@ def worst_update(found: Moved, plain: Moved, snapshot: Snapshot) -> tuple[torch.
 
     A step counter that stands elsewhere is an infinite one.
     """
-    furthest: tuple[torch.Tensor | None, str, float] = (None, "", 0.0)
-    for parameter, moved in plain.parameters.items():
-        error = math.sqrt(square(found.parameters[parameter].double() - moved.double()))
-        scale = snapshot.scale(parameter, moved)
-        multiple = error / scale if scale > 0 else (math.inf if error > 0 else 0.0)
-        if not multiple <= furthest[2]:  # NaN as well
-            furthest = parameter, "", multiple
-    for (parameter, key), value in plain.states.items():
-        other = found.states.get((parameter, key))
-        if other is None:
-            continue
-        multiple = _multiple(other.to(value.device), value)
-        if not multiple <= furthest[2]:
-            furthest = parameter, key, multiple
-    return furthest
+    moved = {p: a.distance for p, a in apart(found.parameters, plain.parameters).items()}
+    parameter, multiple = furthest(moved, {p: snapshot.scale(p, value) for p, value in plain.parameters.items()})
+    both = {key: found.states[key].to(value.device) for key, value in plain.states.items() if key in found.states}
+    compared = apart(both, {key: plain.states[key] for key in both})
+    units = {key: _unit(plain.states[key]) for key in both}
+    state, of_states = furthest({key: a.distance for key, a in compared.items()}, units)
+    if state is not None and not of_states <= multiple:  # NaN as well
+        return *state, of_states
+    return parameter, "", multiple
 
 
-def _multiple(found: torch.Tensor, plain: torch.Tensor) -> float:
-    if found.shape != plain.shape:
-        return math.inf
-    found, plain = reals(found), reals(plain)
-    error = math.sqrt(square(found.double() - plain.double()))
-    if error == 0:
+def _unit(moment: torch.Tensor) -> float:
+    """How far rounding may move it: nothing for a counter."""
+    if not moment.is_floating_point() or not moment.dim():
         return 0.0
-    scale = 0.0
-    if plain.is_floating_point() and plain.dim():
-        scale = math.sqrt(square(plain)) * torch.finfo(plain.dtype).eps + math.sqrt(plain.numel()) * LEAST_NORMAL
-    return error / scale if scale > 0 else math.inf
+    return math.sqrt(square(moment)) * torch.finfo(moment.dtype).eps + math.sqrt(moment.numel()) * LEAST_NORMAL
 
 
 class _without_hooks:

@@ -8,7 +8,6 @@ outputs put together with the others', and the part of a gradient that is a rank
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from typing import Literal
 import torch
 
 from flatout.frameworks.pytorch.parallel.cuts import bounds
-from flatout.frameworks.pytorch.parallel.group import Group
+from flatout.frameworks.pytorch.parallel.group import Group, lengthened, packed, padded, unpacked
 
 Kind = Literal["joined", "folded", "same", "mean", "sum"]
 
@@ -270,30 +269,7 @@ def exchanged(
         group: All ranks.
         name: What the exchange is called.
     """
-    widths = [t.element_size() for t in mine]
-    sizes = [[padded(math.prod(shape) * width) for shape, width in zip(row, widths, strict=True)] for row in shapes]
-    longest = max(sum(row) for row in sizes)
-    packed = torch.empty(longest, dtype=torch.uint8, device=mine[0].device)
-    start = 0
-    for tensor, size in zip(mine, sizes[group.rank], strict=True):
-        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        packed[start : start + flat.numel()] = flat
-        start += size
-    rows = group.gather(packed, name)
-    return [
-        [
-            _taken(row, start, shape, tensor.dtype)
-            for start, shape, tensor in zip([0, *itertools.accumulate(row_sizes)], row_shapes, mine, strict=False)
-        ]
-        for row, row_sizes, row_shapes in zip(rows, sizes, shapes, strict=True)
-    ]
-
-
-def _taken(row: torch.Tensor, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    num_bytes = math.prod(shape) * dtype.itemsize
-    return row[start : start + num_bytes].view(dtype).view(shape)
-
-
-def padded(num_bytes: int) -> int:
-    """A multiple of 16, so that what comes next is aligned for every type."""
-    return (num_bytes + 15) // 16 * 16
+    kinds = [[(shape, t.dtype) for shape, t in zip(row, mine, strict=True)] for row in shapes]
+    longest = max(sum(padded(math.prod(shape) * dtype.itemsize) for shape, dtype in row) for row in kinds)
+    sent = lengthened(packed(mine, mine[0].device), longest, 0)
+    return [unpacked(row, row_kinds) for row, row_kinds in zip(group.gather(sent, name), kinds, strict=True)]

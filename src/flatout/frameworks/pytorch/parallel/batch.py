@@ -202,8 +202,7 @@ class BatchPass:
     def _summed(self, mine: Found) -> Found:
         """Over groups: what any of them has used has a gradient in all."""
         group, parameters = self._group, self._held.parameters
-        flags = torch.tensor([grad is not None for grad in mine], dtype=torch.uint8)
-        used = group.gather(flags, "which parameters were used").amax(0).tolist()
+        used = group.anywhere([grad is not None for grad in mine], "which parameters were used")
         places = [place for place, was in enumerate(used) if was]
         parts = [part_of(parameters[place]) for place in places]
         grads = [
@@ -213,7 +212,7 @@ class BatchPass:
         found: Found = [None] * len(mine)
         for place, grad in zip(places, summed_in_buckets(grads, group, SUM_OVER_GROUPS), strict=True):
             parameter = parameters[place]
-            found[place] = become(grad, parameter.portions) if isinstance(parameter, Sharded) else grad
+            found[place] = become(grad, parameter.placement) if isinstance(parameter, Sharded) else grad
         return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ from flatout.frameworks.pytorch.parallel.batch import BatchPass, whole_batch
 from flatout.frameworks.pytorch.parallel.cuts import Cut, entering, guesses, part_entering
 from flatout.frameworks.pytorch.parallel.draws import Noise, Silence
 from flatout.frameworks.pytorch.parallel.group import Lost
-from flatout.frameworks.pytorch.parallel.module_calls import has_inner_hooks
+from flatout.frameworks.pytorch.parallel.module_calls import hooked_module
 from flatout.frameworks.pytorch.parallel.outside_state import OutsideState
 from flatout.frameworks.pytorch.parallel.protocol import Check, Computed, Dividing, Found, Held, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
@@ -125,7 +125,16 @@ class Confirmation:
         return replace(pattern, masks=silence.broken), Check(whole, passed, (args, kwargs))
 
     def begin(self, inputs: Sequence[torch.Tensor], *, first: bool) -> None:
-        """Make sure that all ranks call with the same inputs, and, at the first call, from the same state."""
+        """Make sure that all ranks call with the same inputs, and, at the first call, from the same state.
+
+        Raises:
+            NotDivided: They do not; or the script has hooks on inner modules.
+        """
+        module = self._division.module()
+        if (hooked := hooked_module(module)) is not None:
+            raise self._division.refused(
+                f"the script has a hook on its inner module `{hooked}`, which would see a rank's part of a call"
+            )
         if not equality.same_batch(inputs, self._group):
             raise NotDivided(
                 f"ranks call `{self._division.name}` with different batches",
@@ -133,12 +142,9 @@ class Confirmation:
                 "random numbers",
                 hint="seed what draws (`random`, `numpy.random.default_rng(seed)`), or run it on one rank",
             )
-        module = self._division.module()
         different = equality.make_equal(module, self._group) if first else []  # later the running check tells
         if different:
             self.remark(f"{' and '.join(different)} of rank 0 were given to all ranks")
-        if first and has_inner_hooks(module):
-            self.remark("hooks on its inner modules see a rank's part of the batch")
 
     def remark(self, text: str) -> None:
         """Have something told in the end."""
@@ -245,13 +251,17 @@ class Confirmation:
         held, outside = self._division.held, self._outside
         assert outside is not None
         before = outside.seen()
-        with self._refusing("its gradients cannot be compared"):
+        silence = Silence()  # what is checkpointed is computed once more
+        with self._refusing("its gradients cannot be compared"), silence.on(self._division.module()):
             wanted = self._gradients(check.whole, gradients)
         if changed := outside.changed(before):  # by hooks on the way back
             raise outside_state.refused(self._division, changed[0])
         if any(one is not None and one.is_sparse for one in wanted):
             raise self._division.refused("it has sparse gradients")
-        with self._refusing("its way back raises"), held.in_place(), self._group.communication.in_full():
+        with (
+            self._refusing("its way back raises"), silence.on(self._division.module()), held.in_place(),
+            self._group.communication.in_full(),
+        ):  # fmt: skip
             found, _ = check.mine.backward(gradients, keep=False)
         trained = [grad for p, grad in zip(held.parameters, found, strict=True) if p.requires_grad]
         mine: Found = [
@@ -361,18 +371,22 @@ def _restore(kept: tuple[ModuleState, RandomStates]) -> None:
         state.restore()
 
 
+def nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """The nodes of the graph that tensors were computed by, each once."""
+    waiting, seen = [tensor.grad_fn for tensor in tensors], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [following for following, _ in node.next_functions]
+
+
 def _stray(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> str:
     """What of a graph is neither a parameter of the module nor an input; empty where there is nothing."""
     ids = {id(t) for t in known}
-    waiting = [t.grad_fn for t in outputs if t.grad_fn is not None]
-    seen = set()
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
+    for node in nodes_behind(outputs):
         variable = getattr(node, "variable", None)
         if variable is not None and id(variable) not in ids:
             return f"it computes with a tensor {tuple(variable.shape)} that is trained and is no parameter of it"
-        waiting += [following for following, _ in node.next_functions if following is not None]
     return ""

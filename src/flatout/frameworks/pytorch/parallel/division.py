@@ -22,7 +22,7 @@ from flatout.frameworks.pytorch.parallel.cuts import Cut
 from flatout.frameworks.pytorch.parallel.gradients import Aliases
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.later_calls import Changes, LastCalls
-from flatout.frameworks.pytorch.parallel.module_calls import Called
+from flatout.frameworks.pytorch.parallel.module_calls import called_modules
 from flatout.frameworks.pytorch.parallel.outside_state import named_as_cause
 from flatout.frameworks.pytorch.parallel.protocol import Check, Held, Pattern, is_rare
 from flatout.frameworks.pytorch.parallel.refusal import FEWER_RANKS, ON_ONE_RANK, ChangesOutside, NotDivided
@@ -173,11 +173,11 @@ class Division:
                 return self.confirmation.confirmed(args, kwargs, inputs, known)
         if self.hold is None and self.holds_whole:
             return self.confirmation.confirmed(args, kwargs, inputs, None)
-        with Called() as called, self.held.at_once():
+        with called_modules() as called, self.held.at_once():
             pattern, check = self.confirmation.confirmed(args, kwargs, inputs, None)
         del check  # of what is about to be held otherwise
         if self.hold is not None:
-            self.held, self.hold = self.hold(self.module(), called.modules), None
+            self.held, self.hold = self.hold(self.module(), called), None
         return self.confirmation.confirmed(args, kwargs, inputs, pattern)
 
     @property

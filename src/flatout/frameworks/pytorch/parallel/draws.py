@@ -22,10 +22,9 @@ from flatout.frameworks.pytorch.seams.random_states import TorchStates
 
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
-LIKE = ("randn_like", "rand_like", "randint_like")
 OF_SHAPE = ("randn", "rand")
 OF_NUMBERS = ("randint",)
-OF_TENSORS = ("normal", "bernoulli", "poisson")
+OF_TENSORS = ("randn_like", "rand_like", "randint_like", "normal", "bernoulli", "poisson")
 IN_PLACE = ("normal_", "uniform_", "exponential_", "bernoulli_", "log_normal_", "cauchy_", "geometric_")
 
 
@@ -93,7 +92,7 @@ class Noise:
     def on(self) -> Iterator[None]:
         """Around a call of the rank's part."""
         replaced = (
-            (torch, LIKE, self._like), (torch, OF_SHAPE, self._of_shape), (torch, OF_NUMBERS, self._of_numbers),
+            (torch, OF_SHAPE, self._of_shape), (torch, OF_NUMBERS, self._of_numbers),
             (torch, OF_TENSORS, self._of_tensors), (torch.Tensor, IN_PLACE, self._in_place),
         )  # fmt: skip
         with ExitStack() as stack:
@@ -142,13 +141,6 @@ class Noise:
 
     # -- functions -----------------------------------------------------------------------------------------------
 
-    def _like(self, plain: Any, tensor: torch.Tensor, *rest: Any, requires_grad: bool = False, **named: Any) -> Any:
-        def draw(shape: tuple[int, ...]) -> torch.Tensor:
-            found: torch.Tensor = plain(tensor.new_empty(shape), *rest, **named)
-            return found
-
-        return self._through(draw, tuple(tensor.shape)).requires_grad_(requires_grad)
-
     def _of_shape(self, plain: Any, *size: Any, requires_grad: bool = False, **named: Any) -> torch.Tensor:
         shape = named.pop("size", size[0] if len(size) == 1 and isinstance(size[0], list | tuple) else size)
         found = self._through(lambda new: plain(*new, **named), tuple(map(int, shape)))
@@ -159,18 +151,19 @@ class Noise:
         limits, shape = (given, named.pop("size")) if "size" in named else (given[:-1], given[-1])
         return self._through(lambda new: plain(*limits, size=new, **named), tuple(map(int, shape)))
 
-    def _of_tensors(self, plain: Any, *given: Any, **named: Any) -> Any:
-        """Of tensors with the parameters of each element: those of the others do not matter."""
-        first = next((one for one in given if isinstance(one, torch.Tensor)), None)
+    def _of_tensors(self, plain: Any, *given: Any, requires_grad: bool = False, **named: Any) -> Any:
+        """Of the shape of a tensor, which may tell each element's parameters: those of other ranks do not matter."""
+        first = next((one for one in (*given, *named.values()) if isinstance(one, torch.Tensor)), None)
         if first is None:
             return plain(*given, **named)
         mine = tuple(first.shape)
 
         def draw(shape: tuple[int, ...]) -> torch.Tensor:
-            found: torch.Tensor = plain(*(self._spread(one, mine, shape) for one in given), **named)
+            spread = {name: self._spread(one, mine, shape) for name, one in named.items()}
+            found: torch.Tensor = plain(*(self._spread(one, mine, shape) for one in given), **spread)
             return found
 
-        return self._through(draw, mine)
+        return self._through(draw, mine).requires_grad_(requires_grad)
 
     def _spread(self, value: Any, mine: tuple[int, ...], whole: tuple[int, ...]) -> Any:
         """Parameters for the whole batch with this rank's in their place."""
@@ -183,16 +176,14 @@ class Noise:
         return spread
 
     def _in_place(self, plain: Any, tensor: torch.Tensor, *rest: Any, **named: Any) -> Any:
-        if any(isinstance(one, torch.Tensor) for one in (*rest, *named.values())):
-            return plain(tensor, *rest, **named)
-        like = tensor.detach()
-        return tensor.copy_(self._through(lambda new: plain(like.new_empty(new), *rest, **named), tuple(tensor.shape)))
+        return tensor.copy_(self._of_tensors(plain, tensor.detach(), *rest, **named))
 
 
 @contextmanager
-def drawn_apart(rank: int) -> Iterator[None]:
-    """Draws within are this rank's own, and follow from where all ranks stand: one draw further afterwards."""
-    seed = int(torch.empty((), dtype=torch.int64).random_())
+def drawn_apart(rank: int, seed: int | None = None) -> Iterator[None]:
+    """Draws within are this rank's own. Without a seed they follow from where all ranks stand, which draw once more."""
+    if seed is None:
+        seed = int(torch.empty((), dtype=torch.int64).random_())
     outside = TorchStates()
     torch.manual_seed((seed + 1_000_003 * (rank + 1)) % 2**63)
     try:

@@ -76,33 +76,30 @@ device_mesh: Any = torch.distributed.device_mesh
 
 
 class Mesh:
-    """The ranks in rows of `width`, which share a parameter's rows; the columns hold copies of each other.
+    """The ranks in rows, which share a parameter's rows; the columns hold copies of each other.
 
     Args:
         group: All ranks.
         device: Kind of device, for example `cpu`.
-        width: Ranks that share a parameter; it divides the world.
+        sharing: The ranks that share a parameter with this one.
+        copies: Those that hold what it holds; None where all ranks share.
     """
 
-    def __init__(self, group: Group, device: torch.device, width: int) -> None:
+    def __init__(self, group: Group, device: torch.device, sharing: Group, copies: Group | None) -> None:
+        self.sharing = sharing
         self.numbers = itertools.count()
         """Of the parameters that are cut over it, the same on all ranks."""
-        group.serve(device)
+        groups = [sharing] if copies is None else [copies, sharing]
+        for one in groups:
+            one.serve(device)
         device_mesh.get_rank = lambda *_: group.rank  # its own name for it, which scripts do not use
         ranks = torch.arange(group.world)
-        if width == group.world:
-            self.sharing, groups = group, [group]
-            table, names = ranks, None
-        else:
-            table, names = ranks.view(-1, width), ("replicate", "shard")
-            row, column = divmod(group.rank, width)
-            self.sharing = group.of_ranks(f"shard{row}", table[row].tolist())
-            copies = group.of_ranks(f"replicate{column}", table[:, column].tolist())
-            for one in (copies, self.sharing):
-                one.serve(device)
-            groups = [copies, self.sharing]
         self.devices = device_mesh.DeviceMesh(
-            device.type, table, mesh_dim_names=names, _init_backend=False, _rank=group.rank
+            device.type,
+            ranks if copies is None else ranks.view(-1, sharing.world),
+            mesh_dim_names=None if copies is None else ("replicate", "shard"),
+            _init_backend=False,
+            _rank=group.rank,
         )
         self.devices._dim_group_names = [_registered(one) for one in groups]
 

@@ -8,12 +8,14 @@ the world and where the others meet; what levers say of sums. Out: collectives, 
 from __future__ import annotations
 
 import copy
+import itertools
+import math
 import os
 import pickle
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from threading import get_ident
@@ -227,11 +229,17 @@ class Group:
         """The same tensor of every rank, stacked: (..., ) becomes (world, ...)."""
         self.serve(mine.device)
         whole = mine.new_empty((self.world, *mine.shape))
-        into, own = whole.view(-1), mine.detach().contiguous().view(-1)
+        into, own = as_bytes(whole), as_bytes(mine)  # not every type can be exchanged
         self.keep(into, own)
         with self.named(name):
             self.processes._allgather_base(into, own).wait()
         return whole
+
+    def joined(self, piece: torch.Tensor, edges: Sequence[int], dim: int, name: str) -> torch.Tensor:
+        """The pieces of all ranks along a dimension, which begin and end at `edges`, on every rank."""
+        sizes = [high - low for low, high in itertools.pairwise(edges)]
+        rows = self.gather(lengthened(piece, max(sizes), dim), name)
+        return torch.cat([row.narrow(dim, 0, size) for row, size in zip(rows, sizes, strict=True)], dim)
 
     def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """The sum over ranks, in place."""
@@ -272,6 +280,11 @@ class Group:
         """Whether something holds on every rank."""
         return self.gather(torch.tensor([int(holds)]), name).min().item() == 1
 
+    def anywhere(self, flags: Sequence[bool], name: str) -> list[bool]:
+        """For each flag, whether it is set on any rank."""
+        found: list[bool] = self.gather(torch.tensor(flags, dtype=torch.bool), name).any(0).tolist()
+        return found
+
     def objects(self, mine: Any, name: str) -> list[Any]:
         """Any value of each rank, in order of ranks; a rank that met with another exchange ends, as gloo has it."""
         text = torch.frombuffer(bytearray(pickle.dumps((name, mine))), dtype=torch.uint8)
@@ -288,6 +301,43 @@ class Group:
             self.page.begin(name)
             os.abort()
         return [one[1] for one in found]
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Its numbers, one after the other."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def lengthened(tensor: torch.Tensor, length: int, dim: int) -> torch.Tensor:
+    """With zeros behind it, where it is shorter along a dimension."""
+    if tensor.shape[dim] == length:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dim] = length - tensor.shape[dim]
+    return torch.cat([tensor, tensor.new_zeros(shape)], dim)
+
+
+def padded(num_bytes: int) -> int:
+    """A multiple of 16, so that what comes next is aligned for every type."""
+    return (num_bytes + 15) // 16 * 16
+
+
+def packed(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Tensors of any shapes and types as one row of bytes."""
+    rows = [as_bytes(one).to(device) for one in tensors]
+    return torch.cat(
+        [torch.empty(0, dtype=torch.uint8, device=device), *(lengthened(r, padded(len(r)), 0) for r in rows)]
+    )
+
+
+def unpacked(row: torch.Tensor, kinds: Sequence[tuple[Sequence[int], torch.dtype]]) -> list[torch.Tensor]:
+    """The tensors of such a row, in its memory, by their shapes and types."""
+    found, start = [], 0
+    for shape, dtype in kinds:
+        size = math.prod(shape) * dtype.itemsize
+        found.append(row[start : start + size].view(dtype).view(tuple(shape)))
+        start += padded(size)
+    return found
 
 
 def _num_holders(tensor: Any) -> int:

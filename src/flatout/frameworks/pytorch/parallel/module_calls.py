@@ -1,7 +1,8 @@
 """How do calls of modules come to be seen, and to go through functions of ours, hooks and all?
 
-In: modules. Out: contexts in which calls, and parameters that functions are given, are told of; the script's own hooks;
-what happens in one call of a model in which order, where time is the number of module calls that have begun.
+In: modules. Out: contexts in which calls, and parameters that functions are given, are told of; a module that the
+script has hooked; what happens in one call of a model in which order, where time is the number of module calls that
+have begun.
 """
 
 from __future__ import annotations
@@ -19,26 +20,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.frameworks.pytorch.observe.flops import flops
-from flatout.frameworks.pytorch.parallel.answers import OF_THE_OBJECT, SHAPES, flat
+from flatout.frameworks.pytorch.parallel.torch_function import OF_THE_OBJECT, SHAPES, flat
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 
-class Called:
-    """Notes modules that are called while it is entered."""
-
-    def __init__(self) -> None:
-        self.modules: set[int] = set()
-        self._handle: Any = None
-
-    def __enter__(self) -> Called:
-        self._handle = register_module_forward_pre_hook(self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._handle.remove()
-
-    def _note(self, module: nn.Module, _: Any) -> None:
-        self.modules.add(id(module))
+@contextmanager
+def called_modules() -> Iterator[set[int]]:
+    """The identities of the modules that are called within."""
+    found: set[int] = set()
+    handle = register_module_forward_pre_hook(lambda module, _: found.add(id(module)))
+    try:
+        yield found
+    finally:
+        handle.remove()
 
 
 class ParameterReads(TorchFunctionMode):
@@ -88,31 +82,26 @@ def plainly(module: nn.Module, args: Any, kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)
 
 
-def hooks_of(module: nn.Module) -> Iterator[Callable[..., Any]]:
-    """Those on a module itself."""
-    for hooks in (
-        module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    ):  # fmt: skip
-        for hook in hooks.values():
-            if not str(getattr(hook, "__module__", type(hook).__module__)).startswith("torch."):
-                yield hook
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Within, attention of PyTorch's calls its layers in evaluation, too: its fast path reads parameters of many."""
+    former = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(former)
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether there are some."""
-    return next(hooks_of(module), None) is not None
-
-
-def inner_hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
-    """Those on modules within it: they see what a rank computes."""
-    for part in module.modules():
-        if part is not module:
-            yield from hooks_of(part)
-
-
-def has_inner_hooks(module: nn.Module) -> bool:
-    """Whether there are hooks on modules within it."""
-    return next(inner_hooks(module), None) is not None
+def hooked_module(module: nn.Module) -> str | None:
+    """The name of a module within this one that has a hook of the script's; None where there is none."""
+    for name, part in module.named_modules():
+        tables = part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks
+        hooks = [hook for table in tables for hook in table.values()]
+        owners = (str(getattr(hook, "__module__", type(hook).__module__)) for hook in hooks)
+        if part is not module and not all(owner.startswith("torch.") for owner in owners):
+            return name
+    return None
 
 
 FLOPS_PER_ELEMENT = 50

@@ -15,11 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from flatout.frameworks.pytorch.parallel.module_calls import inner_hooks
 from flatout.frameworks.pytorch.parallel.protocol import Dividing
 from flatout.frameworks.pytorch.parallel.refusal import ChangesOutside, NotDivided
 
@@ -37,18 +36,6 @@ MOST_BYTES = 64 * 2**10
 """Larger arrays are compared by identity alone."""
 
 
-class _Tensor(NamedTuple):
-    value: torch.Tensor
-    version: int
-
-
-class _Array(NamedTuple):
-    """A small array of NumPy's, which knows no version."""
-
-    value: Any
-    content: bytes
-
-
 class _Fields(dict[str, Any]):
     """The attributes of an object or a class."""
 
@@ -57,8 +44,7 @@ class OutsideState:
     """What a module's code can write outside of the module.
 
     Args:
-        module: A model; its code is that of all classes of its modules that are not PyTorch's, and of the script's
-            hooks on modules within it.
+        module: A model; its code is that of all classes of its modules that are not PyTorch's.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -68,9 +54,6 @@ class OutsideState:
             walk.follow(*vars(kind).values())
         for part in module.modules():
             walk.follow(*vars(part).values())
-        self._num_of_code = len(walk.places)
-        for hook in inner_hooks(module):
-            walk.enter(hook)
         self._places = list(walk.places.values())
 
     def seen(self) -> list[Any]:
@@ -81,13 +64,10 @@ class OutsideState:
         """Names of variables that are not what they were.
 
         A dict may have new keys, as one that keeps masks does, and what was None may be there, but nothing that is to
-        be trained, and nothing that a hook puts there.
+        be trained.
         """
-        names, pairs = [name for name, _ in self._places], list(zip(before, self.seen(), strict=True))
-        found = {_named(name, *pair) for name, pair in zip(names, pairs, strict=True) if not is_same(*pair)}
-        of_hooks = zip(names[self._num_of_code :], pairs[self._num_of_code :], strict=True)
-        found |= {_named(name, after, before) for name, (before, after) in of_hooks if not is_same(after, before)}
-        return sorted(found)
+        pairs = zip(self._places, before, self.seen(), strict=True)
+        return sorted({_named(place[0], *pair) for place, *pair in pairs if not is_same(*pair)})
 
 
 def refused(division: Dividing, name: str) -> ChangesOutside:
@@ -117,19 +97,6 @@ class _Walk:
         self.places: dict[tuple[int, str], tuple[str, Callable[[], Any]]] = {}
         """Each variable's name, and how its value is found, by what holds it."""
         self._visited: set[Any] = set()
-
-    def enter(self, hook: Any) -> None:
-        """Go through a function that is called, or a method or an object with all of its class."""
-        while _is(hook, partial):
-            self.places[id(hook), ""] = getattr(hook.func, "__name__", "partial"), partial(_itself, hook)
-            hook = hook.func
-        if _is(hook, types.FunctionType):
-            return self.follow(hook)
-        owner = hook.__self__ if _is(hook, types.MethodType) else hook
-        self.places[id(owner), ""] = type(owner).__name__, partial(_itself, owner)
-        for kind in type(owner).__mro__:
-            if not _is_foreign(kind.__module__):
-                self.follow(*vars(kind).values())
 
     def follow(self, *members: Any) -> None:
         """Go through functions, and what stands for one."""
@@ -230,9 +197,9 @@ def copied_safely(value: Any) -> Any:
 def _copied(value: Any, depth: int = 2) -> Any:
     """What a comparison needs: values, tensors with their version, what containers and plain objects hold."""
     if isinstance(value, torch.Tensor):
-        return _Tensor(value, value._version)
+        return value, value._version
     if _is_small_array(value):
-        return _Array(value, value.tobytes())
+        return value, value.tobytes()  # it knows no version
     if isinstance(value, partial):
         return _copied([*value.args, *value.keywords.values()], depth)
     if isinstance(value, types.MethodType):
@@ -277,13 +244,9 @@ def is_same(before: Any, after: Any) -> bool:
         return not _is_trained(after)
     if isinstance(before, _VALUES) and isinstance(after, _VALUES):
         return bool(before == after)
-    if isinstance(before, _Tensor) and isinstance(after, _Tensor):
-        return before.value is after.value and before.version == after.version
-    if isinstance(before, _Array) and isinstance(after, _Array):
-        return before.value is after.value and before.content == after.content
     if isinstance(before, dict) and isinstance(after, dict):
         return not _differing(before, after)
-    if isinstance(before, list) and isinstance(after, list):
+    if isinstance(before, list | tuple) and type(before) is type(after):
         return len(before) == len(after) and all(map(is_same, before, after))
     return False
 
@@ -295,11 +258,11 @@ def _differing(before: dict[Any, Any], after: dict[Any, Any]) -> list[Any]:
 
 
 def _is_trained(value: Any) -> bool:
-    if isinstance(value, torch.Tensor | _Tensor):
-        return (value.value if isinstance(value, _Tensor) else value).requires_grad
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad
     if isinstance(value, dict):
         return any(map(_is_trained, value.values()))
-    return isinstance(value, list) and any(map(_is_trained, value))
+    return isinstance(value, list | tuple) and any(map(_is_trained, value))
 
 
 def _named(name: str, before: Any, after: Any) -> str:

@@ -16,9 +16,8 @@ from torch import nn
 from flatout.frameworks.pytorch.parallel.gradients import summed_in_buckets
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.protocol import Found, Held, Leaves
-from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Portions, Sharded, become, whole_of
-from flatout.frameworks.pytorch.parallel.stand_ins import StandIns, Swaps, stand_in, take_place
+from flatout.frameworks.pytorch.parallel.sharded import Placement, Sharded, become, whole_of
+from flatout.frameworks.pytorch.parallel.stand_ins import StandIns, Swaps, refuse_others, stand_in, take_place
 
 
 class Parts(Held):
@@ -27,7 +26,7 @@ class Parts(Held):
     Args:
         module: Its parameters are cut now.
         group: All ranks.
-        portions: How parameters are cut, by their identity; the others are whole on every rank, and all ranks compute
+        placements: How parameters are cut, by their identity; the others are whole on every rank, and all ranks compute
             the same with them.
         partial: Those of the others, by identity, whose gradients are sums over ranks: each computes with some of the
             model's layers or positions.
@@ -35,20 +34,19 @@ class Parts(Held):
     """
 
     def __init__(
-        self, module: nn.Module, group: Group, portions: Mapping[int, Portions], partial: Container[int], *,
+        self, module: nn.Module, group: Group, placements: Mapping[int, Placement], partial: Container[int], *,
         are_alike: bool,
     ) -> None:  # fmt: skip
         self._group, self._partial, self._are_alike = group, partial, are_alike
         torch.clear_autocast_cache()  # it holds what was computed from parameters to find how they are divided
         for parameter in module.parameters():
-            cut = portions.get(id(parameter))
+            cut = placements.get(id(parameter))
             if cut is not None:
                 with torch.no_grad():
                     part = cut.mine(parameter.detach()).clone(memory_format=torch.contiguous_format)
                 take_place(parameter, part, cut, None)
         self._stand_ins = StandIns(module, frozen=True)
         self._stand_ins.renew()
-        self._ids = list(map(id, self.parameters))
         self._within = False
         self._wholes: list[torch.Tensor] = []
 
@@ -71,12 +69,7 @@ class Parts(Held):
 
     def renew(self) -> None:
         """See `Held`."""
-        if list(map(id, self.module.parameters())) != self._ids:
-            raise NotDivided(
-                "a model's parameters were replaced by others in training",
-                cause=f"`{type(self.module).__name__}` had {len(self._ids)}, which are divided over ranks",
-                hint=REPLICATE,
-            )
+        refuse_others(self.module, self.parameters)
         self._stand_ins.renew()
 
     @contextmanager
@@ -141,8 +134,7 @@ class Parts(Held):
         self.forget_gradients()
         used = [grad is not None for grad in mine]
         if not self._are_alike:
-            flags = torch.tensor(used, dtype=torch.uint8)
-            used = self._group.gather(flags, "which parameters were used").amax(0).tolist()
+            used = self._group.anywhere(used, "which parameters were used")
         found: Found = [None] * len(mine)
         partial: list[int] = []
         for place, (parameter, leaf, was) in enumerate(zip(self.parameters, leaves, used, strict=True)):
@@ -150,7 +142,7 @@ class Parts(Held):
                 continue
             grad = mine[place]
             part = torch.zeros_like(leaf) if grad is None else grad
-            found[place] = become(part, parameter.portions) if isinstance(parameter, Sharded) else part
+            found[place] = become(part, parameter.placement) if isinstance(parameter, Sharded) else part
             if not isinstance(parameter, Sharded) and id(parameter) in self._partial:
                 partial.append(place)
         shares = [one for place in partial if (one := found[place]) is not None]
@@ -162,6 +154,6 @@ class Parts(Held):
     def gradients(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], leaves: Leaves) -> Found:
         """See `Held`: those of whole parameters, of which this rank's parts are told."""
         return [
-            grad if grad is None or not isinstance(p, Sharded) else p.portions.mine(grad)
+            grad if grad is None or not isinstance(p, Sharded) else p.placement.mine(grad)
             for p, grad in zip(self.used, super().gradients(outputs, gradients, leaves), strict=False)
         ]

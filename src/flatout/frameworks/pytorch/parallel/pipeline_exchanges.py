@@ -7,7 +7,6 @@ were computed from came at all. In: tensors. Out: the same ones on another rank,
 from __future__ import annotations
 
 import io
-import itertools
 import math
 import pickle
 from collections.abc import Callable, Sequence
@@ -16,8 +15,7 @@ from typing import Any
 
 import torch
 
-from flatout.frameworks.pytorch.parallel.assembly import padded
-from flatout.frameworks.pytorch.parallel.group import Group
+from flatout.frameworks.pytorch.parallel.group import Group, packed, padded, unpacked
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 
 HEAD_BYTES = 1 << 14
@@ -56,27 +54,19 @@ class Parcel:
 
     def body(self, device: torch.device) -> torch.Tensor:
         """All numbers, as bytes."""
-        there = [t for t in self.tensors if t is not None]
-        packed = torch.empty(sum(padded(t.numel() * t.element_size()) for t in there), dtype=torch.uint8, device=device)
-        start = 0
-        for tensor in there:
-            flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-            packed[start : start + flat.numel()] = flat
-            start += padded(flat.numel())
-        return packed
+        return packed([t for t in self.tensors if t is not None], device)
 
     @classmethod
     def arriving(cls, head: torch.Tensor, device: torch.device, fill: Callable[[torch.Tensor], object]) -> Parcel:
         """The parcel whose head is here, with tensors in memory of their own; `fill` receives its body."""
         is_whole, kinds = pickle.loads(bytes(head.numpy()))  # which end before the zeros behind them
-        sizes = [0 if kind is None else math.prod(kind[0]) * kind[1].itemsize for kind in kinds]
-        body = torch.empty(sum(map(padded, sizes)), dtype=torch.uint8, device=device)
+        sent = [(shape, dtype) for shape, dtype, *_ in filter(None, kinds)]
+        body = torch.empty(sum(padded(math.prod(s) * d.itemsize) for s, d in sent), dtype=torch.uint8, device=device)
         if body.numel():
             fill(body)
-        tensors: list[torch.Tensor | None] = []
-        for kind, size, start in zip(kinds, sizes, itertools.accumulate(map(padded, sizes), initial=0), strict=False):
-            one = None if kind is None else body[start : start + size].view(kind[1]).view(kind[0]).clone()
-            tensors.append(one if one is None or kind[3] else one.cpu())
+        arrived = iter(unpacked(body, sent))
+        own = [None if kind is None else next(arrived).clone() for kind in kinds]
+        tensors = [one.cpu() if one is not None and not kind[3] else one for one, kind in zip(own, kinds, strict=True)]
         return cls(tensors, [kind is not None and kind[2] for kind in kinds], is_whole)
 
 
@@ -136,15 +126,15 @@ class Line:
         return parcel
 
 
-def packed(value: Any) -> list[torch.Tensor]:
+def with_form(value: Any) -> list[torch.Tensor]:
     """What a value looks like beside its tensors, as bytes, and the tensors."""
     stream, tensors = io.BytesIO(), list[torch.Tensor]()
     _Pickler(stream, tensors).dump(value)
     return [torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8), *tensors]
 
 
-def unpacked(sent: Sequence[Any]) -> Any:
-    """The value."""
+def formed(sent: Sequence[Any]) -> Any:
+    """The value again."""
     form, *tensors = sent
     return _Unpickler(io.BytesIO(bytes(form.numpy())), tensors).load()
 

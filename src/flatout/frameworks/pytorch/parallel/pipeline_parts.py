@@ -22,18 +22,20 @@ from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
 from flatout.frameworks.pytorch.parallel.cuts import part_entering
 from flatout.frameworks.pytorch.parallel.draws import drawn_apart
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
-from flatout.frameworks.pytorch.parallel.module_calls import has_inner_hooks
 from flatout.frameworks.pytorch.parallel.parts import Parts
-from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Line, Parcel, packed, unpacked
+from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Line, Parcel, formed, with_form
 from flatout.frameworks.pytorch.parallel.pipeline_stage import AnotherWay, Computation, Stage
 from flatout.frameworks.pytorch.parallel.protocol import Found, Passed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Portions
+from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Placement
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 MICRO_BATCHES_PER_RANK = 4
 """Fewer leave more of the time empty, more make small products. Source: GPipe, section 2.3: the empty time is
 negligible from four on."""
+
+
+INPUTS_TRAINED = "gradients of its inputs are wanted, and stages give those of parameters alone"
 
 
 def most_micro_batches(world: int) -> int:
@@ -62,13 +64,13 @@ class PipelineParts(Parts):
         module: Its parameters are dealt out now.
         group: All ranks.
         stage: Of this rank.
-        portions: Which parameters are a single rank's, by identity.
+        placements: Which parameters are a single rank's, by identity.
     """
 
-    def __init__(self, module: nn.Module, group: Group, stage: Stage, portions: dict[int, Portions]) -> None:
+    def __init__(self, module: nn.Module, group: Group, stage: Stage, placements: dict[int, Placement]) -> None:
         device = next(module.parameters()).device
         every = {id(p) for p in module.parameters()}
-        super().__init__(module, group, portions, every, are_alike=False)
+        super().__init__(module, group, placements, every, are_alike=False)
         self.group, self.stage = group, stage
         self.line = Line(group, device)
         self._apart = functools.partial(drawn_apart, group.rank)
@@ -84,14 +86,13 @@ class PipelineParts(Parts):
             NotDivided: The call takes another way through the model.
         """
         draws = self._apart if pattern.masks and not silent else nullcontext
-        made, cause = _Pass(self, pattern, args, kwargs), "hooks have come to its inner modules"
-        if not has_inner_hooks(self.module):
-            with torch.enable_grad(), draws(), self.in_place():
-                if made.forward(compute, args, kwargs):
-                    return made
-            cause = made.problem or "another rank does not come to the end of its stage"
+        made = _Pass(self, pattern, args, kwargs)
+        with torch.enable_grad(), draws(), self.in_place():
+            if made.forward(compute, args, kwargs):
+                return made
         raise NotDivided(
-            f"a call of `{type(self.module).__name__}` takes another way through its stages", cause=cause,
+            f"a call of `{type(self.module).__name__}` takes another way through its stages",
+            cause=made.problem or "another rank does not come to the end of its stage",
             hint=f"`--mode shard` divides the memory of any model; or {REPLICATE}",
         )  # fmt: skip
 
@@ -107,14 +108,12 @@ class _MicroBatch:
 
     Attributes:
         computation: Its way through the stage.
-        entered: Inputs that gradients are wanted of.
         outputs: What was returned or passed on.
         arrived: What was received.
         gradients: Of what was received.
     """
 
     computation: Computation
-    entered: list[torch.Tensor]
     outputs: Sequence[torch.Tensor] = ()
     arrived: Parcel | None = None
     gradients: Sequence[torch.Tensor | None] = ()
@@ -133,6 +132,8 @@ class _Pass:
         num = pattern.cut.num_samples(inputs)
         if num is None and any(dim is not None for dim in pattern.cut.dims):
             raise NotDivided("a batch cannot be cut", cause="the inputs of a call do not agree on its samples")
+        if any(t.requires_grad for t in inputs):
+            raise NotDivided("a model cannot be divided into stages", cause=INPUTS_TRAINED)
         self.value: Any = None
         self.outputs: list[torch.Tensor] = []
         self.problem = ""
@@ -143,7 +144,6 @@ class _Pass:
         self._held, self._rules = held, pattern.rules
         self._fitted: list[tuple[Rule, ...]] = []
         self._micro_batches: list[_MicroBatch] = []
-        self._wanting = [t for t in inputs if t.requires_grad]
         self._is_first, self._is_last = group.rank == 0, group.rank == group.world - 1
 
     @property
@@ -157,8 +157,8 @@ class _Pass:
         share, held = self._share, self._held
         values, is_whole = [], True
         for number in range(self._num):
-            new_args, new_kwargs, entered = part_entering(args, kwargs, share, number)
-            micro = _MicroBatch(Computation(lambda placeholders: ()), entered)
+            new_args, new_kwargs, _ = part_entering(args, kwargs, share, number)
+            micro = _MicroBatch(Computation(lambda placeholders: ()))
             micro.computation.receive = functools.partial(self._receive, micro, number)
             is_whole = self._computed(micro, number, compute, new_args, new_kwargs) and is_whole
             self._micro_batches.append(micro)
@@ -215,7 +215,7 @@ class _Pass:
                 for tensor, is_wanted in zip(parcel.tensors, parcel.wanted, strict=True):
                     if tensor is not None and is_wanted:
                         tensor.requires_grad_()
-                self.value = unpacked(parcel.tensors)
+                self.value = formed(parcel.tensors)
         self.outputs = tensors_of(self.value)
         return parcel.is_whole
 
@@ -243,13 +243,10 @@ class _Pass:
         """See `Passed`."""
         held = self._held
         held.forget_gradients()
-        for micro in self._micro_batches:
-            for tensor in micro.entered:
-                tensor.grad = None
         for number, micro in enumerate(self._micro_batches):
             self._gone_back(micro, number, gradients, keep=keep)
         held.line.settle("gradients that are passed back")
-        return held.collected(), self._of_inputs()
+        return held.collected(), []
 
     def _gone_back(self, micro: _MicroBatch, number: int, gradients: Sequence[Any], *, keep: bool) -> None:
         held, rank = self._held, self._held.group.rank
@@ -271,22 +268,6 @@ class _Pass:
             None if gradient is None else assembly.gradient_of(rule, gradient, self._share, number, self._num)
             for rule, gradient in zip(self._fitted[number], gradients, strict=True)
         ]
-
-    def _of_inputs(self) -> Found:
-        """Gradients of the inputs for the whole batch: any stage may have used them."""
-        group, share = self._held.group, self._share
-        dims = [dim for tensor, dim in zip(share.inputs, share.dims, strict=True) if tensor.requires_grad]
-        found: Found = []
-        for place, (whole, dim) in enumerate(zip(self._wanting, dims, strict=True)):
-            rows = [micro.entered[place] for micro in self._micro_batches]
-            used = not group.everywhere(all(row.grad is None for row in rows), "which inputs were used")
-            if not used:
-                found.append(None)
-                continue
-            mine = [torch.zeros_like(row) if row.grad is None else row.grad for row in rows]
-            put = torch.stack(mine).sum(0) if dim is None else torch.cat(mine, dim)
-            found.append(group.sum(put.contiguous().view(whole.shape), "gradient of an input"))
-        return found
 
 
 class _Received(torch.autograd.Function):
@@ -311,7 +292,7 @@ class _Received(torch.autograd.Function):
 
 def _packed(value: Any) -> list[torch.Tensor]:
     try:
-        return packed(value)
+        return with_form(value)
     except Exception as problem:
         raise NotDivided(
             "a model cannot be divided into stages",

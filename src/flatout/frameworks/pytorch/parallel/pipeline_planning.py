@@ -19,15 +19,16 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatout.frameworks.pytorch.parallel import assembly
+from flatout.frameworks.pytorch.parallel.confirmation import nodes_behind
 from flatout.frameworks.pytorch.parallel.division import ModelDivision
 from flatout.frameworks.pytorch.parallel.draws import Silence
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
-from flatout.frameworks.pytorch.parallel.module_calls import Made, Timeline, has_inner_hooks
-from flatout.frameworks.pytorch.parallel.pipeline_parts import PipelineParts, bubble, most_micro_batches
+from flatout.frameworks.pytorch.parallel.module_calls import Made, Timeline
+from flatout.frameworks.pytorch.parallel.pipeline_parts import INPUTS_TRAINED, PipelineParts, bubble, most_micro_batches
 from flatout.frameworks.pytorch.parallel.pipeline_stage import Computation, Placeholders, Stage, StagePlan, shapes_of
 from flatout.frameworks.pytorch.parallel.protocol import Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Portions
+from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Placement, can_be_cut
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of
@@ -46,9 +47,9 @@ def planned(
     """
     module = division.module()
     _refuse_what_stages_change(division)
-    stage, portions, told = _Planning(division, args, kwargs).found(pattern, refuse)
+    stage, placements, told = _Planning(division, args, kwargs).found(pattern, refuse)
     division.confirmation.remark(told)  # the graph of the watched call is gone by now
-    return PipelineParts(module, division.sharing, stage, portions)
+    return PipelineParts(module, division.sharing, stage, placements)
 
 
 class _Planning:
@@ -63,7 +64,7 @@ class _Planning:
 
     def found(
         self, pattern: Pattern, refuse: Callable[[NotDivided], Any]
-    ) -> tuple[Stage, dict[int, Portions], str]:  # fmt: skip
+    ) -> tuple[Stage, dict[int, Placement], str]:  # fmt: skip
         """This rank's stage, whose parameters are whose, and what is told of it."""
         try:
             self._watch()
@@ -75,7 +76,7 @@ class _Planning:
         replicas = self._division.replicas
         num_replicas = 1 if replicas is None else replicas.world
         told = _told(plan, self._division.module(), pattern, self._call, num_replicas)
-        return stage, plan.portions(refuse), told
+        return stage, plan.placements(refuse), told
 
     def _watch(self) -> None:
         division, module = self._division, self._division.module()
@@ -85,8 +86,10 @@ class _Planning:
             value = self._timeline.watch(division.compute, args, kwargs)
         if printed.getvalue():
             raise _refused(division, "it prints within its call, which each stage would do for each micro-batch")
-        if any(_enters_again(tensor) for tensor in tensors_of(value)):
+        if any("CheckpointFunction" in node.name() for node in nodes_behind(tensors_of(value))):
             raise _refused(division, "it checkpoints with `use_reentrant`, which gradients of a stage do not pass")
+        if any(tensor.requires_grad for tensor in tensors_of(self._call)):
+            raise _refused(division, INPUTS_TRAINED)
         self._wanted = [tensor.detach() for tensor in tensors_of(value)]
         if not self._kept[1].equals(RandomStates()):
             raise _refused(division, "it draws random numbers beside dropout: each of its stages would draw others")
@@ -170,48 +173,28 @@ class PipelinePlan:
         edges = [0.0, *(self._timeline.before(one) for one in self.begins), whole]
         return [(high - low) / whole for low, high in itertools.pairwise(edges)]
 
-    def portions(self, refuse: Callable[[NotDivided], Any]) -> dict[int, Portions]:
+    def placements(self, refuse: Callable[[NotDivided], Any]) -> dict[int, Placement]:
         """Parameters that one rank alone computes with are that rank's; the others stay whole."""
         timeline, group = self._timeline, self._group
         stages, found = self.stages(), {}
         for number, parameter in enumerate(timeline.module.parameters()):
             reads = timeline.reads.get(id(parameter), set())
             ranks = {rank for rank, stage in enumerate(stages) if any(stage.needs(timeline, *read) for read in reads)}
-            if len(ranks) == 1 and parameter.dim() and _can_move(parameter):
+            if len(ranks) == 1 and can_be_cut(parameter):
                 owner, size = ranks.pop(), parameter.shape[0]
                 edges = tuple(0 if rank <= owner else size for rank in range(group.world + 1))
-                found[id(parameter)] = Portions(parameter.shape, group, refuse, edges, number)
+                found[id(parameter)] = Placement(parameter.shape, group, refuse, edges, number)
         return found
-
-
-def _enters_again(tensor: torch.Tensor) -> bool:
-    """Whether a checkpoint that calls backward within backward lies behind a tensor."""
-    waiting, seen = [tensor.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        if "CheckpointFunction" in node.name():
-            return True
-        seen.add(node)
-        waiting += [following for following, _ in node.next_functions]
-    return False
 
 
 def _takes_floats(timeline: Timeline, call: Made) -> bool:
     return any(tensor.is_floating_point() for tensor in timeline.tensors_at(call.begin))
 
 
-def _can_move(parameter: torch.Tensor) -> bool:
-    return bool(parameter.is_floating_point() and parameter.is_contiguous() and parameter.numel())
-
-
 def _refuse_what_stages_change(division: ModelDivision) -> None:
     module = division.module()
     if any(isinstance(part, _BatchNorm) and part.training for part in module.modules()):
         raise _refused(division, "its batch normalisation would see micro-batches, whose statistics are others")
-    if has_inner_hooks(module):
-        raise _refused(division, "the script has hooks on its inner modules, which are called on one rank each")
 
 
 def _refused(division: ModelDivision, cause: str) -> NotDivided:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from flatout.frameworks.pytorch.parallel.module_calls import Made, Timeline, intercepted, plainly
+from flatout.frameworks.pytorch.parallel.module_calls import Made, Timeline, intercepted, plainly, without_fast_path
 from flatout.frameworks.pytorch.parallel.remembered import skeleton
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
@@ -68,34 +68,19 @@ class Placeholders:
             kept = ModuleState(module)
             try:
                 with Swaps.of(module, fake).made():
-                    value = module._call_impl(*args, **kwargs)
+                    return module._call_impl(*args, **kwargs)
             finally:
                 kept.restore()
-            devices = [t.device for t in tensors_of(value)]
-        places = iter(devices)
-        return map_tensors(lambda t: _Shape.of(t, next(places)), value)
 
 
-class _Shape(torch.Tensor):
-    """A tensor without memory, which knows where it would be."""
+def _nothing(shape: torch.Tensor) -> torch.Tensor:
+    from torch._subclasses.fake_tensor import FakeTensor
 
-    place: torch.device
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor, place: torch.device) -> _Shape:
-        """That of another one."""
-        found = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").as_subclass(cls)
-        found.place = place
-        return found
-
-
-def _nothing(shape: Any) -> torch.Tensor:
-    if not isinstance(shape, _Shape):  # a constant of the module's own
+    if not isinstance(shape, FakeTensor):  # a constant of the module's own
         return shape
-    with torch._C.DisableTorchFunctionSubclass():
-        if shape.is_floating_point():  # so that what reads it shows, also what multiplies it by zero
-            return torch.full(shape.shape, math.nan, dtype=shape.dtype, device=shape.place)
-        return torch.zeros(shape.shape, dtype=shape.dtype, device=shape.place)
+    if shape.is_floating_point():  # so that what reads it shows, also what multiplies it by zero
+        return torch.full(shape.shape, math.nan, dtype=shape.dtype, device=shape.device)
+    return torch.zeros(shape.shape, dtype=shape.dtype, device=shape.device)
 
 
 Action = Literal["skip", "enter", "make", "give", "leave"]
@@ -278,13 +263,8 @@ class Stage:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Within, modules are called as `compute` and `again` say."""
-        is_fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)  # it reads parameters of many modules
-        try:
-            with intercepted((one, self._through(one)) for one in self.plan.modules.values()):
-                yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(is_fast)
+        with without_fast_path(), intercepted((one, self._through(one)) for one in self.plan.modules.values()):
+            yield
 
     def _through(self, module: nn.Module) -> Callable[..., Any]:
         actions = self.plan.actions[id(module)]

@@ -32,6 +32,7 @@ from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import Sharded
 from flatout.frameworks.pytorch.seams.calls import Calls, OuterCall
 from flatout.frameworks.pytorch.seams.patches import Patch
+from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.guest.rank_page import Page, page_file, read
 from flatout.records.ranks import (
     EXIT_LOST,
@@ -106,9 +107,9 @@ class Ranks:
 
     def _same_start(self) -> None:
         """Numbers that nobody has seeded are drawn from the system: let them be those of rank 0."""
-        states = self.group.of_first(equality.generators, "random numbers")
+        states: RandomStates = self.group.of_first(RandomStates, "random numbers")
         if self.group.rank:
-            equality.set_generators(states)
+            states.restore()
 
     def begin(self) -> None:
         """Divide calls from here on."""
@@ -159,8 +160,6 @@ class Ranks:
 
     def rest(self) -> None:
         """All that training calls has been found."""
-        if self._sharding is not None:  # parts of models may be called by themselves at any time
-            return
         patch, self._patch = self._patch, None
         if patch is not None:
             patch.remove()
@@ -169,12 +168,9 @@ class Ranks:
         calls = self._calls
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            outermost = patch.active and not calls.inside
-            if outermost and self._sharding is not None and not torch.is_grad_enabled():
-                with self._sharding.of_part(module):
-                    return original(module, *args, **kwargs)
             if (
-                outermost
+                patch.active
+                and not calls.inside
                 and torch.is_grad_enabled()
                 and not torch.compiler.is_compiling()
                 and any(p.requires_grad for p in module.parameters())

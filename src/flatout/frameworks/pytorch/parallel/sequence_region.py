@@ -2,8 +2,8 @@
 
 What enters the first block is cut, what leaves the last one is put together. In between, layers that are divided by
 features gather the positions they are given, and keep this rank's of what they sum. Norms, dropout and what is added
-are computed once then, not on every rank. What was gathered is not kept for the way back, but gathered again. In:
-blocks, and which inputs are cut. Out: their `forward`s, and what layers within do instead.
+are computed once then, not on every rank. In: blocks, and which inputs are cut. Out: their `forward`s, and what layers
+within do instead.
 
 Source: Korthikanti et al., arXiv 2205.05198, section 4.2.2.
 """
@@ -71,7 +71,6 @@ class Region:
         self._lengths: set[int] = set()
         self._way: Way | None = None
         self._last: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._kept = tensor_exchanges.Regathered(group)
         self._within = {id(inner) for scope in scopes for inner in scope.modules()}
         self._inner = {id(inner) for block in blocks for inner in block.modules()}
 
@@ -100,7 +99,6 @@ class Region:
             with draws():  # one block may be computed anew by itself, with what it has drawn
                 value = forward(block, *args, **kwargs)
             self._last = None
-            self._kept.forget()
             return self._put_together(block, value) if is_last else value
 
         return computed
@@ -129,8 +127,7 @@ class Region:
 
         def computed(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = self.gathered(scope, (args, kwargs))
-            with self.lean():
-                return forward(scope, *args, **kwargs)
+            return forward(scope, *args, **kwargs)
 
         return computed
 
@@ -158,14 +155,7 @@ class Region:
     def _entered(self, tensor: torch.Tensor, way: Way | None) -> torch.Tensor:
         if way is None:
             return tensor_exchanges.entering(tensor, self._group) if tensor.requires_grad else tensor
-        edges = self._edges(way)
-        found = tensor_exchanges.gathered(tensor, self._group, edges, way.dim)
-        self._kept.add(found, tensor_exchanges.Pieces(tensor.detach(), edges, way.dim))
-        return found
-
-    def lean(self) -> AbstractContextManager[None]:
-        """Around what computes with gathered positions: they are not kept for the way back."""
-        return self._kept.packing()
+        return tensor_exchanges.gathered(tensor, self._group, self._edges(way), way.dim)
 
     def summed(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of what ranks have found with their features, this rank's positions of it."""
@@ -199,7 +189,6 @@ class Region:
     def end(self) -> None:
         """A way back is over."""
         self._lengths.clear()
-        self._kept.clear()
 
     def _edges(self, way: Way) -> list[int]:
         if len(self._lengths) > 1 and torch._C._current_graph_task_id() != -1:

@@ -1,7 +1,7 @@
 """How can a parameter be a rank's part in memory, and whole to the script?
 
-A `Sharded` tensor holds a part of a whole one; what Python asks of it is answered for the whole (`answers.py`). The
-script's own objects become such tensors, so that whatever it keeps of them (lists, an average of parameters, an
+A `Sharded` tensor holds a part of a whole one; what Python asks of it is answered for the whole (`torch_function.py`).
+The script's own objects become such tensors, so that whatever it keeps of them (lists, an average of parameters, an
 optimizer's groups) stays true. In: a tensor and how it is cut. Out: the same object in the memory of its part.
 """
 
@@ -33,7 +33,7 @@ def chunked(size: int, world: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Portions:
+class Placement:
     """How a tensor is cut.
 
     Attributes:
@@ -57,9 +57,10 @@ class Portions:
     @property
     def part_shape(self) -> torch.Size:
         """Of this rank's part."""
-        return self._shape_of(self._size(self.group.rank))
+        size = self.blocks * self._size(self.group.rank)
+        return torch.Size((*self.shape[: self.dim], size, *self.shape[self.dim + 1 :]))
 
-    def is_alike(self, other: Portions) -> bool:
+    def is_alike(self, other: Placement) -> bool:
         """Whether parts of two tensors go together, element by element."""
         return self is other or (
             (self.shape, self.edges, self.dim, self.blocks) == (other.shape, other.edges, other.dim, other.blocks)
@@ -79,21 +80,15 @@ class Portions:
         """The whole from the parts of all ranks; every rank must ask for it, at the same time."""
         self._refuse_threads()
         tag = torch.tensor([self.number, self.shape.numel()], device=part.device)
+        self.compare(self.group.gather(tag, "gathering of a parameter"))
         owner = self._owner()
         if owner is not None:
-            self.compare(self.group.gather(tag, "gathering of a parameter"))
             whole = part.detach().clone() if owner == self.group.rank else part.new_empty(self.shape)
             return self.group.broadcast(whole.contiguous(), "gathering of a parameter", source=owner)
-        longest = max(self._size(rank) for rank in range(self.group.world))
-        padded = part.new_zeros(self._shape_of(longest))
-        self._narrowed(padded, self._size(self.group.rank)).copy_(self._in_blocks(part))
-        sent = torch.cat([tag.view(torch.uint8), padded.view(-1).view(torch.uint8)])
-        every = self.group.gather(sent, "gathering of a parameter")
-        num = tag.numel() * tag.element_size()
-        self.compare(every[:, :num])
-        rows = every[:, num:].contiguous().view(part.dtype).view(-1, *padded.shape)
-        pieces = [self._narrowed(row, self._size(rank)) for rank, row in enumerate(rows)]
-        return torch.cat(pieces, self.dim + 1).flatten(self.dim, self.dim + 1)
+        pieces = part.unflatten(self.dim, (self.blocks, part.shape[self.dim] // self.blocks))
+        return self.group.joined(pieces, self.edges, self.dim + 1, "gathering of a parameter").flatten(
+            self.dim, self.dim + 1
+        )  # fmt: skip
 
     def compare(self, tags: torch.Tensor) -> None:
         """Make sure that all ranks have asked for the same."""
@@ -124,20 +119,15 @@ class Portions:
         has = [rank for rank in range(self.group.world) if self._size(rank)]
         return has[0] if len(has) == 1 and self.group.world > 1 else None
 
-    def _shape_of(self, size: int) -> torch.Size:
-        return torch.Size((*self.shape[: self.dim], self.blocks * size, *self.shape[self.dim + 1 :]))
 
-    def _in_blocks(self, part: torch.Tensor) -> torch.Tensor:
-        return part.unflatten(self.dim, (self.blocks, part.shape[self.dim] // self.blocks))
-
-    def _narrowed(self, padded: torch.Tensor, size: int) -> torch.Tensor:
-        """The first `size` of each block of a part that was made longer."""
-        return self._in_blocks(padded).narrow(self.dim + 1, 0, size)
-
-
-def in_rows(shape: Sequence[int], group: Group, refuse: Callable[[NotDivided], Any], number: int = 0) -> Portions:
+def in_rows(shape: Sequence[int], group: Group, refuse: Callable[[NotDivided], Any], number: int = 0) -> Placement:
     """Cut along the first dimension, as `torch.chunk` does."""
-    return Portions(torch.Size(shape), group, refuse, chunked(shape[0], group.world), number)
+    return Placement(torch.Size(shape), group, refuse, chunked(shape[0], group.world), number)
+
+
+def can_be_cut(parameter: torch.Tensor) -> bool:
+    """Whether a rank may hold a part of it; others are whole on every rank."""
+    return bool(parameter.dim() and parameter.numel()) and parameter.is_contiguous() and parameter.is_floating_point()
 
 
 class Answering(torch.Tensor):
@@ -155,9 +145,11 @@ class Answering(torch.Tensor):
 
 
 class Sharded(Answering):
-    """A rank's part of a tensor, whole to Python: see `answers.py`."""
+    """A rank's part of a tensor, whole to Python: see `torch_function.py`."""
 
-    portions: Portions
+    placement: Placement
+    origin: Sharded | None = None
+    """Of what tensor it is the `.data`, which has a version of its own."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A pickle holds the whole: it can be read without ranks."""
@@ -177,28 +169,20 @@ class Sharded(Answering):
         return format(whole_of(self), spec)
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
-    """By which views a copy came from a sharded tensor.
-
-    Attributes:
-        base: The tensor.
-        steps: Functions with the rest of their arguments, and which of the results was taken.
-    """
+class Copied(Answering):
+    """What should be a view of a sharded tensor and is a copy: it may be read while that has not changed."""
 
     base: Sharded
-    steps: tuple[tuple[Any, tuple[Any, ...], dict[str, Any], int], ...]
-
-
-class Copied(Answering):
-    """What should be a view of a sharded tensor and is a copy: what is written into it goes where it came from.
-
-    See `views.py`.
-    """
-
-    path: Path
     seen: int
     """Version of the tensor of which it is a copy."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A pickle holds a plain tensor."""
+        return part_of(self).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:  # type: ignore[override]
+        """A copy is one of its own."""
+        return memo.setdefault(id(self), part_of(self).clone())  # type: ignore[no-any-return]
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         _become_plain(self)  # whose name it is to be shown with
@@ -208,17 +192,17 @@ class Copied(Answering):
             self.__class__ = Copied
 
 
-def become(tensor: torch.Tensor, portions: Portions, held: Any = None) -> Sharded:
+def become(tensor: torch.Tensor, placement: Placement, held: Any = None) -> Sharded:
     """Have a tensor, which holds this rank's part, be the whole one to Python; it stays the same object.
 
     Args:
         tensor: The part.
-        portions: Which it is.
+        placement: Which it is.
         held: What holds the memory of a parameter: told where it is to lie from now on (`moved`).
     """
     is_parameter = isinstance(tensor, nn.Parameter)
     tensor.__class__ = Sharded
-    tensor.portions = portions  # type: ignore[attr-defined]
+    tensor.placement = placement  # type: ignore[attr-defined]
     if held is not None:
         tensor.held = held  # type: ignore[attr-defined]
     if is_parameter:  # PyTorch's own mark
@@ -230,13 +214,17 @@ def _become_plain(tensor: Any) -> None:
     tensor.__class__ = torch.Tensor
 
 
-def copied(found: Any, base: Sharded, steps: tuple[Any, ...]) -> None:
-    """Mark the tensors that a view gave; the last of the steps is the one that gave them."""
-    *before, (func, args, kwargs, _) = steps
-    for place, tensor in enumerate(tensors_of(found)):
+def copied(found: Any, base: Sharded) -> None:
+    """Mark the tensors that a view gave."""
+    for tensor in tensors_of(found):
         tensor.__class__ = Copied
-        tensor.seen = base._version  # type: ignore[attr-defined]
-        tensor.path = Path(base, (*before, (func, args, kwargs, place)))  # type: ignore[attr-defined]
+        tensor.base, tensor.seen = base, version_of(base)  # type: ignore[attr-defined]
+
+
+def version_of(tensor: Sharded) -> int:
+    """How often it was written to, by the names under which that is counted."""
+    own = int(tensor._version)
+    return own if tensor.origin is None else own + version_of(tensor.origin)
 
 
 def part_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -248,7 +236,7 @@ def part_of(tensor: torch.Tensor) -> torch.Tensor:
 def whole_of(tensor: Sharded) -> torch.Tensor:
     """The whole of a sharded tensor, gathered: a parameter where it is one. Every rank must ask for it."""
     with torch._C.DisableTorchFunctionSubclass():
-        found = tensor.portions.gathered(tensor.detach())
+        found = tensor.placement.gathered(tensor.detach())
         return nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
 
 
@@ -256,15 +244,15 @@ class Gathered(torch.autograd.Function):
     """The whole of a sharded tensor; all ranks compute with it alike, so that each takes its part of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, portions: Portions) -> torch.Tensor:
+    def forward(ctx: Any, part: torch.Tensor, placement: Placement) -> torch.Tensor:
         """The whole."""
-        ctx.portions = portions
-        return portions.gathered(part)
+        ctx.placement = placement
+        return placement.gathered(part)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
         """This rank's part."""
-        return ctx.portions.mine(grad).contiguous(), None
+        return ctx.placement.mine(grad).contiguous(), None
 
 
 def name_of(func: Any) -> str:

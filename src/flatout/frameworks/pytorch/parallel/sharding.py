@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from flatout.frameworks.pytorch.parallel import answers  # noqa: F401  what sharded parameters and their views answer
+from flatout.frameworks.pytorch.parallel import torch_function  # noqa: F401  what sharded parameters and their views answer
 from flatout.frameworks.pytorch.parallel.division import ModelDivision
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.protocol import Held, Pattern
@@ -85,10 +85,10 @@ class ShardedUpdates:
             for name, value in state.items():
                 if not isinstance(value, torch.Tensor) or isinstance(value, Sharded) or not value.dim():
                     continue
-                if value.shape == parameter.portions.part_shape:
-                    become(value, parameter.portions)
-                elif value.shape == parameter.portions.shape:
-                    state[name] = become(parameter.portions.mine(value).clone(), parameter.portions)
+                if value.shape == parameter.placement.part_shape:
+                    become(value, parameter.placement)
+                elif value.shape == parameter.placement.shape:
+                    state[name] = become(parameter.placement.mine(value).clone(), parameter.placement)
 
 
 def _of_all_at_once(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
@@ -150,13 +150,16 @@ class Sharding:
 
     def __init__(self, group: Group, terms: Terms, refuse: Callable[[NotDivided], Any]) -> None:
         self._group, self._refuse, self._mode = group, refuse, terms.mode
-        self._width = group.world
-        if terms.mode in GROUPED_MODES:
-            self._width = sharing_ranks(group.world, group.me.local_world)
-        self._groups: tuple[Group, Group | None] | None = None
+        self._is_grouped = terms.mode in GROUPED_MODES
         self._meshes: dict[str, Any] = {}
         self._shards: list[tuple[nn.Module, Any]] = []
         self._updates = ShardedUpdates(refuse)
+
+    @functools.cached_property
+    def _groups(self) -> tuple[Group, Group | None]:
+        """Made when they are needed first: they take over who observes the exchanges of all."""
+        world = self._group.world
+        return _groups(self._group, sharing_ranks(world, self._group.me.local_world) if self._is_grouped else world)
 
     def holding(self, call: OuterCall) -> Callable[[nn.Module, Collection[int]], Held]:
         """How a module's parameters are to be held, once it is known how its calls are divided.
@@ -187,8 +190,6 @@ class Sharding:
             NotDivided: It cannot be.
         """
         self.holding(call)  # what it refuses is refused here
-        if self._groups is None:
-            self._groups = _groups(self._group, self._width)
         division.sharing, division.replicas = self._groups
         division.return_memory = _return_freed
         division.cuts_batches = "pipeline" in self._mode or division.replicas is not None
@@ -225,7 +226,7 @@ class Sharding:
         device = next(p.device for p in module.parameters())
         if device.type not in self._meshes:
             self._return_memory()
-            self._meshes[device.type] = Mesh(self._group, device, self._width)
+            self._meshes[device.type] = Mesh(self._group, device, *self._groups)
         shards = Shards(module, self._meshes[device.type], self._group, called, self._refuse)
         self._shards.append((module, shards))
         return shards
@@ -239,20 +240,6 @@ class Sharding:
             return shards.evaluated(call.plain, args, kwargs)
         except NotDivided as problem:
             return self._refuse(problem)
-
-    @contextmanager
-    def of_part(self, module: nn.Module) -> Iterator[None]:
-        """Around the call of a module: where it is a part of a sharded one, all of that is gathered."""
-        with ExitStack() as stack:
-            inner = None
-            for root, shards in self._shards:
-                if root is module:
-                    continue
-                if inner is None:
-                    inner = {id(one) for one in module.modules()}
-                if id(root) not in inner and any(one is module for one in root.modules()):
-                    stack.enter_context(shards.at_once())
-            yield
 
     def close(self) -> None:
         """Nothing is exchanged any more."""

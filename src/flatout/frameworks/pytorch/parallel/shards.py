@@ -22,8 +22,8 @@ from flatout.frameworks.pytorch.parallel.fully_sharded import Mesh, fully_sharde
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.protocol import Found, Held, Leaves
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Sharded, become, in_rows
-from flatout.frameworks.pytorch.parallel.stand_ins import ShardMemory, take_place
+from flatout.frameworks.pytorch.parallel.sharded import Sharded, become, can_be_cut, in_rows
+from flatout.frameworks.pytorch.parallel.stand_ins import ShardMemory, refuse_others, take_place
 
 Refuse = Callable[[NotDivided], Any]
 
@@ -47,7 +47,7 @@ class Shards(Held):
             (id(part), name): p
             for part in module.modules() for name, p in part._parameters.items() if p is not None
         }  # fmt: skip
-        rest = {p for p in owners.values() if not _can_be_cut(p)}
+        rest = {p for p in owners.values() if not can_be_cut(p)}
         self._states = fully_sharded(module, units(module, called), mesh, rest)
         self._groups = [group for state in self._states for group in groups_of(state)]
         self._held = {id(owners[_place(one)]): one for each in self._groups for one in each.fsdp_params}
@@ -74,15 +74,9 @@ class Shards(Held):
 
     def renew(self) -> None:
         """Follow what the script has done to the parameters since the last call."""
-        present = list(self._module.parameters())
-        if list(map(id, present)) != list(map(id, self.parameters)):
-            raise NotDivided(
-                "a model's parameters were replaced by others in training",
-                cause=f"`{type(self._module).__name__}` had {len(self.parameters)}, which are sharded over ranks",
-                hint=REPLICATE,
-            )
+        refuse_others(self._module, self.parameters)
         with torch._C.DisableTorchFunctionSubclass():
-            wanted = [p.requires_grad for p in present]
+            wanted = [p.requires_grad for p in self.parameters]
         if wanted != self._wanted:
             self._wanted = wanted
             for parameter, held in self._cut:
@@ -165,8 +159,7 @@ class Shards(Held):
     def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
         """See `Held`."""
         found = self._gone_back(outputs, gradients, keep=keep, all_used=True)
-        mine = torch.tensor([id(p) in self._used for p in self.parameters], dtype=torch.uint8)
-        used = self._group.gather(mine, "which parameters were used").amax(0).tolist()
+        used = self._group.anywhere([id(p) in self._used for p in self.parameters], "which parameters were used")
         return [one if was else None for one, was in zip(found, used, strict=True)]
 
     def _note_uses(self) -> None:
@@ -217,7 +210,7 @@ class Shards(Held):
         if grad is None:
             return None
         mine = grad._local_tensor.div_(self._group.world) if id(held) in sums else grad._local_tensor
-        return become(mine, parameter.portions)
+        return become(mine, parameter.placement)
 
 
 def _place(held: Any) -> tuple[int, str]:
@@ -226,8 +219,3 @@ def _place(held: Any) -> tuple[int, str]:
 
 def _add(used: set[int], key: int, _: torch.Tensor) -> None:
     used.add(key)
-
-
-def _can_be_cut(parameter: torch.Tensor) -> bool:
-    """Whether PyTorch can shard it; others are whole on every rank."""
-    return bool(parameter.dim() and parameter.numel()) and parameter.is_contiguous() and parameter.is_floating_point()

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from flatout.frameworks.pytorch.parallel.answers import hook_of_wholes
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Portions, become, part_of
+from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Placement, become, part_of
+from flatout.frameworks.pytorch.parallel.torch_function import hook_of_wholes
 
 T = TypeVar("T", bound=torch.Tensor)
 
@@ -125,6 +125,20 @@ class Swaps:
                 flat[:] = old_list
 
 
+def refuse_others(module: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+    """Make sure that a module still has the parameters that ranks hold parts of.
+
+    Raises:
+        NotDivided: It has not.
+    """
+    if list(map(id, module.parameters())) != list(map(id, parameters)):
+        raise NotDivided(
+            "a model's parameters were replaced by others in training",
+            cause=f"`{type(module).__name__}` had {len(parameters)}, which are divided over ranks",
+            hint=REPLICATE,
+        )
+
+
 def stand_in(parameter: torch.Tensor) -> nn.Parameter:
     """A leaf in the memory of what this rank has of a parameter."""
     return nn.Parameter(part_of(parameter), parameter.is_floating_point() or parameter.is_complex())
@@ -132,28 +146,21 @@ def stand_in(parameter: torch.Tensor) -> nn.Parameter:
 
 @contextmanager
 def nudged(tensors: Sequence[torch.Tensor], times: int) -> Iterator[None]:
-    """Within, tensors are moved in their own memory by `times` their last bit, at random.
+    """Within, tensors are moved in their own memory by up to `times` their last bit, the same for the same `times`.
 
     Graphs that wait for their way back do not take it for a change (`.data` has versions of its own): they are gone
     through when all is as it was.
     """
     kept = [one.detach().clone() for one in tensors]
     try:
-        for one, factor in with_factors(tensors, times):
-            one.data.mul_(factor)
+        generator = torch.Generator().manual_seed(times)
+        for one in tensors:
+            noise = torch.rand(one.shape, generator=generator).mul_(2).sub_(1).to(one.device)
+            one.data.mul_((1 + noise * times * torch.finfo(one.dtype).eps).to(one.dtype))
         yield
     finally:
         for one, former in zip(tensors, kept, strict=True):
             one.data.copy_(former)
-
-
-def with_factors(tensors: Iterable[T], times: int) -> Iterator[tuple[T, torch.Tensor]]:
-    """Each tensor with factors that move it by up to `times` its last bit; the same ones for the same `times`."""
-    generator = torch.Generator()
-    generator.manual_seed(times)
-    for tensor in tensors:
-        noise = torch.rand(tensor.shape, generator=generator).mul_(2).sub_(1).to(tensor.device)
-        yield tensor, (1 + noise * times * torch.finfo(tensor.dtype).eps).to(tensor.dtype)
 
 
 class ShardMemory:
@@ -187,13 +194,13 @@ def _num_sharing_of_one() -> int:
     return num
 
 
-def take_place(parameter: nn.Parameter, part: torch.Tensor, portions: Portions, memory: Any) -> None:
+def take_place(parameter: nn.Parameter, part: torch.Tensor, placement: Placement, memory: Any) -> None:
     """The script's parameter moves into the memory of its part.
 
     Args:
         parameter: Whole until now.
         part: This rank's.
-        portions: Which that is.
+        placement: Which that is.
         memory: Told where the part is to lie from now on (`moved`).
 
     Raises:
@@ -213,13 +220,13 @@ def take_place(parameter: nn.Parameter, part: torch.Tensor, portions: Portions, 
     if before and tuple(before._input_metadata[0].shape) != tuple(parameter.shape):  # type: ignore[union-attr]
         raise NotDivided(
             "a parameter cannot be sharded: a graph hangs from it already",
-            cause=f"something was computed from one of shape {tuple(portions.shape)} before the first call of "
+            cause=f"something was computed from one of shape {tuple(placement.shape)} before the first call of "
             "the model",
             hint=f"compute penalties after the model's call; or {REPLICATE}",
         )
     hooks = parameter._backward_hooks
     for key, hook in (hooks or {}).items():
-        hooks[key] = hook_of_wholes(hook, portions)  # type: ignore[index]
-    become(parameter, portions, memory)
+        hooks[key] = hook_of_wholes(hook, placement)  # type: ignore[index]
+    become(parameter, placement, memory)
     if grad is not None:
         parameter.grad = grad

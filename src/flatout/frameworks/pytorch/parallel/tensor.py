@@ -14,19 +14,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.division import ModelDivision
 from flatout.frameworks.pytorch.parallel.draws import Silence, drawn_apart
-from flatout.frameworks.pytorch.parallel.group import Group, Lost
+from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.parts import Parts
 from flatout.frameworks.pytorch.parallel.protocol import Found, Pass, Passed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sequence_planning import SequencePlan
 from flatout.frameworks.pytorch.parallel.sequence_region import Region, partial_of
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Portions
-from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
+from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Placement
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer
-from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan, Watched
+from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan, Watched, agrees
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of
@@ -40,14 +38,14 @@ class TensorParts(Parts):
         group: All ranks.
         layers: Which are divided.
         regions: Blocks whose positions are divided between them.
-        portions: How their parameters are cut, by identity.
+        placements: How their parameters are cut, by identity.
     """
 
     def __init__(
         self, module: nn.Module, group: Group, layers: Sequence[Layer], regions: Sequence[Region],
-        portions: dict[int, Portions],
+        placements: dict[int, Placement],
     ) -> None:  # fmt: skip
-        super().__init__(module, group, portions, partial_of(regions, portions), are_alike=True)
+        super().__init__(module, group, placements, partial_of(regions, placements), are_alike=True)
         self.engine = Computing(group, layers, regions)
         self._draws_masks = False
         self._apart = functools.partial(drawn_apart, group.rank)
@@ -120,33 +118,27 @@ def planned(
     with division.confirmation.apart(), Silence().on(module):
         plan.find()
     try:
-        for layers in ([*plan.together, *plan.alone], plan.alone_only()):
-            for state in kept:
-                state.restore()
-            with division.confirmation.apart(), Silence().on(module):
-                if not layers or not _agrees(division, plan, layers, (args, kwargs), wanted, group):
-                    continue
-                regions = SequencePlan(division, watched, plan, layers, (args, kwargs)).find() if positions else []
+        layers = [*plan.together, *plan.alone]
+        for state in kept:
+            state.restore()
+        with division.confirmation.apart(), Silence().on(module):
+            if layers and agrees(division, plan, layers, (args, kwargs), wanted):
+                regions = (
+                    SequencePlan(division, watched, plan, layers, (args, kwargs), wanted).find() if positions else []
+                )
                 if positions and not regions:
                     raise _no_positions(division.name)
-                return TensorParts(module, group, layers, regions, plan.portions(layers))
+                return TensorParts(module, group, layers, regions, plan.placements(layers))
     finally:
         for state in kept:
             state.restore()
     raise NotDivided(
         f"the layers of `{division.name}` cannot be divided over ranks",
-        cause=_why_not(plan),
+        cause="it gives other outputs where its layers are divided by features"
+        if layers
+        else "none of its layers is of a kind that can be divided by features",
         hint=f"`--mode shard` divides the memory of any model; or {REPLICATE}",
     )
-
-
-def _why_not(plan: TensorPlan) -> str:
-    if plan.alone_only() or plan.together:
-        return "it gives other outputs where its layers are divided by features"
-    if not (hooked := plan.hooked()):
-        return "none of its layers is of a kind that can be divided by features"
-    others = f" and {len(hooked) - 1} more" if len(hooked) > 1 else ""
-    return f"the script has hooks on its layers, `{hooked[0]}`{others}, which are to see whole ones"
 
 
 def _no_positions(name: str) -> NotDivided:
@@ -156,24 +148,3 @@ def _no_positions(name: str) -> NotDivided:
         "same in parts",
         hint="`--mode tensor` divides its layers alone",
     )
-
-
-def _agrees(
-    division: ModelDivision, plan: TensorPlan, layers: Sequence[Layer], call: Any, wanted: Sequence[torch.Tensor],
-    group: Group,
-) -> bool:  # fmt: skip
-    """Whether layers divided so give what the call gave; no parameter moves."""
-    cuts = plan.portions(layers)
-    parts = {id(p): stand_in(cuts[id(p)].mine(p)) for p in division.module().parameters() if id(p) in cuts}
-    swaps = Swaps.of(division.module(), parts)
-    args, kwargs = call
-    agrees = False
-    try:
-        with torch.no_grad(), swaps.made(), Computing(group, layers).in_parts():
-            found = tensors_of(division.compute(*args, **kwargs))
-        agrees = len(found) == len(wanted) and all(map(assembly.is_close, found, wanted))
-    except Lost:
-        raise
-    except Exception:  # noqa: BLE001  what goes together may have been guessed wrongly
-        agrees = False
-    return group.everywhere(agrees, "agreement on a division")

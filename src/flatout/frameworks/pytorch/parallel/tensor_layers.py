@@ -20,6 +20,7 @@ from torch import nn
 from flatout.frameworks.pytorch.parallel import tensor_exchanges
 from flatout.frameworks.pytorch.parallel.cuts import bounds
 from flatout.frameworks.pytorch.parallel.group import Group
+from flatout.frameworks.pytorch.parallel.module_calls import without_fast_path
 from flatout.frameworks.pytorch.parallel.sequence_region import Region
 
 Kind = Literal["joined", "vocabulary", "columns", "row", "heads"]
@@ -108,14 +109,11 @@ class Computing:
     @contextmanager
     def in_parts(self) -> Iterator[None]:
         """Within, layers compute this rank's features."""
-        is_fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)  # it reads whole parameters of many modules
         try:
-            with forwards(self._forwards), attributes(self._told):
+            with without_fast_path(), forwards(self._forwards), attributes(self._told):
                 yield
         finally:
             self.end()
-            torch.backends.mha.set_fastpath_enabled(is_fast)
 
     def end(self) -> None:
         """A call is over."""
@@ -174,9 +172,7 @@ class Computing:
 
         def columns(x: torch.Tensor) -> torch.Tensor:
             if region is not None:
-                entered = region.gathered(module, x)
-                with region.lean():
-                    return F.linear(entered, module.weight, module.bias)
+                return F.linear(region.gathered(module, x), module.weight, module.bias)
             part = F.linear(self._enter(x), module.weight, module.bias)
             if self._drawing is None:
                 self._drawing = self.draws()
@@ -211,10 +207,9 @@ class Computing:
             given: tuple[torch.Tensor, ...] = (query, key, value)
             if region is not None:
                 given = query, key, value = region.gathered(module, given)
-            is_batched = query.dim() == 3
-            if not is_batched:
-                given = tuple(one.unsqueeze(0) for one in given)
-            elif not module.batch_first:
+            if query.dim() != 3:
+                raise ValueError("attention of a sequence without a batch is not divided")
+            if not module.batch_first:
                 given = tuple(one.transpose(0, 1) for one in given) if not key is query is value else (
                     (query.transpose(0, 1),) * 3)  # fmt: skip
             num = module.num_heads // self._group.world
@@ -231,21 +226,18 @@ class Computing:
                     mixed = F.scaled_dot_product_attention(q, k, v, mask, rate, causal)
             out = module.out_proj
             part = F.linear(mixed.transpose(1, 2).flatten(2), out.weight)
-            part = part.squeeze(0) if not is_batched else part if module.batch_first else part.transpose(0, 1)
-            found = self._summed(part, region)
+            found = self._summed(part if module.batch_first else part.transpose(0, 1), region)
             found = found if out.bias is None else found + out.bias
-            return found, self._weights(weights, is_batched, average_attn_weights) if need_weights else None
+            return found, self._weights(weights, average_attn_weights) if need_weights else None
 
         return heads
 
-    def _weights(self, weights: torch.Tensor, is_batched: bool, average: bool) -> torch.Tensor:
+    def _weights(self, weights: torch.Tensor, average: bool) -> torch.Tensor:
         """The weights of attention of all heads, or their mean."""
         world = self._group.world
         if average:
-            found = tensor_exchanges.summed(weights.mean(1) / world, self._group)
-        else:
-            found = tensor_exchanges.joined(weights, self._group, bounds(weights.shape[1] * world, world), 1)
-        return found if is_batched else found.squeeze(0)
+            return tensor_exchanges.summed(weights.mean(1) / world, self._group)
+        return tensor_exchanges.joined(weights, self._group, bounds(weights.shape[1] * world, world), 1)
 
 
 def _as_it_is(x: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ layers, and how their parameters are cut.
 
 from __future__ import annotations
 
+import functools
 import numbers
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +20,15 @@ from torch import nn
 
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.cuts import bounds
-from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.module_calls import Made, Timeline, has_hooks
+from flatout.frameworks.pytorch.parallel.draws import drawn_apart
+from flatout.frameworks.pytorch.parallel.group import Group, Lost
+from flatout.frameworks.pytorch.parallel.module_calls import Made, Timeline
+from flatout.frameworks.pytorch.parallel.protocol import Dividing
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import Portions, part_of
+from flatout.frameworks.pytorch.parallel.sequence_region import Region
+from flatout.frameworks.pytorch.parallel.sharded import Placement, can_be_cut, part_of
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
-from flatout.frameworks.pytorch.parallel.tensor_layers import Layer, attributes, forwards
+from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer, attributes, forwards
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 
@@ -96,6 +100,9 @@ LEAST_PRODUCTS = 32
 """A layer by itself is worth an exchange from so many products for each feature that is exchanged, where others are
 divided at all: about where a core's 20 GFLOP/s and 1 GB/s between processes break even, three products in a step."""
 
+SEED = 7
+"""Of what is drawn while a division is tried."""
+
 Told = tuple[str, str, int]
 """The path of a module, the name of an attribute, its value on one rank."""
 
@@ -108,11 +115,11 @@ class TensorPlan:
     Args:
         watched: A call of it.
         group: All ranks.
-        refuse: For portions.
+        refuse: For placements.
     """
 
     def __init__(self, watched: Watched, group: Group, refuse: Callable[[NotDivided], Any]) -> None:
-        self._watched, self._group, self._refuse = watched, group, refuse
+        self._watched, self.group, self._refuse = watched, group, refuse
         self._module = watched.module
         self._usable = [one for one in watched.order if self._is_usable(one)]
         self.together: list[Layer] = []
@@ -133,46 +140,38 @@ class TensorPlan:
         worth = [layer for layer in alone if _is_worth_an_exchange(layer.module)]
         self.alone = worth if worth or self.together else alone
 
-    def alone_only(self) -> list[Layer]:
-        """Every layer divided by itself."""
-        return [layer for one in self._usable for layer in self._alone(one)]
-
-    def hooked(self) -> list[str]:
-        """The names of layers that are not divided because their hooks are to see whole ones."""
-        return [
-            _name(self._module, one) for one in self._watched.order
-            if has_hooks(one) and (self._has_heads(one) or any(self._alone(one)))
-        ]  # fmt: skip
-
-    def portions(self, layers: Sequence[Layer]) -> dict[int, Portions]:
+    def placements(self, layers: Sequence[Layer]) -> dict[int, Placement]:
         """How the parameters of layers are cut."""
-        return {id(cut[0]): self._portions_of(*cut) for layer in layers for cut in layer.cuts}
+        return {id(cut[0]): self._placement_of(*cut) for layer in layers for cut in layer.cuts}
 
-    def _portions_of(self, parameter: torch.Tensor, dim: int, blocks: int) -> Portions:
-        edges = tuple(bounds(parameter.shape[dim] // blocks, self._group.world))
+    def _placement_of(self, parameter: torch.Tensor, dim: int, blocks: int) -> Placement:
+        edges = tuple(bounds(parameter.shape[dim] // blocks, self.group.world))
         number = self._watched.numbers[id(parameter)]
-        return Portions(parameter.shape, self._group, self._refuse, edges, number, dim, blocks)
+        return Placement(parameter.shape, self.group, self._refuse, edges, number, dim, blocks)
 
     # -- single layers -----------------------------------------------------------------------------------------------
 
     def _is_usable(self, module: nn.Module) -> bool:
         """Whether all that a layer's parameters are for is its own call, as PyTorch has it."""
         own = list(module.parameters())
-        hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-        plain = "forward" not in vars(module) and not hooks
-        whole = all(p.is_floating_point() and p.is_contiguous() and p.numel() for p in own)
-        return bool(own) and plain and whole and not any(id(p) in self._watched.read_outside for p in own)
+        plain = "forward" not in vars(module) and not module._forward_pre_hooks  # as of `weight_norm`
+        return (
+            bool(own)
+            and plain
+            and all(map(can_be_cut, own))
+            and not any(id(p) in self._watched.read_outside for p in own)
+        )
 
     def _has_heads(self, module: nn.Module) -> bool:
         if type(module).forward is not nn.MultiheadAttention.forward:
             return False
         assert isinstance(module, nn.MultiheadAttention)
         is_plain = module._qkv_same_embed_dim and module.bias_k is None and not module.add_zero_attn
-        return is_plain and module.num_heads % self._group.world == 0 and "weight" in module.out_proj._parameters
+        return is_plain and module.num_heads % self.group.world == 0 and "weight" in module.out_proj._parameters
 
     def _alone(self, module: Any) -> Iterator[Layer]:
         """A layer by itself, where that is worth an exchange."""
-        world, weight = self._group.world, module._parameters.get("weight")
+        world, weight = self.group.world, module._parameters.get("weight")
         if weight is None or weight.numel() < LEAST_SHARE * self._watched.num_elements:
             return
         if (_is_linear(module) and module.out_features >= world) or (
@@ -198,7 +197,7 @@ class TensorPlan:
         *columns, row = layers
         outs = [one.out_features for one in columns]
         blocks = 3 if num == 2 and outs[0] == 3 * row.in_features else 1
-        world = self._group.world
+        world = self.group.world
         if (
             not _fit(outs, row.in_features, blocks)
             or min(outs) // blocks < world
@@ -231,7 +230,7 @@ class TensorPlan:
 
     def _told(self, scope: nn.Module, columns: list[Any], blocks: int, names: Sequence[str]) -> list[Told]:
         """Numbers of heads, and widths, that modules keep as attributes: what they are on one rank."""
-        found, world = [], self._group.world
+        found, world = [], self.group.world
         widths = {one.out_features // blocks for one in columns}
         for path, inner in scope.named_modules():
             for name, value in vars(inner).items():
@@ -248,8 +247,8 @@ class TensorPlan:
         args, kwargs, value = self._watched.calls[id(scope)]
         wanted = self._watched.outputs[id(row)][0]
         layers = [Layer(one, "columns", blocks) for one in columns]
-        swaps = {id(cut[0]): stand_in(self._portions_of(*cut).mine(cut[0])) for one in layers for cut in one.cuts}
-        mine = self._portions_of(row.weight, 1, 1).mine(part_of(row.weight)).contiguous()
+        swaps = {id(cut[0]): stand_in(self._placement_of(*cut).mine(cut[0])) for one in layers for cut in one.cuts}
+        mine = self._placement_of(row.weight, 1, 1).mine(part_of(row.weight)).contiguous()
         partial: list[torch.Tensor] = []
 
         def reached(x: torch.Tensor) -> torch.Tensor:
@@ -269,11 +268,11 @@ class TensorPlan:
             holds = len(partial) == 1 and all(assembly.is_close(*pair) for pair in pairs)
         except Exception:  # noqa: BLE001  a wrong guess may raise anything
             holds = False
-        if not self._group.everywhere(holds and partial[0].shape == wanted.shape, "layers that go together"):
+        if not self.group.everywhere(holds and partial[0].shape == wanted.shape, "layers that go together"):
             return False
-        found = self._group.sum(partial[0].contiguous(), "layers that go together")
+        found = self.group.sum(partial[0].contiguous(), "layers that go together")
         bias = 0 if row.bias is None else part_of(row.bias)
-        return self._group.everywhere(assembly.is_close(found + bias, wanted), "layers that go together")
+        return self.group.everywhere(assembly.is_close(found + bias, wanted), "layers that go together")
 
 
 def _is_linear(module: Any) -> bool:
@@ -309,3 +308,29 @@ def _name(scope: nn.Module, module: nn.Module) -> str:
 def _in(scope: nn.Module, told: Sequence[Told]) -> list[tuple[nn.Module, str, int]]:
     """What modules are told, by themselves in the place of their paths."""
     return [(scope.get_submodule(path), name, value) for path, name, value in told]
+
+
+def agrees(
+    division: Dividing, plan: TensorPlan, layers: Sequence[Layer], call: Any, wanted: Sequence[torch.Tensor],
+    regions: Sequence[Region] = (),
+) -> bool:  # fmt: skip
+    """Whether layers and positions divided so give what a call gave, on all ranks; no parameter moves.
+
+    Noise of a model's own is another one on each rank within a region, and so found out.
+    """
+    cuts, group = plan.placements(layers), plan.group
+    parts = {id(p): stand_in(cuts[id(p)].mine(p)) for p in division.module().parameters() if id(p) in cuts}
+    engine = Computing(group, layers, regions)
+    if regions:
+        engine.draws = functools.partial(drawn_apart, group.rank, SEED)
+    args, kwargs = call
+    same = False
+    try:
+        with torch.no_grad(), Swaps.of(division.module(), parts).made(), engine.in_parts():
+            found = tensors_of(division.compute(*args, **kwargs))
+        same = len(found) == len(wanted) and all(map(assembly.is_close, found, wanted))
+    except Lost:
+        raise
+    except Exception:  # noqa: BLE001  what goes together may have been guessed wrongly
+        same = False
+    return group.everywhere(same, "agreement on a division")

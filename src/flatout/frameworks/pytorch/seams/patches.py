@@ -2,7 +2,7 @@
 
 A patch can be removed in any order: where another patch of ours lies on top of it, or one of the user's own, it stays
 in the chain and merely passes calls on, and is taken out as soon as it comes to the top. In: a holder, a name and
-what makes the replacement. Out: the attribute replaced until `remove`.
+what makes the replacement. Out: the attribute replaced until `remove`, and `patched`: all that is replaced now.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ class Patch:
         self.replacement = make(self.original, self)
         self.replacement.__dict__[_MARK] = self
         setattr(holder, name, self.replacement)
+        _IN_PLACE.append(self)
+
+    @property
+    def name(self) -> str:
+        """What is replaced, as in `Tensor.item`."""
+        return f"{getattr(self._holder, '__name__', type(self._holder).__name__)}.{self._name}"
 
     def remove(self) -> None:
         """Give the attribute back, as far as nobody else has put something on top."""
@@ -40,6 +46,7 @@ class Patch:
         top = getattr(present, "__dict__", {}).get(_MARK)
         if not isinstance(top, Patch) or top.replacement is not present or top.active:
             return None  # somebody else's lies on top (a copy of our mark, made by `functools.wraps`, is not ours)
+        _IN_PLACE.remove(top)
         if top._own:
             setattr(top._holder, top._name, top.original)
         else:
@@ -48,3 +55,10 @@ class Patch:
 
 
 _MARK = "_flatout_patch"
+_IN_PLACE: list[Patch] = []
+"""All of this process, the earliest first; one that is off stays while somebody else's lies on top of it."""
+
+
+def patched() -> list[str]:
+    """What is replaced in this process at present, as in `torch.autograd.backward`, the earliest first."""
+    return [patch.name for patch in _IN_PLACE if patch.active]

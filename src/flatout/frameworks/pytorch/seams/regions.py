@@ -45,11 +45,20 @@ class Region:
         self.stop()
         self._over = True
 
-    def reach_backward(self, out: Any) -> None:
-        """Ours again when the backward comes to these outputs of a call, until it is over."""
+    def call(self, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call with the setting ours, and again when the backward comes to its outputs, until that is over.
+
+        A checkpoint computes its part of the forward again there.
+        """
+        self.start()
+        try:
+            out = compute(*args, **kwargs)
+        finally:
+            self.stop()
         for tensor in tensors_of(out, unique=False):
             if tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(self._backward)
+        return out
 
     def _backward(self, *_: Any) -> None:
         """Before the backward of an output.

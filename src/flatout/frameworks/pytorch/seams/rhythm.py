@@ -85,11 +85,6 @@ class Rhythm:
         """Whether an optimizer is waited for that has not updated yet."""
         return self._expected > 1
 
-    @property
-    def is_every_update(self) -> bool:
-        """Whether each update of one optimizer has ended a step for so long that nothing is learned from more."""
-        return len(self._period) == 1 and self._num_held > PREMATURE
-
     def next_ends(self) -> bool:
         """Whether the next update, if the order holds, ends a step."""
         if self._period:
@@ -98,12 +93,9 @@ class Rhythm:
 
     def update(self, optimizer: int | str) -> bool:
         """Note one update and say whether it ends a step; False while the period is being learned."""
-        if not self._period:
-            self._untold += not self._irregular
-            self._note(optimizer)
-            return self._learn() or self._irregular
-        if optimizer != self._period[self._position]:
+        if self._period and optimizer != self._period[self._position]:
             self._break()
+        if not self._period:
             self._untold += not self._irregular
             self._note(optimizer)
             return self._learn() or self._irregular

@@ -1,9 +1,9 @@
 """How does one follow the updates of every optimizer, and stop, while PyTorch is calling the hooks that do?
 
 PyTorch goes through its registries of hooks while it calls them, and raises into the script where one was added or
-taken away meanwhile and another one, of the script's own, follows. Ours mostly change within one of them: so a hook is
-exchanged in its place, which the registries bear. Here as well: what a compilation of the script's own shall pass over,
-as it meets a hook. In: functions. Out: hooks.
+taken away meanwhile and another one, of the script's own, follows. Ours may go within one of them: then one that does
+nothing takes its place, which the registries bear. Here as well: what a compilation of the script's own shall pass
+over, as it meets a hook. In: functions. Out: hooks.
 """
 
 from __future__ import annotations
@@ -27,17 +27,11 @@ class UpdateHook:
         """`register` is PyTorch's function for hooks before updates, or that for hooks after them."""
         self._handle = register(hook)
 
-    def exchange(self, hook: Hook) -> None:
-        """Have this one called from the next update on."""
-        hooks = self._handle.hooks_dict_ref()
-        if hooks is not None and self._handle.id in hooks:
-            hooks[self._handle.id] = hook
-
     def remove(self) -> None:
         """Take it away; within an update, where another one follows, nothing is left to be called instead."""
         hooks = self._handle.hooks_dict_ref()
         if hooks and next(reversed(hooks)) != self._handle.id and within_update(sys._getframe()):
-            self.exchange(nothing)
+            hooks[self._handle.id] = nothing
         else:
             self._handle.remove()
 

@@ -1,9 +1,9 @@
 """What does Python ask of a sharded tensor, and how is it answered for the whole?
 
 Shapes are told. Arithmetic by elements is done on the parts that are here; norms are put together from those of parts;
-anything else gathers the whole on every rank, for all ranks run the same script. What should be views are copies that
-remember by which views they came: what is written into one is written into the whole, of which every rank keeps its
-part. In: a function of PyTorch's and its arguments, some of them sharded. Out: what one process gets.
+anything else gathers the whole on every rank, for all ranks run the same script. What should be views are copies; who
+writes into one is refused. In: a function of PyTorch's and its arguments, some of them sharded. Out: what one process
+gets.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from flatout.frameworks.pytorch.parallel.sharded import (
     REPLICATE,
     Copied,
     Gathered,
-    Portions,
+    Placement,
     Sharded,
     become,
     copied,
     name_of,
-    whole_of,
+    version_of,
     writes,
 )
-from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
+from flatout.frameworks.pytorch.seams.trees import map_tensors
 
 Of: Any = torch.Tensor  # its descriptors are not known to type checkers
 
@@ -68,8 +68,8 @@ SHAPES: dict[Any, Callable[..., Any]] = {
 _ELEMENTWISE = (
     "add sub rsub subtract mul multiply div divide true_divide neg negative abs absolute square sqrt rsqrt pow exp log "
     "sign clamp clip clamp_min clamp_max maximum minimum lerp addcmul addcdiv reciprocal sigmoid tanh relu zero fill "
-    "copy clone zeros_like ones_like empty_like full_like where isfinite isnan isinf eq ne lt le gt ge logical_and "
-    "logical_or logical_not nan_to_num masked_fill contiguous float double half bfloat16 to type_as "
+    "copy clone where isfinite isnan isinf eq ne lt le gt ge logical_and "
+    "logical_or logical_not nan_to_num masked_fill contiguous float double half bfloat16 "
     "__add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __truediv__ __rtruediv__ "
     "__itruediv__ __div__ __rdiv__ __idiv__ __neg__ __abs__ __pow__ __ipow__ __rpow__ __eq__ __ne__ __lt__ __le__ "
     "__gt__ __ge__ _foreach_add _foreach_sub _foreach_mul _foreach_div _foreach_neg _foreach_abs _foreach_sqrt "
@@ -101,18 +101,20 @@ def answer(func: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(first, Sharded):
         if func == GRAD:
             grad = func(first)
-            return grad if grad is None or type(grad) is Sharded else become(grad, first.portions)
+            return grad if grad is None or type(grad) is Sharded else become(grad, first.placement)
         if func == SET_GRAD:
-            return func(first, _part_for(args[1], first.portions))
+            return func(first, _part_for(args[1], first.placement))
         if func == SET_DATA:
             return _set_data(first, args[1])
         if func == Of.register_hook:
-            return func(first, hook_of_wholes(args[1], first.portions))
+            return func(first, hook_of_wholes(args[1], first.placement))
         if func in SAME_PART:
-            return become(func(first), first.portions)
+            found = become(func(first), first.placement)
+            found.origin = first
+            return found
         shape = SHAPES.get(func)
         if shape is not None:
-            return shape(torch.empty(first.portions.shape, dtype=first.dtype, device="meta"), *args[1:], **kwargs)
+            return shape(torch.empty(first.placement.shape, dtype=first.dtype, device="meta"), *args[1:], **kwargs)
     return _computed(func, args, kwargs)
 
 
@@ -134,14 +136,14 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     return _by_wholes(func, name, args, kwargs)
 
 
-def _part_for(value: Any, cut: Portions) -> Any:
+def _part_for(value: Any, cut: Placement) -> Any:
     """A gradient that the script sets, as this rank's part."""
     if value is None or isinstance(value, Sharded):
         return value
     return become(cut.mine(value).clone(), cut)
 
 
-def hook_of_wholes(hook: Callable[[Any], Any], cut: Portions) -> Callable[[Any], Any]:
+def hook_of_wholes(hook: Callable[[Any], Any], cut: Placement) -> Callable[[Any], Any]:
     """A hook of the script's on a gradient, which autograd may hand on as a plain part."""
 
     def call(gradient: torch.Tensor) -> Any:
@@ -157,7 +159,7 @@ def _gradients(func: Any, args: Any, kwargs: Any) -> Any:
     inputs = list(flat(args[1] if len(args) > 1 else kwargs["inputs"]))
     found = func(*args, **kwargs)
     return tuple(
-        become(one, to.portions)
+        become(one, to.placement)
         if isinstance(to, Sharded) and one is not None and not isinstance(one, Sharded)
         else one
         for one, to in zip(found, inputs, strict=True)
@@ -166,8 +168,8 @@ def _gradients(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _set_data(tensor: Sharded, value: torch.Tensor) -> None:
     """`p.data = value`: values in memory of their own; who holds the memory that was there keeps it as it is."""
-    cut = tensor.portions
-    shape = value.portions.shape if isinstance(value, Sharded) else value.shape
+    cut = tensor.placement
+    shape = value.placement.shape if isinstance(value, Sharded) else value.shape
     if shape != cut.shape or value.dtype != tensor.dtype or value.device.type != tensor.device.type:
         cut.refuse(
             NotDivided(
@@ -205,7 +207,7 @@ def _by_parts(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
         What was found, in a tuple; None where it cannot be done so.
     """
     every = list(flat((args, kwargs)))
-    cuts = [one.portions for one in every if isinstance(one, Sharded)]
+    cuts = [one.placement for one in every if isinstance(one, Sharded)]
     plain = [one for one in every if isinstance(one, torch.Tensor) and not isinstance(one, Sharded) and one.dim()]
     if any(isinstance(one, list | tuple) for one in (*args, *kwargs.values())):
         if plain or not _go_together(args, kwargs):
@@ -216,8 +218,6 @@ def _by_parts(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
         return None
     if writes(func) and not all(isinstance(one, Sharded) for one in flat(args[0])):
         return None  # a whole tensor is written to
-    if name_of(func) in ("to", "type_as") and _changes_place(every):
-        return None
 
     def cut(one: Any) -> Any:
         is_whole = isinstance(one, torch.Tensor) and not isinstance(one, Sharded) and one.dim()
@@ -230,27 +230,19 @@ def _by_parts(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
 def _go_together(args: Any, kwargs: Any) -> bool:
     """Whether lists of tensors are cut alike, one after the other."""
     lists = [
-        [one.portions for one in value if isinstance(one, Sharded)]
+        [one.placement for one in value if isinstance(one, Sharded)]
         for value in (*args, *kwargs.values())
         if isinstance(value, list | tuple) and any(isinstance(one, Sharded) for one in value)
     ]
-    return all(len(one) == len(lists[0]) and all(map(Portions.is_alike, one, lists[0])) for one in lists)
+    return all(len(one) == len(lists[0]) and all(map(Placement.is_alike, one, lists[0])) for one in lists)
 
 
-def _changes_place(every: Sequence[Any]) -> bool:
-    """Whether a tensor goes to another device, where the script wants it whole."""
-    here = next(one.device.type for one in every if isinstance(one, Sharded))
-    places = (torch.device(one) if isinstance(one, str) else one for one in every)
-    devices = (one.device if isinstance(one, torch.Tensor) else one for one in places)
-    return any(isinstance(device, torch.device) and device.type != here for device in devices)
-
-
-def _as_sharded(found: Any, args: Any, cuts: Sequence[Portions]) -> Any:
+def _as_sharded(found: Any, args: Any, cuts: Sequence[Placement]) -> Any:
     """What was computed on parts, as the whole it stands for; what was written to is the same object."""
     if isinstance(found, torch.Tensor):
         return found if type(found) is Sharded or found.shape != cuts[0].part_shape else become(found, cuts[0])
     if isinstance(found, list | tuple):
-        of = [one.portions for one in flat(args[0]) if isinstance(one, Sharded)]
+        of = [one.placement for one in flat(args[0]) if isinstance(one, Sharded)]
         return type(found)(become(one, each) for one, each in zip(found, of, strict=True))
     return found
 
@@ -270,11 +262,11 @@ def _norms(name: str, args: Any, kwargs: Any) -> Any:
     differentiable = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
     if differentiable or words or len(args) > 2 or not isinstance(order, int | float) or order <= 0:
         return None
-    group = next(one.portions.group for one in tensors if isinstance(one, Sharded))
+    group = next(one.placement.group for one in tensors if isinstance(one, Sharded))
     own = [_own_norm(one, float(order), group.rank) for one in tensors]
-    numbers = [own[0].new_tensor(one.portions.number if isinstance(one, Sharded) else -1) for one in tensors]
+    numbers = [own[0].new_tensor(one.placement.number if isinstance(one, Sharded) else -1) for one in tensors]
     every = group.gather(torch.stack([*own, *numbers]), "norms of parts")
-    next(one.portions for one in tensors if isinstance(one, Sharded)).compare(every[:, len(own) :])
+    next(one.placement for one in tensors if isinstance(one, Sharded)).compare(every[:, len(own) :])
     every = every[:, : len(own)]
     whole = every.amax(0) if math.isinf(order) else every.pow(order).sum(0).pow(1 / order)
     found = [whole[place].to(kind or one.dtype) for place, one in enumerate(tensors)]
@@ -292,7 +284,7 @@ def _own_norm(tensor: torch.Tensor, order: float, rank: int) -> torch.Tensor:
 def _unscaled(func: Any, args: Any, kwargs: Any) -> Any:
     """A gradient scaler's check: what is not finite on one rank is so on all."""
     func(*args, **kwargs)
-    group = next(one.portions.group for one in args[0] if isinstance(one, Sharded))
+    group = next(one.placement.group for one in args[0] if isinstance(one, Sharded))
     args[1].copy_(group.gather(args[1], "check of gradients").amax(0))
 
 
@@ -312,14 +304,14 @@ def _by_wholes(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in ("numpy", "__array__"):
             found.flags.writeable = False  # what is written there would be lost
         elif name in VIEWS and args and isinstance(args[0], Sharded):
-            copied(found, args[0], ((func, args[1:], kwargs, 0),))
+            copied(found, args[0])
         return found
     with torch.no_grad():
         found = call()
         written = {id(one) for one in flat(target)}
         for one, value in wholes.values():
             if id(one) in written:
-                one.detach().copy_(one.portions.mine(value))
+                one.detach().copy_(one.placement.mine(value))
     back = {id(value): one for one, value in wholes.values()}
     return map_tensors(lambda tensor: back.get(id(tensor), tensor), found)
 
@@ -336,7 +328,7 @@ def _whole(value: Any, wholes: dict[int, tuple[Sharded, torch.Tensor]]) -> Any:
     if not isinstance(value, Sharded):
         return value
     if id(value) not in wholes:
-        wholes[id(value)] = value, Gathered.apply(value, value.portions)
+        wholes[id(value)] = value, Gathered.apply(value, value.placement)
     return wholes[id(value)][1]
 
 
@@ -344,31 +336,29 @@ def answer_of_copies(func: Any, args: Any, kwargs: Any) -> Any:
     """One question; the machinery by which it came here is off."""
     first = args[0] if args else None
     for one in flat((args, kwargs)):
-        if isinstance(one, Copied) and one.seen != one.path.base._version:
-            _write(one, None, (), {})
-    if isinstance(first, Copied) and writes(func):
-        return _write(first, func, whole_args(args[1:]), {key: whole_args(value) for key, value in kwargs.items()})
+        if isinstance(one, Copied) and one.seen != version_of(one.base):
+            _refuse_view(one, "is used after that has changed")
+    if func not in OF_THE_OBJECT and (writes(func) or "out" in kwargs):
+        for one in flat(kwargs.get("out", first)):
+            if isinstance(one, Copied):
+                _refuse_view(one, "is written to")
     if any(isinstance(one, Sharded) for one in flat((args, kwargs))):
         return answer(func, args, kwargs)
     found = func(*args, **kwargs)
     if isinstance(first, Copied) and (name_of(func) in VIEWS or func in SAME_PART):
-        copied(found, first.path.base, (*first.path.steps, (func, args[1:], kwargs, 0)))
+        copied(found, first.base)
     return found
 
 
 Copied.answer = staticmethod(answer_of_copies)
 
 
-def _write(copy: Copied, func: Any, args: Any, kwargs: Any) -> Copied:
-    """Write where the copy came from, and into the copy; without a function look there once more."""
-    base, cut = copy.path.base, copy.path.base.portions
-    with torch.no_grad():
-        view = whole = whole_of(base).detach()
-        for step, rest, words, place in copy.path.steps:
-            view = tensors_of(step(view, *rest, **words))[place]
-        if func is not None:
-            func(view, *args, **kwargs)
-            base.detach().copy_(cut.mine(whole))
-        copy.data.copy_(view)
-    copy.seen = base._version
-    return copy
+def _refuse_view(copy: Copied, what: str) -> None:
+    cut = copy.base.placement
+    cut.refuse(
+        NotDivided(
+            f"a view of a sharded parameter {what}",
+            cause=f"it is a copy of rows that ranks have gathered, of a parameter of shape {tuple(cut.shape)}",
+            hint=f"write to the parameter itself (`p[rows] = values`), and take views anew; or {REPLICATE}",
+        )
+    )

@@ -61,7 +61,7 @@ class Clipping:
         getattr(torch.nn.utils, self.name)(self.parameters, *self.args, **self.kwargs)
 
 
-class Between:
+class GradientCalls:
     """Notes clearings and clippings from `install` to `remove`."""
 
     def __init__(self, on_clearing: Callable[[set[int]], None]) -> None:

@@ -1,0 +1,94 @@
+"""What do several levers share? How those of loaders and of GPUs begin, and the same words for the same reasons.
+
+In: facts, machines, loaders. Out: base classes, and one sentence why a lever does not apply, or None where it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.plan import Lever
+from flatout.records.trace import Setting
+
+DEFAULT_PREFETCH_FACTOR = 2
+"""Batches that each worker keeps ready where nothing is said, as PyTorch has it."""
+
+
+class LoaderLever(Lever):
+    """A part of the input pipeline, which gives the script's own batches sooner; what it counts is its evidence."""
+
+    class_ = "exact"
+    shortens: ClassVar = ("data",)
+    check = "batches"
+    checks_itself = True
+    part: ClassVar[str]
+    """Which part of `session.loaders.pipeline` it engages."""
+    counted: ClassVar[tuple[str, str]]
+    """The part's counter, and what it counts, in words."""
+
+    def _part(self, pipeline: Any) -> Any:
+        return getattr(pipeline, self.part)
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """A loader whose dataset says in its code what it computes or opens."""
+        return why_none([loader.refusal(self.name) for loader in facts.loaders])
+
+    def why_not(self, session: Any, loader: Any) -> str | None:
+        """What its part says of the loader."""
+        return session.loaders.why_not(self._part, loader, for_workers=self.serves_workers(loader))  # type: ignore[no-any-return]
+
+    def serves_workers(self, loader: Any) -> bool:
+        """Whether it would do its work in the loader's workers."""
+        return False
+
+    def engage(self, session: Any, settings: Mapping[str, Setting]) -> None:
+        """From the next fetch on."""
+        self._part(session.loaders.pipeline).engage(True)
+        session.loaders.attach()
+
+    def release(self, session: Any) -> None:
+        """As the script has it; what is kept waits."""
+        self._part(session.loaders.pipeline).engage(False)
+
+    def evidence(self, session: Any) -> str | None:
+        """What its part has done."""
+        counter, words = self.counted
+        num = getattr(self._part(session.loaders.pipeline), counter)
+        return f"{num:,} {words}" if num else None
+
+
+class CudaLever(Lever):
+    """A lever for scripts that compute on a GPU."""
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """A script that computes on a GPU."""
+        return None if facts.device == "cuda" else "no CUDA device is used"
+
+    def lacks(self, machine: Machine) -> str | None:
+        """A GPU."""
+        return None if machine.accelerators else "needs a CUDA device, none was found"
+
+
+def why_not_on_ranks(num_ranks: int, mode: str, modes: Sequence[str]) -> str | None:
+    """Why a lever of communication has nothing to do; None where it has, which is so in some modes.
+
+    >>> why_not_on_ranks(2, "tensor", ("replicate",))
+    'in mode `tensor` gradients are not summed so'
+    """
+    if num_ranks < 2:
+        return "it is for ranks (`--ranks N`): one process sends no gradients"
+    return None if mode in modes else f"in mode `{mode}` gradients are not summed so"
+
+
+def why_none(reasons: Sequence[str | None]) -> str | None:
+    """The first loader's reason; None where some loader has none.
+
+    >>> why_none(["too small", None]), why_none(["too small", "too large"])
+    (None, 'too small')
+    """
+    if not reasons:
+        return "no DataLoader feeds the training"
+    return None if None in reasons else reasons[0]
