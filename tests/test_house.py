@@ -179,7 +179,7 @@ def test_asking_for_help_loads_nothing_heavy(fresh, words):
     )
     _, after = fresh(code)
     assert "flatout.cli" in after
-    assert not after & {"torch", "numpy", "rich", "scipy", "matplotlib", "jinja2", "tomlkit", "flatout.trials"}
+    assert not after & {"torch", "numpy", "rich", "scipy", "jinja2", "tomlkit", "flatout.trials"}
 
 
 SCRIPT = """
@@ -349,7 +349,7 @@ OTHER_MEANINGS = {
     ("judge/activity.py", "workers"): "a kind of sample",
     ("records/stacks.py", "workers"): "a kind of sample",
     ("judge/contrast.py", "threads"): "the number of threads",
-    ("report/html.py", "threads"): "the number of threads",
+    ("report/tuning.py", "threads"): "the number of threads",
     ("report/evidence.py", "threads"): "a ceiling's name begins so",
 }
 """Texts in code that read like a lever's name and mean something else."""

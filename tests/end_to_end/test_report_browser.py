@@ -15,7 +15,7 @@ import report_examples as examples  # noqa: E402
 
 from flatout.judge.contrast import contrast  # noqa: E402
 from flatout.judge.samples import Samples  # noqa: E402
-from flatout.report import write_contrast, write_html, write_proof  # noqa: E402
+from flatout.report import view_of, write_page  # noqa: E402
 from proofs import PROOFS  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -47,7 +47,7 @@ CONTRAST = """
     let paper = behind(element);
     if (inside) {  // the bar of a phase that the text stands on, if it stands on one
       const box = element.getBoundingClientRect();
-      const filled = [...inside.querySelectorAll("path")].filter((p) => getComputedStyle(p).fill !== "none");
+      const filled = [...inside.querySelectorAll("path, rect")].filter((p) => getComputedStyle(p).fill !== "none");
       const under = filled.filter((p) => {
         const b = p.getBoundingClientRect();
         return b.left <= box.left && b.right >= box.right && b.top <= box.top + 4 && b.bottom >= box.bottom - 4;
@@ -77,12 +77,12 @@ def browser():
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    pages = {name: write_html(make(), folder / f"{name}.html") for name, make in examples.EXAMPLES.items()}
+    pages = {name: write_page(view_of(make()), folder / f"{name}.html") for name, make in examples.EXAMPLES.items()}
     for first, second in (("lenet", "nothing"), ("lenet", "huge")):
         found = contrast(examples.EXAMPLES[first](), examples.EXAMPLES[second](), Samples(), Samples())
-        pages[f"{first}-{second}"] = write_contrast(found, folder / f"{first}-{second}.html")
+        pages[f"{first}-{second}"] = write_page(view_of(found), folder / f"{first}-{second}.html")
     for name, make in PROOFS.items():
-        pages[f"proof {name}"] = write_proof(make(), folder / f"proof {name}.html")
+        pages[f"proof {name}"] = write_page(view_of(make()), folder / f"proof {name}.html")
     return pages
 
 
@@ -142,7 +142,7 @@ def test_text_in_figures_is_never_smaller_than_eleven_pixels(browser, files, siz
 
 
 @pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
-@pytest.mark.parametrize("name", ["lenet", "nothing", "busy", "gpu", "why", "ranks faster", "ranks many ranks"])
+@pytest.mark.parametrize("name", ["lenet", "nothing", "busy", "gpu", "why", "proof equivalent"])
 def test_text_of_a_figure_stays_inside_it(browser, files, name, size):
     with opened(browser, files[name], size) as page:
         outside = page.evaluate(

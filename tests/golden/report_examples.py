@@ -684,16 +684,17 @@ EXAMPLES = {
 def terminal_texts():
     """Every golden file's name with what belongs into it."""
     from flatout.report import machine, screen, terminal
+    from proofs import PROOFS
+    from shown import on_screen
 
     found = {}
     for name, make in EXAMPLES.items():
-        result = make()
-        show = terminal.why if result.command == "why" else terminal.tune
-        found[f"report_{name}.txt"] = screen.plain(show(result))
-    found["report_lenet_verbose.txt"] = screen.plain(terminal.tune(lenet(), verbose=True))
-    found["report_lenet_ascii.txt"] = screen.plain(terminal.tune(lenet()), ascii_only=True)
-    found["report_lenet_120.txt"] = screen.plain(terminal.tune(lenet()), width=120)
-    found["report_machine.txt"] = screen.plain(machine.machine(CEILINGS, now_unix_s=CREATED_UNIX_S))
+        found[f"report_{name}.txt"] = on_screen(make())
+    found["report_lenet_verbose.txt"] = on_screen(lenet(), verbose=True)
+    found["report_lenet_ascii.txt"] = on_screen(lenet(), ascii_only=True)
+    found["report_lenet_120.txt"] = on_screen(lenet(), width=120)
+    found["report_proof.txt"] = on_screen(PROOFS["equivalent"]())
+    found["report_machine.txt"] = screen.plain(terminal.report(machine.view(CEILINGS, now_unix_s=CREATED_UNIX_S)))
     return found
 
 

@@ -13,12 +13,13 @@ from flatout.judge.diagnosis import BINDINGS, Bound, diagnose
 from flatout.judge.findings import Findings
 from flatout.judge.result import TimelineStep, summary_of
 from flatout.judge.stats import Comparison
-from flatout.report import screen, story, terminal, thinned, tried
-from flatout.report.html import html_text
+from flatout.report import thinned, tried
+from flatout.report import verdict as said_of
 from flatout.trials.plain import Plain
 from flatout.trials.search.space import bound_of
 from flatout.trials.window_size import Size
 from handmade import FACTS, anatomy, lever, result, trial, window
+from shown import on_page, on_screen
 
 SPENT = {"forward": 0.008, "loss": 0.002, "backward": 0.011, "optimizer": 0.002}
 
@@ -178,12 +179,12 @@ def test_no_lever_is_ruled_out_by_an_account_that_does_not_close():
 def test_terminal_and_page_say_that_nothing_is_concluded_and_call_the_step_that_was_taken_apart_so(command):
     for verdict in ("no difference", "inconclusive"):
         found = result(command=command, diagnosis=CONTRADICTED, verdict=verdict, plan=None, remeasured=None)
-        text = screen.plain((terminal.why if command == "why" else terminal.tune)(found), width=200)
+        text = on_screen(found, width=200)
         assert "not concluded: a step takes" in text and "bound by not concluded" not in text
         assert "at most" not in text.split("binding")[0] and "compute" not in text
-        page = html_text(found)
+        page = on_page(found)
         assert "not concluded" in page and "bound by not concluded" not in page and "Taken apart:" in page
-    assert "what binds is not concluded" in story.tell(replace(found, command="why")).sentence
+    assert "what binds is not concluded" in said_of.headline(replace(found, command="why")).sentence
 
 
 def test_steps_that_were_sampled_are_not_drawn_among_those_of_the_plain_script():
@@ -224,7 +225,7 @@ class Bench:
 
 
 def looked_at(bench, tmp_path, num_plain=8, later_s=1e9):
-    budget = SimpleNamespace(deadline_s=lambda share: later_s)
+    budget = SimpleNamespace(deadline_s=lambda share=0.0: later_s)
     plain = Plain(bench, budget, None, None, tmp_path, print)
     for _ in range(num_plain):
         bench.window({}, purpose="baseline", observe="ends", skip=0)

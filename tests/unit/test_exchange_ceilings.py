@@ -10,7 +10,7 @@ from flatout.errors import MachineError, UsageError
 from flatout.frameworks import kind
 from flatout.machine import exchange_ceilings as exchanging
 from flatout.records.ceilings import Ceilings
-from flatout.report import print_machine
+from flatout.report import machine, print_view
 from handmade import MACHINE
 
 PROGRAM = kind().package.exchange_calibration
@@ -28,7 +28,7 @@ def test_two_ranks_tell_what_they_exchange(capsys):
         machine=MACHINE, framework="pytorch", framework_version="2.13.0", device="cpu", num_threads=2,
         measured_unix_s=1.8e9, measuring_s=10.0, foreign_cpu_fraction=0.0, values=(),
     )  # fmt: skip
-    print_machine(here, exchanges=found)
+    print_view(machine.view(here, exchanges=found), verbose=True)
     told = capsys.readouterr().out
     assert "exchanges" in told and "sums of 25 MiB" in told
 

@@ -12,7 +12,7 @@ from flatout.frameworks import kind
 from flatout.judge.agreement import Judgement
 from flatout.records.plan import Trial
 from flatout.records.trace import Failure
-from flatout.report import answer
+from flatout.report import verdict
 from flatout.run import launched
 from flatout.trials import conclude, starts
 from flatout.trials.launched_ranks import LaunchedRanks, alone
@@ -111,8 +111,8 @@ def test_what_wins_on_all_ranks_is_the_result(ranks):
     assert found.remeasured.ratio == pytest.approx(1.667, rel=0.01) and found.plan.ratio == found.remeasured.ratio
     assert found.baseline_steps_per_s == pytest.approx(100, rel=0.01)
     assert found.typed == "-- torchrun --nproc-per-node 2 train.py --epochs 3"
-    assert answer.next_command(found)[0].startswith("flatout exec")
-    assert "one of 2 ranks by itself, where workers=2 brought 1.8x [1.70, 1.90]" in answer.on_ranks(found)
+    assert verdict.next_command(found)[0].startswith("flatout exec")
+    assert "one of 2 ranks by itself, where workers=2 brought 1.8x [1.70, 1.90]" in verdict.on_ranks(found)
     plain, under = ranks.taken.count({}), ranks.taken.count(dict(WON.levers))
     assert plain == under + 1  # two references, one that is compared, then pairs
 
@@ -139,7 +139,7 @@ def test_ranks_that_break_under_the_levers_are_a_finding(ranks):
 def test_where_nothing_wins_alone_nothing_is_tried_on_all(ranks):
     found = ranks.confirm(result(verdict="no difference", remeasured=None, plan=None))
     assert found.launched.alone is None and found.verdict == "no difference" and ranks.taken == [{}, {}]
-    assert "none was tried on all" in answer.on_ranks(found)
+    assert "none was tried on all" in verdict.on_ranks(found)
 
 
 def test_what_could_not_be_compared_on_one_rank_is_compared_on_all(ranks):

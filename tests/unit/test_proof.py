@@ -13,17 +13,17 @@ from flatout.judge import proof, proof_file
 from flatout.judge.metric import Reading
 from flatout.judge.proof import Aim
 from flatout.records.as_json import to_json
-from flatout.report import proof_terminal, screen
 from flatout.run.script import Script
 from flatout.trials.proving import conduct, inputs, whole_run
 from flatout.trials.proving.conduct import Proving, Show, estimate, former
 from flatout.trials.proving.whole_run import Setting
 from handmade import MACHINE
 from proofs import ASKED, proved, runs, whole
+from shown import on_screen
 
 
 def text(found):
-    return screen.plain(proof_terminal.proof(found))
+    return on_screen(found)
 
 
 def test_equal_values_in_less_time():

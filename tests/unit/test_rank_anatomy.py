@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 
 import pytest
 
 from flatout.judge.anatomy import Anatomy
 from flatout.judge.rank_steps import RankAnatomy, load, save, summary_of
-from flatout.report import print_rank_anatomy
 from handmade import MACHINE
+from shown import on_page, on_screen
 
 
 def anatomy(**phases_s: float) -> Anatomy:
@@ -46,12 +45,13 @@ def test_nobody_is_waited_for_where_all_communicate_as_long(found):
 
 
 def test_the_terminal_shows_each_rank_or_the_ends_of_many(found):
-    told = io.StringIO()
-    print_rank_anatomy(found, file=told)
-    assert "rank 1 is waited for: its backward takes longer" in told.getvalue().replace("\n           ", " ")
-    told = io.StringIO()
-    print_rank_anatomy(replace(found, num_ranks=8, ranks=found.ranks * 4), file=told)
-    assert "least of ranks" in told.getvalue()
+    assert "rank 1 is waited for: its backward takes longer" in " ".join(on_screen(found).split())
+    assert "least of ranks" in on_screen(replace(found, num_ranks=8, ranks=found.ranks * 4))
+
+
+def test_the_page_has_a_bar_for_each_rank_and_leads_to_their_numbers(found):
+    text = on_page(found)
+    assert text.count("rank 1</text>") == 2 and 'id="raw-step"' in text and "20.0000 ms" in text
 
 
 def test_it_is_kept_in_its_run_folder(found, tmp_path):

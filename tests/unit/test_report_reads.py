@@ -8,7 +8,8 @@ import pytest
 
 from flatout.judge import result as results
 from flatout.records.as_json import from_json, to_json
-from flatout.report import html, screen, tables, terminal
+from flatout.report import tables
+from shown import on_page, on_screen
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 
@@ -20,8 +21,7 @@ STOPS = examples.read_site("train.py", 47, "if loss.item() > 9:", 0.3, on_device
 
 def said(*sites, command="why", **options):
     result = replace(examples.why(), command=command, reads=examples.reads(*sites))
-    make = terminal.why if command == "why" else terminal.tune
-    return " ".join(screen.plain(make(result, **options), width=200).split())
+    return " ".join(on_screen(result, width=200, **options).split())
 
 
 @pytest.mark.parametrize("command", ["tune", "why"])
@@ -52,16 +52,16 @@ def test_many_places_are_cut():
 def test_without_them_the_places_of_the_census_are_shown():
     result = examples.why()
     for found in (None, examples.reads()):
-        assert "reads at" in screen.plain(terminal.why(replace(result, reads=found)))
+        assert "reads at" in on_screen(replace(result, reads=found))
 
 
 def test_the_page_has_a_row_for_each_with_the_windows_behind_it():
     result = replace(examples.why(), reads=examples.reads(PRINTED, STOPS))
     rows = tables.read_sites(result).rows
     assert [(row[0], row[-1]) for row in rows] == [("train.py:41", "400 µs"), ("train.py:47", "300 µs")]
-    page = html.html_text(result)
+    page = on_page(result)
     assert "Where values are read on the host" in page and 'id="raw-reads"' in page
-    assert 'id="raw-reads"' not in html.html_text(replace(result, reads=None))
+    assert 'id="raw-reads"' not in on_page(replace(result, reads=None))
 
 
 @pytest.mark.parametrize("command", ["tune", "why"])

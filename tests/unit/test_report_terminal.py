@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from flatout import api
 from flatout.judge.diagnosis import EASED, Bound
 from flatout.records.plan import Trial
-from flatout.report import levers, machine, screen, terminal, trials_table, tried
+from flatout.report import levers, machine, screen, terminal, tried, view_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 sys.path.insert(0, str(GOLDEN))
@@ -22,15 +22,14 @@ sys.path.insert(0, str(GOLDEN))
 import report_examples as examples  # noqa: E402
 
 from handmade import trial  # noqa: E402
+from shown import on_screen as shown  # noqa: E402
 
 RESULTS = {name: make() for name, make in examples.EXAMPLES.items()}
 TUNED = [name for name, result in RESULTS.items() if result.command == "tune"]
 
 
-def shown(result, **options):
-    width, ascii_only = options.pop("width", 80), options.pop("ascii_only", False)
-    make = terminal.why if result.command == "why" else terminal.tune
-    return screen.plain(make(result, **options), width=width, ascii_only=ascii_only)
+def printed(view, **options):
+    return screen.plain(terminal.report(view, verbose=True), **options)
 
 
 def wider_than(text, width):
@@ -227,8 +226,8 @@ def test_every_trial_has_one_row_and_its_levers_are_those_on_the_way_to_it(sets)
 
 def test_the_chosen_one_and_disagreements_are_kept_when_rows_are_few():
     result = RESULTS["lenet"]
-    kept = tried.rows(result, trials_table.MOST_ROWS)
-    assert len(kept) == trials_table.MOST_ROWS
+    kept = [row for row in tried.rows(result) if not row.minor]
+    assert len(kept) == tried.MOST_ROWS
     assert any(row.chosen for row in kept)
     assert any(row.mark == "never" for row in kept)
     assert f"{len(result.trials) - len(kept)} more: --verbose" in shown(result)
@@ -258,27 +257,28 @@ def test_a_terminal_that_wants_colour_gets_it_and_others_do_not(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
+    lenet = terminal.report(view_of(RESULTS["lenet"]))
     coloured, plain, without = Terminal(), io.StringIO(), Terminal()
-    screen.show(terminal.tune(RESULTS["lenet"]), coloured)
-    screen.show(terminal.tune(RESULTS["lenet"]), plain)
+    screen.show(lenet, coloured)
+    screen.show(lenet, plain)
     monkeypatch.setenv("NO_COLOR", "1")
-    screen.show(terminal.tune(RESULTS["lenet"]), without)
+    screen.show(lenet, without)
     assert "\x1b[" in coloured.getvalue()
     assert "\x1b[" not in plain.getvalue()
     assert "\x1b[3" not in without.getvalue()  # bold stays, colour goes
-    assert plain.getvalue() == shown(RESULTS["lenet"])
+    assert plain.getvalue() == screen.plain(lenet)
 
 
 def test_a_stream_that_is_not_utf_8_is_not_broken():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="latin-1", newline="\n")
-    screen.show(terminal.tune(RESULTS["huge"]), stream)
+    screen.show(terminal.report(view_of(RESULTS["huge"])), stream)
     stream.flush()
     assert b"\\u8a13" in raw.getvalue() or b"faster" in raw.getvalue()
 
 
 def test_the_machine_shows_every_ceiling_and_its_age():
-    text = screen.plain(machine.machine(examples.CEILINGS, now_unix_s=examples.CREATED_UNIX_S))
+    text = printed(machine.view(examples.CEILINGS, now_unix_s=examples.CREATED_UNIX_S))
     assert "159 GFLOP/s" in text and "measured 2 days ago" in text and "1.9 µs" in text
 
 
@@ -292,8 +292,8 @@ def test_levers_stand_under_their_class():
 
     shown_levers = [Lever("bf16", "precision", "no bf16 here"), Lever("workers", "exact", parameter="num")]
     words = Lever("mode", "rounding", parameter="way", choices=("slow", "quick"), optional=True)
-    assert "\n  mode[=WORD]  what" in (text := screen.plain(levers.levers([words]))) and "for mode: slow, quick" in text
-    text = screen.plain(levers.levers(shown_levers))
+    assert "\n  mode[=WORD]  what" in (text := printed(levers.view([words]))) and "for mode: slow, quick" in text
+    text = printed(levers.view(shown_levers))
     assert "\n  workers=N  what" in text and "\n  bf16       what" in text and "\nN          a number" in text
     assert text.index("exact") < text.index("workers") < text.index("precision") < text.index("bf16")
     assert "what bf16 does (not here: no bf16 here)" in text
@@ -301,7 +301,7 @@ def test_levers_stand_under_their_class():
 
 
 def test_the_list_of_all_levers_keeps_to_80_columns_and_says_which_need_a_number():
-    text = screen.plain(levers.levers(api.describe_levers()))
+    text = printed(levers.view(api.describe_levers()))
     assert wider_than(text, 80) == []
     assert "\n  workers=N " in text and "\n  threads=N " in text and "\n  bf16 " in text
 
@@ -390,7 +390,7 @@ def test_a_remark_longer_than_its_lines_ends_at_a_word_and_shows_that():
     text = shown(replace(RESULTS["lenet"], trials=(long,)), width=100)
     cut = [line for line in text.splitlines() if line.endswith("…")]
     assert len(cut) == 1 and cut[0].endswith(("some…", "words…"))
-    assert text.count("some words") <= 3 * trials_table.REMARK_LINES * 3
+    assert text.count("some words") <= 3 * terminal.CELL_LINES * 3
 
 
 def test_how_a_bound_is_known_is_not_cut_in_the_middle():

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.report import html, screen, story, terminal, tried, words
+from flatout.report import tried, verdict, words
 from handmade import trial
+from shown import on_page, on_screen
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 
@@ -139,14 +140,13 @@ def one_pair(num_pairs=1, low=1.28, high=1.28):
 
 
 def everywhere(found):
-    page = html.html_text(found)
-    return screen.plain(terminal.tune(found, verbose=True), width=100) + page
+    return on_screen(found, verbose=True, width=100) + on_page(found)
 
 
 def test_a_single_pair_has_a_ratio_and_no_interval_on_the_terminal_and_the_page():
     said = everywhere(one_pair())
     assert "1.28" in said and "[1.28" not in said
-    assert story.tell(one_pair()).unit == "too few pairs of windows for an interval"
+    assert verdict.headline(one_pair()).unit == "too few pairs of windows for an interval"
 
 
 def test_two_pairs_are_called_so_and_not_an_interval():

@@ -25,7 +25,7 @@ def command(words: tuple[str, ...], module: str | None, allow_writes: bool, star
     Next:     flatout run --levers bf16,channels_last train.py --epochs 3
     """  # noqa: D301
     from flatout import api
-    from flatout.report import print_levers
+    from flatout.report import levers, print_view
     from flatout.run.script import from_words
 
     if words and not module and not Path(words[0]).exists():
@@ -36,7 +36,7 @@ def command(words: tuple[str, ...], module: str | None, allow_writes: bool, star
     if as_json:
         print(json.dumps({row.name: row.as_json() for row in rows}))
     else:
-        print_levers(rows, typed=script.typed if script else "SCRIPT")
+        print_view(levers.view(rows, script.typed if script else "SCRIPT"), verbose=True)
 
 
 def _refuse_lever(word: str, names: Collection[str]) -> None:

@@ -25,7 +25,8 @@ def command(refresh: bool, num_ranks: int | None, as_json: bool) -> None:
     from flatout.machine.energy_counters import energy_counters
     from flatout.machine.exchange_ceilings import exchange_ceilings
     from flatout.records.as_json import to_json
-    from flatout.report import print_machine
+    from flatout.report import machine as of_machine
+    from flatout.report import print_view
 
     ceilings = api.machine(refresh=refresh)
     program = kind().package.exchange_calibration
@@ -38,4 +39,4 @@ def command(refresh: bool, num_ranks: int | None, as_json: bool) -> None:
             told["exchanges"] = {"num_ranks": num_ranks, "values": [to_json(one) for one in exchanges]}
         print(json.dumps(told))
     else:
-        print_machine(ceilings, exchanges=exchanges, energy=energy)
+        print_view(of_machine.view(ceilings, exchanges=exchanges, energy=energy), verbose=True)

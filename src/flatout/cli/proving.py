@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from flatout.cli import showing
 from flatout.cli.progress import Progress, end_children_when_told_to_end
-from flatout.cli.showing import show_proof
 from flatout.judge.proof import Proof, WholeRun
 from flatout.report import words
 from flatout.report.proof_words import number
@@ -32,7 +32,7 @@ def proved(call: Callable[[Show], Proof], *, as_json: bool, against_itself: bool
         except SystemExit:
             show.remark("told to end: the runs that have ended are kept, and the same command goes on from there")
             raise
-    show_proof(found, as_json=as_json)
+    showing.show(found, as_json=as_json)
     return EXIT_CODES[found.equivalence.verdict]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -35,8 +36,10 @@ def command(
               flatout report lenet-3 --export steps.csv
     """  # noqa: D301, D205
     from flatout import api
-    from flatout.cli.showing import show, show_contrast, show_exported, show_proof, show_rank_anatomy
-    from flatout.report.former import anatomy_of_ranks, proof
+    from flatout.cli.showing import show
+    from flatout.records.as_json import to_json
+    from flatout.report import print_view
+    from flatout.report.former import record, written
 
     if file is not None:
         if other is not None or html is not None:
@@ -45,12 +48,12 @@ def command(
                 cause="it writes the steps of one run, and nothing else",
                 hint=f"`flatout report {run or ''} --export {file}`".replace("  ", " "),
             )
-        show_exported(api.export(run, file), as_json=as_json)
+        done = api.export(run, file)
+        if as_json:
+            print(json.dumps(to_json(done)))
+        else:
+            print_view(written(done))
     elif other is not None and run is not None:
-        show_contrast(api.contrast(run, other), html=html, as_json=as_json)
-    elif (proved := proof(run)) is not None:
-        show_proof(proved, html=html, as_json=as_json)
-    elif (looked_at := anatomy_of_ranks(run)) is not None:
-        show_rank_anatomy(looked_at, html=html, as_json=as_json)
+        show(api.contrast(run, other), html=html, as_json=as_json)
     else:
-        show(api.report(run), html=html, as_json=as_json, verbose=verbose)
+        show(record(run), html=html, as_json=as_json, verbose=verbose)

@@ -29,7 +29,6 @@ def command(  # noqa: PLR0913  one parameter per option
     from flatout import api
     from flatout.cli.progress import measured
     from flatout.cli.showing import show as show_result
-    from flatout.cli.showing import show_rank_anatomy
     from flatout.run.launched import launched_by, script_of
     from flatout.run.script import from_words
     from flatout.trials.rank_looker import looked, looked_at_launched
@@ -43,7 +42,7 @@ def command(  # noqa: PLR0913  one parameter per option
     if launcher:
         measured(
             lambda show: looked_at_launched(script_of(words), goal, show),
-            lambda found: show_rank_anatomy(found, as_json=as_json),
+            lambda found: show_result(found, as_json=as_json),
         )
         return
     script = from_words(words, module)
@@ -52,7 +51,7 @@ def command(  # noqa: PLR0913  one parameter per option
         assert terms is not None
         measured(
             lambda show: looked(script, terms, goal, show),
-            lambda found: show_rank_anatomy(found, as_json=as_json),
+            lambda found: show_result(found, as_json=as_json),
         )
         return
     measured(lambda show: api.why(script, goal=goal, show=show), lambda found: show_result(found, as_json=as_json))

@@ -1,7 +1,7 @@
 """How much energy went into a stretch of time, as far as counters that were noted now and then can tell?
 
 In: a log of cumulative counters (RAPL, NVML) and the instants at which something began and ended, both on one clock.
-Out: joules with the bounds between which they certainly lie, or the reason why nothing can be said. Pure
+Out: joules, or the reason why nothing can be said. Pure
 arithmetic: the counters are read elsewhere (`machine/energy_counters.py`), so that a log is judged anywhere.
 """
 
@@ -22,9 +22,6 @@ FORMAT = 1
 
 MIN_UPDATES = 10
 """A stretch in which a counter was seen to change less often is too short: one update is over a tenth of it."""
-
-PLACED = 0.98
-"""Phases are placed in time one behind the other where they fill so much of their steps."""
 
 MOST_WATTS = 10_000.0
 """A counter behind whose beginning anew more power would stand has gone back: it was reset, or read wrongly."""
@@ -105,16 +102,12 @@ class Energy:
 
     Attributes:
         joules: The sum over the counters; None where one of them cannot tell.
-        low_joules: It was surely not less.
-        high_joules: It was surely not more.
         parts: The same by counter, of those that can tell.
         num_windows: Stretches behind it.
         why_not: Why there is no sum, or empty.
     """
 
     joules: float | None = None
-    low_joules: float | None = None
-    high_joules: float | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
     num_windows: int = 0
     why_not: str = ""
@@ -130,8 +123,6 @@ class EnergySummary:
         noted_every_s: How often they were read.
         baseline: One plain step.
         tuned: One step under the best candidate; None where none was measured again.
-        phases_joules: Of a plain step, by phase, of those that last long enough.
-        why_not_phases: Why others are not observed.
         measuring_joules: What the whole measurement used.
     """
 
@@ -140,8 +131,6 @@ class EnergySummary:
     noted_every_s: float = math.nan
     baseline: Energy = field(default_factory=Energy)
     tuned: Energy | None = None
-    phases_joules: Mapping[str, float] = field(default_factory=dict)
-    why_not_phases: str = ""
     measuring_joules: float | None = None
 
 
@@ -216,12 +205,6 @@ class Curve:
         begun, ended = self._knots_joules[above - 1 : above + 1]
         return begun + (ended - begun) * (instant_s - begun_s) / (ended_s - begun_s)
 
-    def bounds(self, instant_s: float) -> tuple[float, float]:
-        """Between what the energy lies at an instant that it covers: the readings before it, and an update after it."""
-        before = bisect_right(self._at_s, instant_s) - 1
-        after = bisect_left(self._at_s, instant_s + self.counter.resolution_s)
-        return self._joules[max(before, 0)], self._joules[min(after, len(self._at_s) - 1)]
-
 
 class Curves:
     """All counters of a log that count for something that runs on some devices.
@@ -252,7 +235,7 @@ class Curves:
             end_s: The other.
             min_updates: Changes that each counter must have been seen to make.
         """
-        joules = low = high = 0.0
+        joules = 0.0
         parts: dict[str, float] = {}
         why_not = self._why_not
         for curve in self._curves:
@@ -264,13 +247,10 @@ class Curves:
                 why_not = why_not or f"{curve.counter.name} stood still"
             else:
                 parts[curve.counter.name] = used = curve.at(end_s) - curve.at(start_s)
-                begun, ended = curve.bounds(start_s), curve.bounds(end_s)
                 joules += used
-                low += max(ended[0] - begun[1], 0.0)
-                high += ended[1] - begun[0]
         if why_not:
             return Energy(parts=parts, why_not=why_not)
-        return Energy(joules=joules, low_joules=low, high_joules=high, parts=parts, num_windows=1)
+        return Energy(joules=joules, parts=parts, num_windows=1)
 
     def per_step(self, spans: Sequence[Span]) -> Energy:
         """The energy of one step: the mean over the spans that can tell."""
@@ -283,51 +263,9 @@ class Curves:
         names = known[0][1].parts
         return Energy(
             joules=math.fsum(e.joules or 0.0 for _, e in known) / num_steps,
-            low_joules=math.fsum(e.low_joules or 0.0 for _, e in known) / num_steps,
-            high_joules=math.fsum(e.high_joules or 0.0 for _, e in known) / num_steps,
             parts={name: math.fsum(e.parts[name] for _, e in known) / num_steps for name in names},
             num_windows=len(known),
         )
-
-    def per_phase(
-        self, start_s: float, step_s: Sequence[float], phases: Mapping[str, Sequence[float]]
-    ) -> tuple[dict[str, float], str]:
-        """The energy of each phase of a mean step of one window, of phases that last long enough.
-
-        Phases are known by their durations alone. They are placed one behind the other in the order in which they first
-        came, which holds where each comes once a step and they fill it.
-
-        Args:
-            start_s: Of the window, on the log's clock.
-            step_s: Seconds of each step.
-            phases: Seconds of each step by phase, in their order.
-
-        Returns:
-            Joules of a mean step by phase, and why others are not observed (or empty).
-        """
-        if not phases or not step_s:
-            return {}, "no phase was timed"
-        longest = max(phases, key=lambda name: max(phases[name]))
-        if why_not := self.between(start_s, start_s + max(phases[longest])).why_not:
-            return {}, f"{longest}: {why_not}"
-        filled = math.fsum(map(math.fsum, phases.values()))
-        if filled < PLACED * math.fsum(step_s):
-            return {}, "the phases leave gaps in the step, so they cannot be placed in time"
-        found: dict[str, list[float]] = {name: [] for name in phases}
-        why_not = ""
-        for number, took_s in enumerate(step_s):
-            begun_s = start_s + math.fsum(step_s[:number])
-            stretch = took_s / max(math.fsum(row[number] for row in phases.values()), 1e-12)
-            for name, row in phases.items():
-                ended_s = begun_s + row[number] * stretch
-                energy = self.between(begun_s, ended_s)
-                begun_s = ended_s
-                if energy.joules is not None:
-                    found[name].append(energy.joules)
-                else:
-                    why_not = why_not or f"{name}: {energy.why_not}"
-        whole = {name: joules for name, joules in found.items() if len(joules) == len(step_s)}
-        return {name: math.fsum(joules) / len(joules) for name, joules in whole.items()}, why_not
 
 
 def _too_short(counter: Counter, took_s: float, num: int) -> str:

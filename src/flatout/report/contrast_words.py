@@ -125,16 +125,15 @@ def alike(found: Contrast) -> str:
     )
 
 
-def cells(change: Change) -> tuple[str, str, str, str, str, str]:
-    """First, second, difference, ratio, interval, verdict."""
+def cells(change: Change) -> tuple[str, str, str, str, str, str, str]:
+    """First with its spread, second with its spread, difference, ratio, interval."""
     judged = change.compared
     return (
-        _time(change.first_s, change.first_spread_fraction),
-        _time(change.second_s, change.second_spread_fraction),
+        *_time(change.first_s, change.first_spread_fraction),
+        *_time(change.second_s, change.second_spread_fraction),
         difference(change.difference_s),
         words.ratio(judged.ratio) if judged else "",
         words.interval(judged.low, judged.high) if judged else "",
-        change.verdict,
     )
 
 
@@ -149,10 +148,10 @@ def difference(value_s: float | None) -> str:
     return f"{'+' if value_s > 0 else ''}{words.seconds(value_s)}"
 
 
-def _time(value_s: float | None, spread: float) -> str:
+def _time(value_s: float | None, spread: float) -> tuple[str, str]:
     if value_s is None:
-        return "not observed"
-    return words.seconds(value_s) + words.scatter(value_s, spread)
+        return "not observed", ""
+    return words.seconds(value_s), words.scatter(value_s, spread).strip()
 
 
 def _from_to(change: Change) -> str:

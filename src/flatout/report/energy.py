@@ -1,4 +1,4 @@
-"""What does a report say of energy? A line on a terminal, a table and a source on the page.
+"""What does a page say of energy? The counters, a table, and how it was obtained.
 
 In: a `Result`, or the counters of a machine. Out: words and rows.
 """
@@ -9,37 +9,7 @@ from collections.abc import Sequence
 
 from flatout.judge.result import Result
 from flatout.records.energy import Counter, Energy, EnergySummary
-from flatout.records.plan import Trial
 from flatout.report import words
-from flatout.report.screen import Screen
-
-
-def show(screen: Screen, result: Result, *, verbose: bool) -> None:
-    """One quiet line where it is known; that it is not, only where everything is asked for."""
-    found = result.energy
-    if found is None:
-        return
-    if found.baseline.joules is not None:
-        by = f"({counters(found.counters)})"
-        screen.say("energy", f"{_a_step(result, found)}, with all that ran here  ", (by, "dim"))
-    elif verbose:
-        unread = "not readable here; `flatout machine` says why"
-        screen.say("energy", f"not known: {found.baseline.why_not}" if found.counters else unread)
-    if not verbose or found.baseline.joules is None:
-        return
-    for name, joules in found.phases_joules.items():
-        screen.say("", f"{name} {words.joules(joules)}")
-    if found.why_not_phases:
-        screen.say("", (f"by phase not observed: {found.why_not_phases}", "dim"))
-    for reason in found.missing:
-        screen.say("", (reason, "dim"))
-
-
-def _a_step(result: Result, found: EnergySummary) -> str:
-    plain = words.joules(found.baseline.joules)
-    if result.winner is None or found.tuned is None or found.tuned.joules is None:
-        return f"{plain} a step"
-    return f"{plain} → {words.joules(found.tuned.joules)} a step"
 
 
 def why_not(found: EnergySummary) -> str:
@@ -65,34 +35,24 @@ def counters(found: Sequence[Counter]) -> str:
     )
 
 
-def of_trial(trial: Trial) -> str:
-    """Both sides of a trial, or nothing."""
-    if trial.candidate_joules_per_step is None:
-        return ""
-    plain = words.joules(trial.baseline_joules_per_step)
-    return f"energy {words.joules(trial.candidate_joules_per_step)} a step (plain {plain})"
-
-
 def rows(result: Result) -> list[tuple[str, ...]]:
-    """One step of either side with its bounds, its parts, and its phases."""
+    """One step of either side, and its parts."""
     found = result.energy
     if found is None or found.baseline.joules is None:
         return []
     lines = [_row("a plain step", found.baseline)]
-    lines += [(f"a plain step: {name}", words.joules(joules), "", "") for name, joules in found.baseline.parts.items()]
-    lines += [(f"a plain step: {name}", words.joules(joules), "", "") for name, joules in found.phases_joules.items()]
+    lines += [(f"a plain step: {name}", words.joules(joules), "") for name, joules in found.baseline.parts.items()]
     if found.tuned is not None and found.tuned.joules is not None:
         name = "a step with the plan" if result.winner is not None else "a step under the best candidate"
         lines.append(_row(name, found.tuned))
-        lines += [(f"{name}: {part}", words.joules(joules), "", "") for part, joules in found.tuned.parts.items()]
+        lines += [(f"{name}: {part}", words.joules(joules), "") for part, joules in found.tuned.parts.items()]
     if found.measuring_joules is not None:
-        lines.append(("all of this measurement", words.joules(found.measuring_joules), "", ""))
+        lines.append(("all of this measurement", words.joules(found.measuring_joules), ""))
     return lines
 
 
 def _row(name: str, energy: Energy) -> tuple[str, ...]:
-    bounds = f"{words.joules(energy.low_joules)} to {words.joules(energy.high_joules)}"
-    return name, words.joules(energy.joules), bounds, words.count(energy.num_windows)
+    return name, words.joules(energy.joules), words.count(energy.num_windows)
 
 
 def sources(result: Result, command: str) -> list[tuple[str, str, str]]:
@@ -102,9 +62,8 @@ def sources(result: Result, command: str) -> list[tuple[str, str, str]]:
         return []
     if found.baseline.joules is None:
         return [("energy", f"not known: {why_not(found)}", command)]
-    phases = f"; by phase not observed: {found.why_not_phases}" if found.why_not_phases else ""
     how = (
         f"{counters(found.counters)}; noted every {words.seconds(found.noted_every_s)} and looked up at the start and "
-        f"the end of each window, for all that ran on the machine{phases}"
+        f"the end of each window, for all that ran on the machine"
     )
     return [("energy", how, command)]

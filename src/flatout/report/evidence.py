@@ -7,52 +7,39 @@ number of the page leads to. Where samples are missing it says why, and still na
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
+from flatout.judge.diagnosis import EASED, SHARE, Bound
 from flatout.judge.result import Result
 from flatout.judge.samples import Samples, WindowSample
 from flatout.records.plan import Trial, label
 from flatout.records.trace import PHASES
-from flatout.report import tables, words
-from flatout.report.tables import Table, table
+from flatout.report import words
+from flatout.report.table import Table, milliseconds, table
 from flatout.report.thinned import Dot, slowest
 from flatout.report.tried import best, remark
+from flatout.report.view import Evidence
+
+BASELINE, NOISE, ANATOMY, TUNED = "raw-baseline", "raw-noise", "raw-anatomy", "raw-tuned"
+FREE_DATA, THREADS, LAUNCHES, CENSUS = "raw-free-data", "raw-threads", "raw-launches", "raw-census"
+FINAL, STEPS, READS = "raw-final", "raw-steps", "raw-reads"
+"""Where the raw samples behind the numbers are in the page."""
 
 MOST_SLOW = 40
 """Steps in the table of the slowest ones."""
 
 SOURCES = {
-    "steps a second": tables.BASELINE,
-    "where a step goes": tables.ANATOMY,
-    "two equal runs": tables.NOISE,
-    "the final ratio": tables.FINAL,
-    "FLOP and bytes": tables.CENSUS,
-    "values read on the host": tables.READS,
+    "steps a second": BASELINE,
+    "where a step goes": ANATOMY,
+    "two equal runs": NOISE,
+    "the final ratio": FINAL,
+    "FLOP and bytes": CENSUS,
+    "values read on the host": READS,
     "ceilings": "raw-ceiling-0",
 }
 """The numbers that the section on cost names, and where their samples are."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """What stands behind a number.
-
-    Attributes:
-        anchor: Where it is in the page.
-        title: Which number.
-        how: How it was obtained from the samples, in one sentence.
-        command: What to type to obtain it again.
-        tables: The samples.
-        missing: Why there are none; empty where there are.
-    """
-
-    anchor: str
-    title: str
-    how: str
-    command: str
-    tables: tuple[Table, ...] = ()
-    missing: str = ""
 
 
 def evidence(result: Result, samples: Samples | None, dots: Sequence[Dot]) -> tuple[Evidence, ...]:
@@ -60,12 +47,9 @@ def evidence(result: Result, samples: Samples | None, dots: Sequence[Dot]) -> tu
     found = [*_plain(result, samples or Samples(), dots), *_tried(result, samples or Samples()), *_limits(result)]
     lacking = _lacking(samples)
     return tuple(
-        one if any(t.rows for t in one.tables) or one.missing else _without(one, lacking) for one in found
+        one if any(t.rows for t in one.tables) or one.missing else replace(one, tables=(), missing=lacking)
+        for one in found
     )  # fmt: skip
-
-
-def _without(one: Evidence, lacking: str) -> Evidence:
-    return Evidence(anchor=one.anchor, title=one.title, how=one.how, command=one.command, missing=lacking)
 
 
 def _lacking(samples: Samples | None) -> str:
@@ -77,23 +61,28 @@ def _lacking(samples: Samples | None) -> str:
 def headline(result: Result) -> str:
     """Where the samples behind the one number are."""
     if result.command == "why":
-        return tables.BASELINE
+        return BASELINE
     found = best(result)
-    return tables.behind_trial(result, found) if found is not None else tables.NOISE
+    return behind_trial(result, found) if found is not None else NOISE
 
 
-def leads(result: Result) -> list[tuple[str, str]]:
-    """What the sentences at the top say numbers of, and where the samples behind these are."""
-    found = [("steps a second", tables.BASELINE)]
-    if result.command == "tune":
-        found.append(("the ratio", headline(result)))
-    if result.noise is not None:
-        found.append(("two equal runs", tables.NOISE))
-    judged = result.remeasured
-    if judged is not None and judged.agreement:
-        found.append(("the numerics", tables.behind_numerics(judged)))
-    free = [tables.behind_bound(bound) for bound in result.diagnosis.bounds if bound.remedy == "free data"]
-    return [*found, *(("free data", anchor) for anchor in free)]
+def behind_bound(bound: Bound) -> str:
+    """Where the samples of a bound are."""
+    if bound.how in (SHARE, EASED):
+        return ANATOMY
+    return {"free data": FREE_DATA, "threads that fit": THREADS, "free launches": LAUNCHES}.get(bound.remedy, CENSUS)
+
+
+def behind_trial(result: Result, trial: Trial) -> str:
+    """Where the samples of a trial are."""
+    if trial is result.remeasured:
+        return FINAL
+    return next((f"raw-trial-{number}" for number, one in enumerate(result.trials) if one is trial), "")
+
+
+def behind_numerics(trial: Trial) -> str:
+    """Where the comparisons behind a trial's numerics are; the same levers have the same."""
+    return f"raw-numerics-{zlib.crc32(trial.label.encode('utf-8', 'replace')):x}"
 
 
 # -- the plain script ------------------------------------------------------------------------------------------------
@@ -114,9 +103,9 @@ def _plain(result: Result, samples: Samples, dots: Sequence[Dot]) -> list[Eviden
 
 
 def _baseline(result: Result, command: str) -> Evidence:
-    rows = [(str(number), _raw(value)) for number, value in enumerate(result.baseline_window_step_s, 1)]
+    rows = [(str(number), milliseconds(value)) for number, value in enumerate(result.baseline_window_step_s, 1)]
     return Evidence(
-        anchor=tables.BASELINE,
+        anchor=BASELINE,
         title="Steps a second, plain",
         how="the median of these windows; only the ends of steps were timed",
         command=command,
@@ -129,7 +118,7 @@ def _noise(samples: Samples, command: str) -> Evidence:
     first = next((n for n, w in enumerate(samples.windows) if w.purpose == "anatomy"), len(samples.windows))
     windows = [w for w in samples.windows[:first] if w.purpose == "baseline"]
     return Evidence(
-        anchor=tables.NOISE,
+        anchor=NOISE,
         title="Two equal runs",
         how="plain against plain: neighbouring windows are compared; those that others or a compilation disturbed "
         "were left out",
@@ -140,7 +129,7 @@ def _noise(samples: Samples, command: str) -> Evidence:
 
 def _apart(result: Result, samples: Samples, why: str, tune: str) -> list[Evidence]:
     plain = Evidence(
-        anchor=tables.ANATOMY,
+        anchor=ANATOMY,
         title="Where a step goes",
         how=f"means over the {words.plural(result.anatomy.num_windows, 'window')} that were disturbed least; the "
         "phases of each step were timed, which costs time, so these windows enter no ratio",
@@ -151,7 +140,7 @@ def _apart(result: Result, samples: Samples, why: str, tune: str) -> list[Eviden
         return [plain]
     windows = samples.of("winner", observe="phases")
     tuned = Evidence(
-        anchor=tables.TUNED,
+        anchor=TUNED,
         title="Where a step goes with the plan",
         how="means over these windows",
         command=tune,
@@ -161,10 +150,10 @@ def _apart(result: Result, samples: Samples, why: str, tune: str) -> list[Eviden
 
 
 def _counterfactuals(result: Result, samples: Samples, command: str) -> list[Evidence]:
-    wanted = {tables.behind_bound(bound) for bound in result.diagnosis.bounds}
+    wanted = {behind_bound(bound) for bound in result.diagnosis.bounds}
     known = (
-        (tables.FREE_DATA, "If data were free", lambda name: name == "free_data"),
-        (tables.THREADS, "If threads fitted", lambda name: name.startswith("threads")),
+        (FREE_DATA, "If data were free", lambda name: name == "free_data"),
+        (THREADS, "If threads fitted", lambda name: name.startswith("threads")),
     )
     return [
         Evidence(
@@ -180,13 +169,13 @@ def _counterfactuals(result: Result, samples: Samples, command: str) -> list[Evi
 
 
 def _launches(result: Result, samples: Samples, command: str) -> list[Evidence]:
-    if tables.LAUNCHES not in {tables.behind_bound(bound) for bound in result.diagnosis.bounds}:
+    if LAUNCHES not in {behind_bound(bound) for bound in result.diagnosis.bounds}:
         return []
     pairs = [pair for one in samples.scalings for pair in itertools.zip_longest(one.full_s, one.half_s)]
-    rows = [(str(number), *(_raw(x) for x in pair)) for number, pair in enumerate(pairs, 1)]
+    rows = [(str(number), *(milliseconds(x) for x in pair)) for number, pair in enumerate(pairs, 1)]
     return [
         Evidence(
-            anchor=tables.LAUNCHES,
+            anchor=LAUNCHES,
             title="If launches were free",
             how="the model calls of one step replayed: what half the batch does not halve is fixed cost",
             command=command,
@@ -200,7 +189,7 @@ def _reads(result: Result, samples: Samples, command: str) -> list[Evidence]:
         return []
     return [
         Evidence(
-            anchor=tables.READS,
+            anchor=READS,
             title="Values read on the host",
             how="the calls that read were timed in these windows, which enter no ratio; their sums are in the traces "
             "(`host_reads`)",
@@ -219,7 +208,7 @@ def _census(result: Result, command: str) -> Evidence:
         ("values read back", words.count(census.num_syncs)),
     ]  # fmt: skip
     return Evidence(
-        anchor=tables.CENSUS,
+        anchor=CENSUS,
         title="Operations of one step",
         how="one step of its own, each operation counted by formula and by its arguments' bytes; the heaviest are in "
         "the table above",
@@ -242,10 +231,10 @@ def _steps(result: Result, dots: Sequence[Dot], command: str) -> list[Evidence]:
     found = slowest(dots, MOST_SLOW)
     if not found:
         return []
-    rows = [(words.count(dot.number), words.seconds(dot.start_s), dot.label, _raw(dot.step_s)) for dot in found]
+    rows = [(words.count(dot.number), words.seconds(dot.start_s), dot.label, milliseconds(dot.step_s)) for dot in found]
     return [
         Evidence(
-            anchor=tables.STEPS,
+            anchor=STEPS,
             title="Single steps",
             how=f"the slowest of {words.plural(len(result.timeline), 'step')}, with what lay inside them; "
             f"`flatout report {result.run} --export steps.csv` writes every one",
@@ -261,18 +250,18 @@ def _steps(result: Result, dots: Sequence[Dot], command: str) -> list[Evidence]:
 def _tried(result: Result, samples: Samples) -> list[Evidence]:
     tune = f"{result.tune_command} {result.typed}"
     again = [result.remeasured] if result.remeasured is not None else []
-    trials = [(tables.behind_trial(result, t), t) for t in (*again, *result.trials)]
+    trials = [(behind_trial(result, t), t) for t in (*again, *result.trials)]
     found = {anchor: _trial(anchor, trial, tune) for anchor, trial in trials}
     for _, trial in trials:
         if trial.agreement:
-            anchor = tables.behind_numerics(trial)
+            anchor = behind_numerics(trial)
             found[anchor] = _numerics(anchor, trial, samples, tune)
     return list(found.values())
 
 
 def _trial(anchor: str, trial: Trial, command: str) -> Evidence:
     pairs = zip(trial.baseline_step_s, trial.candidate_step_s, strict=False)
-    rows = [(str(number), _raw(plain), _raw(other)) for number, (plain, other) in enumerate(pairs, 1)]
+    rows = [(str(number), milliseconds(plain), milliseconds(other)) for number, (plain, other) in enumerate(pairs, 1)]
     name = f"{trial.label}{', measured again' if trial.remeasured else ''}"
     return Evidence(
         anchor=anchor,
@@ -331,8 +320,8 @@ def _windows(title: str, windows: Sequence[WindowSample], *, phases: bool = Fals
     head = ("window", "levers", "steps", "a step", *names, "others' CPU", "compilations")
     rows = [
         (
-            f"{w.child}.{w.index}", w.levers, words.count(w.num_steps), _raw(w.whole.step_s),
-            *(_raw(w.whole.phases_s[name]) if name in w.whole.phases_s else "not observed" for name in names),
+            f"{w.child}.{w.index}", w.levers, words.count(w.num_steps), milliseconds(w.whole.step_s),
+            *(milliseconds(w.whole.phases_s[name]) if name in w.whole.phases_s else "not observed" for name in names),
             words.percent(w.foreign_fraction) if w.foreign_fraction is not None else "not observed",
             words.count(w.recompilations),
         )
@@ -344,10 +333,6 @@ def _windows(title: str, windows: Sequence[WindowSample], *, phases: bool = Fals
 def _phases(windows: Iterable[WindowSample]) -> list[str]:
     seen = {name for w in windows for name in w.whole.phases_s}
     return [*(name for name in PHASES if name in seen), *sorted(seen - {*PHASES})]
-
-
-def _raw(value_s: float | None) -> str:
-    return f"{1e3 * value_s:,.4f} ms" if value_s is not None and words.known(value_s) else words.MISSING
 
 
 def _small(value: float | None) -> str:

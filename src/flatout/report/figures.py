@@ -1,34 +1,31 @@
-"""What do the page's figures look like? Where a step goes, the steps in time, and what was tried.
+"""What do the figures of a result draw? Where a step goes, the steps in time, what was tried, and the roofline.
 
-In: a `Result`. Out: SVG for the page, or None where there is nothing to draw. Each figure says the same in words
-(`aria-label`); its caption and its numbers as a table are beside it in the page.
+In: a `Result`, or anatomies. Out: a `Drawing`, or None where there is nothing to draw. Each says the same in words.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from markupsafe import Markup
 
 from flatout.judge.anatomy import Anatomy
 from flatout.judge.result import Result
+from flatout.judge.roofline import Standing, standing
+from flatout.records.ceilings import attainable_flops_per_s
 from flatout.records.trace import PHASES
-from flatout.report import forest as forests
 from flatout.report import ticks, words
-from flatout.report.forest import Line
-from flatout.report.svg import LETTER, Canvas, both, colour
-from flatout.report.thinned import Dot, Kind, thin
-from flatout.report.tried import Row, ends, rows
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from flatout.report.drawing import Axis, Bar, Bars, Dots, Intervals, Line, Note, Path, Plot
+from flatout.report.thinned import Dot, thin
+from flatout.report.tried import Shown, ends, rows
 
 MOST_ROWS = 40
 """Trials in the figure; the table below it has all."""
 
-# -- where a step goes ---------------------------------------------------------------------------------------------
+MOST_NAMED = 7
+"""Operations with their names in the roofline."""
+
+SLICES = 180
+"""Parts of the time in each of which a few steps are drawn."""
 
 
 def phase_colour(name: str) -> str:
@@ -36,21 +33,28 @@ def phase_colour(name: str) -> str:
     return name if name in PHASES and name not in ("evaluation", "checkpoint") else "other"
 
 
-def step(result: Result) -> Markup | None:
-    """The plain step, and the winner's below it on the same scale, as stacked bars."""
+def step(result: Result) -> Bars | None:
+    """The plain step, and the winner's below it on the same scale."""
     bars = [("taken apart" if result.diagnosis.contradictions else "plain", result.anatomy)]
     if result.tuned_anatomy is not None and result.plan is not None:
         bars = [("before", result.anatomy), ("with the plan", result.tuned_anatomy)]
     return stacked(bars)
 
 
-def stacked(bars: Sequence[tuple[str, Anatomy]]) -> Markup | None:
-    """Steps by name as stacked bars on one scale; None where one of them has no time."""
+def stacked(bars: Sequence[tuple[str, Anatomy]]) -> Bars | None:
+    """Steps by name as bars on one scale; None where one of them has no time."""
     if not all(words.known(anatomy.step_s) and anatomy.step_s > 0 for _, anatomy in bars):
         return None
+    found = tuple(
+        Bar(
+            name=name,
+            total=f"{words.seconds(anatomy.step_s)} a step",
+            parts=tuple((phase, phase_colour(phase), value_s) for phase, value_s in anatomy.phases_s.items()),
+        )
+        for name, anatomy in bars
+    )
     label = ". ".join(f"{words.sentence(name)}: {_step_words(anatomy)}" for name, anatomy in bars)
-    height = 70 * len(bars) + 40
-    return both("step", label, (height, height), lambda canvas: _draw_step(canvas, bars))
+    return Bars(name="step", label=label, bars=found, say=words.seconds) if all(b.length > 0 for b in found) else None
 
 
 def _step_words(anatomy: Anatomy) -> str:
@@ -58,103 +62,157 @@ def _step_words(anatomy: Anatomy) -> str:
     return f"{words.seconds(anatomy.step_s)} a step, of which {parts}"
 
 
-def _draw_step(canvas: Canvas, bars: Sequence[tuple[str, Anatomy]]) -> None:
-    axes = canvas.axes(1, 0, 14, 38)
-    longest_s = max(anatomy.step_s for _, anatomy in bars)
-    axes.set_xlim(0, longest_s)
-    axes.set_ylim(canvas.height - 38, 0)
-    per_unit_s = longest_s / (canvas.width - 15)
-    for number, (name, anatomy) in enumerate(bars):
-        top = 70 * number
-        canvas.write(1, top + 12, name, weight="bold")
-        canvas.write(
-            1 + LETTER * (len(name) + 2), top + 12, f"{words.seconds(anatomy.step_s)} a step", color=colour("soft")
-        )
-        left_s = 0.0
-        for phase, value_s in anatomy.phases_s.items():
-            if not (words.known(value_s) and value_s > 0):
-                continue
-            fill = colour(phase_colour(phase))
-            axes.barh(top + 42, value_s, 34, left=left_s, color=fill, edgecolor=colour("paper"), linewidth=1.5)
-            room = value_s / per_unit_s / LETTER
-            text = phase if len(phase) + 1 <= room else ""
-            axes.text(left_s + value_s / 2, top + 42, text, ha="center", va="center_baseline", color=colour("on-phase"))
-            left_s += value_s
-        axes.barh(top + 42, left_s, 34, color="none", edgecolor=colour("soft"), linewidth=0.8)
-    places = ticks.even(longest_s, 4 if canvas.narrow else 7)
-    ticks.place(axes.xaxis, places, words.seconds)
-    axes.set_yticks([])
-    axes.get_xticklabels()[0].set_horizontalalignment("left")
-    if places[-1] > 0.97 * longest_s:  # else half of it lies outside of the drawing
-        axes.get_xticklabels()[-1].set_horizontalalignment("right")
-
-
-# -- the steps in time ---------------------------------------------------------------------------------------------
-
-
-def timeline(found: Sequence[Dot]) -> Markup | None:
+def timeline(found: Sequence[Dot]) -> Plot | None:
     """Every measured step as a dot; thinned, but with all outliers."""
     if len(found) < 2:
         return None
-    kinds = [kind for kind in ("plain", "try", "plan", "aside") if any(dot.kind == kind for dot in found)]
-    label = (
-        f"{words.plural(len(found), 'step')} in {words.duration(max(d.start_s for d in found))}, the fastest "
-        f"{words.seconds(min(d.step_s for d in found))}, the slowest {words.seconds(max(d.step_s for d in found))}"
-    )
-    return both("timeline", label, (300, 270), lambda canvas: _draw_timeline(canvas, found, kinds))
-
-
-def _draw_timeline(canvas: Canvas, found: Sequence[Dot], kinds: Sequence[str]) -> None:
-    axes = canvas.axes(58, 10, 12, 40)
-    shown = thin(found, slices=canvas.width // 4)
-    for kind in ("aside", "plain", "try", "plan"):
-        for outside in (False, True):
-            _dots(axes, [d for d in shown if d.kind == kind and d.outside == outside], kind, hollow=outside)
-    lowest, highest = min(d.step_s for d in found), max(d.step_s for d in found)
-    if highest > 4 * lowest:
-        axes.set_yscale("log")
-        axes.set_ylim(lowest / 1.25, highest * 1.25)
-        ticks.place(axes.yaxis, ticks.logarithmic(lowest / 1.25, highest * 1.25), words.seconds)
-    else:
-        axes.set_ylim(0, highest * 1.08)
-        ticks.place(axes.yaxis, ticks.even(highest * 1.08, 5), words.seconds)
     first, last = min(d.start_s for d in found), max(d.start_s for d in found)
+    lowest, highest = min(d.step_s for d in found), max(d.step_s for d in found)
+    label = (
+        f"{words.plural(len(found), 'step')} in {words.duration(last)}, the fastest {words.seconds(lowest)}, the "
+        f"slowest {words.seconds(highest)}"
+    )
     margin = 0.015 * (last - first) or 0.5
-    axes.set_xlim(first - margin, last + margin)
-    ticks.place(axes.xaxis, ticks.clock_times(first, last, 4 if canvas.narrow else 8), ticks.clock)
-    axes.grid(axis="y", color=colour("line"), linewidth=0.7)
-    axes.set_axisbelow(True)
+    return Plot(
+        name="timeline",
+        label=label,
+        x=Axis(low=first - margin, high=last + margin,
+               ticks=lambda most: ticks.said(ticks.clock_times(first, last, most), ticks.clock)),
+        y=_durations(lowest, highest),
+        dots=_dots(thin(found, slices=SLICES)),
+    )  # fmt: skip
 
 
-def _dots(axes: Axes, found: Sequence[Dot], kind: Kind, *, hollow: bool) -> None:
-    """All dots of one kind as one path of round caps, a tenth of the size of markers."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    if not found:
-        return
-    points = [point for dot in found for point in ((dot.start_s, dot.step_s),) * 2]
-    path = Path(points, [Path.MOVETO, Path.LINETO] * len(found))
-    sizes = ((7.0, kind), (4.0, "paper")) if hollow else ((4.0, kind),)
-    for size, name in sizes:
-        look = {"edgecolor": colour(name), "linewidth": size, "capstyle": "round", "facecolor": "none"}
-        axes.add_patch(PathPatch(path, **look))
+def _durations(lowest: float, highest: float) -> Axis:
+    if highest > 4 * lowest:
+        low, high = lowest / 1.25, highest * 1.25
+        return Axis(
+            low=low, high=high, log=True, ticks=lambda _: ticks.said(ticks.logarithmic(low, high), words.seconds)
+        )
+    high = highest * 1.08
+    return Axis(low=0.0, high=high, ticks=lambda most: ticks.said(ticks.even(high, most), words.seconds))
 
 
-# -- what was tried ------------------------------------------------------------------------------------------------
+def _dots(found: Sequence[Dot]) -> tuple[Dots, ...]:
+    looks = [(kind, outside) for kind in ("aside", "plain", "try", "plan") for outside in (False, True)]
+    groups = [
+        (look, tuple((d.start_s, d.step_s) for d in found if (d.kind, d.outside) == look)) for look in looks
+    ]  # fmt: skip
+    return tuple(Dots(points=points, colour=kind, hollow=outside) for (kind, outside), points in groups if points)
 
 
-def forest(result: Result) -> Markup | None:
+def forest(result: Result) -> Intervals | None:
     """Each trial's ratio with its 95 % interval, around 1."""
     noise = result.noise
-    band = (noise.low, noise.high) if noise is not None else None
-    return forests.forest("tried", [_line(row) for row in rows(result, MOST_ROWS)], band=band)
+    known = noise is not None and words.known(noise.low) and words.known(noise.high)
+    lines = [(row, _line(row)) for row in rows(result)[:MOST_ROWS]]
+    shown = [(row, line) for row, line in lines if line is not None]
+    if not shown:
+        return None
+    label = "; ".join(
+        f"{row.trial.label} {words.times(row.trial.ratio)} {ends(row.trial)}".rstrip() + f", {row.trial.outcome}"
+        for row, _ in shown
+    )
+    return Intervals(
+        name="tried",
+        label=label,
+        lines=tuple(line for _, line in shown),
+        zero=1.0,
+        band=(noise.low, noise.high) if known and noise is not None else None,
+        ends=("← slower than plain", "faster →"),
+        ticks=lambda low, high, most: ticks.said(ticks.ratios(low, high, most), lambda x: f"{x:,g}x"),
+    )
 
 
-def _line(row: Row) -> Line:
+def _line(row: Shown) -> Line | None:
     trial = row.trial
-    ratio, low, high = (math.nan if x is None else x for x in (trial.ratio, trial.ratio_low, trial.ratio_high))
+    found = [math.nan if x is None else x for x in (trial.ratio, trial.ratio_low, trial.ratio_high)]
+    if not all(words.known(x) and x > 0 for x in found):
+        return None
+    value, low, high = found
+    if not ends(trial):
+        low = high = math.nan
+    colour = row.mark if row.mark != "no" or trial.outcome == "slower" else "even"
+    shapes = {"yes": "dot", "even": "ring", "no": "square", "never": "cross"}
     return Line(
-        name=row.words, whole_name=trial.label, ratio=ratio, low=low, high=high, ends=ends(trial),
-        outcome=trial.outcome, mark=row.mark, chosen=row.chosen, depth=row.depth,
+        name=row.words, value=value, low=low, high=high, said=f"{words.ratio(value)} {ends(trial)}".rstrip(),
+        colour=colour, shape=shapes[row.mark], bold=row.chosen, depth=row.depth,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def roofline(result: Result) -> Plot | None:
+    """The heaviest operations under the machine's measured ceilings; None where no operation can be placed.
+
+    Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
+    """
+    found, census = result.ceilings, result.census
+    bandwidth = found.bandwidth() if found else None
+    peaks = [(dtype, peak.value) for dtype, peak in found.peaks().items()] if found else []
+    stands = [standing(op, found) for op in (census.operations if census else ())] if found else []
+    placed = [s for s in stands if s is not None and s.operation.flops > 0 and s.operation.moved_bytes > 0]
+    if found is None or bandwidth is None or not peaks or not placed:
+        return None
+    cache = found.get("memory_cache")
+    slopes = [(words.ceiling(bandwidth.name), bandwidth.value), *([("cache", cache.value)] if cache else [])]
+    placed.sort(key=lambda s: -s.operation.self_s)
+    at = [(s.operation.flops / s.operation.moved_bytes, s.operation.flops / s.operation.self_s) for s in placed]
+    ridge = max(value for _, value in peaks) / bandwidth.value
+    x = (min(0.5, *(place for place, _ in at)) / 2, max(ridge * 4, *(place * 3 for place, _ in at), 1.0))
+    y = (min(rate for _, rate in at) / 4, max(*(v for _, v in peaks), *(rate for _, rate in at)) * 2.4)
+    return Plot(
+        name="roofline", label=_roofline_words(slopes, peaks, placed),
+        x=Axis(low=x[0], high=x[1], log=True, name="FLOP per byte moved",
+               ticks=lambda most: ticks.said(ticks.decades(*x, most), lambda place: f"{place:,g}")),
+        y=Axis(low=y[0], high=y[1], log=True,
+               ticks=lambda most: ticks.said(ticks.decades(*y, most), lambda rate: words.scaled(rate, "FLOP/s"))),
+        heights=(380, 340), left=82, paths=_roofs(slopes, peaks, x, y), dots=_operations(placed, at),
+        notes=(*_limits(slopes, peaks, x, y), *(
+            Note(x=one[0], y=one[1], text=s.operation.name, wide=number > 3)
+            for number, (s, one) in enumerate(zip(placed[:MOST_NAMED], at, strict=False))
+        )),
+    )  # fmt: skip
+
+
+Limits = Sequence[tuple[str, float]]
+"""What a line is called, and its limit."""
+
+
+def _roofline_words(slopes: Limits, peaks: Limits, placed: Sequence[Standing]) -> str:
+    top, above = placed[0].operation, [s.operation.name for s in placed if s.is_above()]
+    limits = [f"{name} {words.limit(value, 'B/s')}" for name, value in slopes]
+    limits += [f"{name} {words.limit(value, 'FLOP/s')}" for name, value in peaks]
+    return (
+        f"Ceilings: {', '.join(limits)}. {words.plural(len(placed) - len(above), 'operation')} below them; the "
+        f"heaviest, {top.name}, does {words.scaled(top.flops / top.self_s, 'FLOP/s')}"
+        + (f". Above them by more than their spread: {', '.join(above)}" if above else "")
+    )
+
+
+def _roofs(slopes: Limits, peaks: Limits, x: tuple[float, float], y: tuple[float, float]) -> tuple[Path, ...]:
+    found = []
+    for _, peak in peaks:
+        for _, slope in slopes:
+            places = [max(x[0], y[0] / slope), peak / slope, x[1]]
+            found.append(Path(points=tuple(
+                (place, attainable_flops_per_s(place, peak_flops_per_s=peak, bandwidth_bytes_per_s=slope))
+                for place in places
+            )))  # fmt: skip
+    return tuple(found)
+
+
+def _limits(slopes: Limits, peaks: Limits, x: tuple[float, float], y: tuple[float, float]) -> list[Note]:
+    """What the lines are called."""
+    found = [Note(x=x[1], y=peak, text=f"{name} {words.limit(peak, 'FLOP/s')}", side="roof") for name, peak in peaks]
+    for name, slope in slopes:
+        place = max(x[0], y[0] / slope) * 1.25
+        text = f"{name} {words.limit(slope, 'B/s')}"
+        found.append(Note(x=place, y=place * slope, text=text, side="slope"))
+    return found
+
+
+def _operations(placed: Sequence[Standing], at: Sequence[tuple[float, float]]) -> tuple[Dots, ...]:
+    total_s = math.fsum(s.operation.self_s for s in placed)
+    return tuple(
+        Dots(points=(one,), colour="yes", size=5 + 16 * math.sqrt(s.operation.self_s / total_s))
+        for s, one in zip(placed, at, strict=True)
+    )

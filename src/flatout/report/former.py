@@ -5,6 +5,7 @@ In: names of run folders. Out: a `Result`, a `Contrast`, or a file and what went
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from errno import EDQUOT, ENOENT, ENOSPC
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flatout.errors import MachineError, RecordError, UsageError, cannot_write
+from flatout.judge import contrast as contrasts
+from flatout.judge import proof_file, rank_steps, result, samples
 from flatout.records import output_file
 from flatout.run import folder
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from flatout.judge.rank_steps import RankAnatomy
     from flatout.judge.result import Result
     from flatout.report.export import Stretch
+    from flatout.report.view import View
 
 
 PERFETTO_BYTES = 500 * 10**6
@@ -54,26 +58,23 @@ class Exported:
 
 def report(run: str | None = None) -> Result:
     """The result of a run folder; the newest without a name."""
-    from flatout.judge import result
-
     place = folder.find(folder.working_folder(), run)
     return replace(result.load(place), run=str(place))
 
 
-def proof(run: str | None = None) -> Proof | None:
-    """The proof of a run folder, of the newest without a name; None where it holds something else."""
-    from flatout.judge import proof_file
+def record(run: str | None = None) -> Result | Proof | RankAnatomy:
+    """What a run folder holds, of whatever kind; the newest without a name.
 
+    Raises:
+        UsageError: There is no such run.
+        RecordError: It holds nothing that can be shown, or what it holds cannot be read.
+    """
     place = folder.find(folder.working_folder(), run)
-    return replace(proof_file.load(place), run=str(place)) if (place / proof_file.FILE).exists() else None
-
-
-def anatomy_of_ranks(run: str | None = None) -> RankAnatomy | None:
-    """What `why` found of ranks in a run folder, in the newest without a name; None where that holds something else."""
-    from flatout.judge import rank_steps
-
-    place = folder.find(folder.working_folder(), run)
-    return replace(rank_steps.load(place), run=str(place)) if (place / rank_steps.FILE).exists() else None
+    if (place / proof_file.FILE).exists():
+        return replace(proof_file.load(place), run=str(place))
+    if (place / rank_steps.FILE).exists():
+        return replace(rank_steps.load(place), run=str(place))
+    return report(run)
 
 
 def contrast(first: str, second: str) -> Contrast:
@@ -83,9 +84,6 @@ def contrast(first: str, second: str) -> Contrast:
         UsageError: There is no such run, or both are the same.
         RecordError: One of them holds no result.
     """
-    from flatout.judge import contrast as contrasts
-    from flatout.judge import samples
-
     places = [folder.find(folder.working_folder(), name) for name in (first, second)]
     if places[0].resolve() == places[1].resolve():
         raise UsageError(
@@ -134,6 +132,22 @@ def export(run: str | None, path: Path) -> Exported:
     )
 
 
+def written(done: Exported) -> View:
+    """What is shown of a file that was written for other programs."""
+    from flatout.report import words
+    from flatout.report.view import Row, View
+
+    what = (words.plural(done.num_steps, "step"), words.plural(done.num_windows, "window"))
+    processes = f"{done.num_children:,} process{'' if done.num_children == 1 else 'es'}"
+    rows = [Row(label="written", value=done.file, note=f": {' of '.join(what)}, from {processes}")]
+    rows += [Row(label="mind", value=remark, tone="caution") for remark in done.remarks]
+    if done.file.lower().endswith(".json"):
+        note = "at https://ui.perfetto.dev, or `chrome://tracing`; it stays on your machine"
+        rows.append(Row(label="open it", note=note))
+    again = f"flatout report {shlex.quote(str(words.nearby(Path(done.run))))}"
+    return View(command="flatout report", title="", verdict=tuple(rows), next=(again,))
+
+
 def _too_large(path: Path, kind: str) -> list[str]:
     """Source: perfetto.dev/docs/visualization/large-traces: 2 GB of memory are typical, and a trace takes more than its
     file; `trace_processor --httpd` opens it natively.
@@ -169,8 +183,6 @@ class _Source:
     """The steps of a run folder, from its traces or else from its result, counted while they are read."""
 
     def __init__(self, place: Path) -> None:
-        from flatout.judge import samples
-
         self.place = place
         self.paths = samples.trace_paths(place)
         self.num_steps = self.num_windows = 0
@@ -181,10 +193,8 @@ class _Source:
 
     def stretches(self) -> Iterator[Stretch]:
         """Each window with steps in which every time is possible."""
-        from flatout.judge.samples import fault_of
-
         for one in self._traced(self._cuts) if self._result is None else self._of_result(self._result):
-            if fault := fault_of(one.window):
+            if fault := samples.fault_of(one.window):
                 self._faults.append(f"window {one.window.index} of `{one.child}` is left out: {fault}")
             elif one.window.step_s:
                 self.num_steps += one.window.num_steps
@@ -200,24 +210,21 @@ class _Source:
 
     def remarks(self) -> list[str]:
         """What was left out, and where the steps come from."""
-        from flatout.judge.samples import some_faults
-
         missing = ["the run folder has no trace: the steps are those of `result.json`, without phases and losses"]
-        return [*(missing if not self.paths else []), *self._cuts, *some_faults(self._faults)]
+        return [*(missing if not self.paths else []), *self._cuts, *samples.some_faults(self._faults)]
 
     def _traced(self, cuts: list[str] | None = None) -> Iterator[Stretch]:
-        from flatout.judge import samples
         from flatout.report.export import Stretch
 
         for path in self.paths:
             for header, window in samples.each_window(path, cuts):
                 yield Stretch(child=samples.child_of(path), header=header, window=window)
 
-    def _of_result(self, result: Result) -> Iterator[Stretch]:
+    def _of_result(self, found: Result) -> Iterator[Stretch]:
         from flatout.records.trace import Window
         from flatout.report.export import Stretch
 
-        parts = groupby(result.timeline, key=lambda step: (step.group, step.label))
+        parts = groupby(found.timeline, key=lambda step: (step.group, step.label))
         for index, ((group, name), steps) in enumerate(parts):
             rows = tuple(steps)
             window = Window(
@@ -229,4 +236,4 @@ class _Source:
                 outside_s=tuple(step.outside_s for step in rows),
                 start_s=rows[0].start_s,
             )
-            yield Stretch(child="result", header=result.header, window=window)
+            yield Stretch(child="result", header=found.header, window=window)

@@ -1,6 +1,6 @@
-"""What does a terminal show of the levers? Their names, classes and what they do, and whether they apply.
+"""What is shown of the levers? Their names, classes and what they do, and whether they apply.
 
-In: rows. Out: a `Report`.
+In: rows. Out: a `View`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from flatout.records.plan import CLASSES
-from flatout.report.screen import Report, Screen
+from flatout.report import words
+from flatout.report.table import Look, Table, shown, table
+from flatout.report.view import Row, Section, View
 
 _CLASS_WORDS = {
     "exact": "same batches, same random numbers, same bits",
@@ -56,35 +58,44 @@ class LeverRow(Protocol):
         """Why it does not apply there, None where it does."""
 
 
-def levers(rows: Sequence[LeverRow], typed: str = "SCRIPT") -> Report:
+def view(rows: Sequence[LeverRow], typed: str = "SCRIPT") -> View:
     """Every lever, from the class that changes nothing to the one that changes most.
 
     Args:
         rows: The levers.
         typed: The script that they were looked at beside, as it was typed.
     """
+    longest = max((len(_typed(row)) for row in rows), default=0)
+    said = []
+    if any(row.parameter and not row.choices for row in rows):
+        said.append(("N", "a number that must be given, e.g. `workers=2`; `tune` finds the best itself"))
+    if any(row.choices for row in rows):
+        said.append(("WORD", "; ".join(f"for {row.name}: {', '.join(row.choices)}" for row in rows if row.choices)))
+    said += [
+        ("input", "`--levers input`: all exact ones for data that come late, as far as they go together"),
+        ("classes", "each includes those above it; `--accept CLASS` says how far levers may go"),
+    ]
+    sections = [
+        Section(name=class_, items=(_class(class_, here, longest),))
+        for class_ in CLASSES
+        if (here := [row for row in rows if row.class_ == class_])
+    ]
+    terms = Section(name="terms", items=tuple(Row(label=name, note=text) for name, text in said))
+    return View(
+        command="flatout levers",
+        title=words.plural(len(rows), "lever"),
+        sections=(*sections, terms),
+        next=("flatout tune", typed),
+    )
 
-    def compose(screen: Screen) -> None:
-        name = max((len(_typed(row)) for row in rows), default=0)
-        for class_ in CLASSES:
-            here = [row for row in rows if row.class_ == class_]
-            if not here:
-                continue
-            screen.blank()
-            screen.row((class_, "bold"), f"  {_CLASS_WORDS[class_]}")
-            for row in here:
-                why_not = f" (not here: {row.refusal})" if row.known and row.refusal is not None else ""
-                screen.say(f"  {_typed(row)}", (row.summary, "dim" if why_not else ""), why_not, indent=name + 4)
-        screen.blank()
-        if any(row.parameter and not row.choices for row in rows):
-            screen.say("N", "a number that must be given, e.g. `workers=2`; `tune` finds the best itself")
-        if any(row.choices for row in rows):
-            screen.say("WORD", "; ".join(f"for {row.name}: {', '.join(row.choices)}" for row in rows if row.choices))
-        screen.say("input", "`--levers input`: all exact ones for data that come late, as far as they go together")
-        screen.say("classes", "each includes those above it; `--accept CLASS` says how far levers may go")
-        screen.command("next", "flatout tune", typed)
 
-    return Report(compose)
+def _class(class_: str, rows: Sequence[LeverRow], longest: int) -> Table:
+    cells, looks = [], []
+    for row in rows:
+        why_not = f" (not here: {row.refusal})" if row.known and row.refusal is not None else ""
+        cells.append((_typed(row).ljust(longest), f"{row.summary}{why_not}"))
+        looks.append(Look(tone="quiet" if why_not else ""))
+    return shown(table(class_, (class_, _CLASS_WORDS[class_]), cells), range(2), looks)
 
 
 def _typed(row: LeverRow) -> str:

@@ -61,22 +61,22 @@ def wall(run: WholeRun | None) -> str:
     return "" if run is None else words.duration(run.wall_s)
 
 
-def verdict(proof: Proof) -> tuple[tuple[str, str], str]:
-    """The verdict in one word with a `rich` style, and the rest of the sentence."""
+def verdict(proof: Proof) -> tuple[str, str]:
+    """The verdict in a word or a few, and the rest of the sentence."""
     found, name = proof.equivalence, proof.asked.metric.name
     seeds = words.plural(found.num_seeds, "seed")
     if found.verdict == "identical":
         losses = ", and so is every loss on the way" if proof.losses_equal else ""
-        return ("equal", "bold green"), f": the same {name}, to the last digit, with all {seeds}{losses}"
+        return "equal", f": the same {name}, to the last digit, with all {seeds}{losses}"
     if found.verdict == "equivalent":
-        return ("equivalent", "bold green"), f": {_between(found, name)}"
+        return "equivalent", f": {_between(found, name)}"
     if found.verdict == "different":
-        return ("different", "bold red"), f": {found.reason or _between(found, name)}"
+        return "different", f": {found.reason or _between(found, name)}"
     if found.reason.startswith(NOT_AT_WORK):
-        return ("nothing was proved", "bold yellow"), f": {found.reason}"
+        return "nothing was proved", f": {found.reason}"
     if found.num_diverged:
-        return ("nothing to compare", "bold yellow"), f": {found.reason}: {_MEND}"
-    return ("not enough seeds to tell", "bold yellow"), f": {_undecided(proof)}"
+        return "nothing to compare", f": {found.reason}: {_MEND}"
+    return "not enough seeds to tell", f": {_undecided(proof)}"
 
 
 def _between(found: Equivalence, name: str) -> str:

@@ -132,8 +132,10 @@ class Screen:
             text = set_cell_size(text, max(cells - len(self._dots), 0)).rstrip() + self._dots
         return set_cell_size(text, cells)
 
-    def ended(self, text: str, cells: int) -> str:
-        """A line that more would follow: in at most so many columns, with an ellipsis behind its last whole word."""
+    def ended(self, text: str, cells: int, *, more: bool = True) -> str:
+        """A line in at most so many columns, with an ellipsis behind its last whole word where more would follow."""
+        if cell_len(text) <= cells and not more:
+            return text
         while " " in text and cell_len(text) + len(self._dots) > cells:
             text = text.rpartition(" ")[0]
         return self.fit(f"{text.rstrip(' ,;:')}{self._dots}", cells).rstrip()

@@ -1,99 +1,68 @@
-"""Which numbers stand behind each figure, and where does each come from? The page's tables.
+"""Which numbers stand behind each figure of a result, and where does each come from?
 
-In: a `Result`. Out: a `Table` of strings each; the template escapes and sets them.
+In: a `Result`. Out: a `Table` each, for the page; and the commands that obtain the numbers again.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from pathlib import Path
 
 from flatout.judge import stats
 from flatout.judge.anatomy import Anatomy
-from flatout.judge.diagnosis import EASED, SHARE, Bound
+from flatout.judge.read_sites import ReadSite
 from flatout.judge.result import Result
 from flatout.records.plan import Trial
-from flatout.report import energy, reads, words
+from flatout.report import energy, words
+from flatout.report.evidence import (
+    ANATOMY,
+    CENSUS,
+    READS,
+    SOURCES,
+    STEPS,
+    TUNED,
+    behind_bound,
+    behind_numerics,
+    behind_trial,
+)
+from flatout.report.table import Look, Table, shown, table
 from flatout.report.thinned import KINDS, Dot
 from flatout.report.tried import ends, remark
+from flatout.report.view import Again
 
-MOST_ROWS = 400
-"""Rows of one table in the page; `result.json` has the rest."""
-
-
-BASELINE, NOISE, ANATOMY, TUNED = "raw-baseline", "raw-noise", "raw-anatomy", "raw-tuned"
-FREE_DATA, THREADS, LAUNCHES, CENSUS = "raw-free-data", "raw-threads", "raw-launches", "raw-census"
-FINAL, STEPS, READS = "raw-final", "raw-steps", "raw-reads"
-"""Where the raw samples behind the numbers are in the page, see `flatout.report.evidence`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Strings in rows.
-
-    Attributes:
-        title: What it holds.
-        head: Names of the columns.
-        rows: As long as `head` each.
-        texts: How many columns from the left are text; the others are numbers.
-        left_out: Rows that are not shown.
-        links: By column, for each row, which raw samples stand behind its number: an anchor in the page, or empty.
-    """
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    texts: int = 1
-    left_out: int = 0
-    links: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-
-
-def table(
-    title: str,
-    head: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    texts: int = 1,
-    links: Mapping[int, Sequence[str]] | None = None,
-) -> Table:
-    """A table, cut where it would make the page heavy."""
-    found = [tuple(row) for row in rows]
-    return Table(
-        title=title,
-        head=tuple(head),
-        rows=tuple(found[:MOST_ROWS]),
-        texts=texts,
-        left_out=max(len(found) - MOST_ROWS, 0),
-        links={column: tuple(anchors) for column, anchors in (links or {}).items()},
-    )
+LONGEST_CODE, LONGEST_PATH = 40, 50
+"""Characters of a line of code and of its path."""
 
 
 def steps(result: Result) -> Table:
-    """Every phase with its time, before and with the plan."""
+    """Every phase with its time, before and with the plan, and what it would bring if it were free."""
     tuned = result.tuned_anatomy if result.plan is not None else None
-    names = list(dict.fromkeys([*result.anatomy.phases_s, *(tuned.phases_s if tuned else ())]))
-    head = ["phase", "a step", "share", "spread", *(["with the plan", "share"] if tuned else []), "if free, at most"]
-    alone = {b.shortens[0]: b for b in reversed(result.diagnosis.bounds) if len(b.shortens) == 1}
-    rows = []
+    plain, bounds = result.anatomy, result.diagnosis.bounds
+    names = list(dict.fromkeys([*plain.phases_s, *(tuned.phases_s if tuned else ())]))
+    alone = {b.shortens[0]: b for b in reversed(bounds) if len(b.shortens) == 1 and b.shortens[0] in names}
+    shares = {name: plain.share(name) or 0.0 for name in plain.phases_s}
+    largest = max(shares.values(), default=0.0)
+    rows, looks = [], []
     for name in names:
         bound = alone.get(name)
-        rows.append([
-            name,
-            *_phase(result.anatomy, name, spread=True),
-            *(_phase(tuned, name, spread=False) if tuned else []),
-            f"{words.ratio(bound.ratio)} {words.interval(bound.low, bound.high)}".rstrip() if bound else "",
-        ])  # fmt: skip
-    links = {1: [ANATOMY] * len(rows), **({4: [TUNED] * len(rows)} if tuned else {})}
-    return table("Time of a step by phase", head, rows, links=links)
+        gain = [words.times(bound.ratio), words.interval(bound.low, bound.high)] if bound else ["", ""]
+        with_plan = _phase(tuned, name)[:2] if tuned else []
+        rows.append([name, bound.how if bound else "", *_phase(plain, name), *with_plan, *gain])
+        looks.append(Look(bar=shares.get(name, 0.0) / largest if largest > 0 else 0.0, minor=name not in shares))
+    head = ["where a step goes", "", "a step", "share", "spread", *(["with the plan", "share"] if tuned else [])]
+    most = len(head)
+    head += ["if it were free, at most" if alone else "", "95 %"]
+    links = {2: [ANATOMY] * len(rows), **({5: [TUNED] * len(rows)} if tuned else {})}
+    found = table("Time of a step by phase", head, rows, texts=2, links=links)
+    return shown(found, (0, 3, most, 1), looks, whole=(0, 3, 2, most, 1))
 
 
-def _phase(anatomy: Anatomy, name: str, *, spread: bool) -> list[str]:
+def _phase(anatomy: Anatomy, name: str) -> list[str]:
     if name not in anatomy.phases_s:
-        return ["not observed", "", ""] if spread else ["not observed", ""]
-    found = [words.seconds(anatomy.phases_s[name]), words.share(anatomy.share(name))]
+        return ["not observed", "", ""]
     wide = anatomy.spread_fraction.get(name)
-    return [*found, f"± {words.percent(wide)}" if words.known(wide) else ""] if spread else found
+    spread = f"± {words.percent(wide)}" if words.known(wide) else ""
+    return [words.seconds(anatomy.phases_s[name]), words.share(anatomy.share(name)), spread]
 
 
 def bounds(result: Result) -> Table:
@@ -104,21 +73,7 @@ def bounds(result: Result) -> Table:
     ]
     head = ("remedy", "how", "shortens", "at most", "95 %")
     anchors = [behind_bound(b) for b in result.diagnosis.bounds]
-    return table("What each remedy can bring at most", head, rows, texts=3, links={3: anchors})
-
-
-def behind_bound(bound: Bound) -> str:
-    """Where the samples of a bound are."""
-    if bound.how in (SHARE, EASED):
-        return ANATOMY
-    return {"free data": FREE_DATA, "threads that fit": THREADS, "free launches": LAUNCHES}.get(bound.remedy, CENSUS)
-
-
-def behind_trial(result: Result, trial: Trial) -> str:
-    """Where the samples of a trial are."""
-    if trial is result.remeasured:
-        return FINAL
-    return next((f"raw-trial-{number}" for number, one in enumerate(result.trials) if one is trial), "")
+    return table("what a remedy can bring at most", head, rows, texts=3, links={3: anchors})
 
 
 def timeline(found: Sequence[Dot]) -> Table:
@@ -171,15 +126,32 @@ def _trial(trial: Trial, name: str) -> list[str]:
 
 def used(result: Result) -> Table:
     """The energy of a step."""
-    head = ("energy of", "joules", "surely between", "windows")
+    head = ("energy of", "joules", "windows")
     return table("Energy", head, energy.rows(result))
 
 
 def read_sites(result: Result) -> Table:
     """Where values are read on the host."""
     head = ("where", "reads", "how often", "takes of a step")
-    rows = reads.rows(result)
+    sites = result.reads.sites if result.reads is not None else ()
+    rows = [(place(one), f"`{code(one)}`", often(one), words.seconds(one.waited_s)) for one in sites]
     return table("Values read on the host", head, rows, texts=2, links={3: [READS] * len(rows)})
+
+
+def place(site: ReadSite) -> str:
+    """File and line, as they are typed here; of a long path the end."""
+    name = str(words.nearby(Path(site.file)))
+    return f"{name if len(name) <= LONGEST_PATH else f'…{name[1 - LONGEST_PATH :]}'}:{site.line}"
+
+
+def code(site: ReadSite) -> str:
+    """What stands in the line that reads."""
+    return words.shortened(" ".join(site.code.replace("`", "'").split()), LONGEST_CODE) or site.read
+
+
+def often(site: ReadSite) -> str:
+    """How often in a step."""
+    return f"{words.three(site.reads_per_step)} a step"
 
 
 def operations(result: Result) -> Table:
@@ -211,17 +183,12 @@ def numerics(result: Result) -> Table:
     return table("Numerics of every trial", head, rows, texts=4, links={2: anchors})
 
 
-def behind_numerics(trial: Trial) -> str:
-    """Where the comparisons behind a trial's numerics are; the same levers have the same."""
-    return f"raw-numerics-{zlib.crc32(trial.label.encode('utf-8', 'replace')):x}"
-
-
-def sources(result: Result) -> list[tuple[str, list[tuple[str, str]]]]:
+def sources(result: Result) -> list[Again]:
     """Each command with the numbers that it obtains again, and how each was obtained."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    found: dict[str, list[tuple[str, str, str]]] = {}
     for number, how, command in _sources(result):
-        found.setdefault(command, []).append((number, how))
-    return list(found.items())
+        found.setdefault(command, []).append((number, how, SOURCES.get(number, "")))
+    return [Again(command=command, numbers=tuple(numbers)) for command, numbers in found.items()]
 
 
 def _sources(result: Result) -> list[tuple[str, str, str]]:
@@ -259,7 +226,9 @@ def _sources(result: Result) -> list[tuple[str, str, str]]:
         rows.append(("FLOP and bytes", how, why))
     if result.ceilings is not None:
         rows.append(("ceilings", "microbenchmarks, the 90th percentile of their windows", "flatout machine --refresh"))
-    rows += reads.sources(result, why)
+    if result.reads is not None and result.reads.sites:
+        how = "windows of their own, in which each call that reads was timed"
+        rows.append(("values read on the host", how, why))
     rows += energy.sources(result, tune if result.trials else why)
     rows.append(("this page", "from `result.json` beside it", f"flatout report {result.run}".rstrip()))
     return rows

@@ -1,9 +1,8 @@
 """Which steps of a long timeline are drawn? So few that the page stays small, so chosen that nothing unusual is lost.
 
 In: steps with their times. Out: some of them. Of each narrow slice of time and each kind the fastest and the slowest
-step stay, and a few between. A step far above its kind's others stays as well, unless a slower one stands in the same
-place of the drawing; of more than `MOST_OUTLIERS` such steps the slowest stay. Only the drawing is thinned, the numbers
-beside it are not.
+step stay, and a few between. A step far above its kind's others stays as well; of more than `MOST_OUTLIERS` such steps
+the slowest stay. Only the drawing is thinned, the numbers beside it are not.
 """
 
 from __future__ import annotations
@@ -33,9 +32,6 @@ FAR = 3.0
 
 LONGEST_S = 1e10
 """No clock that counts from the start of a process comes as far: three centuries."""
-
-SAME_PLACE = 1.02
-"""Two outliers in one slice of time whose durations differ by less than this factor are drawn as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +95,7 @@ def thin(found: Sequence[Dot], *, slices: int, each: int = 4) -> tuple[Dot, ...]
         parts.setdefault((number, dot.kind, dot.outside), []).append(dot)
     ordered = [sorted(part, key=lambda dot: dot.step_s) for part in parts.values()]
     fences = _fences(found)
-    far = [dot for part in ordered for dot in _far(part, fences[part[0].kind])]
+    far = [dot for dot in found if dot.step_s > fences[dot.kind]]
     kept = [dot for part in ordered for dot in _some(part, each)]
     chosen = {id(dot): dot for dot in (*kept, *slowest(far, MOST_OUTLIERS))}
     return tuple(sorted(chosen.values(), key=lambda dot: dot.start_s))
@@ -124,17 +120,6 @@ def _fences(found: Sequence[Dot]) -> dict[Kind, float]:
         low, high = values[len(values) // 4], values[3 * len(values) // 4]
         fences[kind] = high + FAR * (high - low)
     return fences
-
-
-def _far(ordered: list[Dot], fence_s: float) -> list[Dot]:
-    """The outliers of one part, but for those that stand where a slower one does."""
-    found: list[Dot] = []
-    for dot in reversed(ordered):
-        if dot.step_s <= fence_s:
-            break
-        if not found or found[-1].step_s > SAME_PLACE * dot.step_s:
-            found.append(dot)
-    return found
 
 
 def _kind(step: TimelineStep, chosen: str | None) -> Kind:

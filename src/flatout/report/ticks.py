@@ -6,19 +6,14 @@ In: the range of an axis and how many labels it has room for. Out: places, and w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from flatout.report import words
 
 
-def place(axis: Any, places: Sequence[float], say: Callable[[float], str]) -> None:
-    """Put labels at places of a matplotlib axis, and no other ticks."""
-    from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
-
-    axis.set_major_locator(FixedLocator(list(places)))
-    axis.set_major_formatter(FixedFormatter([say(place) for place in places]))
-    axis.set_minor_locator(NullLocator())
+def said(places: Iterable[float], say: Callable[[float], str]) -> list[tuple[float, str]]:
+    """Each place with what is written there."""
+    return [(place, say(place)) for place in places]
 
 
 def even(last: float, most: int) -> list[float]:

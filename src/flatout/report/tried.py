@@ -1,27 +1,25 @@
 """Which trials are shown, in which order, and what is said of each?
 
 In: a `Result`. Out: rows in the order of a tree, where a set of levers stands below the set that it extends, so that
-a long combination reads as `+ bf16`; the terminal's table and the page's figure show the same rows.
+a long combination reads as `+ bf16`; the terminal's table and the page's figure show the same rows. And what else the
+section on trials has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
-from flatout.judge.result import Result, Untried
+from flatout.judge.result import NOT_NAMED, Result, Untried
 from flatout.judge.stats import MIN_PAIRS
 from flatout.records.plan import Candidate, Trial, label
+from flatout.report import words
+from flatout.report.table import Look, Mark, Table, shown, table
+from flatout.report.view import Listing, Pairs
 from flatout.report.words import interval, known, percent, plural, ratio
 
-Mark = Literal["yes", "even", "no", "never"]
-
-MARKS: dict[Mark, str] = {"yes": "✔", "even": "·", "no": "–", "never": "✖"}
-"""Faster with numbers that agree; no difference that could be told; slower or not measured; other numbers."""
-
-ASCII_MARKS: dict[Mark, str] = {"yes": "+", "even": "=", "no": "-", "never": "x"}
-
+MOST_ROWS = 7
+"""Trials on one screen; `--verbose` shows all."""
 
 MOST_REASONS = 3
 """Reasons for which no candidate could be used, in one sentence."""
@@ -40,7 +38,7 @@ _SHORTER = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Shown:
     """One trial as it is shown.
 
     Attributes:
@@ -50,6 +48,7 @@ class Row:
         mark: Its verdict.
         chosen: Whether the plan consists of it.
         remark: Its numerics, or why it was not kept.
+        minor: Whether it is shown only where everything is asked for.
     """
 
     trial: Trial
@@ -58,19 +57,21 @@ class Row:
     mark: Mark
     chosen: bool
     remark: str
+    minor: bool = False
 
 
-def rows(result: Result, most: int | None = None) -> tuple[Row, ...]:
-    """The trials as a tree; with `most` the chosen one and the fastest."""
-    kept = _kept(result, most)
-    parents = [_parent(kept, number) for number in range(len(kept))]
-    found: list[Row] = []
+def rows(result: Result) -> tuple[Shown, ...]:
+    """The trials as a tree; all but the chosen one, the fastest, disagreements and what these extend are minor."""
+    trials = result.trials
+    parents = [_parent(trials, number) for number in range(len(trials))]
+    weighty = _weighty(result, parents)
+    found: list[Shown] = []
 
     def descend(parent: int | None, depth: int) -> None:
-        for number, trial in enumerate(kept):
+        for number, trial in enumerate(trials):
             if parents[number] == parent:
-                above = None if parent is None else kept[parent]
-                found.append(_row(result, trial, above, depth))
+                above = None if parent is None else trials[parent]
+                found.append(_row(result, trial, above, depth, minor=number not in weighty))
                 descend(number, depth + 1)
 
     descend(None, 0)
@@ -214,12 +215,12 @@ def brief(trial: Trial) -> str:
 
     >>> brief(Trial(levers={}, outcome="faster", class_="rounding", agreement="agrees",
     ...             agreement_detail="gradient error 2.1e-07, noise 0.7; update error 2.1e-07"))
-    'rounding: error 2.1e-07, noise 0.7; update error 2.1e-07'
+    'rounding: error 2.1e-07'
     """
     text = remark(trial).removeprefix("disagrees: ")
     for long, short in _SHORTER:
         text = text.replace(long, short)
-    return text
+    return text.partition(", ")[0].partition("; ")[0] if trial.agreement in ("agrees", "disagrees") else text
 
 
 def mark(trial: Trial) -> Mark:
@@ -231,18 +232,23 @@ def mark(trial: Trial) -> Mark:
     return "never" if trial.outcome == "disagrees" else "no"
 
 
-def _kept(result: Result, most: int | None) -> list[Trial]:
-    """In the order in which they were tried; the slowest are left out first, the chosen one and disagreements last."""
-    trials = list(result.trials)
-    if most is None or len(trials) <= most:
-        return trials
+def _weighty(result: Result, parents: Sequence[int | None]) -> set[int]:
+    """Numbers of the trials that fit one screen, with those that they extend."""
+    trials = result.trials
 
     def weight(number: int) -> tuple[bool, bool, float]:
         trial = trials[number]
         return (_is_chosen(result, trial), trial.outcome == "disagrees", _speed(trial) or 1.0)
 
-    numbers = sorted(range(len(trials)), key=weight, reverse=True)[:most]
-    return [trials[number] for number in sorted(numbers)]
+    found: set[int] = set()
+    for number in sorted(range(len(trials)), key=weight, reverse=True):
+        path, at = [], number
+        while at is not None and at not in found:
+            path.append(at)
+            at = parents[at]  # type: ignore[assignment]
+        if len(found) + len(path) <= MOST_ROWS:
+            found.update(path)
+    return found
 
 
 def _parent(trials: Sequence[Trial], number: int) -> int | None:
@@ -262,15 +268,16 @@ def _speed(trial: Trial) -> float:
     return trial.ratio if trial.ratio is not None and known(trial.ratio) else 0.0
 
 
-def _row(result: Result, trial: Trial, above: Trial | None, depth: int) -> Row:
+def _row(result: Result, trial: Trial, above: Trial | None, depth: int, *, minor: bool) -> Shown:
     added = {n: s for n, s in trial.levers.items() if above is None or n not in above.levers}
-    return Row(
+    return Shown(
         trial=trial,
         depth=depth,
         words=label(added) if above is None else f"+ {label(added)}",
         mark=mark(trial),
         chosen=_is_chosen(result, trial),
         remark=remark(trial),
+        minor=minor,
     )
 
 
@@ -278,3 +285,63 @@ def _is_chosen(result: Result, trial: Trial) -> bool:
     if result.plan is None:
         return False
     return Candidate(levers=trial.levers).key == Candidate(levers=result.plan.levers).key
+
+
+# -- the section -------------------------------------------------------------------------------------------------------
+
+
+def on_screen(result: Result) -> Table:
+    """One line a trial, more of it where everything is asked for."""
+    found = rows(result)
+    title = f"tried {len(result.trials):,} in {words.duration(result.trials_s)}"
+    cells = [
+        (row.words, ratio(row.trial.ratio), ends(row.trial) or plural(row.trial.num_pairs, "pair"), row.remark)
+        if known(row.trial.ratio)
+        else (row.words, "", "", row.remark)
+        for row in found
+    ]
+    looks = [
+        Look(depth=row.depth, mark=row.mark, chosen=row.chosen, brief=brief(row.trial), notes=_notes(row),
+             minor=row.minor)
+        for row in found
+    ]  # fmt: skip
+    named = replace(table(title, (title, "ratio", "95 %", "numerics"), cells), rows=tuple(cells))
+    return shown(named, range(4), looks, on="screen")
+
+
+def _notes(row: Shown) -> tuple[str, ...]:
+    trial = row.trial
+    detail = trial.agreement_detail
+    numerics = f"{trial.agreement}: {detail}" if detail and detail not in row.remark else ""
+    parts = [f"took {words.duration(trial.took_s)}"]
+    if trial.num_pairs:
+        parts.append(plural(trial.num_pairs, "pair"))
+    if trial.num_discarded:
+        parts.append(f"{plural(trial.num_discarded, 'pair')} discarded")
+    if trial.engage_s >= 0.05:
+        parts.append(f"engaging it took {words.duration(trial.engage_s)}")
+    if trial.peak_memory_bytes is not None:
+        beside = trial.baseline_peak_memory_bytes
+        plain = f" (plain {words.memory(beside)})" if beside is not None else ""
+        parts.append(f"memory {words.memory(trial.peak_memory_bytes)}{plain}")
+    if trial.candidate_joules_per_step is not None:
+        plain = words.joules(trial.baseline_joules_per_step)
+        parts.append(f"energy {words.joules(trial.candidate_joules_per_step)} a step (plain {plain})")
+    proofs = [f"{lever}: {proof}" for lever, proof in trial.evidence.items()]
+    return tuple(filter(None, (numerics, "; ".join(parts), *proofs)))
+
+
+def left_out(result: Result) -> list[Listing | Pairs]:
+    """Trials without a ratio, and levers that were not tried, with the reason of each."""
+    unmeasured = tuple((row.trial.label, row.remark) for row in rows(result) if not known(row.trial.ratio))
+    groups = reasons(result.untried)
+    found: list[Listing | Pairs] = []
+    if unmeasured:
+        found.append(Pairs(title="Without a ratio", pairs=unmeasured, code=True))
+    if groups:
+        short = sorted(groups, key=lambda group: (group[0] == NOT_NAMED, len(group[0])))
+        names = tuple(f"{', '.join(levers)} ({reason})" for reason, levers in short)
+        found.append(Listing(label="  not tried:", entries=names, on="screen"))
+        pairs = tuple((", ".join(levers), reason) for reason, levers in groups)
+        found.append(Pairs(title="Not tried", pairs=pairs, code=True))
+    return found

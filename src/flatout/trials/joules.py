@@ -142,7 +142,6 @@ class Joules:
             return EnergySummary(missing=log.missing, baseline=Energy(why_not="no energy counter could be read"))
         final = conduct.final
         plain, tuned = self._sides.get(final.label if final is not None else "", (None, None))
-        phases, why_not = self._phases()
         facts = self._bench.facts
         total = self._meter.joules(facts.device if facts is not None else None)
         return EnergySummary(
@@ -151,22 +150,5 @@ class Joules:
             noted_every_s=log.noted_every_s,
             baseline=plain or self._per_step(plain=True),
             tuned=tuned,
-            phases_joules=phases,
-            why_not_phases=why_not,
             measuring_joules=total.joules,
         )
-
-    def _phases(self) -> tuple[dict[str, float], str]:
-        """Of the plain script's longest window of which the phases were timed."""
-        facts = self._bench.facts
-        if facts is None or sum(model.calls_per_step for model in facts.models) != 1.0:
-            return {}, "several model calls make up a step, so its phases cannot be placed in time"
-        seen = [
-            (span, window)
-            for child, window in self._bench.windows
-            if window.purpose == "anatomy" and (span := self._span(child, window)) is not None
-        ]
-        if not seen:
-            return {}, "no window with phases was undisturbed"
-        span, window = max(seen, key=lambda one: one[0].end_s - one[0].start_s)
-        return self._curves().per_phase(span.start_s, window.step_s, window.phases)

@@ -1,0 +1,326 @@
+"""What do `tune` and `why` come to? One number, one sentence, what they rest on, and what to type next.
+
+In: a `Result`. Out: a `Headline` and rows, the same for the terminal and the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flatout.judge import stats
+from flatout.judge.result import Result
+from flatout.records.plan import Trial, label
+from flatout.records.trace import FOREIGN_LIMIT
+from flatout.report import evidence, tried, words
+from flatout.report.energy import counters
+from flatout.report.table import On
+from flatout.report.view import Item, Listing, Row
+
+OVER = 1.2
+"""So many times the budget that was asked for is worth a word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """The beginning of the page.
+
+    Attributes:
+        number: The one number.
+        unit: What it is a number of.
+        sentence: The verdict; the script's name stands before it.
+    """
+
+    number: str
+    unit: str
+    sentence: str
+
+
+# -- the headline ------------------------------------------------------------------------------------------------------
+
+
+def headline(result: Result) -> Headline:
+    """Of any verdict."""
+    if result.command == "why":
+        return _why(result)
+    if result.against_itself:
+        return _itself(result)
+    if result.verdict == "faster" and result.winner is not None:
+        return _faster(result.winner)
+    found = tried.best(result)
+    if result.verdict == "no difference":
+        return Headline(
+            number=f"{words.ratio(found.ratio)}x" if found is not None else words.times(1.0),
+            unit="at best",
+            sentence="is as fast as any lever makes it on this machine. Change nothing.",
+        )
+    if found is not None and found.outcome in ("faster", "disagrees"):
+        return _unproven(found)
+    return _inconclusive(result, found)
+
+
+def _why(result: Result) -> Headline:
+    bound = "was measured; what binds is" if result.diagnosis.contradictions else "is bound by"
+    return Headline(
+        number=words.rate(result.baseline_steps_per_s).removesuffix(" steps/s"),
+        unit="steps a second",
+        sentence=f"{bound} {result.diagnosis.sentence or 'something that was not found'}{doubt(result)}.",
+    )
+
+
+def _itself(result: Result) -> Headline:
+    found = result.remeasured
+    return Headline(
+        number=words.ratio(found.ratio) + "x" if found is not None and words.known(found.ratio) else "No ratio",
+        unit="against itself",
+        sentence="was measured against itself, as if it were a lever: any difference that this finds is an error.",
+    )
+
+
+def _faster(won: Trial) -> Headline:
+    gain = words.times(won.ratio)
+    agrees = ", and its numbers agree." if won.agreement == "agrees" else "."
+    return Headline(
+        number=gain,
+        unit="as fast",
+        sentence=f"trains {gain.removesuffix('x')} times as fast on this machine{agrees}",
+    )
+
+
+def _unproven(found: Trial) -> Headline:
+    """Speed without numbers to trust is no result."""
+    compared = found.outcome == "disagrees"
+    return Headline(
+        number=words.times(found.ratio),
+        unit="but other numbers" if compared else "but numbers that nobody compared",
+        sentence="stays as it is: the fastest candidate "
+        + ("does not compute the same." if compared else "could not be shown to compute the same."),
+    )
+
+
+def _inconclusive(result: Result, found: Trial | None) -> Headline:
+    ends = tried.ends(found) if found is not None else ""
+    unit = "95 % interval of the best candidate"
+    if not ends:
+        became = "could be used" if result.trials else "was measured"
+        unit = f"no candidate {became}" if found is None else "too few pairs of windows for an interval"
+    return Headline(
+        number=ends or "No answer",
+        unit=unit,
+        sentence="may or may not be faster with a lever: this measurement cannot tell.",
+    )
+
+
+# -- what it rests on --------------------------------------------------------------------------------------------------
+
+
+def rows(result: Result) -> tuple[Item, ...]:
+    """The verdict, what it rests on, what the reader must know, what it cost, and the plan."""
+    found: list[Item] = _result(result) if result.command == "tune" else []
+    if ranks := on_ranks(result):
+        found.append(Row(label="ranks", note=ranks))
+    if result.command == "tune" and (reached := tried.input_reached(result)):
+        found.append(Row(label="input", note=reached, most=3))
+    found += [*_cautions(result), *energy(result), _cost(result)]
+    if result.plan_path:
+        found.append(Row(label="plan", value=result.plan_path, tone="command", on="screen"))
+    elif result.plan is not None:
+        found.append(Row(label="plan", note=label(result.plan.levers), on="screen"))
+    if result.plan is not None:
+        levers = ", ".join(f"`{label({name: how})}`" for name, how in result.plan.levers.items())
+        found.append(Row(label="plan", note=levers + (f", in `{result.plan_path}`" if result.plan_path else ""),
+                         on="page"))  # fmt: skip
+    return tuple(found)
+
+
+def _result(result: Result) -> list[Item]:
+    found: list[Item] = []
+    if result.stopped and result.trials:
+        found.append(Row(label="stopped", note=f"the search ended early: {result.stopped}"))
+    noise = result.noise_fraction
+    equal = f"two equal runs differ by up to {words.percent(noise)} here" if noise is not None else ""
+    source = evidence.headline(result)
+    if result.against_itself:
+        word, rest = tried.against_itself(result)
+        found.append(Row(label="result", value=word, note=rest, source=source))
+    elif result.verdict == "faster":
+        found += _won(result, equal, source)
+    elif result.verdict == "no difference":
+        limit = f"{_limit(result)}. {words.sentence(equal)}" if equal else _limit(result)
+        found.append(Row(label="result", value="no difference", note=f"{_best(result)}. {limit}", source=source))
+    else:
+        rest = _best(result) + _open_question(result, equal)
+        found.append(Row(label="result", value="inconclusive", note=rest, tone="unsure", source=source))
+    return found
+
+
+def _won(result: Result, equal: str, source: str) -> list[Item]:
+    won = result.winner
+    speeds = f"{words.rate(result.baseline_steps_per_s).removesuffix(' steps/s')} → "
+    ends = tried.ends(won) if won else ""
+    again = "when measured again" if won and won.remeasured else ""
+    rest = "  " + " ".join(filter(None, (ends, again))) if ends else ""
+    note = f": {speeds}{words.rate(result.tuned_steps_per_s)}{rest}{'; ' + equal if equal else ''}"
+    gain = f"{words.times(won.ratio if won else None)} faster"
+    found: list[Item] = [Row(label="result", value=gain, note=note, tone="good", source=source)]
+    if won is not None:
+        compared = evidence.behind_numerics(won) if won.agreement else ""
+        class_, colon, detail = tried.remark(won).partition(":")
+        note = f"{colon}{detail}"
+        found.append(Row(label="numerics", value=class_, note=note, source=compared, most=2, tone="plain"))
+    return found
+
+
+def _best(result: Result) -> str:
+    found = tried.best(result)
+    if found is None:
+        return f": {tried.nothing_usable(result)}"
+    again = " when measured again" if found.remeasured else ""
+    among = f"best of {words.plural(len(result.trials), 'candidate')}"
+    return f": {among} {words.ratio(found.ratio)}x {tried.ends(found)}".rstrip() + again
+
+
+def _limit(result: Result) -> str:
+    used = result.diagnosis.model_flops_utilization
+    binding, _, rest = result.diagnosis.sentence.partition(": ")
+    at = (
+        f", at {words.percent(used)} of this machine's {result.diagnosis.arithmetic} ceiling"
+        if used is not None
+        else ""
+    )
+    if result.diagnosis.contradictions:
+        return f"What binds is {result.diagnosis.sentence}"
+    if result.diagnosis.binding == "nothing":
+        return f"{words.sentence(rest)}{at}"
+    return f"The step is bound by {binding}{at}: {rest}" if rest else f"The step is bound by {binding}{at}"
+
+
+def _open_question(result: Result, equal: str) -> str:
+    """Why a verdict is open, from the best trial to the noise, as the rest of a sentence."""
+    found = tried.best(result)
+    said = ""
+    if found is not None and found.outcome == "faster":
+        said = f", but its numbers could not be compared: {found.agreement_detail or 'nothing was captured'}"
+    elif found is not None:
+        said = f", {tried.remark(found)}"
+    if result.noise is not None and result.noise.reason:
+        return f"{said}. Plain against plain: {result.noise.reason}"
+    return f"{said}. {words.sentence(equal)}" if equal else said
+
+
+def _cautions(result: Result) -> list[Item]:
+    found: list[Item] = []
+    if result.num_discarded:
+        pairs = words.plural(result.num_discarded, "pair")
+        note = f"{pairs} of windows that others, a compilation or a restarted loader disturbed"
+        found.append(Row(label="discarded", note=note, on="screen"))
+    found += [Row(label="warning", value=text, tone="caution", most=2) for text in tried.warnings(result)]
+    if result.refused:
+        lead = f"{words.plural(len(result.refused), 'write')} of trials: "
+        found.append(Listing(label="refused", entries=_paths(result.refused), lead=lead, most=2, on="screen"))
+    if result.written:
+        entries = _paths(result.written)
+        found.append(Listing(label="written", entries=entries, lead="by trials, and thrown away: ", verbose=True,
+                             on="screen"))  # fmt: skip
+    return found
+
+
+def _paths(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"`{name if len(name) <= 50 else f'{name[:16]}…{name[-33:]}'}`" for name in names)
+
+
+def energy(result: Result) -> list[Item]:
+    """One quiet line where it is known; that it is not, only where everything is asked for."""
+    found = result.energy
+    if found is None:
+        return []
+    plain = found.baseline.joules
+    if plain is None:
+        unread = "not readable here; `flatout machine` says why"
+        why = f"not known: {found.baseline.why_not}" if found.counters else unread
+        return [Row(label="energy", note=why, verbose=True, on="screen")]
+    tuned = found.tuned.joules if found.tuned is not None and result.winner is not None else None
+    said = words.joules(plain) + (f" → {words.joules(tuned)}" if tuned is not None else "")
+    by = f"  ({counters(found.counters)})"
+    more = [Row(label="energy", value=text, tone="quiet", verbose=True, on="screen") for text in found.missing]
+    return [Row(label="energy", note=f"{said} a step, with all that ran here", aside=by), *more]
+
+
+def _cost(result: Result) -> Row:
+    asked_s = result.asked_budget_s
+    over = asked_s is not None and result.tuning_s > OVER * asked_s
+    took = words.duration(result.tuning_s) + (f", where {words.duration(asked_s)} were asked for" if over else "")
+    if result.plan is not None and result.break_even_steps is None:
+        took += ", which the gain never earns back"
+    elif result.plan is not None and result.break_even_steps is not None:
+        took += f", earned back after {words.three(result.break_even_steps)} steps{_pays(result)}"
+    return Row(label="cost", note=took)
+
+
+def _pays(result: Result) -> str:
+    runs, steps = result.break_even_runs, result.steps_in_run
+    if runs is None or steps is None:
+        return ""
+    pays = "it pays within this very run" if runs == 1 else f"it pays from the {words.ordinal(runs)} run on"
+    return f". This run has {words.count(steps)}: {pays}"
+
+
+# -- what else both say of it ------------------------------------------------------------------------------------------
+
+
+def baseline(result: Result, label_: str = "baseline", on: On = "both") -> Row:
+    """The speed of the plain script."""
+    spread = result.baseline_spread_fraction
+    measured = [s for s in result.baseline_window_step_s if words.known(s)]
+    details = []
+    rest = f" ± {words.percent(spread)}" if words.known(spread) else ""
+    if measured:
+        step_s = stats.summarize(measured).median
+        rest = words.scatter(step_s, spread)
+        details.append(f"{words.seconds(step_s)} a step")
+    if result.foreign_fraction is not None:
+        details.append(f"others used {words.percent(result.foreign_fraction)} of the CPU")
+    return Row(
+        label=label_,
+        value=words.rate(result.baseline_steps_per_s),
+        note=rest,
+        aside=f"  ({'; '.join(details)})" if details else "",
+        source=evidence.BASELINE,
+        on=on,
+    )
+
+
+def binding(result: Result) -> Row:
+    """What binds, and how doubtful that is."""
+    head, _, rest = result.diagnosis.sentence.partition(":")
+    return Row(label="binding", value=head or "not known", note=f":{rest}" if rest else "", aside=doubt(result))
+
+
+def doubt(result: Result) -> str:
+    """What stands beside what binds where others used a good part of the machine meanwhile."""
+    used = result.foreign_fraction or 0.0
+    return f" (doubtful: others used {words.percent(used)} of the CPU)" if used > FOREIGN_LIMIT else ""
+
+
+def next_command(result: Result) -> tuple[str, str]:
+    """What to type next, under the terms of this run: the command with its options, and the script as it was typed."""
+    if result.command == "why":
+        return result.tune_command, result.typed
+    if result.plan is not None:
+        return result.run_command, result.typed
+    if result.against_itself and result.remeasured is not None and words.known(result.remeasured.ratio):
+        return "flatout tune", result.typed
+    return ("flatout why" if result.verdict == "no difference" else result.retry_command), result.typed
+
+
+def on_ranks(result: Result) -> str:
+    """Where what is told was measured, of ranks that a launcher starts; empty of one process."""
+    found = result.launched
+    if found is None:
+        return ""
+    ranks = words.plural(found.num_ranks, "rank")
+    if found.alone is None:
+        return f"levers were searched on one of {ranks} by itself; none won there, so none was tried on all"
+    ends = words.interval(found.alone.ratio_low, found.alone.ratio_high)
+    brought = f"{found.alone.label} brought {words.times(found.alone.ratio)} {ends}".rstrip()
+    return f"phases and trials are of one of {ranks} by itself, where {brought}; the result is of all, in whole starts"
