@@ -75,7 +75,7 @@ class Plain:
         self.census: Census | None = None
         self.measure_ceilings: Callable[[], Ceilings | None] = lambda: None
         self._counterfactuals: Mapping[str, Comparison] = {}
-        self._until_s = budget.deadline_s()
+        self._until_s = budget.deadline_s(0.9)
 
     def observe(self, noise_pairs: int) -> None:
         """What decides what is worth trying: noise, anatomy, counterfactuals, and a first diagnosis made from them."""
@@ -155,7 +155,8 @@ class Plain:
     def _in_turn(self, account: Account, purpose: str, observe: str) -> Account:
         sides: dict[str, list[float]] = {"ends": [], observe: []}
         for number in range(stats.RANKED_PAIRS):
-            if number >= stats.MIN_PAIRS and time.perf_counter() > min(self._until_s, self.budget.deadline_s(0.6)):
+            enough_s = self.budget.deadline_s(0.6) if number >= stats.MIN_PAIRS else math.inf
+            if time.perf_counter() > min(self._until_s, enough_s):
                 break
             order = [("baseline", "ends"), (purpose, observe)]
             for one, how in order if self.bench.lots.random() < 0.5 else order[::-1]:
