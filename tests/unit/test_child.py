@@ -14,8 +14,9 @@ import pytest
 
 from conducting import Ended, FakePipe, in_this_process, records
 from flatout.child import conductor, problems
+from flatout.child import run as run_of_child
 from flatout.child.claim import claim
-from flatout.child.conductor import Conductor
+from flatout.child.conductor import conductor_of
 from flatout.child.orders import Order, SessionSpec
 from flatout.frameworks.contract import Step
 from flatout.guest import tracebacks
@@ -163,7 +164,7 @@ def conducted(tmp_path):
         fake = {key: settings.pop(key) for key in ("settles_after", "distributed", "breaks") if key in settings}
         framework = FakeFramework(**fake)
         spec = SessionSpec(mode=mode, **{**session_files(tmp_path, "x"), **settings})
-        conductor = Conductor(spec, framework)
+        conductor = conductor_of(spec, framework)
         conductor._pipe = FakePipe(orders)
         conductor.begin()
         return SimpleNamespace(
@@ -245,7 +246,7 @@ def test_under_a_launcher_each_process_has_a_trace_of_its_own_and_takes_no_order
     monkeypatch.setenv("RANK", "3")
     spec = SessionSpec(mode="run", **session_files(tmp_path, "x"), per_process=True, levers=BF16)
     framework = FakeFramework()
-    Conductor(spec, framework).begin()
+    conductor_of(spec, framework).begin()
     framework.step(60)
     trace = trace_file.read(tmp_path / f"trace-x.3.{os.getpid()}.jsonl")
     assert trace.header.rank == 3
@@ -314,7 +315,7 @@ def test_phases_are_written_where_they_were_asked_for(conducted):
 
 
 def test_windows_of_a_run_start_where_the_one_before_ended(conducted, monkeypatch):
-    monkeypatch.setattr(conductor, "EARLY_S", 0.0)
+    monkeypatch.setattr(run_of_child, "EARLY_S", 0.0)
     here = conducted()
     here.framework.step(6)
     here.framework.step(40, step_s=0.5)
@@ -445,7 +446,7 @@ def test_the_seconds_of_the_end_are_those_of_its_steps_and_so_of_the_missed_ones
 def test_the_end_of_the_script_closes_the_window_and_says_how_many_steps_there_were(conducted, monkeypatch):
     at_exit = []
     monkeypatch.setattr(conductor.atexit, "register", at_exit.append)
-    monkeypatch.setattr(conductor, "EARLY_S", 0.0)
+    monkeypatch.setattr(run_of_child, "EARLY_S", 0.0)
     here = conducted()
     here.framework.step(15)
     at_exit[0]()

@@ -6,7 +6,7 @@ import pytest
 
 import toy
 from conducting import Ended, FakePipe, in_this_process, records
-from flatout.child.conductor import Conductor
+from flatout.child.conductor import conductor_of
 from flatout.child.orders import Order, SessionSpec
 from flatout.frameworks.contract import Framework
 from flatout.judge.anatomy import dissect
@@ -22,7 +22,7 @@ def conducted_over(tmp_path):
     """Builds a conductor over a framework in this process; nobody follows it when the test is over."""
 
     def build(framework, *orders, mode):
-        found = Conductor(SessionSpec(mode=mode, **session_files(tmp_path, "x")), framework)
+        found = conductor_of(SessionSpec(mode=mode, **session_files(tmp_path, "x")), framework)
         found._pipe = FakePipe(orders)
         found.begin()
         return SimpleNamespace(trace=tmp_path / "trace-x.jsonl")

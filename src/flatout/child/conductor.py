@@ -1,8 +1,8 @@
 """What happens at a step boundary in the user's process? The conductor of one child.
 
-In: the session (`session.json`) and, in a trial, orders from the parent. Out: the trace. In a trial the child waits at
-a step boundary for its next order and is killed there in the end; in a run it never waits. Whatever goes wrong here
-is written down and training goes on.
+In: the session (`session.json`) and orders from the parent. Out: the trace. What a trial and a run share is here: a
+trial (`trial.py`) waits at a step boundary for its next order and is killed there in the end; a run (`run.py`) never
+waits. Whatever goes wrong here is written down and training goes on.
 
 Imported in the user's process: the standard library, and the framework that the script itself imported.
 """
@@ -15,9 +15,10 @@ import json
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout import __version__
 from flatout.child.claim import claim
@@ -32,13 +33,12 @@ from flatout.guest.interruptions import raised_by_handler
 from flatout.guest.tracebacks import hide_ours
 from flatout.machine import foreign_cpu
 from flatout.records.as_json import from_json
-from flatout.records.ranks import RankPlace, leave, refuse
-from flatout.records.trace import FORMAT, End, Failure, Header, Inputs, Ready, Refused, Remark, Toggle
+from flatout.records.ranks import RankPlace, refuse
+from flatout.records.trace import FORMAT, End, Failure, Header, Inputs, Ready, Remark, Toggle
 from flatout.records.trace_file import Writer
 
 if TYPE_CHECKING:
     from flatout.child.files_read import FilesRead
-    from flatout.child.sample_run import SampleRun
     from flatout.records.ranks import Terms
 
 SETTLING_STEPS = 3
@@ -47,20 +47,11 @@ SETTLING_STEPS = 3
 MEASURED_SETTLING_STEPS = 3
 """Steps whose mean gives the parent a first idea of the step time."""
 
-EARLY_S = 10.0
-"""Until this age of a run its steps are written down every second, later every 5 s: a run that is killed counts."""
-
-STEPS_APART = 8
-"""Steps of a window in a run whose steps are taken apart."""
-
 EFFECT_STEPS = 2
 """So many steps after a run's levers were engaged their effect is looked for first; a run may be over soon."""
 
 MOST_SKIP_S = 2.0
 """In a check steps are left out for so long at most, whatever their number."""
-
-CATCH_UP_EVERY_S = 0.05
-"""So long ends of steps are only collected where nothing but their time is wanted; orders are looked for as often."""
 
 MAX_PROBLEMS = 20
 """After so many failures of our own the script is left to itself."""
@@ -94,7 +85,18 @@ def enter(session: str, module: str, rank: bytes | None = None) -> None:
     place = None if rank is None else RankPlace.of(rank.decode())
     if place is not None and spec.ranks is not None:
         _join(framework, place, spec.ranks)
-    Conductor(spec, framework, place).begin()
+    conductor_of(spec, framework, place).begin()
+
+
+def conductor_of(spec: SessionSpec, framework: Framework, rank: RankPlace | None = None) -> Conductor:
+    """The conductor of a trial, or of a run."""
+    if spec.mode == "trial":
+        from flatout.child.trial import Trial
+
+        return Trial(spec, framework, rank)
+    from flatout.child.run import Run
+
+    return Run(spec, framework, rank)
 
 
 def _join(framework: Framework, place: RankPlace, terms: Terms) -> None:
@@ -106,8 +108,11 @@ def _join(framework: Framework, place: RankPlace, terms: Terms) -> None:
         refuse(terms, place.rank, error, cause=cause, hint="`--hang-timeout` says how long ranks wait for each other")
 
 
-class Conductor:
+class Conductor(ABC):
     """Measures windows, engages levers and answers orders, at step boundaries only."""
+
+    waits: ClassVar[bool]
+    """Whether it waits at each boundary for its next order; else it takes what has come."""
 
     def __init__(self, spec: SessionSpec, framework: Framework, rank: RankPlace | None = None) -> None:
         self.spec = spec
@@ -140,10 +145,9 @@ class Conductor:
         """Failures from before the first step that was seen."""
         self._pid = os.getpid()
         self._sleeping = False
-        self._unproven = set(spec.levers) if spec.mode == "run" else set()
-        """Levers of the run that have shown no effect yet."""
+        self._unproven: set[str] = set()
+        """Levers of a run that have shown no effect yet."""
         self._files = _files_read(spec)
-        self._sample = _sample(spec, framework, self._rank)
 
     # -- start ---------------------------------------------------------------------------------------------------
 
@@ -152,12 +156,7 @@ class Conductor:
         os.register_at_fork(after_in_child=self._forget_in_fork)
         if self._files is not None:
             self._files.watch()
-        if self.spec.mode == "trial":
-            self._watch_writes()
-            self._watch_end()  # a script that fails before it trains is not measured, and the reason is wanted
-        self.framework.prepare(
-            self.spec.levers, endless=self.spec.endless, trial=self.spec.mode == "trial", learns=self.spec.learns
-        )
+        self.framework.prepare(self.spec.levers, endless=self.spec.endless, trial=self.waits, learns=self.spec.learns)
         self.framework.attach(self)
 
     def _forget_in_fork(self) -> None:
@@ -167,20 +166,44 @@ class Conductor:
     def _claim(self) -> bool:
         """Become the process that is recorded; False where another one is."""
         try:
-            records = self.spec.per_process or claim(self.spec.claim, self._pid, again=self.spec.mode != "trial")
+            records = self.spec.per_process or claim(self.spec.claim, self._pid, again=not self.waits)
         except OSError:  # no run folder any more: the levers are engaged all the same
             records = False
         else:
             # The ranks of one training job go together, so the others engage the levers too, without a word.
-            if not records and (self.spec.mode == "trial" or not self.framework.facts().distributed):
+            if not records and (self.waits or not self.framework.facts().distributed):
                 self._give_up()
                 return False
         self._claimed = True
         if records:
             self._begin_record()
-        if self.spec.mode != "trial":
-            self._watch_end()
+        self._on_claimed()
         return True
+
+    def _on_claimed(self) -> None:  # noqa: B027  a trial has nothing to do
+        """This process is the one that is recorded."""
+
+    @abstractmethod
+    def _on_settled(self) -> None:
+        """The first steps are over, and facts are written."""
+
+    @abstractmethod
+    def _on_answered(self) -> None:
+        """An order has been carried out."""
+
+    @abstractmethod
+    def _on_full_disk(self, problem: OSError) -> None:
+        """The trace cannot be written any more."""
+
+    @abstractmethod
+    def _on_many_problems(self) -> None:
+        """Too much of ours has failed."""
+
+    def _on_not_released(self) -> None:  # noqa: B027  a run goes on
+        """A lever could not be taken back."""
+
+    def _on_boundary(self) -> None:  # noqa: B027  a trial waits within it
+        """All of a step's work is done."""
 
     def _begin_record(self) -> None:
         trace = Path(self.spec.trace)
@@ -258,28 +281,6 @@ class Conductor:
         since_s = self.framework.training_since_s()
         return self._last_end_s - min(self._first_end_s, self._first_end_s if since_s is None else since_s)
 
-    def _watch_writes(self) -> None:
-        """List writes that the isolation will refuse."""
-        writable = tuple(os.path.realpath(folder) + os.sep for folder in (*self.spec.writable, "/dev", "/proc"))
-        seen: set[str] = set()
-
-        def audit(event: str, arguments: tuple[Any, ...]) -> None:
-            if event != "open" or self._sleeping or not isinstance(arguments[0], str):
-                return
-            flags = arguments[2] if isinstance(arguments[2], int) else 0
-            if not flags & (os.O_WRONLY | os.O_RDWR) or len(seen) >= 20:
-                return
-            try:
-                path = os.path.realpath(arguments[0])
-                if path not in seen and not (path + os.sep).startswith(writable):
-                    seen.add(path)
-                    self._write(Refused(path=path))
-            except Exception:  # noqa: BLE001  what an audit hook raises would refuse the script's own open()
-                return
-
-        if self.spec.writable:
-            sys.addaudithook(audit)
-
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def on_step(self, step: Step) -> None:
@@ -306,20 +307,7 @@ class Conductor:
         except BaseException:  # Ctrl-C, which the script may catch and go on
             self._abandon_order()
             raise
-        if self._trace is None and self._settled_at is not None:
-            self._rest()
-        elif self._may_only_collect():
-            self._catch_up_s = now_s + CATCH_UP_EVERY_S
-        if self._sample is not None and self._sample.is_over(self.on_failure):
-            self._at_exit()
-            leave(0)
-
-    def _may_only_collect(self) -> bool:
-        """Whether of the next steps nothing but their ends is wanted."""
-        window, settled_at = self._window, self._settled_at
-        if window is None or settled_at is None or self._order is not None or self._sleeping:
-            return False
-        return window.order.observe == "off" and self.num_steps >= settled_at + EFFECT_STEPS
+        self._on_boundary()
 
     def _catch_up(self) -> None:
         """Put into the window what was only collected."""
@@ -356,12 +344,10 @@ class Conductor:
             raise problem
         self._num_problems += 1
         self._write(failure(stage, problem, order=self._order.number if self._order else -1))
-        if stage == "release" and self.spec.mode == "trial":  # nothing measured here from now on would mean anything
-            os._exit(1)
-        if self._num_problems >= MAX_PROBLEMS and self.spec.mode != "trial":
-            self._give_up()
-        elif self._num_problems >= MAX_PROBLEMS and self._settled_at is None:
-            self._write(Ready(order=-1, num_steps=self.num_steps))  # it would be waited for in vain, and why is known
+        if stage == "release":
+            self._on_not_released()
+        if self._num_problems >= MAX_PROBLEMS:
+            self._on_many_problems()
 
     def _abandon_order(self) -> None:
         """Answer an order that broke, so that the parent does not wait for it; what it began is forgotten."""
@@ -369,16 +355,6 @@ class Conductor:
         self._window, self._awaiting, self._skip = None, None, 0
         if order is not None:
             self._write(Ready(order=order.number, num_steps=self.num_steps))
-
-    def _rest(self) -> None:
-        """Nothing is recorded (any more): go on under the run's levers, without a look at steps."""
-        try:
-            if self._checking:
-                self.framework.engage(self.spec.levers)
-            self.framework.coast()
-            self._sleeping = True
-        except Exception:  # noqa: BLE001
-            self._give_up()
 
     def _give_up(self) -> None:
         """Leave the script to itself."""
@@ -419,10 +395,7 @@ class Conductor:
         self._settled_at = self.num_steps
         try:
             self._write_facts(warm_up_step_s=sum(self._first_step_s) / len(self._first_step_s))
-            if self.spec.mode == "run" and self.spec.levers:
-                self._toggle(self.spec.levers, "plan")
-            if self.spec.mode != "trial":
-                self._open_free_window()
+            self._on_settled()
         finally:  # whatever broke: a parent that waits must learn that we stand here
             self._write(Ready(order=-1, num_steps=self.num_steps))
 
@@ -435,11 +408,10 @@ class Conductor:
     # -- orders --------------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
-        waits = self.spec.mode == "trial"
         while self._order is None and self._trace is not None and not self._sleeping:
-            line = self._pipe.read(wait=waits)
+            line = self._pipe.read(wait=self.waits)
             if line is None:
-                if waits and self._pipe.closed:
+                if self.waits and self._pipe.closed:
                     os._exit(0)  # the parent is gone: a trial has no other purpose
                 return
             self._begin_order(decode(line))
@@ -464,8 +436,7 @@ class Conductor:
         if self._order is not None:
             self._write(Ready(order=self._order.number, num_steps=self.num_steps))
             self._order = None
-        if self.spec.mode != "trial":
-            self._open_free_window()
+        self._on_answered()
 
     def _begin_window(self, order: Order) -> None:
         levers = {name: settings for name, settings in order.levers.items() if name != "free_data"}
@@ -538,26 +509,6 @@ class Conductor:
         now_s = self.framework.start_window()
         window.restart(now_s, now_s - self._started_s)
 
-    def _open_free_window(self) -> None:
-        """In a run: windows without an order, so that the trace shows the whole run at little cost."""
-        if self._window is None and self._trace is not None and self._order is None:
-            engaged = self.framework.engaged()
-            age_s = time.perf_counter() - self._started_s
-            limit_s = 1.0 if age_s < EARLY_S else 5.0
-            observe: Literal["phases", "ends", "off"] = "ends" if self._expects_orders() else "off"
-            if self.spec.takes_apart:
-                observe = "phases"
-            order = Order(
-                number=-1, kind="window", purpose="run", levers=engaged, limit_s=limit_s, observe=observe,
-                num_steps=STEPS_APART if self.spec.takes_apart else 2000,
-            )  # fmt: skip
-            self._open_window(order)
-
-    def _expects_orders(self) -> bool:
-        """Whether more than the time of steps is wanted of the run, or orders are to be expected at any moment."""
-        awaits_first = bool(self.spec.levers or self.spec.learns) and not self._num_windows
-        return self.spec.keep_losses or awaits_first
-
     def _close_window(self) -> None:
         window, self._window = self._window, None
         if window is None:
@@ -621,9 +572,7 @@ class Conductor:
                 writer.close()
         except OSError as problem:  # a full disk must not stop training
             self._trace = None
-            if self.spec.mode == "trial":  # a throwaway process, and nobody can hear it
-                print(f"flatout: the trace cannot be written: {problem}", file=sys.stderr, flush=True)
-                os._exit(1)
+            self._on_full_disk(problem)
 
 
 def _files_read(spec: SessionSpec) -> FilesRead | None:
@@ -633,15 +582,6 @@ def _files_read(spec: SessionSpec) -> FilesRead | None:
     from flatout.child.files_read import FilesRead
 
     return FilesRead(spec.list_read, without=(str(Path(spec.trace).parent),))
-
-
-def _sample(spec: SessionSpec, framework: Framework, rank: int) -> SampleRun | None:
-    """What ends a run that is only a sample of the script's."""
-    if spec.stop_after is None:
-        return None
-    from flatout.child.sample_run import SampleRun
-
-    return SampleRun(spec, framework, rank)
 
 
 def _affinity() -> tuple[int, ...] | None:
