@@ -274,6 +274,10 @@ class Toy:
         """Not known."""
         return None
 
+    def patched(self):
+        """Nothing is replaced: a toy calls us."""
+        return []
+
     def remarks(self):
         """Nothing to say."""
         return []

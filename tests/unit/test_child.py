@@ -134,6 +134,9 @@ class FakeFramework:
     def counterfactual(self, name, engaged):
         self._note("counterfactual", name, engaged)
 
+    def patched(self):
+        return ["Loader.__iter__"]
+
     def remarks(self):
         self._note("remarks")
         return ["kept"]
@@ -441,6 +444,13 @@ def test_the_seconds_of_the_end_are_those_of_its_steps_and_so_of_the_missed_ones
     here.conductor._at_exit()
     (end,) = records(here, End)
     assert end.num_steps == 12 and end.training_s == pytest.approx(here.framework.now_s - 2.0)
+
+
+def test_a_run_says_what_is_replaced_in_its_process_to_who_asks_for_everything(conducted):
+    here = conducted()
+    here.framework.step(15)
+    (told,) = records(here, Remark)
+    assert told == Remark(text="replaced in its process: `Loader.__iter__`", verbose=True)
 
 
 def test_the_end_of_the_script_closes_the_window_and_says_how_many_steps_there_were(conducted, monkeypatch):

@@ -13,6 +13,7 @@ from flatout.child.conductor import EFFECT_STEPS, Conductor
 from flatout.child.orders import Order, SessionSpec
 from flatout.frameworks.contract import Framework
 from flatout.records.ranks import RankPlace, leave
+from flatout.records.trace import Remark
 
 if TYPE_CHECKING:
     from flatout.child.sample_run import SampleRun
@@ -43,6 +44,8 @@ class Run(Conductor):
     def _on_settled(self) -> None:
         if self.spec.levers:
             self._toggle(self.spec.levers, "plan")
+        replaced = ", ".join(f"`{name}`" for name in self.framework.patched()) or "nothing"
+        self._write(Remark(text=f"replaced in its process: {replaced}", verbose=True))
         self._open_free_window()
 
     def _on_answered(self) -> None:

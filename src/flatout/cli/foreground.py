@@ -38,7 +38,7 @@ MOST_CHANGES = 4
 """So many of the changes on the way are said one by one."""
 
 
-def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet: bool) -> None:
+def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet: bool, verbose: bool = False) -> None:
     """Run, say what there is to say, and end as the script ended, whatever becomes of the saying."""
 
     def say(line: str) -> None:
@@ -52,7 +52,7 @@ def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet:
         if ran.outcome.failed_rank is not None:
             say(_failed_rank(*ran.outcome.failed_rank))
         say(closing_line(ran) + misplaced(request.script, ran.outcome.exit_code))
-        for remark in ran.outcome.remarks:
+        for remark in [*ran.outcome.remarks, *(ran.outcome.details if verbose else [])]:
             say(remark)
         if json_file is not None:
             write_summary(json_file, ran)

@@ -27,13 +27,14 @@ from flatout.cli import options
 @options.store_memory
 @options.json_file
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
+@click.option("-v", "--verbose", is_flag=True, help="Also say what is replaced in the script's process.")
 @functools.partial(options.terms, prefix="with `--recheck`: ")
 @options.script_words
 def command(  # noqa: PLR0913  one parameter per option
     words: tuple[str, ...], module: str | None, plan: Path | None, lever_names: str | None, accept: str, fixed: bool,
     recheck: bool, learn: bool, num_ranks: int | None, mode: str, hang_timeout: str, nnodes: int,
     node_rank: int, rdzv_endpoint: str | None,
-    store_memory: str | None, json_file: Path | None, quiet: bool,
+    store_memory: str | None, json_file: Path | None, quiet: bool, verbose: bool,
     allow_writes: bool, start_limit: str,
 ) -> None:  # fmt: skip
     """Run SCRIPT under its plan; stdout, files and exit code are the script's own.
@@ -67,7 +68,7 @@ def command(  # noqa: PLR0913  one parameter per option
     if recheck:  # only then something is measured, and what measures takes a while to load
         terms = api.Terms(isolate=not allow_writes, start_limit_s=limit_s, store_memory_bytes=memory_bytes)
         request = dataclasses.replace(request, terms=terms)
-    run_in_foreground(request, json_file=json_file, quiet=quiet)
+    run_in_foreground(request, json_file=json_file, quiet=quiet, verbose=verbose)
 
 
 def _accepted(accept: str, *, learn: bool) -> str:

@@ -207,5 +207,8 @@ class Framework(Protocol):
     def engaged(self) -> Levers:
         """The levers that are engaged now, with their settings."""
 
+    def patched(self) -> list[str]:
+        """What is replaced in this process at present, as in `torch.autograd.backward`."""
+
     def remarks(self) -> list[str]:
         """What is to be said to the user as the script ends."""

@@ -229,9 +229,10 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """Something that is to be said to the user when the run is over."""
+    """Something that is to be said to the user when the run is over, or only to who asks for everything."""
 
     text: str
+    verbose: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

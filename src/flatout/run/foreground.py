@@ -253,7 +253,7 @@ class _Listener:
         elif isinstance(record, Failure):
             self._note_failure(record)
         elif isinstance(record, Remark):
-            outcome.remarks.append(record.text)
+            (outcome.details if record.verbose else outcome.remarks).append(record.text)
         elif isinstance(record, End):
             outcome.num_steps = self._former_steps + record.num_steps
             if record.training_s:

@@ -73,6 +73,8 @@ class Outcome:
     facts: Facts | None = None
     evidence: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    details: list[str] = field(default_factory=list)
+    """What is said to who asks for everything."""
     energy: Energy = field(default_factory=Energy)
 
     @property

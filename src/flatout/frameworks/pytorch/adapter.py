@@ -19,6 +19,7 @@ from flatout.frameworks.pytorch.numerics.capture import Capture
 from flatout.frameworks.pytorch.numerics.compare import Numerics
 from flatout.frameworks.pytorch.observe.memory import PeakMemory
 from flatout.frameworks.pytorch.observe.observer import Observer
+from flatout.frameworks.pytorch.seams import patches
 from flatout.frameworks.pytorch.seams.calls import Calls
 from flatout.frameworks.pytorch.seams.compilation import num_compilations
 from flatout.frameworks.pytorch.session import Session
@@ -249,6 +250,10 @@ class PyTorch:
     def evidence(self) -> tuple[dict[str, str], dict[str, str]]:
         """See `Framework.evidence`."""
         return self.session.evidence()
+
+    def patched(self) -> list[str]:
+        """See `Framework.patched`."""
+        return patches.patched()
 
     def remarks(self) -> list[str]:
         """See `Framework.remarks`."""
