@@ -13,7 +13,6 @@ import click
 from flatout.errors import ScriptError, UsageError
 from flatout.records import output_file
 from flatout.records.ranks import GROUPED_MODES, MODES, Terms, sharing_ranks
-from flatout.run.launched import is_launcher
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,6 +39,8 @@ class ScriptCommand(click.Command):
         except (ScriptError, UsageError) as problem:
             words = ctx.params["words"]
             path = Path(words[0]) if words and not ctx.params.get("module") else None
+            from flatout.run.launched import is_launcher
+
             is_launched = path is not None and is_launcher(words[0])  # options behind it are the launcher's
             found = None if is_launched else behind_the_script(self, words if path is None else words[1:], path)
             if found is None:

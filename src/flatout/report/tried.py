@@ -220,7 +220,8 @@ def brief(trial: Trial) -> str:
     text = remark(trial).removeprefix("disagrees: ")
     for long, short in _SHORTER:
         text = text.replace(long, short)
-    return text.partition(", ")[0].partition("; ")[0] if trial.agreement in ("agrees", "disagrees") else text
+    told = trial.outcome in ("faster", "disagrees") and trial.agreement in ("agrees", "disagrees")
+    return text.partition(", ")[0].partition("; ")[0] if told else text
 
 
 def mark(trial: Trial) -> Mark:
