@@ -24,7 +24,7 @@ from flatout.frameworks.pytorch.input.items.program import Program
 from flatout.frameworks.pytorch.input.items.reading import Unread, read
 from flatout.frameworks.pytorch.input.items.rows import OneThread, Rows, Unvectorised, collated
 from flatout.frameworks.pytorch.input.items.shadow import Shadow, joined
-from flatout.frameworks.pytorch.input.items.unheard import unheard
+from flatout.frameworks.pytorch.input.items.without_warnings import without_warnings
 from flatout.frameworks.pytorch.input.of_loader import known
 from flatout.frameworks.pytorch.input.worker_settings import KEPT_WORKERS, start_method
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
@@ -103,7 +103,7 @@ class Reading:
         self._begun = True
         states = RandomStates()
         try:
-            with unheard():
+            with without_warnings():
                 _, program = read(self.dataset, 0)
                 computed(program, self.dataset, [0])
             self.program = program

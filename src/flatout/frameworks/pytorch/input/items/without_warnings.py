@@ -1,6 +1,6 @@
-"""What is warned of inside is not said, and not taken for said: the script hears of it where it happens again.
+"""How is code run without its warnings, so that the script still gets each of them later?
 
-`warnings.catch_warnings` has Python forget which warnings it has given once; here it does not. In: a block.
+`warnings.catch_warnings` has Python forget which warnings it has given once, so each would come again. In: a block.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 
 
 @contextlib.contextmanager
-def unheard() -> Iterator[None]:
-    """Inside, no warning is said, in any thread; also none of those that PyTorch says only once."""
+def without_warnings() -> Iterator[None]:
+    """No warning is shown meanwhile, in any thread; also none of those that PyTorch shows only once."""
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(True)  # else it would count as said
     nothing = ("ignore", None, Warning, None, 0)
