@@ -121,6 +121,8 @@ def rows(result: Result) -> tuple[Item, ...]:
         found.append(Row(label="ranks", note=ranks))
     if result.command == "tune" and (reached := tried.input_reached(result)):
         found.append(Row(label="input", note=reached, most=3))
+    if result.command == "tune" and result.stopped and result.trials:
+        found.append(Row(label="stopped", note=f"the search ended early: {result.stopped}"))
     found += [*_cautions(result), *energy(result), _cost(result)]
     if result.plan_path:
         found.append(Row(label="plan", value=result.plan_path, tone="command", on="screen"))
@@ -135,8 +137,6 @@ def rows(result: Result) -> tuple[Item, ...]:
 
 def _result(result: Result) -> list[Item]:
     found: list[Item] = []
-    if result.stopped and result.trials:
-        found.append(Row(label="stopped", note=f"the search ended early: {result.stopped}"))
     noise = result.noise_fraction
     equal = f"two equal runs differ by up to {words.percent(noise)} here" if noise is not None else ""
     source = evidence.headline(result)
