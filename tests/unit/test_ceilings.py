@@ -20,7 +20,6 @@ from flatout.records.ceilings import (
     Ceilings,
     Machine,
     attainable_flops_per_s,
-    bound_by,
     ceiling_of,
     differences,
     load,
@@ -270,13 +269,6 @@ def test_the_roofline_is_continuous_at_its_ridge(peak, bandwidth):
     for intensity in (ridge * (1 - 1e-9), ridge, ridge * (1 + 1e-9)):
         roof = attainable_flops_per_s(intensity, peak_flops_per_s=peak, bandwidth_bytes_per_s=bandwidth)
         assert roof == pytest.approx(peak, rel=1e-8)
-
-
-@given(POSITIVE, POSITIVE, POSITIVE)
-def test_work_bound_by_compute_attains_the_peak_and_work_bound_by_memory_does_not(intensity, peak, bandwidth):
-    roof = attainable_flops_per_s(intensity, peak_flops_per_s=peak, bandwidth_bytes_per_s=bandwidth)
-    bound = bound_by(intensity, peak_flops_per_s=peak, bandwidth_bytes_per_s=bandwidth)
-    assert (bound == "compute") == (roof == peak)
 
 
 @given(POSITIVE, st.floats(1e-6, 1e6), POSITIVE, st.floats(0.125, 8))

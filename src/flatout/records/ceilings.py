@@ -346,21 +346,6 @@ def attainable_flops_per_s(
     return min(peak_flops_per_s, intensity_flops_per_byte * bandwidth_bytes_per_s)
 
 
-def bound_by(
-    intensity_flops_per_byte: float, *, peak_flops_per_s: float, bandwidth_bytes_per_s: float
-) -> Literal["compute", "memory"]:
-    """Which side of the roofline's ridge (peak over bandwidth) the work is on; on the ridge itself, `compute`.
-
-    Source: Williams, Waterman, Patterson 2009, as in `attainable_flops_per_s`.
-
-    >>> bound_by(0.5, peak_flops_per_s=200e9, bandwidth_bytes_per_s=40e9)
-    'memory'
-    >>> bound_by(5.0, peak_flops_per_s=200e9, bandwidth_bytes_per_s=40e9)
-    'compute'
-    """
-    return "compute" if intensity_flops_per_byte * bandwidth_bytes_per_s >= peak_flops_per_s else "memory"
-
-
 def model_flops_utilization(flops: float, seconds: float, *, peak_flops_per_s: float) -> float:
     """The model's own arithmetic per second over the measured peak; not clamped, see `utilization_fault`.
 
