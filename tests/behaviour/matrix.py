@@ -33,6 +33,7 @@ NOT_HERE = {
     "device_store": "the machine says so: no GPU to keep items on",
     "expandable_segments": "memory of a GPU",
     "checkpointing": "neither script has three blocks that are alike",
+    "ranks": "one rank is one process; what more of them do is compared in `tests/ranks`",
     "gradient_buckets": "it is for ranks",
     "bf16_gradients": "it is for ranks",
     "attention": "the backend that a GPU has a choice of",

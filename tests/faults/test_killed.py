@@ -216,14 +216,15 @@ def _steps(folder):
 
 
 def _trainer(name):
-    """The processes that run a script, the innermost last."""
+    """The processes that run a script of this test's folder, the innermost last."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes().split(b"\0")
+            is_here = os.readlink(entry / "cwd") == os.getcwd()
         except OSError:
             continue
-        if words[-2:-1] == [name.encode()] and b"flatout" not in words:
+        if is_here and words[-2:-1] == [name.encode()] and b"flatout" not in words:
             found.append(int(entry.name))
     return sorted(found)
 
