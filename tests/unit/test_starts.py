@@ -10,7 +10,7 @@ import pytest
 from flatout.errors import Inconclusive, RecordError, ScriptError, UsageError
 from flatout.frameworks.pytorch import levers as pytorch_levers
 from flatout.frameworks.pytorch.numerics import trained
-from flatout.judge import agreement
+from flatout.judge import agreement, stats
 from flatout.judge.diagnosis import Diagnosis
 from flatout.judge.paired import SCREENING, Extent
 from flatout.records.difference import Difference
@@ -184,6 +184,7 @@ def test_ranks_are_tried_like_any_lever_and_judged_before_they_are_timed(started
     conduct.starts = started(runs)
     found = conduct.try_out(Candidate(levers={"bf16": {}, **REPLICATE}))
     assert found.is_won and found.class_ == "precision" and found.label == "bf16 ranks=2:replicate"
+    assert found.num_pairs == stats.MIN_PAIRS, "what is chosen is measured again"
     slow = conduct.try_out(Candidate(levers=SHARD))
     assert slow.num_pairs == 2 and "not pursued" in slow.reason and slow.agreement == "agrees"
     refused = conduct.try_out(Candidate(levers={"ranks": {"division": "2:tensor"}}))

@@ -219,6 +219,7 @@ class Extent:
         min_pairs: Pairs that are measured even so, and at most twice as many that are discarded.
         patience_s: So many seconds after the deadline the first pair suffices even so.
         most: Pairs that are begun at most; 0 for three times as many as are wanted.
+        close: An interval that reaches no further to either side is known, where `enough` asks for that.
         to_beat: The ratio below which the candidate is worth nothing, however well it does beside plain.
     """
 
@@ -228,6 +229,7 @@ class Extent:
     min_pairs: int = 1
     patience_s: float = math.inf
     most: int = 0
+    close: float = CLOSE_ENOUGH
     to_beat: float = 1.0
 
 
@@ -295,7 +297,7 @@ def is_done(pairs: Pairs, extent: Extent) -> bool:
         return False
     pairs.looked_at, pairs.share = num, extent.looks.share(num)
     found = pairs.compare()
-    if extent.enough == "known" and is_known(found, extent.to_beat):
+    if extent.enough == "known" and is_known(found, extent.to_beat, extent.close):
         return True
     if extent.enough == "clear" and found.verdict != "inconclusive":
         return True
@@ -315,9 +317,9 @@ def not_pursued(to_beat: float = 1.0) -> str:
     return f"2 pairs, both below {HOPELESS * to_beat:.2f}{beside}: not pursued"
 
 
-def is_known(found: Comparison, to_beat: float = 1.0) -> bool:
-    """Whether it is known what a candidate is worth that may be measured again: surely not enough, or to 2 %."""
-    return found.high < to_beat or (found.high - found.low) / 2 < CLOSE_ENOUGH
+def is_known(found: Comparison, to_beat: float = 1.0, close: float = CLOSE_ENOUGH) -> bool:
+    """Whether it is known what a candidate is worth that may be measured again: surely not enough, or closely."""
+    return found.high < to_beat or (found.high - found.low) / 2 < close
 
 
 def trial_of(pairs: Pairs, levers: Levers, class_: str, took_s: float) -> Trial:

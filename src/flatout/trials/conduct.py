@@ -69,6 +69,10 @@ replays; for `tune` also one candidate, its agreement, and the best measured aga
 FIRST_STEPS = 2.0
 """The first steps may take so many times as long as those that come later."""
 
+CLOSE_IN_STARTS = 0.1
+"""A candidate that is started whole each time is known where its interval reaches no further: pairs are dear, and what
+is chosen is measured again."""
+
 LOOK_CLOSER_S = 8.0
 """After the search windows that only the report needs are opened for so long at most; each kind once at the least."""
 
@@ -390,8 +394,15 @@ class Conduct:
         to_beat = strategy.to_beat(candidate.levers, self.levers, self.trials)
         deadline_s = self.budget.deadline_s() - max(self._reserve_s(), self._room_s)
         if self._starts_anew(candidate.levers):
-            return self._in_starts(candidate, Extent(looks=SCREENING, enough="known", deadline_s=deadline_s,
-                                                     min_pairs=stats.MIN_PAIRS, to_beat=to_beat))  # fmt: skip
+            extent = Extent(
+                looks=SCREENING,
+                enough="known",
+                close=CLOSE_IN_STARTS,
+                deadline_s=deadline_s,
+                min_pairs=stats.MIN_PAIRS,
+                to_beat=to_beat,
+            )
+            return self._in_starts(candidate, extent)
         if self._apart(candidate.levers):
             extent = Extent(
                 looks=Looks.once(PROCESS_PAIRS), enough="known", deadline_s=self.budget.deadline_s(), to_beat=to_beat
