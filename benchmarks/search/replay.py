@@ -57,7 +57,10 @@ class Grid:
     def read(cls, path: Path) -> Grid:
         """The grid in a file."""
         found = json.loads(path.read_text(encoding="utf-8"))
-        rows = {Candidate(levers=row["levers"]).key: row for row in found["rows"]}
+        present = [
+            row for row in found["rows"] if row["levers"].keys() <= LEVERS.keys()
+        ]  # some have been deleted since
+        rows = {Candidate(levers=row["levers"]).key: row for row in present}
         grid = cls(
             name=found["script"],
             rows=rows,

@@ -14,12 +14,13 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "search")]
 
 import record  # noqa: E402
+import replay  # noqa: E402
 
 import measuring  # noqa: E402
 import sides  # noqa: E402
 from flatout.judge.paired import Pairs  # noqa: E402
 from flatout.records.plan import Candidate  # noqa: E402
-from flatout.trials.search.space import Space, clash  # noqa: E402
+from flatout.trials.search.space import Choice, Space, clash, space_of  # noqa: E402
 from handmade import lever, registry  # noqa: E402
 
 
@@ -115,3 +116,18 @@ def test_a_public_script_runs_in_a_copy_with_its_own_options_and_leaves_nothing_
         assert Path.cwd() == place / "script" and Path("main.py").exists()
         assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == str(sides.OPERATORS)
     assert dict(os.environ) == before and Path.cwd() == folder
+
+
+@pytest.mark.parametrize("path", sorted(replay.RESULTS.glob("search_grid_*.json")), ids=lambda path: path.name[12:20])
+def test_recorded_grids_are_read_with_all_that_was_known_then(path):
+    """A fact that changed its name would silently take a lever out of every search that is played."""
+    grid = replay.Grid.read(path)
+    in_grid = {name for row in grid.rows.values() for name in row["levers"]}
+    space = space_of(
+        {name: replay.LEVERS[name] for name in in_grid},
+        grid.facts,
+        grid.machine,
+        (grid.anatomy, grid.diagnosis),
+        Choice(),
+    )
+    assert not [trial for trial in space.untried if "not looked at" in trial.reason]
