@@ -13,6 +13,6 @@ def on_screen(record, *, width=80, ascii_only=False, verbose=False):
     return screen.plain(terminal.report(view, verbose=verbose), width=width, ascii_only=ascii_only)
 
 
-def on_page(record, samples=None):
+def on_page(record):
     """The page."""
-    return page.text(view_of(record, samples))
+    return page.text(view_of(record))

@@ -21,7 +21,6 @@ from flatout.judge.result import Result
 from flatout.records.as_json import to_json
 
 if TYPE_CHECKING:
-    from flatout.judge.samples import Samples
     from flatout.report.view import View
 
 PAGE = "report.html"
@@ -31,17 +30,12 @@ Record = Result | Proof | RankAnatomy | Contrast
 """What can be shown: what `tune` or `why` found, a proof, the steps of ranks, two runs side by side."""
 
 
-def view_of(record: Record, samples: Samples | None = None) -> View:
-    """What is shown of a record.
-
-    Args:
-        record: What was found.
-        samples: What the traces of its run folder hold, for the numbers of the page to lead to.
-    """
+def view_of(record: Record) -> View:
+    """What is shown of a record."""
     if isinstance(record, Result):
         from flatout.report import tuning
 
-        return tuning.view(record, samples)
+        return tuning.view(record)
     if isinstance(record, Proof):
         from flatout.report import proof
 

@@ -325,9 +325,6 @@ def _notes(row: Shown) -> tuple[str, ...]:
         beside = trial.baseline_peak_memory_bytes
         plain = f" (plain {words.memory(beside)})" if beside is not None else ""
         parts.append(f"memory {words.memory(trial.peak_memory_bytes)}{plain}")
-    if trial.candidate_joules_per_step is not None:
-        plain = words.joules(trial.baseline_joules_per_step)
-        parts.append(f"energy {words.joules(trial.candidate_joules_per_step)} a step (plain {plain})")
     proofs = [f"{lever}: {proof}" for lever, proof in trial.evidence.items()]
     return tuple(filter(None, (numerics, "; ".join(parts), *proofs)))
 

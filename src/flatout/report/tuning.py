@@ -1,18 +1,18 @@
 """What is shown of `tune` and `why`? Where a step goes, the steps in time, what was tried, and how far the limits are.
 
-In: a `Result`, and the `Samples` of its run folder where they are at hand. Out: a `View`.
+In: a `Result`. Out: a `View`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from flatout.judge.result import Result
-from flatout.judge.samples import Samples
 from flatout.records.ceilings import Machine
 from flatout.report import evidence, figures, tables, thinned, tried, verdict, words
 from flatout.report.table import On, folded, shown
-from flatout.report.view import Figure, Item, Listing, Pairs, Row, Section, View, raw
+from flatout.report.view import Figure, Item, Listing, Pairs, Row, Section, View
 
 MOST_READS = 4
 """Lines where values are read, on one screen."""
@@ -42,16 +42,11 @@ _NUMERICS = (
     "script's own gradient differs from batch to batch: an error far below it drowns in what differs from batch to "
     "batch anyway."
 )
-_RAW = (
-    "What stands behind each number above, and the command that obtains it again. The steps themselves are in "
-    "`result.json` and in the traces beside it."
-)
 
 
-def view(result: Result, samples: Samples | None = None) -> View:
+def view(result: Result) -> View:
     """What `flatout tune` or `flatout why` found."""
     said, dots = verdict.headline(result), thinned.dots(result)
-    behind = evidence.evidence(result, samples, dots)
     tuned = result.command == "tune"
     return View(
         command=f"flatout {result.command}",
@@ -74,7 +69,6 @@ def view(result: Result, samples: Samples | None = None) -> View:
             _numerics(result),
             _cost(result),
             Section(name="machine", title="Machine and versions", items=(Pairs(pairs=_machine(result)),)),
-            raw(behind, _RAW),
         ),
         next=verdict.next_command(result),
         created=result.created,
@@ -158,7 +152,6 @@ def _drawn(result: Result) -> Item:
         tables=(
             folded(tables.steps(result), "The numbers"),
             folded(tables.bounds(result), "What each remedy could bring at most"),
-            folded(tables.used(result), "Energy"),
             folded(tables.read_sites(result), "Where values are read on the host"),
         ),
     )
@@ -330,6 +323,12 @@ def _numerics(result: Result) -> Section:
 def _cost(result: Result) -> Section:
     took = f" All of this took {words.duration(result.tuning_s)}." if words.known(result.tuning_s) else ""
     kept = f" Isolation of the trials: {result.isolation}." if result.isolation else ""
+    run = words.nearby(Path(result.run)) if result.run else ""
+    there = (
+        f" The samples lie in `{run}`: `result.json` and the traces beside it; `flatout report {run}` shows this again."
+        if run
+        else ""
+    )
     items: list[Item] = []
     for names, what in ((result.written, "file that trials would have written"), (result.refused, "refused write")):
         if names:
@@ -339,8 +338,8 @@ def _cost(result: Result) -> Section:
     return Section(
         name="cost",
         title="What it cost, and how to check it",
-        items=(*items, *tables.sources(result)),
-        lead=(f"These commands obtain the numbers again.{took}{kept}",),
+        items=(*items, *evidence.evidence(result)),
+        lead=(f"How each number was obtained, and the command that obtains it again.{took}{kept}{there}",),
     )
 
 

@@ -12,8 +12,7 @@ from flatout.judge import stats
 from flatout.judge.result import Result
 from flatout.records.plan import Trial, label
 from flatout.records.trace import FOREIGN_LIMIT
-from flatout.report import evidence, tried, words
-from flatout.report.energy import counters
+from flatout.report import energy, evidence, tried, words
 from flatout.report.table import On
 from flatout.report.view import Item, Listing, Row
 
@@ -123,7 +122,7 @@ def rows(result: Result) -> tuple[Item, ...]:
         found.append(Row(label="input", note=reached, most=3))
     if result.command == "tune" and result.stopped and result.trials:
         found.append(Row(label="stopped", note=f"the search ended early: {result.stopped}"))
-    found += [*_cautions(result), *energy(result), _cost(result)]
+    found += [*_cautions(result), *_energy(result), _cost(result)]
     if result.plan_path:
         found.append(Row(label="plan", value=result.plan_path, tone="command", on="screen"))
     elif result.plan is not None:
@@ -164,10 +163,9 @@ def _won(result: Result, equal: str, source: str) -> list[Item]:
     gain = f"{words.times(won.ratio if won else None)} faster"
     found: list[Item] = [Row(label="result", value=gain, note=note, tone="good", source=source)]
     if won is not None:
-        compared = evidence.behind_numerics(won) if won.agreement else ""
         class_, colon, detail = tried.remark(won).partition(":")
         note = f"{colon}{detail}"
-        found.append(Row(label="numerics", value=class_, note=note, source=compared, most=2, tone="plain"))
+        found.append(Row(label="numerics", value=class_, note=note, source=evidence.NUMERICS, most=2, tone="plain"))
     return found
 
 
@@ -229,21 +227,16 @@ def _paths(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"`{name if len(name) <= 50 else f'{name[:16]}…{name[-33:]}'}`" for name in names)
 
 
-def energy(result: Result) -> list[Item]:
+def _energy(result: Result) -> list[Item]:
     """One quiet line where it is known; that it is not, only where everything is asked for."""
-    found = result.energy
-    if found is None:
+    if result.energy is None:
         return []
-    plain = found.baseline.joules
-    if plain is None:
-        unread = "not readable here; `flatout machine` says why"
-        why = f"not known: {found.baseline.why_not}" if found.counters else unread
+    if not (said := energy.line(result.energy, with_plan=result.winner is not None)):
+        why = result.energy.baseline.why_not
+        why = f"not known: {why}" if result.energy.sources else "not readable here; `flatout machine` says why"
         return [Row(label="energy", note=why, verbose=True, on="screen")]
-    tuned = found.tuned.joules if found.tuned is not None and result.winner is not None else None
-    said = words.joules(plain) + (f" → {words.joules(tuned)}" if tuned is not None else "")
-    by = f"  ({counters(found.counters)})"
-    more = [Row(label="energy", value=text, tone="quiet", verbose=True, on="screen") for text in found.missing]
-    return [Row(label="energy", note=f"{said} a step, with all that ran here", aside=by), *more]
+    by = f"  ({'; '.join(result.energy.sources)})"
+    return [Row(label="energy", note=f"{said} a step, with all that ran here", aside=by, source=evidence.ENERGY)]
 
 
 def _cost(result: Result) -> Row:
