@@ -1,7 +1,6 @@
 """The HTML page and the JSON, as text; what a browser makes of it is in `tests/end_to_end/test_report_browser.py`."""
 
 import json
-import math
 import os
 import re
 import subprocess
@@ -213,14 +212,7 @@ def test_of_very_many_outliers_the_slowest_stay(monkeypatch):
     ]
     kept = thinned.thin(found, slices=10)
     assert len(kept) <= 50 + 10 * 4
-    assert set(thinned.slowest(found, 50)) <= set(kept)
-
-
-def test_steps_with_impossible_times_are_left_out_and_counted():
-    bad = [TimelineStep(start_s=s, step_s=t, group="baseline") for s, t in ((0.0, -1.0), (math.nan, 0.1), (1.0, 0.0))]
-    good = [TimelineStep(start_s=0.1 * n, step_s=0.1, group="baseline") for n in range(5)]
-    text = Page(on_page(replace(RESULTS["lenet"], timeline=(*bad, *good)))).text
-    assert "3 steps of the record have times that no clock gives" in text
+    assert set(sorted(found, key=lambda dot: dot.step_s)[-50:]) <= set(kept)
 
 
 # -- what stands behind a number -------------------------------------------------------------------------------------
@@ -409,16 +401,9 @@ def test_every_far_outlier_survives_thinning():
     assert sum(dot.step_s == 0.5 for dot in kept) == 20
 
 
-@given(st.floats(min_value=1e-6, max_value=1e9), st.integers(min_value=2, max_value=9))
-def test_even_ticks_are_few_round_and_inside(last, most):
-    found = ticks.even(last, most)
-    assert found[0] == 0 and found[-1] <= last * (1 + 1e-9) and len(found) <= most + 2
-
-
 @given(st.floats(0, 1e6), st.floats(min_value=1e-3, max_value=1e6), st.integers(4, 8))
 def test_times_of_day_are_few_inside_and_each_said_once(first, over, most):
-    found = ticks.clock_times(first, first + over, most)
-    said = [ticks.clock(t) for t in found]
+    found, said = zip(*ticks.times(first, first + over, most), strict=True)
     assert 1 <= len(found) <= most + 1 and len({*said}) == len(said)
     assert all(first - 1e-6 <= t <= first + over + 1e-6 for t in found)
 
@@ -495,7 +480,9 @@ def test_every_number_of_a_proof_leads_to_its_samples():
     assert "killed by signal 9" in PAGES["proof with failures"]
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.97, 0.98), (-1.0, 1.0), (0.1, 250.0), (-1e30, 1e30), (1.0, 1.0 + 1e-9)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.97, 0.98), (-1.0, 1.0), (0.1, 250.0), (-1e30, 1e30), (1.0, 1.0 + 1e-9), (0.0, 0.0043)]
+)
 def test_ticks_between_two_values_are_few_round_and_inside(low, high):
     found = ticks.between(low, high, 5)
     room = 1e-9 * (high - low)

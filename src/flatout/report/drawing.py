@@ -39,13 +39,11 @@ class Bars:
         name: Unique in the page.
         label: What is to be seen, for those who do not see it.
         bars: From top to bottom.
-        say: How a place of the axis reads.
     """
 
     name: str
     label: str
     bars: tuple[Bar, ...]
-    say: Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

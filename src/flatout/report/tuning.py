@@ -234,14 +234,7 @@ def _time(result: Result, dots: tuple[thinned.Dot, ...]) -> Section:
         ),
         tables=(folded(tables.timeline(dots), "The numbers"),),
     )
-    items: list[Item] = [figure]
-    if impossible := len(result.timeline) - len(dots):
-        note = (
-            f"{words.plural(impossible, 'step')} of the record have times that no clock gives (zero, negative, not a "
-            "number): they are neither drawn nor counted here"
-        )
-        items.append(Row(label="", value=note, tone="caution", on="page"))
-    return Section(name="time", title="Step by step", items=tuple(items))
+    return Section(name="time", title="Step by step", items=(figure,))
 
 
 _LEGEND = (
