@@ -82,7 +82,7 @@ def test_a_winner_says_how_much_how_sure_and_when_it_pays():
     text = " ".join(shown(RESULTS["lenet"]).split())
     assert "3.6x faster: 231 → 832 steps/s [3.49, 3.70] when measured again" in text
     assert "two equal runs differ by up to 1.4 % here" in text
-    assert "earned back after 22,700 steps. This run has 2,814: it pays from the ninth run on" in text
+    assert "earned back after 22,700 steps. This run has 2,814: it pays from run 9 on" in text
 
 
 def test_a_run_long_enough_pays_within_itself():

@@ -45,7 +45,7 @@ def text(view: View) -> str:
         finalize=_shown,
     )
     environment.filters.update(
-        command=_command, prose=_prose, sentence=words.sentence, moment=words.moment, svg=svg.drawn
+        command=_command, prose=_prose, sentence=words.sentence, stamp=words.stamp, svg=svg.drawn
     )
     css = Markup(_resource("page.css"))  # our own file
     return environment.get_template("view.html.j2").render({"css": css, "view": view, "anchors": view.anchors})

@@ -99,8 +99,8 @@ def _ceilings(result: Result) -> Row:
         value, _, unit = rate.partition(" ")
         again = number + 1 < len(rates) and rates[number + 1][1].endswith(f" {unit}")
         parts.append(f"{name} {value if again else rate}")
-    created = words.unix_s(result.created)
-    age = f"  ({words.age(found.age_s(created))})" if created is not None else ""
+    created = words.moment(result.created)
+    age = f"  ({words.age(found.age_s(created.timestamp()))})" if created is not None else ""
     return Row(label="ceilings", note=" · ".join(parts) or "not measured", aside=age, on="screen")
 
 

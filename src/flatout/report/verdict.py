@@ -254,7 +254,7 @@ def _pays(result: Result) -> str:
     runs, steps = result.break_even_runs, result.steps_in_run
     if runs is None or steps is None:
         return ""
-    pays = "it pays within this very run" if runs == 1 else f"it pays from the {words.ordinal(runs)} run on"
+    pays = "it pays within this very run" if runs == 1 else f"it pays from run {runs:,} on"
     return f". This run has {words.count(steps)}: {pays}"
 
 
