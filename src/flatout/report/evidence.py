@@ -30,7 +30,7 @@ _HOW = {
         "enter no ratio. In the traces their purpose is `anatomy`, with the plan `winner`",
     ),
     BOUNDS: (
-        "If it were free, at most",
+        "If free, at most",
         "each as its row says; measured before anything was tried, in turn with plain windows. In the traces their "
         "purpose is `counterfactual`",
     ),

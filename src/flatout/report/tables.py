@@ -40,7 +40,7 @@ def steps(result: Result) -> Table:
         looks.append(Look(bar=shares.get(name, 0.0) / largest if largest > 0 else 0.0, minor=name not in shares))
     head = ["where a step goes", "", "a step", "share", "spread", *(["with the plan", "share"] if tuned else [])]
     most = len(head)
-    head += ["if it were free, at most" if alone else "", "95 %"]
+    head += ["if free, at most" if alone else "", "95 %"]
     links = dict.fromkeys((2, 5) if tuned else (2,), [ANATOMY] * len(rows))
     found = table("Time of a step by phase", head, rows, texts=2, links=links)
     return shown(found, (0, 3, most, 1), looks, whole=(0, 3, 2, most, 1))

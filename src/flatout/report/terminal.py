@@ -103,17 +103,12 @@ def _listing(screen: Screen, found: Listing, label: str, indent: int, *, verbose
         if len(shown) < len(entries):
             screen.say("", (f"{len(entries) - len(shown):,} more: --verbose", "dim"), indent=indent)
         return
-    shown = entries[: found.most] if found.most else _fitting(entries, LIST_LINES * (screen.width - indent) - 26)
+    lengths = itertools.accumulate(cell_len(entry) + 2 for entry in entries)
+    fitting = sum(length <= LIST_LINES * (screen.width - indent) - 26 for length in lengths)
+    shown = entries[: found.most or max(fitting, 1)]  # the first one whole: what ends it may be the reason for it
     left = len(entries) - len(shown)
     more = [f"{left:,} more: --verbose"] if left else []
     screen.say(label, found.lead, ", ".join([*shown, *more]), indent=indent, style=_weight(label))
-
-
-def _fitting(entries: Sequence[str], room: int) -> list[str]:
-    """The first entries that fit so many columns; where none does, the beginning of the first."""
-    lengths = itertools.accumulate(cell_len(entry) + 2 for entry in entries)
-    found = [entry for entry, length in zip(entries, lengths, strict=False) if length <= room]
-    return found or [words.shortened(entry, room) for entry in entries[:1]]
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

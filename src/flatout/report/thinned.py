@@ -31,6 +31,9 @@ MOST_OUTLIERS = 2000
 FAR = 3.0
 """A step so many interquartile ranges above the upper quartile of its kind is far out (Tukey 1977)."""
 
+LONGEST_S = 1e10
+"""No clock that counts from the start of a process comes as far: three centuries."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dot:
@@ -43,11 +46,12 @@ class Dot:
 
 
 def dots(result: Result) -> tuple[Dot, ...]:
-    """Every step of the timeline."""
+    """Every step of the timeline that can be drawn."""
     chosen = result.winner.label if result.winner is not None and result.plan is not None else None
     return tuple(
         Dot(start_s=step.start_s, step_s=step.step_s, kind=_kind(step, chosen), outside=step.outside_s > 0)
         for step in result.timeline
+        if abs(step.start_s) < LONGEST_S and 0 < step.step_s < LONGEST_S
     )
 
 

@@ -47,7 +47,6 @@ class Shown:
         words: Its levers; those of the row that it extends are left out.
         mark: Its verdict.
         chosen: Whether the plan consists of it.
-        remark: Its numerics, or why it was not kept.
         minor: Whether it is shown only where everything is asked for.
     """
 
@@ -56,7 +55,6 @@ class Shown:
     words: str
     mark: Mark
     chosen: bool
-    remark: str
     minor: bool = False
 
 
@@ -195,19 +193,16 @@ def remark(trial: Trial) -> str:
     >>> remark(Trial(levers={}, outcome="slower"))
     'slower'
     """
-    return _remark(trial).removesuffix(".")  # messages of exceptions may have one
-
-
-def _remark(trial: Trial) -> str:
+    head, rest = trial.outcome, trial.reason
     if trial.outcome == "faster":
-        if trial.agreement == "inconclusive":
-            return f"numerics inconclusive: {trial.agreement_detail}".removesuffix(": ")
-        return f"{trial.class_}: {trial.agreement_detail or 'not compared'}"
-    if trial.outcome == "disagrees":
-        return f"disagrees: {trial.agreement_detail or trial.reason}".removesuffix(": ")
-    if trial.outcome in ("failed", "ruled out", "slower"):
-        return f"{trial.outcome}: {trial.reason}".removesuffix(": ")
-    return trial.reason or trial.outcome
+        is_open = trial.agreement == "inconclusive"
+        head = "numerics inconclusive" if is_open else trial.class_
+        rest = trial.agreement_detail or ("" if is_open else "not compared")
+    elif trial.outcome == "disagrees":
+        rest = trial.agreement_detail or trial.reason
+    elif trial.outcome not in ("failed", "ruled out", "slower"):
+        return (rest or head).removesuffix(".")
+    return f"{head}: {rest}".removesuffix(": ").removesuffix(".")  # messages of exceptions may have a full stop
 
 
 def brief(trial: Trial) -> str:
@@ -277,7 +272,6 @@ def _row(result: Result, trial: Trial, above: Trial | None, depth: int, *, minor
         words=label(added) if above is None else f"+ {label(added)}",
         mark=mark(trial),
         chosen=_is_chosen(result, trial),
-        remark=remark(trial),
         minor=minor,
     )
 
@@ -296,9 +290,9 @@ def on_screen(result: Result) -> Table:
     found = rows(result)
     title = f"tried {len(result.trials):,} in {words.duration(result.trials_s)}"
     cells = [
-        (row.words, ratio(row.trial.ratio), ends(row.trial) or plural(row.trial.num_pairs, "pair"), row.remark)
+        (row.words, ratio(row.trial.ratio), ends(row.trial) or plural(row.trial.num_pairs, "pair"), remark(row.trial))
         if known(row.trial.ratio)
-        else (row.words, "", "", row.remark)
+        else (row.words, "", "", remark(row.trial))
         for row in found
     ]
     looks = [
@@ -313,7 +307,7 @@ def on_screen(result: Result) -> Table:
 def _notes(row: Shown) -> tuple[str, ...]:
     trial = row.trial
     detail = trial.agreement_detail
-    numerics = f"{trial.agreement}: {detail}" if detail and detail not in row.remark else ""
+    numerics = f"{trial.agreement}: {detail}" if detail and detail not in remark(trial) else ""
     parts = [f"took {words.duration(trial.took_s)}"]
     if trial.num_pairs:
         parts.append(plural(trial.num_pairs, "pair"))
@@ -331,7 +325,7 @@ def _notes(row: Shown) -> tuple[str, ...]:
 
 def left_out(result: Result) -> list[Listing | Pairs]:
     """Trials without a ratio, and levers that were not tried, with the reason of each."""
-    unmeasured = tuple((row.trial.label, row.remark) for row in rows(result) if not known(row.trial.ratio))
+    unmeasured = tuple((trial.label, remark(trial)) for trial in result.trials if not known(trial.ratio))
     groups = reasons(result.untried)
     found: list[Listing | Pairs] = []
     if unmeasured:

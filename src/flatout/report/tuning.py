@@ -58,9 +58,7 @@ def view(result: Result) -> View:
         source=evidence.headline(result),
         verdict=verdict.rows(result),
         sections=(
-            Section(
-                name="measured", items=(_ceilings(result), verdict.baseline(result, on="screen"), *_windows(result))
-            ),
+            Section(name="measured", items=(_ceilings(result), verdict.baseline(result, on="screen"))),
             _step(result),
             _bounds(result),
             _time(result, dots),
@@ -102,13 +100,6 @@ def _ceilings(result: Result) -> Row:
     created = words.moment(result.created)
     age = f"  ({words.age(found.age_s(created.timestamp()))})" if created is not None else ""
     return Row(label="ceilings", note=" · ".join(parts) or "not measured", aside=age, on="screen")
-
-
-def _windows(result: Result) -> list[Item]:
-    measured = [s for s in result.baseline_window_step_s if words.known(s)]
-    if not measured:
-        return []
-    return [Row(label="", note=f"median of {words.plural(len(measured), 'window')}", verbose=True, on="screen")]
 
 
 # -- where a step goes -------------------------------------------------------------------------------------------------
@@ -322,12 +313,13 @@ def _cost(result: Result) -> Section:
         if run
         else ""
     )
-    items: list[Item] = []
-    for names, what in ((result.written, "file that trials would have written"), (result.refused, "refused write")):
-        if names:
-            noun, _, rest = what.partition(" that")
-            title = words.plural(len(names), noun) + (f" that{rest}" if rest else "")
-            items.append(Listing(label="", entries=tuple(f"`{n}`" for n in names), title=title, on="page"))
+    lists = (("Trials would have written: ", "file", result.written), ("Refused: ", "write", result.refused))
+    items = [
+        Listing(label="", entries=tuple(f"`{name}`" for name in names), title=lead + words.plural(len(names), noun),
+                on="page")
+        for lead, noun, names in lists
+        if names
+    ]  # fmt: skip
     return Section(
         name="cost",
         title="What it cost, and how to check it",
