@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,10 +47,13 @@ def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet:
 
     ran = _rechecked(request, say, quiet=quiet) if request.recheck else api.run(request, say)
     try:
-        if ran.outcome.stacks:
-            say(_stacks(ran.outcome.stacks))
-        if ran.outcome.failed_rank is not None:
-            say(_failed_rank(*ran.outcome.failed_rank))
+        for rank, frames in ran.outcome.stacks.items():
+            stands = ", the innermost call first:" if frames else " does not say where it is"
+            say("\n  ".join([f"rank {rank}{stands}", *frames[:MOST_LINES]]))
+        if ran.outcome.failed_rank is not None:  # what it said nobody has heard
+            rank, how, said = ran.outcome.failed_rank
+            lines = said.splitlines()[-MOST_LINES:]
+            say("\n  ".join([f"rank {rank} {how}{':' if lines else ''}", *lines]))
         say(closing_line(ran) + misplaced(request.script, ran.outcome.exit_code))
         for remark in [*ran.outcome.remarks, *(ran.outcome.details if verbose else [])]:
             say(remark)
@@ -76,21 +79,6 @@ def _rechecked(request: api.RunRequest, say: Callable[[str], None], *, quiet: bo
         say(line)
 
     return api.run(request, say_in_its_place, None if quiet or not sys.stderr.isatty() else show)
-
-
-def _failed_rank(rank: int, how: str, said: str) -> str:
-    """What a rank above 0 said as it failed: nobody has heard it."""
-    lines = said.splitlines()[-MOST_LINES:]
-    return "\n".join([f"rank {rank} {how}" + (":" if lines else ""), *(f"  {line}" for line in lines)])
-
-
-def _stacks(stacks: Mapping[int, Sequence[str]]) -> str:
-    """Where each rank stood, the innermost call first."""
-    lines = []
-    for rank, frames in stacks.items():
-        lines.append(f"rank {rank}, the innermost call first:" if frames else f"rank {rank} does not say where it is")
-        lines += [f"  {frame}" for frame in frames[:MOST_LINES]]
-    return "\n".join(lines)
 
 
 def misplaced(script: Script | None, exit_code: int) -> str:
@@ -193,15 +181,10 @@ def _by_reason(levers: Mapping[str, str]) -> str:
 def _changed(outcome: Outcome) -> str:
     """What was released on the way, and engaged again."""
     changes = [decision for decision in outcome.decisions if decision.kind != "kept"]
-    if not changes:
-        return ""
     lines = []
     for one in changes[:MOST_CHANGES]:
-        pace = (
-            ""
-            if one.ratio is None
-            else f", {one.ratio:.2f}x in {one.num_pairs} pair{'s' * (one.num_pairs != 1)} of windows"
-        )
+        pairs = f"{one.num_pairs} pair{'s' * (one.num_pairs != 1)} of windows"
+        pace = "" if one.ratio is None else f", {one.ratio:.2f}x in {pairs}"
         seen = "; ".join(text for text in (one.why if one.why != DUE else "", one.beside) if text)
         lines.append(f"\n  from step {one.num_steps:,} on {one.kind}{pace}" + (f" ({seen})" if seen else ""))
     if len(changes) > MOST_CHANGES:
@@ -296,7 +279,7 @@ def run_summary(ran: api.Ran) -> dict[str, object]:
     """What `--json FILE` holds."""
     outcome = ran.outcome
     compared = stats.compare(outcome.plain_s, outcome.plan_s) if outcome.plain_s else None
-    known = compared is not None and math.isfinite(compared.ratio)
+    known = compared if compared is not None and math.isfinite(compared.ratio) else None
     return {
         "exit_code": outcome.exit_code,
         "steps": outcome.num_steps,
@@ -305,26 +288,20 @@ def run_summary(ran: api.Ran) -> dict[str, object]:
         "engaged": outcome.is_engaged,
         "released": outcome.released,
         "decisions": [
-            {
-                "kind": d.kind,
-                "step": d.num_steps,
-                "ratio": d.ratio,
-                "pairs": d.num_pairs,
-                "why": d.why,
-                "beside": d.beside,
-            }
+            {"kind": d.kind, "step": d.num_steps, "ratio": d.ratio, "pairs": d.num_pairs, "why": d.why,
+             "beside": d.beside}
             for d in outcome.decisions
         ],
         "looking_s": outcome.looking_s,
         "learned": None if outcome.learned is None else _learned_summary(outcome.learned),
         "inapplicable": dict(ran.inapplicable),
-        "ratio": compared.ratio if compared is not None and known else None,
-        "ratio_low": compared.low if compared is not None and known else None,
-        "ratio_high": compared.high if compared is not None and known else None,
+        "ratio": known.ratio if known else None,
+        "ratio_low": known.low if known else None,
+        "ratio_high": known.high if known else None,
         "left_out_next": list(ran.outcome.short_of_memory),
         "joules": outcome.energy.joules,
         "exchanges": None if outcome.exchanges is None else dataclasses.asdict(outcome.exchanges),
         "remarks": list(outcome.remarks),
         "processes": max(outcome.num_processes, 1),
         "run": ran.run,
-    }
+    }  # fmt: skip

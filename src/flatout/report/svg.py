@@ -198,10 +198,10 @@ def _plot(parts: list[str], found: Plot, width: int) -> int:
         dashes = ";stroke-dasharray:4 3" if path.dashed else ""
         parts.append(_line([(x(a), y(b)) for a, b in path.points], path.colour, 1.3, dashes))
     for dots in found.dots:  # those of one look as one path of round caps, a tenth of the size of circles
-        path = "".join(f"M{_n(x(a))} {_n(y(b))}h0" for a, b in dots.points)
+        caps = "".join(f"M{_n(x(a))} {_n(y(b))}h0" for a, b in dots.points)
         looks = ((dots.size + 3, dots.colour), (dots.size, "paper")) if dots.hollow else ((dots.size, dots.colour),)
         parts += [
-            f'<path d="{path}" style="fill:none;stroke-linecap:round;stroke:var(--{ink});stroke-width:{_n(size)}"/>'
+            f'<path d="{caps}" style="fill:none;stroke-linecap:round;stroke:var(--{ink});stroke-width:{_n(size)}"/>'
             for size, ink in looks
         ]
     _notes(parts, found, (x, y), frame, narrow=narrow)

@@ -193,7 +193,8 @@ def remark(trial: Trial) -> str:
     >>> remark(Trial(levers={}, outcome="slower"))
     'slower'
     """
-    head, rest = trial.outcome, trial.reason
+    head: str = trial.outcome
+    rest = trial.reason
     if trial.outcome == "faster":
         is_open = trial.agreement == "inconclusive"
         head = "numerics inconclusive" if is_open else trial.class_
