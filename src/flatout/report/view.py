@@ -75,14 +75,9 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A drawing with what belongs to it.
+    """A drawing with its caption and the tables of its numbers, on the page.
 
-    Attributes:
-        drawing: Its data.
-        caption: What to look at.
-        legend: A colour, a shape (`square`, `dot`, `ring`, `cross`), what it stands for, and where its samples are.
-        tables: Its numbers.
-        on: Always the page.
+    A line of the legend is a colour, a shape (`square`, `dot`, `ring`, `cross`), what it stands for, and an anchor.
     """
 
     drawing: Drawing
@@ -95,14 +90,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """Names with what belongs to each, as a list of definitions.
-
-    Attributes:
-        pairs: Name and text.
-        title: Of the list; empty without.
-        code: Whether names are what one types.
-        on: Always the page.
-    """
+    """Names with what belongs to each, on the page; `code` where names are what one types."""
 
     pairs: tuple[tuple[str, str], ...]
     title: str = ""
@@ -113,13 +101,7 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
-    """A command that obtains something again.
-
-    Attributes:
-        command: What to type.
-        name: What is obtained.
-        on: Always the page.
-    """
+    """A command that obtains something again, and what that is, on the page."""
 
     command: str
     name: str = ""
