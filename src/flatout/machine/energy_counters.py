@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from flatout.machine.control_groups import text_of
 from flatout.records.energy import Energy
@@ -47,7 +47,7 @@ class Counter:
         update_s: How often it changes, as its maker says.
         read: What it shows now, in joules, or an exception.
         range_joules: It begins anew behind this value; None where it does not.
-        at_s: When it was read, growing.
+        at_s: When it was read.
         joules: What it showed then, as if it had never begun anew.
         lost: Why it is not read any more, or empty.
     """
@@ -90,8 +90,7 @@ class Counter:
         return begun + (ended - begun) * (instant_s - begun_s) / ((ended_s - begun_s) or 1.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(NamedTuple):
     """What there is to read, and what is missing for the rest."""
 
     counters: tuple[Counter, ...] = ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flatout.judge.result import NOT_NAMED, Result, Untried
+from flatout.judge.result import NOT_NAMED, Result
 from flatout.judge.stats import MIN_PAIRS
 from flatout.records.plan import Candidate, Trial, label
 from flatout.report import words
@@ -69,7 +69,17 @@ def rows(result: Result) -> tuple[Shown, ...]:
         for number, trial in enumerate(trials):
             if parents[number] == parent:
                 above = None if parent is None else trials[parent]
-                found.append(_row(result, trial, above, depth, minor=number not in weighty))
+                added = {n: s for n, s in trial.levers.items() if above is None or n not in above.levers}
+                found.append(
+                    Shown(
+                        trial=trial,
+                        depth=depth,
+                        words=label(added) if above is None else f"+ {label(added)}",
+                        mark=mark(trial),
+                        chosen=_is_chosen(result, trial),
+                        minor=number not in weighty,
+                    )
+                )
                 descend(number, depth + 1)
 
     descend(None, 0)
@@ -117,18 +127,16 @@ def warnings(result: Result) -> tuple[str, ...]:
         said.append(f"plain steps {varied}: what binds may read otherwise on a quieter machine")
     found = next((trial for trial in result.trials if _is_chosen(result, trial)), None)
     again = result.winner if result.launched is None else None  # all ranks of a launcher are not one of them
-    if found is not None and again is not None and _exclude(found, again):
+    exclude = (
+        found is not None and again is not None and ends(found) and ends(again)
+        and max(found.ratio_low or 0.0, again.ratio_low or 0.0) > min(found.ratio_high or 0.0, again.ratio_high or 0.0)
+    )  # fmt: skip
+    if found is not None and exclude:
         said.append(
             f"the search had measured {ratio(found.ratio)}x {ends(found)} for the same "
             "levers: the machine changed between the two, and each holds for its own minutes"
         )
     return tuple(said)
-
-
-def _exclude(one: Trial, other: Trial) -> bool:
-    if not (ends(one) and ends(other)):
-        return False
-    return max(one.ratio_low or 0.0, other.ratio_low or 0.0) > min(one.ratio_high or 0.0, other.ratio_high or 0.0)
 
 
 def input_reached(result: Result) -> str:
@@ -137,21 +145,12 @@ def input_reached(result: Result) -> str:
     found = result.input_trial
     if bound is None or found is None or not known(found.ratio) or not known(bound.ratio) or bound.ratio <= 1:
         return ""
-    won = percent(share_won(found.ratio or 1.0, bound.ratio))
+    won = percent(min(1.0, max(0.0, (1 - 1 / found.ratio) / (1 - 1 / bound.ratio))))  # above 1 is the noise of both
     most = f"{ratio(bound.ratio)}x {interval(bound.low, bound.high)}".rstrip()
     gain = f"{ratio(found.ratio)}x {ends(found)}".rstrip()
     if ends(found) and (found.ratio_low or 0.0) > bound.high:
         return f"`{found.label}` brings {gain}, more than free data at most: {most}; the two contradict each other"
     return f"free data would bring {most}, `{found.label}` brings {gain}: {won} of the time that waiting for data takes"
-
-
-def share_won(found: float, bound: float) -> float:
-    """How much of the time that a bound takes away a ratio has taken; more than all of it is the noise of both.
-
-    >>> share_won(1.5, 2.0)
-    0.6666666666666667
-    """
-    return min(1.0, max(0.0, (1 - 1 / found) / (1 - 1 / bound)))
 
 
 def nothing_tried(result: Result) -> str:
@@ -175,14 +174,6 @@ def nothing_usable(result: Result) -> str:
     head = "the one candidate" if len(result.trials) == 1 else f"none of {plural(len(result.trials), 'candidate')}"
     verb = "could not be used" if len(result.trials) == 1 else "could be used"
     return f"{head} {verb}: {'; '.join(parts[:MOST_REASONS])}{more}"
-
-
-def reasons(untried: Sequence[Untried]) -> list[tuple[str, tuple[str, ...]]]:
-    """Why levers were not tried, each reason once with all levers that it holds for."""
-    found: dict[str, list[str]] = {}
-    for one in untried:
-        found.setdefault(one.reason, []).append(one.lever)
-    return [(reason, tuple(dict.fromkeys(levers))) for reason, levers in found.items()]
 
 
 def remark(trial: Trial) -> str:
@@ -265,18 +256,6 @@ def _speed(trial: Trial) -> float:
     return trial.ratio if trial.ratio is not None and known(trial.ratio) else 0.0
 
 
-def _row(result: Result, trial: Trial, above: Trial | None, depth: int, *, minor: bool) -> Shown:
-    added = {n: s for n, s in trial.levers.items() if above is None or n not in above.levers}
-    return Shown(
-        trial=trial,
-        depth=depth,
-        words=label(added) if above is None else f"+ {label(added)}",
-        mark=mark(trial),
-        chosen=_is_chosen(result, trial),
-        minor=minor,
-    )
-
-
 def _is_chosen(result: Result, trial: Trial) -> bool:
     if result.plan is None:
         return False
@@ -327,7 +306,10 @@ def _notes(row: Shown) -> tuple[str, ...]:
 def left_out(result: Result) -> list[Listing | Pairs]:
     """Trials without a ratio, and levers that were not tried, with the reason of each."""
     unmeasured = tuple((trial.label, remark(trial)) for trial in result.trials if not known(trial.ratio))
-    groups = reasons(result.untried)
+    levers_by_reason: dict[str, list[str]] = {}  # each reason once with all levers that it holds for
+    for one in result.untried:
+        levers_by_reason.setdefault(one.reason, []).append(one.lever)
+    groups = [(reason, tuple(dict.fromkeys(levers))) for reason, levers in levers_by_reason.items()]
     found: list[Listing | Pairs] = []
     if unmeasured:
         found.append(Pairs(title="Without a ratio", pairs=unmeasured, code=True))

@@ -137,7 +137,7 @@ def _drawn(result: Result) -> Item:
         drawing=drawing,
         caption=_STEP.format(_BOTH if both else ""),
         legend=tuple(
-            (figures.phase_colour(name), "", f"{name} | {words.share(result.anatomy.share(name))}", evidence.ANATOMY)
+            (figures.phase_colour(name), "", f"{name} {words.share(result.anatomy.share(name))}", evidence.ANATOMY)
             for name in phases
         ),
         tables=(
@@ -275,27 +275,13 @@ def _how_tried(result: Result) -> tuple[str, ...]:
 
 def _roof(result: Result) -> Section:
     items: list[Item] = []
-    used = result.diagnosis.model_flops_utilization
     drawing = figures.roofline(result)
     if drawing is not None:
         numbers = folded(tables.operations(result), "The numbers")
         items.append(Figure(drawing=drawing, caption=_ROOF, tables=(numbers,)))
     if (ceilings := tables.ceilings(result)).rows:
         items.append(folded(ceilings, "The measured ceilings"))
-    if items and result.census and result.census.sync_places:
-        places = tuple(f"`{place}`" for place in result.census.sync_places)
-        items.append(Listing(label="", entries=places, title="Where values are read back to the program", on="page"))
-    achieved = words.scaled(result.diagnosis.achieved_flops_per_s, "FLOP/s")
-    lead = (
-        f"Over the whole step the script does {achieved}, {words.percent(used)} of the {result.diagnosis.arithmetic} "
-        "ceiling that was measured here."
-    )
-    return Section(
-        name="roof",
-        title="How far from the machine's limits",
-        items=tuple(items),
-        lead=(lead,) if used is not None else (),
-    )
+    return Section(name="roof", title="How far from the machine's limits", items=tuple(items))
 
 
 def _numerics(result: Result) -> Section:
