@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -150,10 +150,8 @@ def _exchanges(outcome: Outcome) -> str:
     from flatout.report import words  # as above
 
     held = f", up to {words.memory(found.memory_bytes)} held by a rank" if found.memory_bytes else ""
-    most = dict([kind for kind in found.kinds.items() if kind[1] >= WORTH_SAYING_SHARE][:2])
-    others = found.least_share - sum(most.values())
-    named = {**most, "others": others} if most and others >= WORTH_SAYING_SHARE else most
-    of_which = f" ({', '.join(f'{name} {100 * share:.0f} %' for name, share in named.items())})" if named else ""
+    most = [f"{name} {100 * part:.0f} %" for name, part in found.kinds.items() if part >= WORTH_SAYING_SHARE][:3]
+    of_which = f" ({', '.join(most)})" if most else ""
     return f", {100 * found.least_share:.0f} % of the time in exchanges{of_which}{waited}{held}"
 
 
@@ -164,18 +162,14 @@ def _at_work(ran: api.Ran) -> str:
     working = [name for name in ran.engagement.levers if name not in ran.inapplicable]
     working += [f"{name} ({done})" for name, done in ran.in_part.items()]
     text = f"\n  at work: {', '.join(working) or 'none'}"
-    useless = {name: why for name, why in ran.inapplicable.items() if name in ran.useless}
-    idle = {name: why for name, why in ran.inapplicable.items() if name not in ran.useless}
-    if useless:
-        text += f"\n  at work, with nothing to be gained: {_by_reason(useless)}"
-    return text + (f"\n  not at work, or not as a whole: {_by_reason(idle)}" if idle else "")
-
-
-def _by_reason(levers: Mapping[str, str]) -> str:
-    by_reason: dict[str, list[str]] = {}
-    for name, why in levers.items():
-        by_reason.setdefault(why, []).append(name)
-    return "; ".join(f"{why}: {', '.join(names)}" for why, names in by_reason.items())
+    for is_useless, head in ((True, "at work, with nothing to be gained"), (False, "not at work, or not as a whole")):
+        by_reason: dict[str, list[str]] = {}
+        for name, why in ran.inapplicable.items():
+            if (name in ran.useless) is is_useless:
+                by_reason.setdefault(why, []).append(name)
+        if by_reason:
+            text += f"\n  {head}: " + "; ".join(f"{why}: {', '.join(names)}" for why, names in by_reason.items())
+    return text
 
 
 def _changed(outcome: Outcome) -> str:
