@@ -139,8 +139,6 @@ EXPORTED: list[Row] = [
     ("run", "string", "path of the run folder"),
     ("num_steps", "integer", "steps in it"),
     ("num_windows", "integer", "windows that they come from"),
-    ("num_children", "integer", "processes that made them"),
-    ("from_traces", "boolean", "whether the traces were there; else the steps are those of `result.json`"),
     ("remarks", "list of strings", "e.g. windows that were left out"),
 ]
 LEVERS: list[Row] = [
@@ -290,7 +288,7 @@ def json_page() -> str:
         "## machine",
         prose(
             "The record [`Ceilings`](records.md#ceilings), and `energy` with the `counters` that can be read (name, "
-            "device, source, resolution and range) and the list `missing` of what cannot, and why."
+            "device and source) and the list `missing` of what cannot, and why."
         ),
     ]
     return "\n\n".join(parts)
@@ -316,8 +314,7 @@ def _contrast() -> dict[str, Any]:
 
 
 _EXPORTED = Exported(
-    file="steps.csv", run="/home/you/work/.flatout/train-1", num_steps=1200, num_windows=40, num_children=1,
-    from_traces=True,
+    file="steps.csv", run="/home/you/work/.flatout/train-1", num_steps=1200, num_windows=40,
 )  # fmt: skip
 
 

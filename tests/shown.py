@@ -6,13 +6,13 @@ from pathlib import Path
 from flatout.report import PAGE, page, screen, terminal, view_of
 
 
-def on_screen(record, *, width=80, ascii_only=False, verbose=False):
+def on_screen(record, *, width=80, verbose=False):
     """What a terminal shows; where the record has a run folder, its page is in it."""
     run = getattr(record, "run", "")
     view = replace(view_of(record), page=str(Path(run) / PAGE) if run else "")
-    return screen.plain(terminal.report(view, verbose=verbose), width=width, ascii_only=ascii_only)
+    return screen.plain(terminal.report(view, verbose=verbose), width=width)
 
 
-def on_page(record, samples=None):
+def on_page(record):
     """The page."""
-    return page.text(view_of(record, samples))
+    return page.text(view_of(record))

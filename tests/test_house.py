@@ -350,7 +350,6 @@ OTHER_MEANINGS = {
     ("records/stacks.py", "workers"): "a kind of sample",
     ("judge/contrast.py", "threads"): "the number of threads",
     ("report/tuning.py", "threads"): "the number of threads",
-    ("report/evidence.py", "threads"): "a ceiling's name begins so",
 }
 """Texts in code that read like a lever's name and mean something else."""
 

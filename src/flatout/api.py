@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from flatout.judge.result import Result
     from flatout.records.ceilings import Ceilings
     from flatout.records.trace import Levers
+    from flatout.report.levers import LeverRow
     from flatout.run.watch import Learner
-    from flatout.trials.lever_rows import LeverRow, describe_levers
+    from flatout.trials.lever_rows import describe_levers
     from flatout.trials.prover import ProveRequest
     from flatout.trials.search.space import Choice
     from flatout.trials.terms import Goal, Show, Terms
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 #: What only measuring needs is loaded when it is asked for: `run` starts a script, and the script is waiting.
 _MEASURING = {
     "Choice": "flatout.trials.search.space",
-    "LeverRow": "flatout.trials.lever_rows",
+    "LeverRow": "flatout.report.levers",
     "Conduct": "flatout.trials.conduct",
     "Goal": "flatout.trials.terms",
     "ProveRequest": "flatout.trials.prover",

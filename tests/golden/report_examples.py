@@ -691,7 +691,6 @@ def terminal_texts():
     for name, make in EXAMPLES.items():
         found[f"report_{name}.txt"] = on_screen(make())
     found["report_lenet_verbose.txt"] = on_screen(lenet(), verbose=True)
-    found["report_lenet_ascii.txt"] = on_screen(lenet(), ascii_only=True)
     found["report_lenet_120.txt"] = on_screen(lenet(), width=120)
     found["report_proof.txt"] = on_screen(PROOFS["equivalent"]())
     found["report_machine.txt"] = screen.plain(terminal.report(machine.view(CEILINGS, now_unix_s=CREATED_UNIX_S)))

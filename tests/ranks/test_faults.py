@@ -194,7 +194,6 @@ def test_the_script_sees_no_ranks(tmp_path):
     ("words", "error"),
     [
         (("--ranks", "0"), "`--ranks 0` is not a number of ranks"),
-        (("--ranks", "2", "--hang-timeout", "0s"), "`--hang-timeout 0s` gives ranks no time to meet"),
         (("--ranks", "2", "--learn"), "`--ranks` and `--learn` cannot be combined"),
     ],
 )

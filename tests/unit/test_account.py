@@ -226,7 +226,7 @@ class Bench:
 
 def looked_at(bench, tmp_path, num_plain=8, later_s=1e9):
     budget = SimpleNamespace(deadline_s=lambda share=0.0: later_s)
-    plain = Plain(bench, budget, None, None, tmp_path, print)
+    plain = Plain(bench, budget, None, tmp_path, print)
     for _ in range(num_plain):
         bench.window({}, purpose="baseline", observe="ends", skip=0)
     plain.baseline = plain._seen("baseline", "ends")

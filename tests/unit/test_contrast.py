@@ -46,7 +46,7 @@ def run(name, *, faster=(), by=2.0, phases=PHASES, seed=1, num_windows=4, **chan
         run=name, baseline_window_step_s=tuple(noisy(step_s, 12)), tuned_anatomy=None,
         anatomy=anatomy({**mean_s, "unattributed": 0.001}, num_windows=num_windows), **changes,
     )  # fmt: skip
-    gathered = samples.Samples(windows=tuple(samples._sample("1", one) for one in windows))
+    gathered = samples.Samples(windows=tuple(samples._sample(one) for one in windows))
     return found, gathered
 
 
@@ -241,15 +241,6 @@ def test_a_window_is_kept_as_its_mean_step_and_that_of_its_quarters(tmp_path):
 def test_short_windows_have_as_many_parts_as_steps_at_most(tmp_path, num):
     (found,) = samples.gather(folder_of(tmp_path, window([0.01] * num))).windows
     assert len(found.quarters) == min(num, 4)
-
-
-@pytest.mark.parametrize("bad", [-0.01, math.nan, math.inf])
-def test_a_window_with_a_time_that_no_clock_gives_is_left_out_and_that_is_said(tmp_path, bad):
-    good = window([0.01] * 4)
-    place = folder_of(tmp_path, good, replace(good, index=1, step_s=(0.01, bad, 0.01, 0.01)))
-    found = samples.gather(place)
-    assert [one.index for one in found.windows] == [0]
-    assert found.remarks == (f"window 1 of `trace-1.jsonl` is left out: a step of {bad:g} s",)
 
 
 def test_a_trace_that_cannot_be_read_is_a_remark_and_the_others_count(tmp_path):

@@ -13,9 +13,8 @@ from flatout.child.orders import SessionSpec, decode
 from flatout.cli.foreground import closing_line, run_summary
 from flatout.errors import UsageError
 from flatout.machine import energy_counters
-from flatout.machine.energy_counters import Found, Probe
+from flatout.machine.energy_counters import Counter, Found
 from flatout.records import trace_file
-from flatout.records.energy import Counter
 from flatout.records.facts import Facts
 from flatout.records.plan import Trial
 from flatout.records.trace import End, Failure, Header, Ready, Window
@@ -477,9 +476,10 @@ def test_a_run_without_a_folder_or_with_a_broken_one_is_a_plain_run(tmp_path):
 
 
 def test_a_run_knows_what_the_machine_used_meanwhile(tmp_path, monkeypatch):
-    watts = Counter(name="package-0", device="cpu", source="RAPL", resolution_s=1e-3, resolution_joules=1e-6)
-    found = Found(probes=(Probe(counter=watts, read=lambda: 40.0 * time.perf_counter()),))
-    monkeypatch.setattr(energy_counters, "find", lambda: found)
+    watts = Counter(
+        name="package-0", device="cpu", source="RAPL", update_s=1e-3, read=lambda: 40.0 * time.perf_counter()
+    )
+    monkeypatch.setattr(energy_counters, "find", lambda: Found(counters=(watts,)))
     begun_s = time.perf_counter()
     outcome = foreground.run(plain(tmp_path, (sys.executable, "-S", "-c", "import time; time.sleep(0.5)")))
     assert 40.0 * 0.3 < outcome.energy.joules < 40.0 * (time.perf_counter() - begun_s)

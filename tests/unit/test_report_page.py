@@ -1,7 +1,6 @@
 """The HTML page and the JSON, as text; what a browser makes of it is in `tests/end_to_end/test_report_browser.py`."""
 
 import json
-import math
 import os
 import re
 import subprocess
@@ -15,10 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.judge.result import TimelineStep
-from flatout.judge.samples import Samples, gather
 from flatout.records.plan import Trial
-from flatout.records.trace import PHASES, Agreement, Scaling
-from flatout.records.trace_file import encode
+from flatout.records.trace import PHASES
 from flatout.report import (
     evidence,
     figures,
@@ -31,10 +28,10 @@ from flatout.report import (
     ticks,
     verdict,
     view_of,
+    words,
     write_page,
 )
 from flatout.report.figures import phase_colour
-from handmade import HEADER, gradients, window
 from proofs import PROOFS
 from shown import on_page, on_screen
 
@@ -117,14 +114,6 @@ def test_the_page_needs_no_script_and_no_network(page):
             assert attributes.get(name, "#").startswith("#")
 
 
-def test_every_reference_inside_a_drawing_leads_somewhere(page):
-    for tag, attributes in page.elements:
-        if tag == "use":
-            assert attributes["href"][1:] in page.ids
-        if "clip-path" in attributes:
-            assert attributes["clip-path"][5:-1] in page.ids
-
-
 def test_the_head_says_what_a_browser_and_a_reader_need(page):
     assert page.named("html")[0]["lang"] == "en"
     assert page.named("meta")[0] == {"charset": "utf-8"}
@@ -164,14 +153,6 @@ def test_a_page_stays_small(name):
     assert len(PAGES[name].encode()) < 300_000
 
 
-def test_a_long_timeline_does_not_make_a_heavy_page():
-    steps = tuple(
-        TimelineStep(start_s=n * 0.004, step_s=0.004 + (n % 97) * 1e-5, group="trial", label="x" if n % 2 else "plain")
-        for n in range(200_000)
-    )
-    assert len(on_page(replace(RESULTS["lenet"], timeline=steps)).encode()) < 1_000_000
-
-
 def long_timeline(num=100_000, every=2_000):
     """Steps of 4 ms, of which a few took from 0.2 s on, each a little longer than the one before, some side by side."""
     return tuple(
@@ -187,8 +168,7 @@ def test_a_page_of_a_hundred_thousand_steps_is_small_and_shows_the_slowest_of_th
     steps = long_timeline()
     text = on_page(replace(RESULTS["lenet"], timeline=steps))
     assert len(text.encode()) < 3_000_000
-    slow = sorted((step.step_s for step in steps), reverse=True)[: evidence.MOST_SLOW]
-    assert all(f"{1e3 * step_s:,.4f} ms" in text for step_s in slow)
+    assert words.seconds(max(step.step_s for step in steps)) in text
 
 
 def test_every_outlier_of_a_hundred_thousand_steps_is_drawn():
@@ -216,14 +196,7 @@ def test_of_very_many_outliers_the_slowest_stay(monkeypatch):
     ]
     kept = thinned.thin(found, slices=10)
     assert len(kept) <= 50 + 10 * 4
-    assert set(thinned.slowest(found, 50)) <= set(kept)
-
-
-def test_steps_with_impossible_times_are_left_out_and_counted():
-    bad = [TimelineStep(start_s=s, step_s=t, group="baseline") for s, t in ((0.0, -1.0), (math.nan, 0.1), (1.0, 0.0))]
-    good = [TimelineStep(start_s=0.1 * n, step_s=0.1, group="baseline") for n in range(5)]
-    text = Page(on_page(replace(RESULTS["lenet"], timeline=(*bad, *good)))).text
-    assert "3 steps of the record have times that no clock gives" in text
+    assert set(sorted(found, key=lambda dot: dot.step_s)[-50:]) <= set(kept)
 
 
 # -- what stands behind a number -------------------------------------------------------------------------------------
@@ -235,9 +208,9 @@ def test_every_link_of_a_page_leads_to_something_in_it(page):
     assert all(link[1:] in page.ids for link in links)
 
 
-def test_every_row_of_every_table_leads_to_samples_and_a_command():
+def test_every_row_of_every_table_leads_to_how_it_was_obtained_and_a_command():
     result = RESULTS["lenet"]
-    found = evidence.evidence(result, None, thinned.dots(result))
+    found = evidence.evidence(result)
     anchors = {one.anchor for one in found}
     shown = [
         tables.steps(result), tables.bounds(result), tables.trials(result), tables.ceilings(result),
@@ -250,29 +223,6 @@ def test_every_row_of_every_table_leads_to_samples_and_a_command():
             assert leads and leads <= anchors, one.title
     assert evidence.headline(result) in anchors
     assert all(one.command.startswith("flatout ") and one.how for one in found)
-
-
-def test_samples_that_are_not_at_hand_are_said_to_be_missing():
-    text = Page(PAGES["lenet"]).text
-    assert "No samples: this page was made without the traces of the run folder" in text
-    gone = Samples(remarks=("the traces of this run are not there any more",))
-    assert "No samples: the traces of this run are not there any more" in Page(on_page(RESULTS["why"], gone)).text
-
-
-def test_the_windows_behind_phases_bounds_and_numerics_come_from_the_traces(tmp_path):
-    apart = window([0.01, 0.012], {"data": 0.004, "forward": 0.002}, index=3)
-    plain = window([0.0123456], observe="ends", purpose="baseline", index=2)
-    free = window([0.0054321], observe="ends", purpose="counterfactual", levers={"free_data": {}}, index=4)
-    point = Agreement(levers=RESULTS["lenet"].remeasured.levers, differences=(gradients(error=1.25e-7),))
-    scaling = Scaling(full_s=(0.0077777,), half_s=(0.0066666,))
-    lines = [encode(one) for one in (HEADER, plain, apart, free, replace(plain, index=5), point, scaling)]
-    (tmp_path / "trace-1.jsonl").write_text("\n".join(lines) + "\n")
-    samples = gather(tmp_path)
-    result = RESULTS["lenet"]
-    bounds = (*result.diagnosis.bounds, replace(result.diagnosis.bounds[0], remedy="free launches"))
-    text = on_page(replace(result, diagnosis=replace(result.diagnosis, bounds=bounds)), samples)
-    for shown in ("4.0000 ms", "12.3456 ms", "5.4321 ms", "1.25e-07", "7.7777 ms", "6.6666 ms"):
-        assert shown in text
 
 
 def test_names_of_the_record_are_text_wherever_they_stand():
@@ -343,16 +293,9 @@ def test_numbers_are_said_to_agree_only_where_they_do():
 
 def test_the_sections_tell_a_story_in_order():
     text = PAGES["lenet"]
-    ids = ["h-step", "h-time", "h-tried", "h-roof", "h-numerics", "h-cost", "h-machine", "h-raw"]
+    ids = ["h-step", "h-time", "h-tried", "h-roof", "h-numerics", "h-cost", "h-machine"]
     places = [text.index(f'<h2 id="{name}">') for name in ids]
     assert places == sorted(places)
-
-
-def test_every_raw_sample_is_in_the_page():
-    text = PAGES["lenet"]
-    for trial in RESULTS["lenet"].trials:
-        for value in (*trial.baseline_step_s, *trial.candidate_step_s):
-            assert f"{1e3 * value:,.4f} ms" in text
 
 
 def test_a_table_too_long_for_the_page_says_so():
@@ -433,25 +376,9 @@ def test_thinning_keeps_the_fastest_and_the_slowest_of_every_kind(points):
         assert (min(left), max(left)) == (min(own), max(own))
 
 
-def test_every_far_outlier_survives_thinning():
-    found = [
-        thinned.Dot(start_s=n * 0.01, step_s=0.5 if n % 1000 == 7 else 0.004, kind="plain", outside=False)
-        for n in range(20_000)
-    ]
-    kept = thinned.thin(found, slices=180)
-    assert sum(dot.step_s == 0.5 for dot in kept) == 20
-
-
-@given(st.floats(min_value=1e-6, max_value=1e9), st.integers(min_value=2, max_value=9))
-def test_even_ticks_are_few_round_and_inside(last, most):
-    found = ticks.even(last, most)
-    assert found[0] == 0 and found[-1] <= last * (1 + 1e-9) and len(found) <= most + 2
-
-
 @given(st.floats(0, 1e6), st.floats(min_value=1e-3, max_value=1e6), st.integers(4, 8))
 def test_times_of_day_are_few_inside_and_each_said_once(first, over, most):
-    found = ticks.clock_times(first, first + over, most)
-    said = [ticks.clock(t) for t in found]
+    found, said = zip(*ticks.times(first, first + over, most), strict=True)
     assert 1 <= len(found) <= most + 1 and len({*said}) == len(said)
     assert all(first - 1e-6 <= t <= first + over + 1e-6 for t in found)
 
@@ -528,7 +455,9 @@ def test_every_number_of_a_proof_leads_to_its_samples():
     assert "killed by signal 9" in PAGES["proof with failures"]
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.97, 0.98), (-1.0, 1.0), (0.1, 250.0), (-1e30, 1e30), (1.0, 1.0 + 1e-9)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.97, 0.98), (-1.0, 1.0), (0.1, 250.0), (-1e30, 1e30), (1.0, 1.0 + 1e-9), (0.0, 0.0043)]
+)
 def test_ticks_between_two_values_are_few_round_and_inside(low, high):
     found = ticks.between(low, high, 5)
     room = 1e-9 * (high - low)

@@ -55,7 +55,7 @@ def test_without_them_the_places_of_the_census_are_shown():
         assert "reads at" in on_screen(replace(result, reads=found))
 
 
-def test_the_page_has_a_row_for_each_with_the_windows_behind_it():
+def test_the_page_has_a_row_for_each_and_says_how_it_was_obtained():
     result = replace(examples.why(), reads=examples.reads(PRINTED, STOPS))
     rows = tables.read_sites(result).rows
     assert [(row[0], row[-1]) for row in rows] == [("train.py:41", "400 µs"), ("train.py:47", "300 µs")]

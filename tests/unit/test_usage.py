@@ -262,7 +262,7 @@ def test_a_former_why_is_shown_as_it_was(capsys, folder, monkeypatch):
     first = capsys.readouterr().out
     flatout.main(["report"])
     assert capsys.readouterr().out == first
-    assert "what a remedy can bring at most" in first and "median of 4 windows" in first
+    assert "what a remedy can bring at most" in first
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ class Commands(click.Group):
         try:
             return super().main(*args, **{**kwargs, "standalone_mode": False})
         except FlatoutError as problem:
-            complain(problem)
+            tell(str(problem))
             return problem.exit_code
         except click.exceptions.NoArgsIsHelpError as problem:
             problem.show()
@@ -77,7 +77,7 @@ class Commands(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return 141
         except Exception as problem:  # noqa: BLE001  a traceback of ours tells nobody what to do
-            complain(failed := own_failure(problem))
+            tell(str(failed := own_failure(problem)))
             return failed.exit_code
 
 
@@ -85,11 +85,6 @@ def load(name: str) -> click.Command:
     """A command, from its file."""
     command: click.Command = importlib.import_module(f"flatout.cli.{name}_command").command
     return command
-
-
-def complain(problem: FlatoutError) -> None:
-    """Three lines on stderr."""
-    tell(str(problem))
 
 
 def own_failure(problem: Exception) -> InternalError:
@@ -125,7 +120,7 @@ def tell(text: str) -> None:
 def complain_usage(problem: click.UsageError, typed: str | None) -> None:
     """Click's own usage errors in our three parts; not all of them know the command that was `typed`."""
     if isinstance(problem, click.NoSuchOption) and problem.ctx is not None:
-        complain(no_such_option(problem.option_name, problem.ctx))
+        tell(str(no_such_option(problem.option_name, problem.ctx)))
         return
     command = problem.ctx.command_path if problem.ctx else f"flatout {typed or ''}".rstrip()
     message = problem.format_message().rstrip(".")

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,10 +47,13 @@ def run_in_foreground(request: api.RunRequest, *, json_file: Path | None, quiet:
 
     ran = _rechecked(request, say, quiet=quiet) if request.recheck else api.run(request, say)
     try:
-        if ran.outcome.stacks:
-            say(_stacks(ran.outcome.stacks))
-        if ran.outcome.failed_rank is not None:
-            say(_failed_rank(*ran.outcome.failed_rank))
+        for rank, frames in ran.outcome.stacks.items():
+            stands = ", the innermost call first:" if frames else " does not say where it is"
+            say("\n  ".join([f"rank {rank}{stands}", *frames[:MOST_LINES]]))
+        if ran.outcome.failed_rank is not None:  # what it said nobody has heard
+            rank, how, said = ran.outcome.failed_rank
+            lines = said.splitlines()[-MOST_LINES:]
+            say("\n  ".join([f"rank {rank} {how}{':' if lines else ''}", *lines]))
         say(closing_line(ran) + misplaced(request.script, ran.outcome.exit_code))
         for remark in [*ran.outcome.remarks, *(ran.outcome.details if verbose else [])]:
             say(remark)
@@ -76,21 +79,6 @@ def _rechecked(request: api.RunRequest, say: Callable[[str], None], *, quiet: bo
         say(line)
 
     return api.run(request, say_in_its_place, None if quiet or not sys.stderr.isatty() else show)
-
-
-def _failed_rank(rank: int, how: str, said: str) -> str:
-    """What a rank above 0 said as it failed: nobody has heard it."""
-    lines = said.splitlines()[-MOST_LINES:]
-    return "\n".join([f"rank {rank} {how}" + (":" if lines else ""), *(f"  {line}" for line in lines)])
-
-
-def _stacks(stacks: Mapping[int, Sequence[str]]) -> str:
-    """Where each rank stood, the innermost call first."""
-    lines = []
-    for rank, frames in stacks.items():
-        lines.append(f"rank {rank}, the innermost call first:" if frames else f"rank {rank} does not say where it is")
-        lines += [f"  {frame}" for frame in frames[:MOST_LINES]]
-    return "\n".join(lines)
 
 
 def misplaced(script: Script | None, exit_code: int) -> str:
@@ -162,10 +150,8 @@ def _exchanges(outcome: Outcome) -> str:
     from flatout.report import words  # as above
 
     held = f", up to {words.memory(found.memory_bytes)} held by a rank" if found.memory_bytes else ""
-    most = dict([kind for kind in found.kinds.items() if kind[1] >= WORTH_SAYING_SHARE][:2])
-    others = found.least_share - sum(most.values())
-    named = {**most, "others": others} if most and others >= WORTH_SAYING_SHARE else most
-    of_which = f" ({', '.join(f'{name} {100 * share:.0f} %' for name, share in named.items())})" if named else ""
+    most = [f"{name} {100 * part:.0f} %" for name, part in found.kinds.items() if part >= WORTH_SAYING_SHARE][:3]
+    of_which = f" ({', '.join(most)})" if most else ""
     return f", {100 * found.least_share:.0f} % of the time in exchanges{of_which}{waited}{held}"
 
 
@@ -176,32 +162,23 @@ def _at_work(ran: api.Ran) -> str:
     working = [name for name in ran.engagement.levers if name not in ran.inapplicable]
     working += [f"{name} ({done})" for name, done in ran.in_part.items()]
     text = f"\n  at work: {', '.join(working) or 'none'}"
-    useless = {name: why for name, why in ran.inapplicable.items() if name in ran.useless}
-    idle = {name: why for name, why in ran.inapplicable.items() if name not in ran.useless}
-    if useless:
-        text += f"\n  at work, with nothing to be gained: {_by_reason(useless)}"
-    return text + (f"\n  not at work, or not as a whole: {_by_reason(idle)}" if idle else "")
-
-
-def _by_reason(levers: Mapping[str, str]) -> str:
-    by_reason: dict[str, list[str]] = {}
-    for name, why in levers.items():
-        by_reason.setdefault(why, []).append(name)
-    return "; ".join(f"{why}: {', '.join(names)}" for why, names in by_reason.items())
+    for is_useless, head in ((True, "at work, with nothing to be gained"), (False, "not at work, or not as a whole")):
+        by_reason: dict[str, list[str]] = {}
+        for name, why in ran.inapplicable.items():
+            if (name in ran.useless) is is_useless:
+                by_reason.setdefault(why, []).append(name)
+        if by_reason:
+            text += f"\n  {head}: " + "; ".join(f"{why}: {', '.join(names)}" for why, names in by_reason.items())
+    return text
 
 
 def _changed(outcome: Outcome) -> str:
     """What was released on the way, and engaged again."""
     changes = [decision for decision in outcome.decisions if decision.kind != "kept"]
-    if not changes:
-        return ""
     lines = []
     for one in changes[:MOST_CHANGES]:
-        pace = (
-            ""
-            if one.ratio is None
-            else f", {one.ratio:.2f}x in {one.num_pairs} pair{'s' * (one.num_pairs != 1)} of windows"
-        )
+        pairs = f"{one.num_pairs} pair{'s' * (one.num_pairs != 1)} of windows"
+        pace = "" if one.ratio is None else f", {one.ratio:.2f}x in {pairs}"
         seen = "; ".join(text for text in (one.why if one.why != DUE else "", one.beside) if text)
         lines.append(f"\n  from step {one.num_steps:,} on {one.kind}{pace}" + (f" ({seen})" if seen else ""))
     if len(changes) > MOST_CHANGES:
@@ -296,7 +273,7 @@ def run_summary(ran: api.Ran) -> dict[str, object]:
     """What `--json FILE` holds."""
     outcome = ran.outcome
     compared = stats.compare(outcome.plain_s, outcome.plan_s) if outcome.plain_s else None
-    known = compared is not None and math.isfinite(compared.ratio)
+    known = compared if compared is not None and math.isfinite(compared.ratio) else None
     return {
         "exit_code": outcome.exit_code,
         "steps": outcome.num_steps,
@@ -305,26 +282,20 @@ def run_summary(ran: api.Ran) -> dict[str, object]:
         "engaged": outcome.is_engaged,
         "released": outcome.released,
         "decisions": [
-            {
-                "kind": d.kind,
-                "step": d.num_steps,
-                "ratio": d.ratio,
-                "pairs": d.num_pairs,
-                "why": d.why,
-                "beside": d.beside,
-            }
+            {"kind": d.kind, "step": d.num_steps, "ratio": d.ratio, "pairs": d.num_pairs, "why": d.why,
+             "beside": d.beside}
             for d in outcome.decisions
         ],
         "looking_s": outcome.looking_s,
         "learned": None if outcome.learned is None else _learned_summary(outcome.learned),
         "inapplicable": dict(ran.inapplicable),
-        "ratio": compared.ratio if compared is not None and known else None,
-        "ratio_low": compared.low if compared is not None and known else None,
-        "ratio_high": compared.high if compared is not None and known else None,
+        "ratio": known.ratio if known else None,
+        "ratio_low": known.low if known else None,
+        "ratio_high": known.high if known else None,
         "left_out_next": list(ran.outcome.short_of_memory),
         "joules": outcome.energy.joules,
         "exchanges": None if outcome.exchanges is None else dataclasses.asdict(outcome.exchanges),
         "remarks": list(outcome.remarks),
         "processes": max(outcome.num_processes, 1),
         "run": ran.run,
-    }
+    }  # fmt: skip

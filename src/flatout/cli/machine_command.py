@@ -22,7 +22,7 @@ def command(refresh: bool, num_ranks: int | None, as_json: bool) -> None:
     """  # noqa: D301
     from flatout import api
     from flatout.frameworks import kind
-    from flatout.machine.energy_counters import energy_counters
+    from flatout.machine.energy_counters import find
     from flatout.machine.exchange_ceilings import exchange_ceilings
     from flatout.records.as_json import to_json
     from flatout.report import machine as of_machine
@@ -31,10 +31,10 @@ def command(refresh: bool, num_ranks: int | None, as_json: bool) -> None:
     ceilings = api.machine(refresh=refresh)
     program = kind().package.exchange_calibration
     exchanges = exchange_ceilings(program, num_ranks) if num_ranks is not None and program is not None else ()
-    energy = energy_counters()
+    energy = find()
     if as_json:
-        counters = {"counters": energy.counters, "missing": energy.missing}
-        told = {**to_json(ceilings), "energy": to_json(counters)}
+        counters = [{"name": one.name, "device": one.device, "source": one.source} for one in energy.counters]
+        told = {**to_json(ceilings), "energy": {"counters": counters, "missing": list(energy.missing)}}
         if num_ranks is not None:
             told["exchanges"] = {"num_ranks": num_ranks, "values": [to_json(one) for one in exchanges]}
         print(json.dumps(told))

@@ -92,24 +92,12 @@ def ended_by_module(command: click.Command, words: list[str]) -> list[str]:
     for after, word in rest:
         if "-m" not in valued or not word.startswith("-") or word in ("-", "--"):
             break
-        if word in valued and word.startswith("--"):
+        if word.startswith("-m"):
+            after += word == "-m"
+            return [*words[:after], "--", *words[after:]] if after <= len(words) else words
+        if word in valued:
             next(rest, None)
-        elif not word.startswith("--"):
-            letter, attached = _first_valued(word, valued)
-            if letter == "m" and after + (not attached) <= len(words):
-                after += not attached
-                return [*words[:after], "--", *words[after:]]
-            if letter and not attached:
-                next(rest, None)
     return words
-
-
-def _first_valued(cluster: str, valued: set[str]) -> tuple[str, bool]:
-    """The first letter of a cluster such as `-qm` that takes a value, and whether the value is attached to it."""
-    for position, letter in enumerate(cluster[1:], 2):
-        if f"-{letter}" in valued:
-            return letter, position < len(cluster)
-    return "", False
 
 
 def script_words(function: F, *, metavar: str = "SCRIPT [ARGUMENTS]...") -> F:
@@ -120,19 +108,19 @@ def script_words(function: F, *, metavar: str = "SCRIPT [ARGUMENTS]...") -> F:
 
 def ranks(function: F) -> F:
     """On how many ranks, and how."""
-    function = click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where machines meet: at machine 0.")(function)
-    function = click.option("--node-rank", type=int, default=0, metavar="K", help="The number of this machine.")(
-        function
-    )
-    function = click.option("--nnodes", type=int, default=1, metavar="M", help="Machines; each has N / M ranks.")(
-        function
-    )
-    function = click.option(
-        "--hang-timeout", default="5m", show_default=True, metavar="TIME", help="End when a rank is silent so long."
-    )(function)
-    function = mode(function)
-    help = "Train on N ranks.  [default: as many as the plan says]"
-    return click.option("--ranks", "num_ranks", type=int, metavar="N", help=help)(function)
+    told = [
+        click.option("--ranks", "num_ranks", type=int, metavar="N",
+                     help="Train on N ranks.  [default: as many as the plan says]"),
+        mode,
+        click.option("--hang-timeout", default="5m", show_default=True, metavar="TIME",
+                     help="End when a rank is silent so long."),
+        click.option("--nnodes", type=int, default=1, metavar="M", help="Machines; each has N / M ranks."),
+        click.option("--node-rank", type=int, default=0, metavar="K", help="The number of this machine."),
+        click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where machines meet: at machine 0."),
+    ]  # fmt: skip
+    for option in reversed(told):
+        function = option(function)
+    return function
 
 
 def mode(function: F) -> F:
@@ -154,9 +142,7 @@ def nodes(num_ranks: int, nnodes: int, node_rank: int, rdzv_endpoint: str | None
         UsageError: They cannot be.
     """
     error = cause = ""
-    if nnodes < 1:
-        error, cause = f"`--nnodes {nnodes}` is not a number of machines", "there is at least this one"
-    elif nnodes > 1 and (num_ranks % nnodes or num_ranks < nnodes):
+    if nnodes < 1 or (nnodes > 1 and (num_ranks % nnodes or num_ranks < nnodes)):
         error, cause = f"{num_ranks} ranks are not {nnodes} times as many", "each machine has as many as the others"
     elif not 0 <= node_rank < nnodes:
         error, cause = f"`--node-rank {node_rank}` is none of {nnodes}", "machines are numbered from 0"
@@ -166,25 +152,6 @@ def nodes(num_ranks: int, nnodes: int, node_rank: int, rdzv_endpoint: str | None
         example = "--ranks 16 --nnodes 2 --node-rank 0 --rdzv-endpoint HOST:29400"
         raise UsageError(error, cause=cause, hint=f"e.g. `{example}`")
     return {"num_nodes": nnodes, "node_rank": node_rank, "rdzv_endpoint": rdzv_endpoint or ""}
-
-
-LEAST_PATIENCE_S = 1.0
-
-
-def patience(hang_timeout: str) -> float:
-    """Seconds after which a silent rank hangs.
-
-    Raises:
-        UsageError: They are too few for ranks to meet in.
-    """
-    limit_s = seconds(hang_timeout, "--hang-timeout")
-    if limit_s < LEAST_PATIENCE_S:
-        raise UsageError(
-            f"`--hang-timeout {hang_timeout}` gives ranks no time to meet",
-            cause=f"it is shorter than {LEAST_PATIENCE_S:.0f} s, and one that takes longer is taken for one that hangs",
-            hint="e.g. `--hang-timeout 5m`",
-        )
-    return limit_s
 
 
 def rank_terms(num_ranks: int | None, mode: str, hang_timeout: str, places: dict[str, Any]) -> Terms | None:
@@ -294,25 +261,8 @@ def seconds(text: str, option: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def positive(value: float | None, option: str) -> float | None:
-    """A number above 0; None where the option was not given.
-
-    >>> positive(0.5, "--margin")
-    0.5
-
-    Raises:
-        UsageError: It is none.
-    """
-    value = finite(value, option)
-    if value is None or value > 0:
-        return value
-    raise UsageError(
-        f"`{option} {value:g}` is no positive number", cause="it is a distance", hint=f"e.g. `{option} 0.01`"
-    )
-
-
-def finite(value: float | None, option: str) -> float | None:
-    """A number that is neither NaN nor infinite; None where the option was not given.
+def finite(value: float | None, option: str, *, positive: bool = False) -> float | None:
+    """A number that is neither NaN nor infinite, and above 0 where it must be; None where the option was not given.
 
     >>> finite(-0.5, "--target")
     -0.5
@@ -320,13 +270,11 @@ def finite(value: float | None, option: str) -> float | None:
     Raises:
         UsageError: It is one of these.
     """
-    if value is None or math.isfinite(value):
+    if value is None or (math.isfinite(value) and (value > 0 or not positive)):
         return value
-    raise UsageError(
-        f"`{option} {value:g}` is no finite number",
-        cause="nothing can be compared with it",
-        hint=f"e.g. `{option} 0.01`",
-    )
+    kind = "positive" if math.isfinite(value) else "finite"
+    cause = "it is a distance" if kind == "positive" else "nothing can be compared with it"
+    raise UsageError(f"`{option} {value:g}` is no {kind} number", cause=cause, hint=f"e.g. `{option} 0.01`")
 
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

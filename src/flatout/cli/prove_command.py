@@ -55,7 +55,11 @@ def command(  # noqa: PLR0913  one parameter per option
     from flatout.judge.proof import Aim
     from flatout.run.script import from_words
 
-    aim = Aim(num_seeds=seeds, margin=options.positive(margin, "--margin"), target=options.finite(target, "--target"))
+    aim = Aim(
+        num_seeds=seeds,
+        margin=options.finite(margin, "--margin", positive=True),
+        target=options.finite(target, "--target"),
+    )
     request = api.ProveRequest(
         plan=plan,
         levers=options.names(lever_names),

@@ -8,8 +8,6 @@ from pathlib import Path
 from flatout.cli import tell
 from flatout.errors import UsageError
 from flatout.judge.contrast import Contrast
-from flatout.judge.result import Result
-from flatout.judge.samples import gather
 from flatout.records import output_file
 from flatout.report import PAGE, Record, json_text, print_view, view_of, write_page
 from flatout.report.view import View
@@ -24,8 +22,7 @@ def show(record: Record, *, html: Path | None = None, as_json: bool, verbose: bo
         UsageError: The page was asked for, and cannot be written there, or would overwrite what is no page. In the run
             folder that is only said: what was measured must not be lost for it.
     """
-    samples = gather(Path(record.run)) if isinstance(record, Result) and record.run else None
-    view = view_of(record, samples)
+    view = view_of(record)
     page = html or (None if isinstance(record, Contrast) else Path(record.run) / PAGE)
     if page is not None:
         _write_page(view, page, asked=html is not None)

@@ -344,7 +344,7 @@ def _tune_summary(result: Result) -> dict[str, Any]:
         "tuning_s": result.tuning_s,
         "break_even_steps": result.break_even_steps,
         "baseline_joules_per_step": result.energy.baseline.joules if result.energy else None,
-        "tuned_joules_per_step": won.candidate_joules_per_step if won else None,
+        "tuned_joules_per_step": result.energy.tuned.joules if won and result.energy and result.energy.tuned else None,
         "reads": _reads(result),
         "plan": result.plan_path,
         "run": result.run,

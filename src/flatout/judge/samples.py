@@ -1,7 +1,7 @@
-"""Which raw samples stand behind what was found? The windows and comparisons in the traces of a run folder.
+"""Which windows lie in the traces of a run folder?
 
 In: a run folder. Out: its trace files, their windows one by one, or `Samples`: every window as a few numbers, so that
-a run of any length fits the memory. A window with times that no clock gives is left out, and that is said.
+a run of any length fits the memory.
 """
 
 from __future__ import annotations
@@ -14,12 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from flatout.errors import RecordError
-from flatout.records.plan import label
-from flatout.records.trace import OUTSIDE, Agreement, Header, Scaling, Window
+from flatout.records.trace import OUTSIDE, Header, Window
 from flatout.records.trace_file import Reader
-
-MOST_REMARKS = 5
-"""Windows that are named one by one where they are left out; of more only the number is said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,29 +33,17 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSample:
-    """One window in a few numbers.
+    """One window in which the plain step was taken apart, in a few numbers.
 
     Attributes:
-        child: The process that made it, as its trace is named.
-        index: Counts the windows of that trace.
-        purpose: Why it was measured.
-        levers: What was engaged, as people read it.
-        observe: `ends`, `phases`, `stacks` or `reads`.
-        start_s: On that trace's clock.
-        num_steps: How many steps it holds.
+        index: Counts the windows of its trace.
         whole: Its mean step.
         quarters: The same of its four quarters, in the order of time; fewer where it has fewer steps.
         foreign_fraction: Core time that other processes used; None where not observed.
         recompilations: Compilations that fell into it.
     """
 
-    child: str
     index: int
-    purpose: str
-    levers: str
-    observe: str
-    start_s: float
-    num_steps: int
     whole: Span
     quarters: tuple[Span, ...]
     foreign_fraction: float | None = None
@@ -68,31 +52,19 @@ class WindowSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """What the traces of a run folder hold.
+    """What the traces of a run folder hold of the plain step's phases.
 
     Attributes:
-        windows: Every window, in the order of time.
-        agreements: Every comparison of numbers.
-        scalings: Model calls replayed at their own batch and at half of it.
-        remarks: What the reader must know: traces that are missing or torn, windows that were left out.
+        windows: Those in which it was taken apart, in the order of time.
+        remarks: What the reader must know: traces that are missing or torn.
     """
 
     windows: tuple[WindowSample, ...] = ()
-    agreements: tuple[Agreement, ...] = ()
-    scalings: tuple[Scaling, ...] = ()
     remarks: tuple[str, ...] = ()
 
-    def of(self, purpose: str, *, levers: str | None = None, observe: str | None = None) -> tuple[WindowSample, ...]:
-        """The windows of one purpose, under these levers, so observed."""
-        return tuple(
-            w
-            for w in self.windows
-            if w.purpose == purpose and levers in (None, w.levers) and observe in (None, w.observe)
-        )
-
     def calmest(self, num: int) -> tuple[WindowSample, ...]:
-        """So many of the windows in which the plain step was taken apart: those that were disturbed least."""
-        found = self.of("anatomy", observe="phases")
+        """So many of the windows: those that were disturbed least."""
+        found = self.windows
         ranked = sorted(range(len(found)), key=lambda n: (found[n].recompilations, found[n].foreign_fraction or 0.0))
         return tuple(found[number] for number in sorted(ranked[:num]))
 
@@ -107,80 +79,25 @@ def trace_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("trace-*.jsonl"), key=order)
 
 
-def child_of(path: Path) -> str:
-    """The process that wrote a trace.
-
-    >>> child_of(Path("lenet-1/trace-2.jsonl"))
-    '2'
-    """
-    return path.stem.removeprefix("trace-")
-
-
-def fault_of(window: Window) -> str:
-    """What is impossible about a window's times, or empty.
-
-    >>> fault_of(Window(index=0, purpose="run", levers={}, observe="ends", step_s=(0.1, -0.1), outside_s=(0.0, 0.0),
-    ...                 start_s=0.0))
-    'a step of -0.1 s'
-    """
-    if len(window.outside_s) != len(window.step_s):
-        return f"{len(window.step_s)} steps but {len(window.outside_s)} times between them"
-    if not math.isfinite(window.start_s):
-        return f"a start at {window.start_s} s"
-    for name, values in (("step", window.step_s), ("time between steps", window.outside_s), *window.phases.items()):
-        bad = next((x for x in values if not (math.isfinite(x) and x >= 0)), None)
-        if bad is not None:
-            return f"a {name} of {bad:g} s"
-        if len(values) != len(window.step_s):
-            return f"{len(window.step_s)} steps but {len(values)} of `{name}`"
-    return ""
-
-
 def gather(folder: Path) -> Samples:
-    """Every window of every trace in a folder; what cannot be read is said in the remarks."""
+    """The windows of every trace in a folder; what cannot be read is said in the remarks."""
     windows: list[WindowSample] = []
-    agreements: list[Agreement] = []
-    scalings: list[Scaling] = []
     remarks: list[str] = []
-    faults: list[str] = []
     paths = trace_paths(folder)
     if not paths:
         remarks.append("the traces of this run are not there any more")
     for path in paths:
-        reader = Reader(path)
         try:
-            for record in reader:
-                if isinstance(record, Window):
-                    if fault := fault_of(record):
-                        faults.append(f"window {record.index} of `{path.name}` is left out: {fault}")
-                    elif record.step_s:
-                        windows.append(_sample(child_of(path), record))
-                elif isinstance(record, Agreement):
-                    agreements.append(record)
-                elif isinstance(record, Scaling):
-                    scalings.append(record)
+            for _, window in each_window(path, remarks):
+                if window.purpose == "anatomy" and window.observe == "phases" and window.step_s:
+                    windows.append(_sample(window))
         except RecordError as problem:
             remarks.append(f"{problem.error}: {problem.cause}")
-        if reader.torn:
-            remarks.append(_cut(path))
-    return Samples(
-        windows=tuple(windows), agreements=tuple(agreements), scalings=tuple(scalings),
-        remarks=(*remarks, *some_faults(faults)),
-    )  # fmt: skip
+    return Samples(windows=tuple(windows), remarks=tuple(remarks))
 
 
-def some_faults(faults: list[str]) -> list[str]:
-    """The first of them, and how many more there are."""
-    more = len(faults) - MOST_REMARKS
-    return [*faults[:MOST_REMARKS], *([f"{more:,} more windows are left out for such times"] if more > 0 else [])]
-
-
-def each_window(path: Path, faults: list[str] | None = None) -> Iterator[tuple[Header, Window]]:
-    """The windows of one trace, one by one, each with the trace's header.
-
-    Args:
-        path: The trace.
-        faults: A line that was cut is said here.
+def each_window(path: Path, remarks: list[str]) -> Iterator[tuple[Header, Window]]:
+    """The windows of one trace, one by one, each with the trace's header; that its last line was cut is a remark.
 
     Raises:
         RecordError: See `flatout.records.trace_file.Reader`.
@@ -192,25 +109,15 @@ def each_window(path: Path, faults: list[str] | None = None) -> Iterator[tuple[H
             header = record
         elif isinstance(record, Window) and header is not None:
             yield header, record
-    if reader.torn and faults is not None:
-        faults.append(_cut(path))
+    if reader.torn:
+        remarks.append(f"`{path.name}` is cut: its last line is left out")
 
 
-def _cut(path: Path) -> str:
-    return f"`{path.name}` is cut: its last line is left out"
-
-
-def _sample(child: str, window: Window) -> WindowSample:
+def _sample(window: Window) -> WindowSample:
     num = window.num_steps
     cuts = [round(part * num / min(num, 4)) for part in range(min(num, 4) + 1)]
     return WindowSample(
-        child=child,
         index=window.index,
-        purpose=window.purpose,
-        levers=label(window.levers),
-        observe=window.observe,
-        start_s=window.start_s,
-        num_steps=num,
         whole=_span(window, 0, num),
         quarters=tuple(_span(window, first, last) for first, last in pairwise(cuts)),
         foreign_fraction=window.foreign_fraction,
@@ -219,14 +126,10 @@ def _sample(child: str, window: Window) -> WindowSample:
 
 
 def _span(window: Window, first: int, last: int) -> Span:
-    num = last - first
-
     def mean_s(values: tuple[float, ...]) -> float:
-        return math.fsum(values[first:last]) / num
+        return math.fsum(values[first:last]) / (last - first)
 
     step_s = mean_s(window.step_s) - mean_s(window.outside_s)
-    if window.observe != "phases":
-        return Span(step_s=step_s)
     phases_s = {name: mean_s(values) for name, values in window.phases.items() if name != "unattributed"}
     inside_s = math.fsum(value for name, value in phases_s.items() if name not in OUTSIDE)
     return Span(step_s=step_s, phases_s={**phases_s, "unattributed": step_s - inside_s})

@@ -372,9 +372,6 @@ class Trial:
         candidate_first: For each pair whether the lot had the candidate go first.
         share: What the look that ended it could spend of the errors (`flatout.judge.looks`).
         noise: Standard deviation of the log ratio of two plain windows, below which few pairs are not believed.
-        baseline_joules_per_step: Energy of a plain step in these windows; None where not known.
-        candidate_joules_per_step: Energy of a step under the levers beside it; None where not known.
-        why_no_energy: Why not; empty where it is known, or where the machine has no counters.
     """
 
     levers: Levers
@@ -399,9 +396,6 @@ class Trial:
     candidate_first: tuple[bool, ...] = ()
     share: float = 1.0
     noise: float = 0.0
-    baseline_joules_per_step: float | None = None
-    candidate_joules_per_step: float | None = None
-    why_no_energy: str = ""
 
     @property
     def label(self) -> str:

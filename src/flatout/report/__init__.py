@@ -6,6 +6,7 @@ comes with the first print, `jinja2` with the first page.
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from flatout.judge.result import Result
 from flatout.records.as_json import to_json
 
 if TYPE_CHECKING:
-    from flatout.judge.samples import Samples
     from flatout.report.view import View
 
 PAGE = "report.html"
@@ -30,42 +30,24 @@ PAGE = "report.html"
 Record = Result | Proof | RankAnatomy | Contrast
 """What can be shown: what `tune` or `why` found, a proof, the steps of ranks, two runs side by side."""
 
+_KINDS: dict[type, tuple[str, Any]] = {
+    Result: ("tuning", results),
+    Proof: ("proof", proofs),
+    RankAnatomy: ("rank_steps", steps_of_ranks),
+    Contrast: ("contrast", contrasts),
+}
+"""The file here that says what is shown of each, and where its summary is made."""
 
-def view_of(record: Record, samples: Samples | None = None) -> View:
-    """What is shown of a record.
 
-    Args:
-        record: What was found.
-        samples: What the traces of its run folder hold, for the numbers of the page to lead to.
-    """
-    if isinstance(record, Result):
-        from flatout.report import tuning
-
-        return tuning.view(record, samples)
-    if isinstance(record, Proof):
-        from flatout.report import proof
-
-        return proof.view(record)
-    if isinstance(record, RankAnatomy):
-        from flatout.report import rank_steps
-
-        return rank_steps.view(record)
-    from flatout.report import contrast
-
-    return contrast.view(record)
+def view_of(record: Record) -> View:
+    """What is shown of a record."""
+    view: View = importlib.import_module(f"flatout.report.{_KINDS[type(record)][0]}").view(record)
+    return view
 
 
 def summary_of(record: Record) -> dict[str, Any]:
     """What `--json` prints of a record; a number that is not known is None."""
-    if isinstance(record, Result):
-        found = results.summary_of(record)
-    elif isinstance(record, Proof):
-        found = proofs.summary_of(record)
-    elif isinstance(record, RankAnatomy):
-        found = steps_of_ranks.summary_of(record)
-    else:
-        found = contrasts.summary_of(record)
-    value: dict[str, Any] = to_json(found)
+    value: dict[str, Any] = to_json(_KINDS[type(record)][1].summary_of(record))
     return value
 
 

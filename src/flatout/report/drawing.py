@@ -1,7 +1,8 @@
 """What is in a figure? Its data: bars, intervals, or lines and dots between two axes.
 
 In: what a kind of result has to draw. Out: a `Drawing`, which `svg.py` draws. Places are in the unit of what is
-drawn; colours are names of the page's custom properties.
+drawn; colours are names of the page's custom properties. Each drawing has a `name`, unique in the page, and a `label`:
+what is to be seen, for those who do not see it.
 """
 
 from __future__ import annotations
@@ -10,16 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+Ticks = Sequence[tuple[float, str]]
+"""Places of an axis, and what is written there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One thing cut into parts.
-
-    Attributes:
-        name: What it is.
-        total: How long it is, in words.
-        parts: Name, colour and length of each part, from the left.
-    """
+    """One thing cut into parts: its length in words; name, colour and length of each part, from the left."""
 
     name: str
     total: str
@@ -33,36 +31,16 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """Bars below each other on one scale.
-
-    Attributes:
-        name: Unique in the page.
-        label: What is to be seen, for those who do not see it.
-        bars: From top to bottom.
-        say: How a place of the axis reads.
-    """
+    """Bars of seconds below each other on one scale."""
 
     name: str
     label: str
     bars: tuple[Bar, ...]
-    say: Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One value with its interval.
-
-    Attributes:
-        name: Of what.
-        value: The value.
-        low: Lower end of its interval; NaN without one.
-        high: Upper end.
-        said: The numbers as text.
-        colour: Of dot and interval.
-        shape: `dot`, `ring`, `square` or `cross`.
-        bold: Whether it is the one that counts.
-        depth: How far it is indented.
-    """
+    """One value with its interval, whose ends are NaN without one; `said` are the numbers as text."""
 
     name: str
     value: float
@@ -86,7 +64,7 @@ class Intervals:
         zero: The value that says nothing: 1 of ratios, whose axis is logarithmic, or 0.
         band: What two equal runs differ by, or what is allowed; None without.
         ends: What is said at the left and the right of the axis.
-        ticks: Places of the axis and their labels, for a wide and for a narrow drawing.
+        ticks: From both ends of the axis and the number of labels that it has room for.
     """
 
     name: str
@@ -95,37 +73,23 @@ class Intervals:
     zero: float
     band: tuple[float, float] | None
     ends: tuple[str, str]
-    ticks: Callable[[float, float, int], Sequence[tuple[float, str]]]
+    ticks: Callable[[float, float, int], Ticks]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One axis of a plot.
-
-    Attributes:
-        low: Where it begins.
-        high: Where it ends.
-        ticks: Of how many labels which places have one, and what is written there.
-        log: Whether it is logarithmic.
-        name: What is written beside it.
-    """
+    """One axis of a plot; `ticks` takes the number of labels that it has room for."""
 
     low: float
     high: float
-    ticks: Callable[[int], Sequence[tuple[float, str]]]
+    ticks: Callable[[int], Ticks]
     log: bool = False
     name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """A line of a plot.
-
-    Attributes:
-        points: From one end to the other.
-        colour: Its colour.
-        dashed: Whether it is dashed.
-    """
+    """A line of a plot, from one end to the other."""
 
     points: tuple[tuple[float, float], ...]
     colour: str = "soft"
@@ -134,14 +98,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dots:
-    """Dots of one look.
-
-    Attributes:
-        points: Where.
-        colour: Their colour.
-        size: Their diameter in pixels.
-        hollow: Whether they are rings.
-    """
+    """Dots of one look, `size` pixels wide; hollow ones are rings."""
 
     points: tuple[tuple[float, float], ...]
     colour: str
@@ -151,15 +108,7 @@ class Dots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A text in a plot.
-
-    Attributes:
-        x: Where.
-        y: Where.
-        text: What.
-        side: Beside a dot, where there is room; or above a line, towards its right end.
-        wide: Whether a narrow drawing leaves it out.
-    """
+    """A text beside a dot, where there is room, or above a line; `wide` is one that a narrow drawing leaves out."""
 
     x: float
     y: float

@@ -40,38 +40,25 @@ class Stretch:
     header: Header
     window: Window
 
-    @property
-    def losses(self) -> tuple[float | None, ...]:
-        """The loss of each step; None throughout where there is not one for every step."""
-        whole = len(self.window.losses) == self.window.num_steps
-        return self.window.losses if whole else (None,) * self.window.num_steps
-
-    @property
-    def starts_s(self) -> Iterator[float]:
-        """When each step began on the trace's clock: steps follow each other without a gap."""
-        return accumulate(self.window.step_s[:-1], initial=self.window.start_s)
+    def steps(self) -> Iterator[tuple[int, float, float, float, float | None]]:
+        """Number, start, seconds, seconds between steps and loss of each; they follow each other without a gap."""
+        window = self.window
+        whole = len(window.losses) == window.num_steps
+        losses = window.losses if whole else (None,) * window.num_steps
+        starts_s = accumulate(window.step_s[:-1], initial=window.start_s)
+        return zip(range(window.num_steps), starts_s, window.step_s, window.outside_s, losses, strict=True)
 
 
-def csv_text(found: Iterable[Stretch], more_phases: Iterable[str] = ()) -> Iterator[str]:
-    """A table with one row a step; a phase that was not observed is an empty cell, as is a number that is not known.
-
-    Args:
-        found: The windows.
-        more_phases: Phases in them besides `flatout.records.trace.PHASES`.
-    """
-    names = [*(name for name in PHASES if name != "unattributed"), *more_phases]
+def csv_text(found: Iterable[Stretch]) -> Iterator[str]:
+    """A table with one row a step; a phase that was not observed is an empty cell, as is a number that is not known."""
+    names = [name for name in PHASES if name != "unattributed"]
     yield _line((*COLUMNS, *(f"{name}_s" for name in names), "loss"))
     for one in found:
-        window = one.window
-        columns = [window.phases.get(name) for name in names]
-        fixed = (one.child, window.index, window.purpose, label(window.levers))
-        rows = zip(one.starts_s, window.step_s, window.outside_s, one.losses, strict=True)
-        lines = (
-            (*fixed, step, _number(start_s), _number(step_s), _number(outside_s),
-             *("" if values is None else _number(values[step]) for values in columns), _number(loss))
-            for step, (start_s, step_s, outside_s, loss) in enumerate(rows)
-        )  # fmt: skip
-        yield "".join(map(_line, lines))
+        columns = [one.window.phases.get(name) for name in names]
+        fixed = (one.child, one.window.index, one.window.purpose, label(one.window.levers))
+        for step, start_s, step_s, outside_s, loss in one.steps():
+            phases = ("" if values is None else _number(values[step]) for values in columns)
+            yield _line((*fixed, step, _number(start_s), _number(step_s), _number(outside_s), *phases, _number(loss)))
 
 
 def _number(value: float | None) -> str:
@@ -97,13 +84,12 @@ def perfetto_text(found: Iterable[Stretch]) -> Iterator[str]:
     separator = ""
     for one in found:
         first_unix_s = one.header.started_unix_s if first_unix_s is None else first_unix_s
-        if one.child not in numbers:
-            numbers[one.child] = len(numbers) + 1
-            events = list(_metadata(one, numbers[one.child]))
-        else:
-            events = []
-        shift_s = one.header.started_unix_s - first_unix_s
-        events += _events(one, numbers[one.child], shift_s if math.isfinite(shift_s) else 0.0)
+        is_new = one.child not in numbers
+        pid = numbers.setdefault(one.child, len(numbers) + 1)
+        events = [
+            *(_metadata(one, pid) if is_new else ()),
+            *_events(one, pid, one.header.started_unix_s - first_unix_s),
+        ]
         yield separator + ",\n".join(json.dumps(event, allow_nan=False) for event in events)
         separator = ",\n"
     yield "\n]}\n"
@@ -122,26 +108,20 @@ def _events(one: Stretch, pid: int, shift_s: float) -> Iterator[dict[str, Any]]:
     end_s = begun_s + math.fsum(window.step_s)
     about = {"window": window.index, "steps": window.num_steps, "observe": window.observe}
     yield _event(pid, 1, f"{window.purpose}: {label(window.levers)}", begun_s, end_s, about)
-    steps = zip(one.starts_s, window.step_s, one.losses, strict=True)
-    for step, (start_s, step_s, loss) in enumerate(steps):
+    for step, start_s, step_s, _, loss in one.steps():
         start_s += shift_s
         yield _event(pid, 2, "step", start_s, start_s + step_s, {"window": window.index, "step": step})
-        yield from _phase_events(one, pid, step, start_s)
+        at_s = start_s
+        for name, values in window.phases.items():
+            if values[step] > 0 and name != "unattributed":
+                stop_s = min(at_s + values[step], start_s + step_s)  # counted twice, it would run into the next step
+                yield _event(pid, 3, name, at_s, stop_s, {"phase_s": values[step]})
+                at_s = stop_s
         if loss is not None and math.isfinite(loss):
             yield {"ph": "C", "name": "loss", "pid": pid, "ts": 1e6 * start_s, "args": {"loss": loss}}
     if window.peak_memory_bytes is not None:
         args = {"bytes": window.peak_memory_bytes}
         yield {"ph": "C", "name": "peak memory", "pid": pid, "ts": 1e6 * end_s, "args": args}
-
-
-def _phase_events(one: Stretch, pid: int, step: int, start_s: float) -> Iterator[dict[str, Any]]:
-    end_s = start_s + one.window.step_s[step]
-    for name, values in one.window.phases.items():
-        value_s = values[step]
-        if value_s > 0 and name != "unattributed":
-            stop_s = min(start_s + value_s, end_s)  # what was counted twice would run into the next step
-            yield _event(pid, 3, name, start_s, stop_s, {"phase_s": value_s})
-            start_s = stop_s
 
 
 def _event(pid: int, tid: int, name: str, start_s: float, end_s: float, args: dict[str, Any]) -> dict[str, Any]:

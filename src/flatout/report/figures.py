@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from flatout.judge.anatomy import Anatomy
 from flatout.judge.result import Result
 from flatout.judge.roofline import Standing, standing
-from flatout.records.ceilings import attainable_flops_per_s
 from flatout.records.trace import PHASES
 from flatout.report import ticks, words
 from flatout.report.drawing import Axis, Bar, Bars, Dots, Intervals, Line, Note, Path, Plot
@@ -54,7 +53,7 @@ def stacked(bars: Sequence[tuple[str, Anatomy]]) -> Bars | None:
         for name, anatomy in bars
     )
     label = ". ".join(f"{words.sentence(name)}: {_step_words(anatomy)}" for name, anatomy in bars)
-    return Bars(name="step", label=label, bars=found, say=words.seconds) if all(b.length > 0 for b in found) else None
+    return Bars(name="step", label=label, bars=found) if all(b.length > 0 for b in found) else None
 
 
 def _step_words(anatomy: Anatomy) -> str:
@@ -73,32 +72,21 @@ def timeline(found: Sequence[Dot]) -> Plot | None:
         f"slowest {words.seconds(highest)}"
     )
     margin = 0.015 * (last - first) or 0.5
+    log = highest > 4 * lowest
+    low, high = (lowest / 1.25, highest * 1.25) if log else (0.0, highest * 1.08)
+    drawn = thin(found, slices=SLICES)
+    looks = [(kind, outside) for kind in ("aside", "plain", "try", "plan") for outside in (False, True)]
+    groups = [
+        (look, tuple((d.start_s, d.step_s) for d in drawn if (d.kind, d.outside) == look)) for look in looks
+    ]  # fmt: skip
     return Plot(
         name="timeline",
         label=label,
-        x=Axis(low=first - margin, high=last + margin,
-               ticks=lambda most: ticks.said(ticks.clock_times(first, last, most), ticks.clock)),
-        y=_durations(lowest, highest),
-        dots=_dots(thin(found, slices=SLICES)),
+        x=Axis(low=first - margin, high=last + margin, ticks=lambda most: ticks.times(first, last, most)),
+        y=Axis(low=low, high=high, log=log, ticks=lambda most: ticks.said(
+            ticks.logarithmic(low, high) if log else ticks.between(0.0, high, most), words.seconds)),
+        dots=tuple(Dots(points=points, colour=kind, hollow=outside) for (kind, outside), points in groups if points),
     )  # fmt: skip
-
-
-def _durations(lowest: float, highest: float) -> Axis:
-    if highest > 4 * lowest:
-        low, high = lowest / 1.25, highest * 1.25
-        return Axis(
-            low=low, high=high, log=True, ticks=lambda _: ticks.said(ticks.logarithmic(low, high), words.seconds)
-        )
-    high = highest * 1.08
-    return Axis(low=0.0, high=high, ticks=lambda most: ticks.said(ticks.even(high, most), words.seconds))
-
-
-def _dots(found: Sequence[Dot]) -> tuple[Dots, ...]:
-    looks = [(kind, outside) for kind in ("aside", "plain", "try", "plan") for outside in (False, True)]
-    groups = [
-        (look, tuple((d.start_s, d.step_s) for d in found if (d.kind, d.outside) == look)) for look in looks
-    ]  # fmt: skip
-    return tuple(Dots(points=points, colour=kind, hollow=outside) for (kind, outside), points in groups if points)
 
 
 def forest(result: Result) -> Intervals | None:
@@ -146,27 +134,33 @@ def roofline(result: Result) -> Plot | None:
     Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
     """
     found, census = result.ceilings, result.census
-    bandwidth = found.bandwidth() if found else None
-    peaks = [(dtype, peak.value) for dtype, peak in found.peaks().items()] if found else []
+    bandwidth, peaks = (found.bandwidth(), found.peaks()) if found else (None, {})
     stands = [standing(op, found) for op in (census.operations if census else ())] if found else []
     placed = [s for s in stands if s is not None and s.operation.flops > 0 and s.operation.moved_bytes > 0]
     if found is None or bandwidth is None or not peaks or not placed:
         return None
+    placed.sort(key=lambda s: -s.operation.self_s)
     cache = found.get("memory_cache")
     slopes = [(words.ceiling(bandwidth.name), bandwidth.value), *([("cache", cache.value)] if cache else [])]
-    placed.sort(key=lambda s: -s.operation.self_s)
+    roofs = [(dtype, peak.value) for dtype, peak in peaks.items()]
     at = [(s.operation.flops / s.operation.moved_bytes, s.operation.flops / s.operation.self_s) for s in placed]
-    ridge = max(value for _, value in peaks) / bandwidth.value
+    ridge = max(value for _, value in roofs) / bandwidth.value
     x = (min(0.5, *(place for place, _ in at)) / 2, max(ridge * 4, *(place * 3 for place, _ in at), 1.0))
-    y = (min(rate for _, rate in at) / 4, max(*(v for _, v in peaks), *(rate for _, rate in at)) * 2.4)
+    y = (min(rate for _, rate in at) / 4, max(*(v for _, v in roofs), *(rate for _, rate in at)) * 2.4)
+    paths, notes = _lines(slopes, roofs, x, y)
+    total_s = math.fsum(s.operation.self_s for s in placed)
     return Plot(
-        name="roofline", label=_roofline_words(slopes, peaks, placed),
+        name="roofline", label=_roofline_words(slopes, roofs, placed),
         x=Axis(low=x[0], high=x[1], log=True, name="FLOP per byte moved",
-               ticks=lambda most: ticks.said(ticks.decades(*x, most), lambda place: f"{place:,g}")),
+               ticks=lambda most: ticks.said(ticks.logarithmic(*x, most), lambda place: f"{place:,g}")),
         y=Axis(low=y[0], high=y[1], log=True,
-               ticks=lambda most: ticks.said(ticks.decades(*y, most), lambda rate: words.scaled(rate, "FLOP/s"))),
-        heights=(380, 340), left=82, paths=_roofs(slopes, peaks, x, y), dots=_operations(placed, at),
-        notes=(*_limits(slopes, peaks, x, y), *(
+               ticks=lambda most: ticks.said(ticks.logarithmic(*y, most), lambda rate: words.scaled(rate, "FLOP/s"))),
+        heights=(380, 340), left=82, paths=paths,
+        dots=tuple(
+            Dots(points=(one,), colour="yes", size=5 + 16 * math.sqrt(s.operation.self_s / total_s))
+            for s, one in zip(placed, at, strict=True)
+        ),
+        notes=(*notes, *(
             Note(x=one[0], y=one[1], text=s.operation.name, wide=number > 3)
             for number, (s, one) in enumerate(zip(placed[:MOST_NAMED], at, strict=False))
         )),
@@ -177,42 +171,29 @@ Limits = Sequence[tuple[str, float]]
 """What a line is called, and its limit."""
 
 
-def _roofline_words(slopes: Limits, peaks: Limits, placed: Sequence[Standing]) -> str:
+def _lines(
+    slopes: Limits, roofs: Limits, x: tuple[float, float], y: tuple[float, float]
+) -> tuple[tuple[Path, ...], list[Note]]:
+    """The lines of the roofline, and what they are called."""
+    paths = []
+    notes = [Note(x=x[1], y=roof, text=f"{name} {words.limit(roof, 'FLOP/s')}", side="roof") for name, roof in roofs]
+    for name, slope in slopes:
+        first = max(x[0], y[0] / slope)
+        text = f"{name} {words.limit(slope, 'B/s')}"
+        notes.append(Note(x=first * 1.25, y=first * 1.25 * slope, text=text, side="slope"))
+        paths += [
+            Path(points=tuple((place, min(roof, place * slope)) for place in (first, roof / slope, x[1])))
+            for _, roof in roofs
+        ]
+    return tuple(paths), notes
+
+
+def _roofline_words(slopes: Limits, roofs: Limits, placed: Sequence[Standing]) -> str:
     top, above = placed[0].operation, [s.operation.name for s in placed if s.is_above()]
     limits = [f"{name} {words.limit(value, 'B/s')}" for name, value in slopes]
-    limits += [f"{name} {words.limit(value, 'FLOP/s')}" for name, value in peaks]
+    limits += [f"{name} {words.limit(value, 'FLOP/s')}" for name, value in roofs]
     return (
         f"Ceilings: {', '.join(limits)}. {words.plural(len(placed) - len(above), 'operation')} below them; the "
         f"heaviest, {top.name}, does {words.scaled(top.flops / top.self_s, 'FLOP/s')}"
         + (f". Above them by more than their spread: {', '.join(above)}" if above else "")
-    )
-
-
-def _roofs(slopes: Limits, peaks: Limits, x: tuple[float, float], y: tuple[float, float]) -> tuple[Path, ...]:
-    found = []
-    for _, peak in peaks:
-        for _, slope in slopes:
-            places = [max(x[0], y[0] / slope), peak / slope, x[1]]
-            found.append(Path(points=tuple(
-                (place, attainable_flops_per_s(place, peak_flops_per_s=peak, bandwidth_bytes_per_s=slope))
-                for place in places
-            )))  # fmt: skip
-    return tuple(found)
-
-
-def _limits(slopes: Limits, peaks: Limits, x: tuple[float, float], y: tuple[float, float]) -> list[Note]:
-    """What the lines are called."""
-    found = [Note(x=x[1], y=peak, text=f"{name} {words.limit(peak, 'FLOP/s')}", side="roof") for name, peak in peaks]
-    for name, slope in slopes:
-        place = max(x[0], y[0] / slope) * 1.25
-        text = f"{name} {words.limit(slope, 'B/s')}"
-        found.append(Note(x=place, y=place * slope, text=text, side="slope"))
-    return found
-
-
-def _operations(placed: Sequence[Standing], at: Sequence[tuple[float, float]]) -> tuple[Dots, ...]:
-    total_s = math.fsum(s.operation.self_s for s in placed)
-    return tuple(
-        Dots(points=(one,), colour="yes", size=5 + 16 * math.sqrt(s.operation.self_s / total_s))
-        for s, one in zip(placed, at, strict=True)
     )

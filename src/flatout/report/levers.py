@@ -6,11 +6,11 @@ In: rows. Out: a `View`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from flatout.records.plan import CLASSES
 from flatout.report import words
-from flatout.report.table import Look, Table, shown, table
+from flatout.report.table import Look, shown, table
 from flatout.report.view import Row, Section, View
 
 _CLASS_WORDS = {
@@ -22,40 +22,34 @@ _CLASS_WORDS = {
 }
 
 
-class LeverRow(Protocol):
-    """What is shown of one lever; `flatout.api.LeverRow` is one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeverRow:
+    """One lever as `flatout levers` shows it; `refusal` is None where it applies, `known` False without a script."""
 
-    @property
-    def name(self) -> str:
-        """Its name."""
+    name: str
+    class_: str
+    shortens: tuple[str, ...]
+    summary: str
+    toggles: str
+    known: bool
+    refusal: str | None
+    parameter: str | None = None
+    choices: tuple[str, ...] = ()
+    optional: bool = False
 
-    @property
-    def class_(self) -> str:
-        """One of `flatout.records.plan.CLASSES`."""
-
-    @property
-    def parameter(self) -> str | None:
-        """The setting that it must be given; None where it takes none."""
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The words that the setting may be; empty where it is a number."""
-
-    @property
-    def optional(self) -> bool:
-        """Whether the setting may be left out."""
-
-    @property
-    def summary(self) -> str:
-        """What it does."""
-
-    @property
-    def known(self) -> bool:
-        """Whether it was looked at beside a script."""
-
-    @property
-    def refusal(self) -> str | None:
-        """Why it does not apply there, None where it does."""
+    def as_json(self) -> dict[str, object]:
+        """For `--json`."""
+        return {
+            "class": self.class_,
+            "shortens": list(self.shortens),
+            "summary": self.summary,
+            "toggles": self.toggles,
+            "parameter": self.parameter,
+            "choices": list(self.choices),
+            "optional": self.optional,
+            "applies": (self.refusal is None) if self.known else None,
+            "reason": self.refusal,
+        }
 
 
 def view(rows: Sequence[LeverRow], typed: str = "SCRIPT") -> View:
@@ -75,11 +69,15 @@ def view(rows: Sequence[LeverRow], typed: str = "SCRIPT") -> View:
         ("input", "`--levers input`: all exact ones for data that come late, as far as they go together"),
         ("classes", "each includes those above it; `--accept CLASS` says how far levers may go"),
     ]
-    sections = [
-        Section(name=class_, items=(_class(class_, here, longest),))
-        for class_ in CLASSES
-        if (here := [row for row in rows if row.class_ == class_])
-    ]
+    sections = []
+    for class_ in CLASSES:
+        cells, looks = [], []
+        for row in (row for row in rows if row.class_ == class_):
+            why_not = f" (not here: {row.refusal})" if row.known and row.refusal is not None else ""
+            cells.append((_typed(row).ljust(longest), f"{row.summary}{why_not}"))
+            looks.append(Look(tone="quiet" if why_not else ""))
+        found = shown(table(class_, (class_, _CLASS_WORDS[class_]), cells), range(2), looks)
+        sections += [Section(name=class_, items=(found,))] if cells else []
     terms = Section(name="terms", items=tuple(Row(label=name, note=text) for name, text in said))
     return View(
         command="flatout levers",
@@ -87,15 +85,6 @@ def view(rows: Sequence[LeverRow], typed: str = "SCRIPT") -> View:
         sections=(*sections, terms),
         next=("flatout tune", typed),
     )
-
-
-def _class(class_: str, rows: Sequence[LeverRow], longest: int) -> Table:
-    cells, looks = [], []
-    for row in rows:
-        why_not = f" (not here: {row.refusal})" if row.known and row.refusal is not None else ""
-        cells.append((_typed(row).ljust(longest), f"{row.summary}{why_not}"))
-        looks.append(Look(tone="quiet" if why_not else ""))
-    return shown(table(class_, (class_, _CLASS_WORDS[class_]), cells), range(2), looks)
 
 
 def _typed(row: LeverRow) -> str:

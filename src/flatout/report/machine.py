@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from flatout.machine.energy_counters import Found
 from flatout.records.ceilings import Ceiling, Ceilings
-from flatout.records.energy import Log
 from flatout.report import words
-from flatout.report.energy import counters
 from flatout.report.table import Table, shown, table
 from flatout.report.view import Item, Row, Section, View
 
@@ -18,7 +17,7 @@ def view(
     *,
     exchanges: Sequence[Ceiling] = (),
     now_unix_s: float | None = None,
-    energy: Log | None = None,
+    energy: Found | None = None,
 ) -> View:
     """This machine and its measured ceilings.
 
@@ -43,7 +42,7 @@ def view(
     )
 
 
-def _parts(ceilings: Ceilings, energy: Log | None) -> list[Item]:
+def _parts(ceilings: Ceilings, energy: Found | None) -> list[Item]:
     here = ceilings.machine
     quota = f", a quota of {words.three(here.cores_quota)}" if here.cores_quota else ""
     total = f" of {here.num_cores_total}" if here.num_cores_total != here.num_cores else ""
@@ -59,7 +58,7 @@ def _parts(ceilings: Ceilings, energy: Log | None) -> list[Item]:
         ("compiler", here.cxx_compiler or "none: compiling for a CPU needs one"),
     ]
     if energy is not None:
-        rows += [("energy", counters(energy.counters))] if energy.counters else []
+        rows += [("energy", f"{one.name}: {one.source}") for one in energy.counters]
         rows += [("energy", f"not readable: {text}") for text in energy.missing]
     return [Row(label=name, note=text) for name, text in rows]
 

@@ -21,7 +21,6 @@ from flatout.report.view import View
 _PACKAGE = "flatout.report"
 _EXPONENT = re.compile(r"(\d[\d.]*e-\d+)")
 _NBSP = "\u00a0"
-_LONG = re.compile(r"[^\s\0]{24}(?=[^\s\0]{4})")
 
 
 def write(view: View, path: Path | str) -> Path:
@@ -45,7 +44,7 @@ def text(view: View) -> str:
         finalize=_shown,
     )
     environment.filters.update(
-        command=_command, prose=_prose, sentence=words.sentence, moment=words.moment, svg=svg.drawn
+        command=_command, prose=_prose, sentence=words.sentence, stamp=words.stamp, svg=svg.drawn
     )
     css = Markup(_resource("page.css"))  # our own file
     return environment.get_template("view.html.j2").render({"css": css, "view": view, "anchors": view.anchors})
@@ -61,7 +60,7 @@ def _prose(text: str) -> Markup:
     if len(pieces) % 2 == 0:  # a backtick without its partner is one
         pieces[-2:] = ["`".join(pieces[-2:])]
     shown = (
-        Markup("<code>{}</code>").format(_breakable(piece)) if number % 2 else _sentence(piece)
+        Markup("<code>{}</code>").format(piece) if number % 2 else _sentence(piece)
         for number, piece in enumerate(pieces)
     )
     return Markup("").join(shown)
@@ -71,7 +70,7 @@ def _sentence(text: str) -> Markup:
     """Escaped text in which numbers stay whole and beside their units."""
     pieces = _EXPONENT.split(words.unbroken(text, _NBSP))
     whole = Markup('<span class="whole">{}</span>')
-    return Markup("").join(whole.format(p) if n % 2 else _breakable(p) for n, p in enumerate(pieces))
+    return Markup("").join(whole.format(p) if n % 2 else escape(p) for n, p in enumerate(pieces))
 
 
 def _command(text: str) -> Markup:
@@ -79,11 +78,6 @@ def _command(text: str) -> Markup:
     whole = Markup('<span class="whole">{}</span>')
     tokens = words.TOKEN.findall(text) or [text]
     return Markup("<code>{}</code>").format(Markup(" ").join(whole.format(words.printable(token)) for token in tokens))
-
-
-def _breakable(text: str) -> Markup:
-    """Escaped text in which a very long word may be broken."""
-    return Markup("<wbr>").join(escape(piece) for piece in _LONG.sub("\\g<0>\0", text).split("\0"))
 
 
 def _resource(name: str) -> str:

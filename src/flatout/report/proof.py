@@ -245,7 +245,7 @@ def curves(found: Proof) -> draw.Plot | None:
         name="curves",
         label=label_,
         x=draw.Axis(low=0.0, high=1.02 * last_s,
-                    ticks=lambda most: ticks.said(ticks.clock_times(0.0, last_s, most), ticks.clock)),
+                    ticks=lambda most: ticks.times(0.0, last_s, most)),
         y=_metric_axis(min(values), max(values)),
         paths=tuple(paths),
     )  # fmt: skip

@@ -10,9 +10,9 @@ from dataclasses import replace
 from flatout import __version__
 from flatout.judge.rank_steps import COMMUNICATION, RankAnatomy
 from flatout.report import figures, words
-from flatout.report.table import NOTHING, Table, folded, milliseconds, shown, table
+from flatout.report.table import NOTHING, Table, folded, shown, table
 from flatout.report.tuning import machine_rows
-from flatout.report.view import Again, Evidence, Figure, Item, Pairs, Row, Section, View, raw
+from flatout.report.view import Evidence, Figure, Item, Pairs, Row, Section, View
 
 MOST_RANKS = 4
 """So many ranks have a column of their own on a terminal; of more, the least and the most are shown."""
@@ -48,10 +48,8 @@ def view(found: RankAnatomy) -> View:
         sections=(
             Section(name="measured", items=(_step_row(found),)),
             _step(found),
-            _kinds(found),
             _cost(found),
             _machine(found),
-            raw([_behind(found)], "What stands behind the numbers above. All of it is in `rank-anatomy.json`."),
         ),
         next=next_command(found),
         created=found.created,
@@ -97,7 +95,7 @@ def _verdict(found: RankAnatomy) -> list[Item]:
     if found.kinds:
         kinds = ", ".join(f"{kind} {words.percent(share)}" for kind, share in list(found.kinds.items())[:4])
         note = f"{kinds} of the whole run, with its calls that are computed both ways"
-        rows.append(Row(label="exchanges", note=note, on="screen"))
+        rows.append(Row(label="exchanges", note=note, on="both"))
     if found.peak_memory_bytes is not None:
         rows.append(Row(label="memory", note=f"up to {words.memory(found.peak_memory_bytes)} held by a rank"))
     rows.append(Row(label="cost", note=f"{words.duration(found.took_s)}, 2 runs of the script's beginning"))
@@ -139,43 +137,23 @@ def phases(found: RankAnatomy) -> Table:
     return shown(table("Time of a step by phase and rank", head, rows), (0, *columns, NOTHING))
 
 
-def _kinds(found: RankAnatomy) -> Section:
-    lead = "Share of the whole run, with its calls that are computed both ways, on the rank that communicated least."
-    pairs = tuple((kind, words.percent(share)) for kind, share in found.kinds.items())
-    return Section(
-        name="kinds", title="What exchanges take", items=(Pairs(pairs=pairs),) if pairs else (), lead=(lead,)
-    )
-
-
-def _again(found: RankAnatomy) -> str:
-    options = "" if found.is_launched else f"--ranks {found.num_ranks} --mode {found.mode} "
-    return f"flatout why {options}{found.typed}"
-
-
 def _cost(found: RankAnatomy) -> Section:
     lead = (
         f"2 runs of the script's beginning in {words.duration(found.took_s)}. Timing the parts of steps costs time "
-        "itself. This command obtains the numbers again; all of them are in `rank-anatomy.json`."
+        "itself. All of the numbers are in `rank-anatomy.json`."
     )
-    items = (Again(command=_again(found)),)
-    return Section(name="cost", title="What it cost, and how to check it", items=items, lead=(lead,))
+    options = "" if found.is_launched else f"--ranks {found.num_ranks} --mode {found.mode} "
+    behind = Evidence(
+        anchor=STEP, title="Step of each rank", how=f"the mean of {_steps(found)}",
+        command=f"flatout why {options}{found.typed}",
+    )  # fmt: skip
+    return Section(name="cost", title="What it cost, and how to check it", items=(behind,), lead=(lead,))
 
 
 def _machine(found: RankAnatomy) -> Section:
     framework = ("framework", f"{words.label_of(found.framework)} {found.framework_version}")
     pairs = tuple((name, value) for name, value in (*machine_rows(found.machine), framework) if value)
     return Section(name="machine", title="Machine and versions", items=(Pairs(pairs=pairs),))
-
-
-def _behind(found: RankAnatomy) -> Evidence:
-    rows = [
-        (name, *(milliseconds(value_s) for value_s in found.seconds(name))) for name in found.phases
-    ]  # fmt: skip
-    head = ("phase", *(f"rank {rank}" for rank in range(found.num_ranks)))
-    return Evidence(
-        anchor=STEP, title="Step of each rank", how=f"the mean of {_steps(found)}", command=_again(found),
-        tables=(table("Step of each rank", head, rows),),
-    )  # fmt: skip
 
 
 def next_command(found: RankAnatomy) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""How do lines fit a terminal? Labelled paragraphs, rows cut to width, bars; in Unicode or ASCII.
+"""How do lines fit a terminal? Labelled paragraphs, rows cut to width, bars.
 
 In: words with styles. Out: lines that are never wider than the terminal (single words that nobody may cut, such as
 paths, apart), as a `rich` renderable or as plain text.
@@ -27,22 +27,19 @@ LABEL = 11
 Part = str | tuple[str, str]
 """Text, or text with a `rich` style."""
 
-_ASCII = str.maketrans({
-    "·": "|", "→": "->", "±": "+/-", "µ": "u", "×": "x", "–": "-", "—": "-", "…": "...", "▸": ">", "✔": "+", "✖": "x",
-})  # fmt: skip
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _GLUE = "\ue000"
 """Stands for a space at which no line may break, until the lines are broken."""
 
 
 class Report:
-    """Something that `rich` prints, laid out for the width and the encoding of the console that it is printed on."""
+    """Something that `rich` prints, laid out for the width of the console that it is printed on."""
 
     def __init__(self, compose: Callable[[Screen], None]) -> None:
         self._compose = compose
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        screen = Screen(console, options.max_width, ascii_only=options.ascii_only)
+        screen = Screen(console, options.max_width)
         self._compose(screen)
         yield from screen.lines
 
@@ -53,27 +50,19 @@ class Screen:
     Args:
         console: Breaks the lines.
         width: Columns of the terminal.
-        ascii_only: Whether the stream cannot show more than ASCII.
     """
 
-    def __init__(self, console: Console, width: int, *, ascii_only: bool) -> None:
+    def __init__(self, console: Console, width: int) -> None:
         self.width = min(max(width, NARROWEST), WIDEST)
-        self.ascii_only = ascii_only
         self.lines: list[Text] = []
         self._console = console
-        self._dots = "..." if ascii_only else "…"
-
-    def clean(self, text: str) -> str:
-        """Text of a record as this terminal can show it."""
-        text = printable(text)
-        return text.translate(_ASCII).encode("ascii", "backslashreplace").decode() if self.ascii_only else text
 
     def text(self, *parts: Part) -> Text:
         """Parts put together."""
         line = Text(no_wrap=True, overflow="ignore", end="\n")
         for part in parts:
             words, style = (part, "") if isinstance(part, str) else part
-            line.append(self.clean(words), style or None)
+            line.append(printable(words), style or None)
         return line
 
     def blank(self) -> None:
@@ -85,8 +74,8 @@ class Screen:
         """One line, cut where it does not fit."""
         line = self.text(*parts)
         if line.cell_len > self.width:
-            line.truncate(self.width - len(self._dots), overflow="crop")
-            line.append(self._dots)
+            line.truncate(self.width - 1, overflow="crop")
+            line.append("…")
         line.rstrip()
         self.lines.append(line)
 
@@ -99,12 +88,12 @@ class Screen:
         for number, line in enumerate(broken):
             line.plain = line.plain.replace(_GLUE, " ")
             line.rstrip()
-            head = self.clean(label) if number == 0 else ""
+            head = printable(label) if number == 0 else ""
             row = self.text((head.ljust(indent), style))
             row.append_text(line)
             if most and number + 1 == most and len(broken) > most:
-                row.truncate(self.width - len(self._dots) - 1, overflow="crop")
-                row.append(f" {self._dots}")
+                row.truncate(self.width - 1 - 1, overflow="crop")
+                row.append(" …")
             row.rstrip()
             self.lines.append(row)
             if most and number + 1 == most:
@@ -112,7 +101,7 @@ class Screen:
 
     def command(self, label: str, *words: str) -> None:
         """A command that can be copied: broken only between arguments, with a backslash."""
-        tokens = [token for text in words for token in TOKEN.findall(self.clean(text)) or [self.clean(text)]]
+        tokens = [token for text in words for token in TOKEN.findall(printable(text)) or [printable(text)]]
         lines = [""]
         for token in tokens:
             if lines[-1] and LABEL + 2 + cell_len(lines[-1]) + 1 + cell_len(token) > self.width - 2:
@@ -127,32 +116,30 @@ class Screen:
 
     def fit(self, text: str, cells: int) -> str:
         """Text in exactly so many columns, cut with an ellipsis where it is longer."""
-        text = self.clean(text)
+        text = printable(text)
         if cell_len(text) > cells:
-            text = set_cell_size(text, max(cells - len(self._dots), 0)).rstrip() + self._dots
+            text = set_cell_size(text, max(cells - 1, 0)).rstrip() + "…"
         return set_cell_size(text, cells)
 
     def ended(self, text: str, cells: int, *, more: bool = True) -> str:
         """A line in at most so many columns, with an ellipsis behind its last whole word where more would follow."""
         if cell_len(text) <= cells and not more:
             return text
-        while " " in text and cell_len(text) + len(self._dots) > cells:
+        while " " in text and cell_len(text) + 1 > cells:
             text = text.rpartition(" ")[0]
-        return self.fit(f"{text.rstrip(' ,;:')}{self._dots}", cells).rstrip()
+        return self.fit(f"{text.rstrip(' ,;:')}…", cells).rstrip()
 
     def bar(self, share: float, cells: int) -> str:
         """A bar over that share of so many columns; what is not zero shows."""
         eighths = round(min(max(share, 0.0), 1.0) * cells * 8)
         eighths = max(eighths, 1) if share > 0 else 0
-        if self.ascii_only:
-            return ("#" * max(round(eighths / 8), 1 if eighths else 0)).ljust(cells)
         full, rest = divmod(eighths, 8)
         return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(cells)
 
     def folded(self, text: str, cells: int) -> list[str]:
         """Text broken between words into lines of at most so many columns; longer words are cut."""
         lines = [""]
-        for word in self.clean(text).split():
+        for word in printable(text).split():
             if lines[-1] not in ("", "+") and cell_len(lines[-1]) + 1 + cell_len(word) > cells:
                 lines.append("")
             lines[-1] += (" " if lines[-1] else "") + word
@@ -161,15 +148,16 @@ class Screen:
 
 def show(report: Report, file: IO[str] | None = None) -> None:
     """Print on a stream: in colour on a terminal that wants it, plain otherwise."""
-    Console(file=file or sys.stdout, highlight=False, markup=False, emoji=False).print(report, soft_wrap=True)
+    stream = file or sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")  # one that is not UTF-8 gets what it cannot show as codes
+    Console(file=stream, highlight=False, markup=False, emoji=False).print(report, soft_wrap=True)
 
 
-def plain(report: Report, *, width: int = 80, ascii_only: bool = False) -> str:
+def plain(report: Report, *, width: int = 80) -> str:
     """The same as text without colour, e.g. for a file."""
-    raw = io.BytesIO()
-    stream = io.TextIOWrapper(raw, encoding="ascii" if ascii_only else "utf-8", newline="\n")
+    stream = io.StringIO()
     Console(file=stream, width=width, color_system=None, force_terminal=False, highlight=False).print(
         report, soft_wrap=True
     )
-    stream.flush()
-    return raw.getvalue().decode("ascii" if ascii_only else "utf-8")
+    return stream.getvalue()

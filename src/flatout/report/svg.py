@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from markupsafe import Markup, escape
 from rich.cells import cell_len, set_cell_size
 
-from flatout.report.drawing import Bars, Dots, Drawing, Intervals, Line, Path, Plot
-from flatout.report.ticks import even
-from flatout.report.words import printable
+from flatout.report.drawing import Bars, Drawing, Intervals, Line, Plot
+from flatout.report.ticks import between
+from flatout.report.words import printable, seconds
 
 WIDE, NARROW = 720, 340
 """Width of the drawings, in CSS pixels where they are shown at their own size."""
@@ -69,9 +69,10 @@ def _sheet(found: Drawing, width: int) -> Markup:
 
 
 def _text(x: float, y: float, text: str, *, ink: str = "ink", at: str = "start", look: str = "") -> str:
-    """Text at a place; `look` is `bold`, `small`, both or neither."""
+    """Text at a place; `look` is made of `bold`, `small` and `halo`, which sets it off from lines behind it."""
     style = f"fill:var(--{ink});font-size:{12 if 'small' in look else 13}px"
     style += ";font-weight:700" if "bold" in look else ""
+    style += ";paint-order:stroke;stroke:var(--paper);stroke-width:3" if "halo" in look else ""
     place = f'x="{_n(x)}" y="{_n(y + 4.5)}"' + (f' text-anchor="{at}"' if at != "start" else "")
     return f'<text {place} style="{style}">{escape(printable(text))}</text>'
 
@@ -126,8 +127,8 @@ def _bars(parts: list[str], found: Bars, width: int) -> int:
                 parts.append(_text(x(left + value / 2), top + BAR / 2, name, ink="on-phase", at="middle"))
             left += value
         parts.append(_box(x(0.0), top, x(left) - x(0.0), BAR, "fill:none;stroke:var(--soft);stroke-width:0.8"))
-    places = even(longest, 4 if width == NARROW else 7)
-    _below(parts, [(place, found.say(place)) for place in places], x, height - 38, (1.0, width - 14.0))
+    places = between(0.0, longest, 4 if width == NARROW else 7)
+    _below(parts, [(place, seconds(place)) for place in places], x, height - 38, (1.0, width - 14.0))
     return height
 
 
@@ -152,7 +153,7 @@ def _intervals(parts: list[str], found: Intervals, width: int) -> int:
             parts.append(_line(ends, line.colour, 2, ";stroke-linecap:round"))
         parts.append(SHAPES[line.shape].format(x=_n(x(line.value)), y=_n(middle), c=f"var(--{line.colour})"))
         _names(parts, line, top + (11 if narrow else 14), width)
-    _below(parts, found.ticks(low, high, 5 if narrow else 8), x, height - 48, (left, width - right))
+    _below(parts, found.ticks(low, high, 5 if narrow else 6), x, height - 48, (left, width - right))
     parts.append(_text(left, height - 9, found.ends[0], ink="soft", look="small"))
     parts.append(_text(width - right, height - 9, found.ends[1], ink="soft", at="end", look="small"))
     return height
@@ -194,60 +195,36 @@ def _plot(parts: list[str], found: Plot, width: int) -> int:
     if found.x.name:
         parts.append(_text(frame[2], height - 12, found.x.name, ink="soft", at="end", look="small"))
     for path in found.paths:
-        parts.append(_path(path, x, y))
-    for dots in found.dots:
-        parts.extend(_dots(dots, x, y))
+        dashes = ";stroke-dasharray:4 3" if path.dashed else ""
+        parts.append(_line([(x(a), y(b)) for a, b in path.points], path.colour, 1.3, dashes))
+    for dots in found.dots:  # those of one look as one path of round caps, a tenth of the size of circles
+        caps = "".join(f"M{_n(x(a))} {_n(y(b))}h0" for a, b in dots.points)
+        looks = ((dots.size + 3, dots.colour), (dots.size, "paper")) if dots.hollow else ((dots.size, dots.colour),)
+        parts += [
+            f'<path d="{caps}" style="fill:none;stroke-linecap:round;stroke:var(--{ink});stroke-width:{_n(size)}"/>'
+            for size, ink in looks
+        ]
     _notes(parts, found, (x, y), frame, narrow=narrow)
     return height
-
-
-def _path(path: Path, x: Scale, y: Scale) -> str:
-    points = [(x(a), y(b)) for a, b in path.points]
-    return _line(points, path.colour, 1.3, ";stroke-dasharray:4 3" if path.dashed else "")
-
-
-def _dots(dots: Dots, x: Scale, y: Scale) -> list[str]:
-    """All dots of one look as one path of round caps, a tenth of the size of circles."""
-    path = "".join(f"M{_n(x(a))} {_n(y(b))}h0" for a, b in dots.points)
-    looks = ((dots.size + 3, dots.colour), (dots.size, "paper")) if dots.hollow else ((dots.size, dots.colour),)
-    style = "fill:none;stroke-linecap:round"
-    return [f'<path d="{path}" style="{style};stroke:var(--{ink});stroke-width:{_n(size)}"/>' for size, ink in looks]
 
 
 def _notes(parts: list[str], found: Plot, scales: tuple[Scale, Scale], frame: Box, *, narrow: bool) -> None:
     """Texts, each where it covers no dot and no other text; what finds no such place is left out."""
     x, y = scales
     taken = [(x(a) - 6, y(b) - 6, x(a) + 6, y(b) + 6) for dots in found.dots for a, b in dots.points]
-    taken += _along(found, x, y)
     for note in found.notes:
         if narrow and note.wide:
             continue
         text, at = cut(note.text, 24 if note.side == "dot" else 40), (x(note.x), y(note.y))
+        length = SMALL * len(text)
         for dx, dy, anchor in _PLACES[note.side]:
-            box = _around(at[0] + dx, at[1] + dy, SMALL * len(text), anchor)
+            left = at[0] + dx - {"start": 0.0, "middle": length / 2, "end": length}[anchor]
+            box = (left, at[1] + dy - 7, left + length, at[1] + dy + 7)
             if note.side != "dot" or _free(box, taken, frame):
                 taken.append(box)
                 ink = "ink" if note.side == "dot" else "soft"
-                parts.append(_text(at[0] + dx, at[1] + dy, text, ink=ink, at=anchor, look="small"))
+                parts.append(_text(at[0] + dx, at[1] + dy, text, ink=ink, at=anchor, look="small halo"))
                 break
-
-
-def _along(found: Plot, x: Scale, y: Scale) -> list[Box]:
-    """Small boxes along the lines, which no name of a dot may cover."""
-    boxes = []
-    for path in found.paths if found.notes else ():
-        for (a, b), (c, d) in zip(path.points, path.points[1:], strict=False):
-            num = max(int(max(abs(x(c) - x(a)), abs(y(d) - y(b))) / 4), 1)
-            for step in range(num + 1):
-                across = x(a) + (x(c) - x(a)) * step / num
-                down = y(b) + (y(d) - y(b)) * step / num
-                boxes.append((across - 2, down - 2, across + 2, down + 2))
-    return boxes
-
-
-def _around(x: float, y: float, length: float, anchor: str) -> Box:
-    left = x - {"start": 0.0, "middle": length / 2, "end": length}[anchor]
-    return left, y - 7, left + length, y + 7
 
 
 def _free(box: Box, taken: Sequence[Box], frame: Box) -> bool:

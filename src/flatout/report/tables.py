@@ -1,6 +1,6 @@
 """Which numbers stand behind each figure of a result, and where does each come from?
 
-In: a `Result`. Out: a `Table` each, for the page; and the commands that obtain the numbers again.
+In: a `Result`. Out: a `Table` each, for the page.
 """
 
 from __future__ import annotations
@@ -13,22 +13,11 @@ from flatout.judge.anatomy import Anatomy
 from flatout.judge.read_sites import ReadSite
 from flatout.judge.result import Result
 from flatout.records.plan import Trial
-from flatout.report import energy, words
-from flatout.report.evidence import (
-    ANATOMY,
-    CENSUS,
-    READS,
-    SOURCES,
-    STEPS,
-    TUNED,
-    behind_bound,
-    behind_numerics,
-    behind_trial,
-)
+from flatout.report import words
+from flatout.report.evidence import ANATOMY, CEILINGS, CENSUS, FINAL, NUMERICS, READS, STEPS, TRIALS, behind_bound
 from flatout.report.table import Look, Table, shown, table
 from flatout.report.thinned import KINDS, Dot
 from flatout.report.tried import ends, remark
-from flatout.report.view import Again
 
 LONGEST_CODE, LONGEST_PATH = 40, 50
 """Characters of a line of code and of its path."""
@@ -51,8 +40,8 @@ def steps(result: Result) -> Table:
         looks.append(Look(bar=shares.get(name, 0.0) / largest if largest > 0 else 0.0, minor=name not in shares))
     head = ["where a step goes", "", "a step", "share", "spread", *(["with the plan", "share"] if tuned else [])]
     most = len(head)
-    head += ["if it were free, at most" if alone else "", "95 %"]
-    links = {2: [ANATOMY] * len(rows), **({5: [TUNED] * len(rows)} if tuned else {})}
+    head += ["if free, at most" if alone else "", "95 %"]
+    links = dict.fromkeys((2, 5) if tuned else (2,), [ANATOMY] * len(rows))
     found = table("Time of a step by phase", head, rows, texts=2, links=links)
     return shown(found, (0, 3, most, 1), looks, whole=(0, 3, 2, most, 1))
 
@@ -91,21 +80,14 @@ def timeline(found: Sequence[Dot]) -> Table:
 
 def trials(result: Result) -> Table:
     """Every trial with what it brought and cost."""
-    again = [result.remeasured] if result.remeasured is not None else []
-    rows = [_trial(t, t.label) for t in result.trials] + [_trial(t, f"{t.label}, measured again") for t in again]
-    shown = (*result.trials, *again)
-    anchors = [(behind_trial(result, t), bool(words.ratio(t.ratio))) for t in shown]
-    links = {1: ["" if there else to for to, there in anchors], 3: [to for to, _ in anchors]}
-    head = ["levers", "verdict", "remark", "ratio", "95 %", "pairs", "discarded", "took", "engaging", "memory", "plain"]
-    if any(t.candidate_joules_per_step is not None for t in shown):
-        head += ["energy a step", "plain"]
-        rows = [[*row, *_energy(trial)] for row, trial in zip(rows, shown, strict=True)]
+    rows = [_trial(t, t.label) for t in result.trials]
+    anchors = [TRIALS] * len(rows)
+    if result.remeasured is not None:
+        rows.append(_trial(result.remeasured, f"{result.remeasured.label}, measured again"))
+        anchors.append(FINAL)
+    links = {1: ["" if row[3] else to for to, row in zip(anchors, rows, strict=True)], 3: anchors}
+    head = ("levers", "verdict", "remark", "ratio", "95 %", "pairs", "discarded", "took", "engaging", "memory", "plain")
     return table("Every trial", head, rows, texts=3, links=links)
-
-
-def _energy(trial: Trial) -> list[str]:
-    found = (trial.candidate_joules_per_step, trial.baseline_joules_per_step)
-    return [words.joules(value) if value is not None else "" for value in found]
 
 
 def _trial(trial: Trial, name: str) -> list[str]:
@@ -122,12 +104,6 @@ def _trial(trial: Trial, name: str) -> list[str]:
         words.memory(trial.peak_memory_bytes) if trial.peak_memory_bytes is not None else "",
         words.memory(trial.baseline_peak_memory_bytes) if trial.baseline_peak_memory_bytes is not None else "",
     ]
-
-
-def used(result: Result) -> Table:
-    """The energy of a step."""
-    head = ("energy of", "joules", "windows")
-    return table("Energy", head, energy.rows(result))
 
 
 def read_sites(result: Result) -> Table:
@@ -178,60 +154,8 @@ def numerics(result: Result) -> Table:
         (f"{t.label}{', measured again' if t.remeasured else ''}", t.class_, t.agreement, t.agreement_detail)
         for t in judged
     ]
-    anchors = [behind_numerics(t) for t in judged]
     head = ("levers", "class", "verdict", "error and noise")
-    return table("Numerics of every trial", head, rows, texts=4, links={2: anchors})
-
-
-def sources(result: Result) -> list[Again]:
-    """Each command with the numbers that it obtains again, and how each was obtained."""
-    found: dict[str, list[tuple[str, str, str]]] = {}
-    for number, how, command in _sources(result):
-        found.setdefault(command, []).append((number, how, SOURCES.get(number, "")))
-    return [Again(command=command, numbers=tuple(numbers)) for command, numbers in found.items()]
-
-
-def _sources(result: Result) -> list[tuple[str, str, str]]:
-    why, tune = f"flatout why {result.typed}", f"{result.tune_command} {result.typed}"
-    windows = words.plural(len(result.baseline_window_step_s), "window")
-    rows = [
-        ("steps a second", f"median of {windows} of the plain script; only the ends of steps are timed", why),
-        (
-            "where a step goes",
-            f"means over {words.plural(result.anatomy.num_steps, 'step')} in "
-            f"{words.plural(result.anatomy.num_windows, 'window')} of their own; watching costs time, so these windows "
-            "enter no ratio",
-            why,
-        ),
-        ("if it were free, at most", "each as its row says; measured before anything was tried", why),
-    ]
-    if result.noise is not None:
-        rows.append(("two equal runs", "95 % interval of plain against plain, in alternating windows", why))
-    if result.trials:
-        rows.append(
-            (
-                "ratios",
-                "windows of plain and candidate in turn; 95 %: signed ranks from 8 pairs on, below that Student's t",
-                tune,
-            )
-        )
-    if result.remeasured is not None and result.remeasured.remeasured:
-        pairs = words.plural(result.remeasured.num_pairs, "further pair")
-        how = f"{pairs} after the choice: the best of many is partly luck"
-        rows.append(("the final ratio", how, tune))
-    if any(trial.agreement for trial in result.trials):
-        rows.append(("numerics", "the same batch and random state with and without; norm of the difference", tune))
-    if result.census is not None:
-        how = "one step, each operation counted by formula (two per multiply-add) and by its arguments' bytes"
-        rows.append(("FLOP and bytes", how, why))
-    if result.ceilings is not None:
-        rows.append(("ceilings", "microbenchmarks, the 90th percentile of their windows", "flatout machine --refresh"))
-    if result.reads is not None and result.reads.sites:
-        how = "windows of their own, in which each call that reads was timed"
-        rows.append(("values read on the host", how, why))
-    rows += energy.sources(result, tune if result.trials else why)
-    rows.append(("this page", "from `result.json` beside it", f"flatout report {result.run}".rstrip()))
-    return rows
+    return table("Numerics of every trial", head, rows, texts=4, links={2: [NUMERICS] * len(rows)})
 
 
 def ceilings(result: Result) -> Table:
@@ -241,5 +165,5 @@ def ceilings(result: Result) -> Table:
         (words.ceiling(c.name), c.source, words.limit(c.value, c.unit), f"± {words.percent(c.spread_fraction)}")
         for c in values
     ]
-    anchors = [f"raw-ceiling-{number}" for number in range(len(rows))]
-    return table("Measured ceilings", ("limit", "measured on", "value", "spread"), rows, texts=2, links={2: anchors})
+    links = {2: [CEILINGS] * len(rows)}
+    return table("Measured ceilings", ("limit", "measured on", "value", "spread"), rows, texts=2, links=links)

@@ -29,7 +29,6 @@ LIST_LINES = 2
 """Lines of a list, unless everything is asked for."""
 
 MARKS: dict[Mark, str] = {"yes": "✔", "even": "·", "no": "–", "never": "✖"}
-ASCII_MARKS: dict[Mark, str] = {"yes": "+", "even": "=", "no": "-", "never": "x"}
 
 _MARK_STYLES: dict[Mark, str] = {"yes": "green", "even": "yellow", "no": "dim", "never": "red"}
 _STYLES: dict[Tone, str] = {"good": "green", "bad": "red", "unsure": "yellow", "quiet": "dim", "caution": "yellow"}
@@ -103,17 +102,12 @@ def _listing(screen: Screen, found: Listing, label: str, indent: int, *, verbose
         if len(shown) < len(entries):
             screen.say("", (f"{len(entries) - len(shown):,} more: --verbose", "dim"), indent=indent)
         return
-    shown = entries[: found.most] if found.most else _fitting(entries, LIST_LINES * (screen.width - indent) - 26)
+    lengths = itertools.accumulate(cell_len(entry) + 2 for entry in entries)
+    fitting = sum(length <= LIST_LINES * (screen.width - indent) - 26 for length in lengths)
+    shown = entries[: found.most or max(fitting, 1)]  # the first one whole: what ends it may be the reason for it
     left = len(entries) - len(shown)
     more = [f"{left:,} more: --verbose"] if left else []
     screen.say(label, found.lead, ", ".join([*shown, *more]), indent=indent, style=_weight(label))
-
-
-def _fitting(entries: Sequence[str], room: int) -> list[str]:
-    """The first entries that fit so many columns; where none does, the beginning of the first."""
-    lengths = itertools.accumulate(cell_len(entry) + 2 for entry in entries)
-    found = [entry for entry, length in zip(entries, lengths, strict=False) if length <= room]
-    return found or [words.shortened(entry, room) for entry in entries[:1]]
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -128,7 +122,7 @@ def _table(screen: Screen, found: Table, *, verbose: bool) -> None:
         if verbose or not look.minor
     ]
     layout = _Layout(
-        screen, [screen.clean(found.head[column]) if column != NOTHING else "" for column in columns], rows
+        screen, [words.printable(found.head[column]) if column != NOTHING else "" for column in columns], rows
     )
     screen.row((layout.head(), "bold"))
     for cells, look in rows:
@@ -138,7 +132,7 @@ def _table(screen: Screen, found: Table, *, verbose: bool) -> None:
 
 
 def _cells(screen: Screen, row: Sequence[str], columns: Sequence[int]) -> tuple[str, ...]:
-    return tuple(screen.clean(row[column]) if column != NOTHING else "" for column in columns)
+    return tuple(words.printable(row[column]) if column != NOTHING else "" for column in columns)
 
 
 class _Layout:
@@ -180,11 +174,10 @@ class _Layout:
         rest, notes = self._last(cells[-1], look, screen.width - tail, verbose=verbose)
         numbers = f"{'' if bare else self._numbers(cells[1:-1])}  {rest[0]}"
         bold = "bold" if look.chosen else ""
-        marks = ASCII_MARKS if screen.ascii_only else MARKS
         screen.row(
             ("▸ " if look.chosen else "  ", "bold"),
             (" " * indent + screen.fit(first, self.name - indent), bold),
-            (f" {marks.get(look.mark, ' ')}" if self.marked else "", _MARK_STYLES.get(look.mark, "")),
+            (f" {MARKS.get(look.mark, ' ')}" if self.marked else "", _MARK_STYLES.get(look.mark, "")),
             (screen.bar(look.bar or 0.0, self.bar) if self.bar else "", "cyan"),
             (numbers[1:] if self.marked and not bare else numbers, _STYLES.get(look.tone, "")),
         )
@@ -206,7 +199,7 @@ class _Layout:
         if cell_len(text) <= room:
             return [text], []
         if verbose and look.brief:
-            return [self.screen.ended(self.screen.clean(look.brief), room, more=False)], [text]
+            return [self.screen.ended(words.printable(look.brief), room, more=False)], [text]
         lines = self.screen.folded(look.brief or text, room)
         if len(lines) > CELL_LINES and not verbose:
             lines = [*lines[: CELL_LINES - 1], self.screen.ended(lines[CELL_LINES - 1], room)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flatout.judge.result import NOT_NAMED, Result, Untried
+from flatout.judge.result import NOT_NAMED, Result
 from flatout.judge.stats import MIN_PAIRS
 from flatout.records.plan import Candidate, Trial, label
 from flatout.report import words
@@ -47,7 +47,6 @@ class Shown:
         words: Its levers; those of the row that it extends are left out.
         mark: Its verdict.
         chosen: Whether the plan consists of it.
-        remark: Its numerics, or why it was not kept.
         minor: Whether it is shown only where everything is asked for.
     """
 
@@ -56,7 +55,6 @@ class Shown:
     words: str
     mark: Mark
     chosen: bool
-    remark: str
     minor: bool = False
 
 
@@ -71,7 +69,17 @@ def rows(result: Result) -> tuple[Shown, ...]:
         for number, trial in enumerate(trials):
             if parents[number] == parent:
                 above = None if parent is None else trials[parent]
-                found.append(_row(result, trial, above, depth, minor=number not in weighty))
+                added = {n: s for n, s in trial.levers.items() if above is None or n not in above.levers}
+                found.append(
+                    Shown(
+                        trial=trial,
+                        depth=depth,
+                        words=label(added) if above is None else f"+ {label(added)}",
+                        mark=mark(trial),
+                        chosen=_is_chosen(result, trial),
+                        minor=number not in weighty,
+                    )
+                )
                 descend(number, depth + 1)
 
     descend(None, 0)
@@ -119,18 +127,16 @@ def warnings(result: Result) -> tuple[str, ...]:
         said.append(f"plain steps {varied}: what binds may read otherwise on a quieter machine")
     found = next((trial for trial in result.trials if _is_chosen(result, trial)), None)
     again = result.winner if result.launched is None else None  # all ranks of a launcher are not one of them
-    if found is not None and again is not None and _exclude(found, again):
+    exclude = (
+        found is not None and again is not None and ends(found) and ends(again)
+        and max(found.ratio_low or 0.0, again.ratio_low or 0.0) > min(found.ratio_high or 0.0, again.ratio_high or 0.0)
+    )  # fmt: skip
+    if found is not None and exclude:
         said.append(
             f"the search had measured {ratio(found.ratio)}x {ends(found)} for the same "
             "levers: the machine changed between the two, and each holds for its own minutes"
         )
     return tuple(said)
-
-
-def _exclude(one: Trial, other: Trial) -> bool:
-    if not (ends(one) and ends(other)):
-        return False
-    return max(one.ratio_low or 0.0, other.ratio_low or 0.0) > min(one.ratio_high or 0.0, other.ratio_high or 0.0)
 
 
 def input_reached(result: Result) -> str:
@@ -139,21 +145,12 @@ def input_reached(result: Result) -> str:
     found = result.input_trial
     if bound is None or found is None or not known(found.ratio) or not known(bound.ratio) or bound.ratio <= 1:
         return ""
-    won = percent(share_won(found.ratio or 1.0, bound.ratio))
+    won = percent(min(1.0, max(0.0, (1 - 1 / found.ratio) / (1 - 1 / bound.ratio))))  # above 1 is the noise of both
     most = f"{ratio(bound.ratio)}x {interval(bound.low, bound.high)}".rstrip()
     gain = f"{ratio(found.ratio)}x {ends(found)}".rstrip()
     if ends(found) and (found.ratio_low or 0.0) > bound.high:
         return f"`{found.label}` brings {gain}, more than free data at most: {most}; the two contradict each other"
     return f"free data would bring {most}, `{found.label}` brings {gain}: {won} of the time that waiting for data takes"
-
-
-def share_won(found: float, bound: float) -> float:
-    """How much of the time that a bound takes away a ratio has taken; more than all of it is the noise of both.
-
-    >>> share_won(1.5, 2.0)
-    0.6666666666666667
-    """
-    return min(1.0, max(0.0, (1 - 1 / found) / (1 - 1 / bound)))
 
 
 def nothing_tried(result: Result) -> str:
@@ -179,14 +176,6 @@ def nothing_usable(result: Result) -> str:
     return f"{head} {verb}: {'; '.join(parts[:MOST_REASONS])}{more}"
 
 
-def reasons(untried: Sequence[Untried]) -> list[tuple[str, tuple[str, ...]]]:
-    """Why levers were not tried, each reason once with all levers that it holds for."""
-    found: dict[str, list[str]] = {}
-    for one in untried:
-        found.setdefault(one.reason, []).append(one.lever)
-    return [(reason, tuple(dict.fromkeys(levers))) for reason, levers in found.items()]
-
-
 def remark(trial: Trial) -> str:
     """The numerics of a trial that could be kept, or else why it could not; without a full stop.
 
@@ -195,19 +184,17 @@ def remark(trial: Trial) -> str:
     >>> remark(Trial(levers={}, outcome="slower"))
     'slower'
     """
-    return _remark(trial).removesuffix(".")  # messages of exceptions may have one
-
-
-def _remark(trial: Trial) -> str:
+    head: str = trial.outcome
+    rest = trial.reason
     if trial.outcome == "faster":
-        if trial.agreement == "inconclusive":
-            return f"numerics inconclusive: {trial.agreement_detail}".removesuffix(": ")
-        return f"{trial.class_}: {trial.agreement_detail or 'not compared'}"
-    if trial.outcome == "disagrees":
-        return f"disagrees: {trial.agreement_detail or trial.reason}".removesuffix(": ")
-    if trial.outcome in ("failed", "ruled out", "slower"):
-        return f"{trial.outcome}: {trial.reason}".removesuffix(": ")
-    return trial.reason or trial.outcome
+        is_open = trial.agreement == "inconclusive"
+        head = "numerics inconclusive" if is_open else trial.class_
+        rest = trial.agreement_detail or ("" if is_open else "not compared")
+    elif trial.outcome == "disagrees":
+        rest = trial.agreement_detail or trial.reason
+    elif trial.outcome not in ("failed", "ruled out", "slower"):
+        return (rest or head).removesuffix(".")
+    return f"{head}: {rest}".removesuffix(": ").removesuffix(".")  # messages of exceptions may have a full stop
 
 
 def brief(trial: Trial) -> str:
@@ -269,19 +256,6 @@ def _speed(trial: Trial) -> float:
     return trial.ratio if trial.ratio is not None and known(trial.ratio) else 0.0
 
 
-def _row(result: Result, trial: Trial, above: Trial | None, depth: int, *, minor: bool) -> Shown:
-    added = {n: s for n, s in trial.levers.items() if above is None or n not in above.levers}
-    return Shown(
-        trial=trial,
-        depth=depth,
-        words=label(added) if above is None else f"+ {label(added)}",
-        mark=mark(trial),
-        chosen=_is_chosen(result, trial),
-        remark=remark(trial),
-        minor=minor,
-    )
-
-
 def _is_chosen(result: Result, trial: Trial) -> bool:
     if result.plan is None:
         return False
@@ -296,9 +270,9 @@ def on_screen(result: Result) -> Table:
     found = rows(result)
     title = f"tried {len(result.trials):,} in {words.duration(result.trials_s)}"
     cells = [
-        (row.words, ratio(row.trial.ratio), ends(row.trial) or plural(row.trial.num_pairs, "pair"), row.remark)
+        (row.words, ratio(row.trial.ratio), ends(row.trial) or plural(row.trial.num_pairs, "pair"), remark(row.trial))
         if known(row.trial.ratio)
-        else (row.words, "", "", row.remark)
+        else (row.words, "", "", remark(row.trial))
         for row in found
     ]
     looks = [
@@ -313,7 +287,7 @@ def on_screen(result: Result) -> Table:
 def _notes(row: Shown) -> tuple[str, ...]:
     trial = row.trial
     detail = trial.agreement_detail
-    numerics = f"{trial.agreement}: {detail}" if detail and detail not in row.remark else ""
+    numerics = f"{trial.agreement}: {detail}" if detail and detail not in remark(trial) else ""
     parts = [f"took {words.duration(trial.took_s)}"]
     if trial.num_pairs:
         parts.append(plural(trial.num_pairs, "pair"))
@@ -325,17 +299,17 @@ def _notes(row: Shown) -> tuple[str, ...]:
         beside = trial.baseline_peak_memory_bytes
         plain = f" (plain {words.memory(beside)})" if beside is not None else ""
         parts.append(f"memory {words.memory(trial.peak_memory_bytes)}{plain}")
-    if trial.candidate_joules_per_step is not None:
-        plain = words.joules(trial.baseline_joules_per_step)
-        parts.append(f"energy {words.joules(trial.candidate_joules_per_step)} a step (plain {plain})")
     proofs = [f"{lever}: {proof}" for lever, proof in trial.evidence.items()]
     return tuple(filter(None, (numerics, "; ".join(parts), *proofs)))
 
 
 def left_out(result: Result) -> list[Listing | Pairs]:
     """Trials without a ratio, and levers that were not tried, with the reason of each."""
-    unmeasured = tuple((row.trial.label, row.remark) for row in rows(result) if not known(row.trial.ratio))
-    groups = reasons(result.untried)
+    unmeasured = tuple((trial.label, remark(trial)) for trial in result.trials if not known(trial.ratio))
+    levers_by_reason: dict[str, list[str]] = {}  # each reason once with all levers that it holds for
+    for one in result.untried:
+        levers_by_reason.setdefault(one.reason, []).append(one.lever)
+    groups = [(reason, tuple(dict.fromkeys(levers))) for reason, levers in levers_by_reason.items()]
     found: list[Listing | Pairs] = []
     if unmeasured:
         found.append(Pairs(title="Without a ratio", pairs=unmeasured, code=True))

@@ -1,18 +1,18 @@
 """What is shown of `tune` and `why`? Where a step goes, the steps in time, what was tried, and how far the limits are.
 
-In: a `Result`, and the `Samples` of its run folder where they are at hand. Out: a `View`.
+In: a `Result`. Out: a `View`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from flatout.judge.result import Result
-from flatout.judge.samples import Samples
 from flatout.records.ceilings import Machine
 from flatout.report import evidence, figures, tables, thinned, tried, verdict, words
 from flatout.report.table import On, folded, shown
-from flatout.report.view import Figure, Item, Listing, Pairs, Row, Section, View, raw
+from flatout.report.view import Figure, Item, Listing, Pairs, Row, Section, View
 
 MOST_READS = 4
 """Lines where values are read, on one screen."""
@@ -42,16 +42,11 @@ _NUMERICS = (
     "script's own gradient differs from batch to batch: an error far below it drowns in what differs from batch to "
     "batch anyway."
 )
-_RAW = (
-    "What stands behind each number above, and the command that obtains it again. The steps themselves are in "
-    "`result.json` and in the traces beside it."
-)
 
 
-def view(result: Result, samples: Samples | None = None) -> View:
+def view(result: Result) -> View:
     """What `flatout tune` or `flatout why` found."""
     said, dots = verdict.headline(result), thinned.dots(result)
-    behind = evidence.evidence(result, samples, dots)
     tuned = result.command == "tune"
     return View(
         command=f"flatout {result.command}",
@@ -63,9 +58,7 @@ def view(result: Result, samples: Samples | None = None) -> View:
         source=evidence.headline(result),
         verdict=verdict.rows(result),
         sections=(
-            Section(
-                name="measured", items=(_ceilings(result), verdict.baseline(result, on="screen"), *_windows(result))
-            ),
+            Section(name="measured", items=(_ceilings(result), verdict.baseline(result, on="screen"))),
             _step(result),
             _bounds(result),
             _time(result, dots),
@@ -74,7 +67,6 @@ def view(result: Result, samples: Samples | None = None) -> View:
             _numerics(result),
             _cost(result),
             Section(name="machine", title="Machine and versions", items=(Pairs(pairs=_machine(result)),)),
-            raw(behind, _RAW),
         ),
         next=verdict.next_command(result),
         created=result.created,
@@ -105,16 +97,9 @@ def _ceilings(result: Result) -> Row:
         value, _, unit = rate.partition(" ")
         again = number + 1 < len(rates) and rates[number + 1][1].endswith(f" {unit}")
         parts.append(f"{name} {value if again else rate}")
-    created = words.unix_s(result.created)
-    age = f"  ({words.age(found.age_s(created))})" if created is not None else ""
+    created = words.moment(result.created)
+    age = f"  ({words.age(found.age_s(created.timestamp()))})" if created is not None else ""
     return Row(label="ceilings", note=" · ".join(parts) or "not measured", aside=age, on="screen")
-
-
-def _windows(result: Result) -> list[Item]:
-    measured = [s for s in result.baseline_window_step_s if words.known(s)]
-    if not measured:
-        return []
-    return [Row(label="", note=f"median of {words.plural(len(measured), 'window')}", verbose=True, on="screen")]
 
 
 # -- where a step goes -------------------------------------------------------------------------------------------------
@@ -152,13 +137,12 @@ def _drawn(result: Result) -> Item:
         drawing=drawing,
         caption=_STEP.format(_BOTH if both else ""),
         legend=tuple(
-            (figures.phase_colour(name), "", f"{name} | {words.share(result.anatomy.share(name))}", evidence.ANATOMY)
+            (figures.phase_colour(name), "", f"{name} {words.share(result.anatomy.share(name))}", evidence.ANATOMY)
             for name in phases
         ),
         tables=(
             folded(tables.steps(result), "The numbers"),
             folded(tables.bounds(result), "What each remedy could bring at most"),
-            folded(tables.used(result), "Energy"),
             folded(tables.read_sites(result), "Where values are read on the host"),
         ),
     )
@@ -241,14 +225,7 @@ def _time(result: Result, dots: tuple[thinned.Dot, ...]) -> Section:
         ),
         tables=(folded(tables.timeline(dots), "The numbers"),),
     )
-    items: list[Item] = [figure]
-    if impossible := len(result.timeline) - len(dots):
-        note = (
-            f"{words.plural(impossible, 'step')} of the record have times that no clock gives (zero, negative, not a "
-            "number): they are neither drawn nor counted here"
-        )
-        items.append(Row(label="", value=note, tone="caution", on="page"))
-    return Section(name="time", title="Step by step", items=tuple(items))
+    return Section(name="time", title="Step by step", items=(figure,))
 
 
 _LEGEND = (
@@ -298,27 +275,13 @@ def _how_tried(result: Result) -> tuple[str, ...]:
 
 def _roof(result: Result) -> Section:
     items: list[Item] = []
-    used = result.diagnosis.model_flops_utilization
     drawing = figures.roofline(result)
     if drawing is not None:
         numbers = folded(tables.operations(result), "The numbers")
         items.append(Figure(drawing=drawing, caption=_ROOF, tables=(numbers,)))
     if (ceilings := tables.ceilings(result)).rows:
         items.append(folded(ceilings, "The measured ceilings"))
-    if items and result.census and result.census.sync_places:
-        places = tuple(f"`{place}`" for place in result.census.sync_places)
-        items.append(Listing(label="", entries=places, title="Where values are read back to the program", on="page"))
-    achieved = words.scaled(result.diagnosis.achieved_flops_per_s, "FLOP/s")
-    lead = (
-        f"Over the whole step the script does {achieved}, {words.percent(used)} of the {result.diagnosis.arithmetic} "
-        "ceiling that was measured here."
-    )
-    return Section(
-        name="roof",
-        title="How far from the machine's limits",
-        items=tuple(items),
-        lead=(lead,) if used is not None else (),
-    )
+    return Section(name="roof", title="How far from the machine's limits", items=tuple(items))
 
 
 def _numerics(result: Result) -> Section:
@@ -330,17 +293,24 @@ def _numerics(result: Result) -> Section:
 def _cost(result: Result) -> Section:
     took = f" All of this took {words.duration(result.tuning_s)}." if words.known(result.tuning_s) else ""
     kept = f" Isolation of the trials: {result.isolation}." if result.isolation else ""
-    items: list[Item] = []
-    for names, what in ((result.written, "file that trials would have written"), (result.refused, "refused write")):
-        if names:
-            noun, _, rest = what.partition(" that")
-            title = words.plural(len(names), noun) + (f" that{rest}" if rest else "")
-            items.append(Listing(label="", entries=tuple(f"`{n}`" for n in names), title=title, on="page"))
+    run = words.nearby(Path(result.run)) if result.run else ""
+    there = (
+        f" The samples lie in `{run}`: `result.json` and the traces beside it; `flatout report {run}` shows this again."
+        if run
+        else ""
+    )
+    lists = (("Trials would have written: ", "file", result.written), ("Refused: ", "write", result.refused))
+    items = [
+        Listing(label="", entries=tuple(f"`{name}`" for name in names), title=lead + words.plural(len(names), noun),
+                on="page")
+        for lead, noun, names in lists
+        if names
+    ]  # fmt: skip
     return Section(
         name="cost",
         title="What it cost, and how to check it",
-        items=(*items, *tables.sources(result)),
-        lead=(f"These commands obtain the numbers again.{took}{kept}",),
+        items=(*items, *evidence.evidence(result)),
+        lead=(f"How each number was obtained, and the command that obtains it again.{took}{kept}{there}",),
     )
 
 

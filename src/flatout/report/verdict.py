@@ -6,14 +6,13 @@ In: a `Result`. Out: a `Headline` and rows, the same for the terminal and the pa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from flatout.judge import stats
 from flatout.judge.result import Result
-from flatout.records.plan import Trial, label
+from flatout.records.plan import label
 from flatout.records.trace import FOREIGN_LIMIT
-from flatout.report import evidence, tried, words
-from flatout.report.energy import counters
+from flatout.report import energy, evidence, tried, words
 from flatout.report.table import On
 from flatout.report.view import Item, Listing, Row
 
@@ -21,94 +20,50 @@ OVER = 1.2
 """So many times the budget that was asked for is worth a word."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Headline:
-    """The beginning of the page.
-
-    Attributes:
-        number: The one number.
-        unit: What it is a number of.
-        sentence: The verdict; the script's name stands before it.
-    """
+class Headline(NamedTuple):
+    """The beginning of the page: the one number, what it is a number of, and the verdict behind the script's name."""
 
     number: str
     unit: str
     sentence: str
 
 
-# -- the headline ------------------------------------------------------------------------------------------------------
-
-
 def headline(result: Result) -> Headline:
     """Of any verdict."""
+    found, again, won = tried.best(result), result.remeasured, result.winner
     if result.command == "why":
-        return _why(result)
-    if result.against_itself:
-        return _itself(result)
-    if result.verdict == "faster" and result.winner is not None:
-        return _faster(result.winner)
-    found = tried.best(result)
-    if result.verdict == "no difference":
+        bound = "was measured; what binds is" if result.diagnosis.contradictions else "is bound by"
         return Headline(
-            number=f"{words.ratio(found.ratio)}x" if found is not None else words.times(1.0),
-            unit="at best",
-            sentence="is as fast as any lever makes it on this machine. Change nothing.",
+            words.rate(result.baseline_steps_per_s).removesuffix(" steps/s"),
+            "steps a second",
+            f"{bound} {result.diagnosis.sentence or 'something that was not found'}{doubt(result)}.",
         )
-    if found is not None and found.outcome in ("faster", "disagrees"):
-        return _unproven(found)
-    return _inconclusive(result, found)
-
-
-def _why(result: Result) -> Headline:
-    bound = "was measured; what binds is" if result.diagnosis.contradictions else "is bound by"
-    return Headline(
-        number=words.rate(result.baseline_steps_per_s).removesuffix(" steps/s"),
-        unit="steps a second",
-        sentence=f"{bound} {result.diagnosis.sentence or 'something that was not found'}{doubt(result)}.",
-    )
-
-
-def _itself(result: Result) -> Headline:
-    found = result.remeasured
-    return Headline(
-        number=words.ratio(found.ratio) + "x" if found is not None and words.known(found.ratio) else "No ratio",
-        unit="against itself",
-        sentence="was measured against itself, as if it were a lever: any difference that this finds is an error.",
-    )
-
-
-def _faster(won: Trial) -> Headline:
-    gain = words.times(won.ratio)
-    agrees = ", and its numbers agree." if won.agreement == "agrees" else "."
-    return Headline(
-        number=gain,
-        unit="as fast",
-        sentence=f"trains {gain.removesuffix('x')} times as fast on this machine{agrees}",
-    )
-
-
-def _unproven(found: Trial) -> Headline:
-    """Speed without numbers to trust is no result."""
-    compared = found.outcome == "disagrees"
-    return Headline(
-        number=words.times(found.ratio),
-        unit="but other numbers" if compared else "but numbers that nobody compared",
-        sentence="stays as it is: the fastest candidate "
-        + ("does not compute the same." if compared else "could not be shown to compute the same."),
-    )
-
-
-def _inconclusive(result: Result, found: Trial | None) -> Headline:
-    ends = tried.ends(found) if found is not None else ""
+    if result.against_itself:
+        return Headline(
+            words.ratio(again.ratio) + "x" if again is not None and words.known(again.ratio) else "No ratio",
+            "against itself",
+            "was measured against itself, as if it were a lever: any difference that this finds is an error.",
+        )
+    if result.verdict == "faster" and won is not None:
+        gain = words.times(won.ratio)
+        agrees = ", and its numbers agree." if won.agreement == "agrees" else "."
+        said = f"trains {gain.removesuffix('x')} times as fast on this machine{agrees}"
+        return Headline(gain, "as fast", said)
+    if result.verdict == "no difference":
+        number = f"{words.ratio(found.ratio)}x" if found is not None else words.times(1.0)
+        said = "is as fast as any lever makes it on this machine. Change nothing."
+        return Headline(number, "at best", said)
+    if found is not None and found.outcome in ("faster", "disagrees"):  # speed without numbers to trust is no result
+        compared = found.outcome == "disagrees"
+        became = "does not compute the same." if compared else "could not be shown to compute the same."
+        unit = "but other numbers" if compared else "but numbers that nobody compared"
+        return Headline(words.times(found.ratio), unit, f"stays as it is: the fastest candidate {became}")
     unit = "95 % interval of the best candidate"
-    if not ends:
+    if not (ends := tried.ends(found) if found is not None else ""):
         became = "could be used" if result.trials else "was measured"
         unit = f"no candidate {became}" if found is None else "too few pairs of windows for an interval"
-    return Headline(
-        number=ends or "No answer",
-        unit=unit,
-        sentence="may or may not be faster with a lever: this measurement cannot tell.",
-    )
+    said = "may or may not be faster with a lever: this measurement cannot tell."
+    return Headline(ends or "No answer", unit, said)
 
 
 # -- what it rests on --------------------------------------------------------------------------------------------------
@@ -123,15 +78,13 @@ def rows(result: Result) -> tuple[Item, ...]:
         found.append(Row(label="input", note=reached, most=3))
     if result.command == "tune" and result.stopped and result.trials:
         found.append(Row(label="stopped", note=f"the search ended early: {result.stopped}"))
-    found += [*_cautions(result), *energy(result), _cost(result)]
+    found += [*_cautions(result), *_energy(result), _cost(result)]
     if result.plan_path:
         found.append(Row(label="plan", value=result.plan_path, tone="command", on="screen"))
-    elif result.plan is not None:
-        found.append(Row(label="plan", note=label(result.plan.levers), on="screen"))
     if result.plan is not None:
         levers = ", ".join(f"`{label({name: how})}`" for name, how in result.plan.levers.items())
-        found.append(Row(label="plan", note=levers + (f", in `{result.plan_path}`" if result.plan_path else ""),
-                         on="page"))  # fmt: skip
+        where = f", in `{result.plan_path}`" if result.plan_path else ""
+        found.append(Row(label="plan", note=f"{levers}{where}", on="page" if result.plan_path else "both"))
     return tuple(found)
 
 
@@ -164,10 +117,9 @@ def _won(result: Result, equal: str, source: str) -> list[Item]:
     gain = f"{words.times(won.ratio if won else None)} faster"
     found: list[Item] = [Row(label="result", value=gain, note=note, tone="good", source=source)]
     if won is not None:
-        compared = evidence.behind_numerics(won) if won.agreement else ""
         class_, colon, detail = tried.remark(won).partition(":")
         note = f"{colon}{detail}"
-        found.append(Row(label="numerics", value=class_, note=note, source=compared, most=2, tone="plain"))
+        found.append(Row(label="numerics", value=class_, note=note, source=evidence.NUMERICS, most=2, tone="plain"))
     return found
 
 
@@ -219,9 +171,8 @@ def _cautions(result: Result) -> list[Item]:
         lead = f"{words.plural(len(result.refused), 'write')} of trials: "
         found.append(Listing(label="refused", entries=_paths(result.refused), lead=lead, most=2, on="screen"))
     if result.written:
-        entries = _paths(result.written)
-        found.append(Listing(label="written", entries=entries, lead="by trials, and thrown away: ", verbose=True,
-                             on="screen"))  # fmt: skip
+        lead = "by trials, and thrown away: "
+        found.append(Listing(label="written", entries=_paths(result.written), lead=lead, verbose=True, on="screen"))
     return found
 
 
@@ -229,40 +180,30 @@ def _paths(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"`{name if len(name) <= 50 else f'{name[:16]}…{name[-33:]}'}`" for name in names)
 
 
-def energy(result: Result) -> list[Item]:
+def _energy(result: Result) -> list[Item]:
     """One quiet line where it is known; that it is not, only where everything is asked for."""
-    found = result.energy
-    if found is None:
+    if result.energy is None:
         return []
-    plain = found.baseline.joules
-    if plain is None:
-        unread = "not readable here; `flatout machine` says why"
-        why = f"not known: {found.baseline.why_not}" if found.counters else unread
+    if not (said := energy.line(result.energy, with_plan=result.winner is not None)):
+        why = result.energy.baseline.why_not
+        why = f"not known: {why}" if result.energy.sources else "not readable here; `flatout machine` says why"
         return [Row(label="energy", note=why, verbose=True, on="screen")]
-    tuned = found.tuned.joules if found.tuned is not None and result.winner is not None else None
-    said = words.joules(plain) + (f" → {words.joules(tuned)}" if tuned is not None else "")
-    by = f"  ({counters(found.counters)})"
-    more = [Row(label="energy", value=text, tone="quiet", verbose=True, on="screen") for text in found.missing]
-    return [Row(label="energy", note=f"{said} a step, with all that ran here", aside=by), *more]
+    by = f"  ({'; '.join(result.energy.sources)})"
+    return [Row(label="energy", note=f"{said} a step, with all that ran here", aside=by, source=evidence.ENERGY)]
 
 
 def _cost(result: Result) -> Row:
-    asked_s = result.asked_budget_s
+    asked_s, runs, steps = result.asked_budget_s, result.break_even_runs, result.steps_in_run
     over = asked_s is not None and result.tuning_s > OVER * asked_s
     took = words.duration(result.tuning_s) + (f", where {words.duration(asked_s)} were asked for" if over else "")
     if result.plan is not None and result.break_even_steps is None:
         took += ", which the gain never earns back"
     elif result.plan is not None and result.break_even_steps is not None:
-        took += f", earned back after {words.three(result.break_even_steps)} steps{_pays(result)}"
+        took += f", earned back after {words.three(result.break_even_steps)} steps"
+        if runs is not None and steps is not None:
+            pays = "it pays within this very run" if runs == 1 else f"it pays from run {runs:,} on"
+            took += f". This run has {words.count(steps)}: {pays}"
     return Row(label="cost", note=took)
-
-
-def _pays(result: Result) -> str:
-    runs, steps = result.break_even_runs, result.steps_in_run
-    if runs is None or steps is None:
-        return ""
-    pays = "it pays within this very run" if runs == 1 else f"it pays from the {words.ordinal(runs)} run on"
-    return f". This run has {words.count(steps)}: {pays}"
 
 
 # -- what else both say of it ------------------------------------------------------------------------------------------

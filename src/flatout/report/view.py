@@ -24,7 +24,7 @@ class Row:
         note: What belongs to it: its interval, its reason.
         aside: What stands beside it.
         tone: Of the value.
-        source: Where its raw samples are in the page: an anchor, or empty.
+        source: Where the page says how it was obtained: an anchor, or empty.
         most: Lines on a terminal unless everything is asked for; 0 for all.
         verbose: Whether a terminal shows it only where everything is asked for.
         on: Where it is shown at all.
@@ -75,14 +75,9 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A drawing with what belongs to it.
+    """A drawing with its caption and the tables of its numbers, on the page.
 
-    Attributes:
-        drawing: Its data.
-        caption: What to look at.
-        legend: A colour, a shape (`square`, `dot`, `ring`, `cross`), what it stands for, and where its samples are.
-        tables: Its numbers.
-        on: Always the page.
+    A line of the legend is a colour, a shape (`square`, `dot`, `ring`, `cross`), what it stands for, and an anchor.
     """
 
     drawing: Drawing
@@ -95,14 +90,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """Names with what belongs to each, as a list of definitions.
-
-    Attributes:
-        pairs: Name and text.
-        title: Of the list; empty without.
-        code: Whether names are what one types.
-        on: Always the page.
-    """
+    """Names with what belongs to each, on the page; `code` where names are what one types."""
 
     pairs: tuple[tuple[str, str], ...]
     title: str = ""
@@ -113,17 +101,9 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
-    """A command, and the numbers that it obtains again.
-
-    Attributes:
-        command: What to type.
-        numbers: Each with how it was obtained and where its samples are.
-        name: What is obtained, where it is one thing.
-        on: Always the page.
-    """
+    """A command that obtains something again, and what that is, on the page."""
 
     command: str
-    numbers: tuple[tuple[str, str, str], ...] = ()
     name: str = ""
     on: On = "page"
     kind: ClassVar[str] = "again"
@@ -131,15 +111,15 @@ class Again:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """The raw samples behind a number.
+    """What stands behind a number.
 
     Attributes:
         anchor: Where it is in the page.
         title: Which number.
-        how: How it was obtained from the samples, in one sentence.
+        how: How it was obtained, in one sentence.
         command: What to type to obtain it again.
-        tables: The samples.
-        missing: Why there are none; empty where there are.
+        tables: The samples, where they are in the page.
+        missing: Why there are none, where there should be.
         on: Always the page.
     """
 
@@ -188,7 +168,7 @@ class View:
         number: The one number, or the verdict in a word.
         unit: What it is a number of.
         sentence: The verdict; on the page the title stands before it.
-        source: Where the samples behind the number are.
+        source: Where the page says how the number was obtained.
         verdict: The first thing on the page and the last one on a terminal.
         sections: All else.
         next: What to type next: the command with its options, and the script as it was typed.
@@ -213,7 +193,7 @@ class View:
 
     @property
     def anchors(self) -> frozenset[str]:
-        """Where raw samples are."""
+        """Where the page says how numbers were obtained."""
         items = [item for section in self.sections for item in section.items]
         return frozenset(item.anchor for item in items if isinstance(item, Evidence))
 

@@ -76,7 +76,7 @@ def result_of(conduct: Conduct) -> Result:
         stopped=conduct.stopped,
         short_budget_s=conduct.short_budget_s,
         asked_budget_s=conduct.goal.budget_s,
-        energy=conduct.joules.summary(conduct),
+        energy=conduct.joules.summary(conduct.final),
     )
     return replace(result, plan=plan_of(conduct, result, won)) if won and won.levers else result
 

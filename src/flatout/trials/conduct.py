@@ -123,7 +123,7 @@ class Conduct:
         self.joules = Joules(self.bench)
         setting = Setting(script=script, registry=self.levers, run_folder=run_folder, terms=goal.terms, machine=machine)
         self.starts = Starts(setting, self._stage, show.tick)
-        self.plain = Plain(self.bench, self.budget, machine, self.joules, run_folder, self._stage)
+        self.plain = Plain(self.bench, self.budget, machine, run_folder, self._stage)
 
     @property
     def against_itself(self) -> bool:
@@ -429,10 +429,7 @@ class Conduct:
         return ranks_of(levers, self.levers) is not None
 
     def _trial_of(self, candidate: Candidate, class_: str, measured: Pairs, begun_s: float) -> Trial:
-        trial = paired.trial_of(measured, candidate.levers, class_, time.perf_counter() - begun_s)
-        if self._starts_anew(candidate.levers):
-            return trial
-        return replace(trial, **self.joules.beside(candidate.levers, begun_s))
+        return paired.trial_of(measured, candidate.levers, class_, time.perf_counter() - begun_s)
 
     def _with_agreement(self, trial: Trial, judged: agreement.Judgement | None, begun_s: float) -> Trial:
         judging_begun_s = time.perf_counter()
@@ -522,7 +519,6 @@ class Conduct:
                     min_pairs=FEWEST_FINAL_PAIRS,
                 )
                 measured = windows.measure(self.bench, best.levers, extent, purpose="winner")
-                self.joules.weigh(best.levers)
             trial = replace(self._trial_of(candidate, best.class_, measured, begun_s), remeasured=True)
             trial = self._with_agreement(trial, None, begun_s)
             if not self._starts_anew(best.levers):

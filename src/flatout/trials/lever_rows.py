@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from flatout.frameworks import kind
 from flatout.machine.read import read_machine
+from flatout.report.levers import LeverRow
 from flatout.run import folder
 from flatout.run.script import Script, check_source
 from flatout.trials.bench import opened
 from flatout.trials.conduct import Conduct
 from flatout.trials.terms import Goal, Show, Terms
 from flatout.trials.tune import with_isolation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeverRow:
-    """One lever as `flatout levers` shows it; `refusal` is None where it applies, `known` False without a script."""
-
-    name: str
-    class_: str
-    shortens: tuple[str, ...]
-    summary: str
-    toggles: str
-    known: bool
-    refusal: str | None
-    parameter: str | None = None
-    choices: tuple[str, ...] = ()
-    optional: bool = False
-
-    def as_json(self) -> dict[str, object]:
-        """For `--json`."""
-        return {
-            "class": self.class_,
-            "shortens": list(self.shortens),
-            "summary": self.summary,
-            "toggles": self.toggles,
-            "parameter": self.parameter,
-            "choices": list(self.choices),
-            "optional": self.optional,
-            "applies": (self.refusal is None) if self.known else None,
-            "reason": self.refusal,
-        }
 
 
 def describe_levers(script: Script | None = None, terms: Terms | None = None) -> list[LeverRow]:

@@ -33,7 +33,6 @@ from flatout.trials import windows
 from flatout.trials.bench import Bench
 from flatout.trials.budget import Budget
 from flatout.trials.ends import CandidateFailed
-from flatout.trials.joules import Joules
 
 MOST_WAIT_S = 120.0
 """How long to wait at most for other processes to leave the machine alone."""
@@ -55,13 +54,11 @@ class Plain:
     """The plain script, as far as it has been looked at."""
 
     def __init__(
-        self, bench: Bench, budget: Budget, machine: Machine, joules: Joules, run_folder: Path,
-        stage: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self, bench: Bench, budget: Budget, machine: Machine, run_folder: Path, stage: Callable[[str], None]
+    ) -> None:
         self.bench = bench
         self.budget = budget
         self.machine = machine
-        self.joules = joules
         self.run_folder = run_folder
         self._stage = stage
         self.ceilings: Ceilings | None = None
@@ -117,7 +114,6 @@ class Plain:
         self.bench.noise = stats.scatter(measured.baseline_s, measured.candidate_s)
         self.baseline = self._seen("baseline", "ends")
         self.bench.step_guess_s = stats.summarize([w.training_step_s for w in self.baseline]).median
-        self.joules.weigh({})
 
     def _take_apart(self) -> None:
         num_calm = 0

@@ -73,7 +73,7 @@ def measured(
         ranks = _ranks(script, goal, run_folder, machine, show)
         goal = goal if ranks is None else ranks.begin(goal)
         conduct = Conduct(script, run_folder, machine, goal, show, command)
-        with opened(conduct.bench), conduct.joules.noted(run_folder):
+        with opened(conduct.bench), conduct.joules.meter:
             conduct.plain.measure_ceilings = lambda: _ceilings(conduct)
             conduct.own = own if goal.choice.num_ranks is not None else of_one_process(own, conduct.levers)
             found = conduct.run() if ranks is None else ranks.alone(conduct)
