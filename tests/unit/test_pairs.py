@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from flatout.judge.looks import Looks
+from flatout.judge.sequential import Looks
 from flatout.judge.paired import Extent, Pair
 from flatout.run.script import Script
 from flatout.trials import bench, windows

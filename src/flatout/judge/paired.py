@@ -3,7 +3,7 @@
 In: readings of a baseline and of a candidate, as they come. Out: the next `Turn`, and `Pairs` for `stats.compare`.
 Two readings make a pair: one after the other, in an order drawn by lot; one that something disturbed is left out.
 Nothing here measures: windows of a process, processes, whole starts and the user's own run are read by whoever is asked
-(`trials/windows.py`, `trials/starts.py`, `trials/learn.py`, `run/check.py`).
+(`trials/windows.py`, `trials/starts.py`, `trials/learn.py`, `run/watch.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from flatout.judge import stats
-from flatout.judge.looks import Looks
+from flatout.judge.sequential import Looks
 from flatout.judge.stats import Comparison
 from flatout.records.plan import Trial
 from flatout.records.trace import FOREIGN_LIMIT, Levers
@@ -146,7 +146,7 @@ class Pairs:
         evidence: Lever to proof.
         missing: Lever to why there is no proof.
         candidate_first: For each pair whether the lot had the candidate go first.
-        share: What the look that ended it may spend of the errors, see `looks.Looks`.
+        share: What the look that ended it may spend of the errors, see `sequential.Looks`.
         noise: Standard deviation of log ratios between equal sides, as seen before.
         looked_at: After how many pairs it was looked at last.
     """

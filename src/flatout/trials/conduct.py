@@ -16,7 +16,7 @@ from flatout.errors import Inconclusive, ScriptError
 from flatout.frameworks import kind
 from flatout.judge import agreement, paired, stats
 from flatout.judge.anatomy import Anatomy, dissect
-from flatout.judge.looks import Looks
+from flatout.judge.sequential import Looks
 from flatout.judge.paired import SCREENING, Extent, Pairs
 from flatout.judge.result import Result, Untried
 from flatout.records.ceilings import Machine
@@ -405,7 +405,7 @@ class Conduct:
             return self._in_starts(candidate, extent)
         if self._apart(candidate.levers):
             extent = Extent(
-                looks=Looks.once(PROCESS_PAIRS), enough="known", deadline_s=self.budget.deadline_s(), to_beat=to_beat
+                looks=Looks.alike(PROCESS_PAIRS), enough="known", deadline_s=self.budget.deadline_s(), to_beat=to_beat
             )
             return self._in_processes(candidate, extent)
         num_pairs = self._affordable(SCREEN_PAIRS, SCREEN_SHARE, candidate.levers)
@@ -507,7 +507,7 @@ class Conduct:
         try:
             most = self._affordable(stats.RANKED_PAIRS, FINAL_SHARE, best.levers)
             again = Extent(
-                looks=Looks.once(most), enough="all", deadline_s=self.budget.deadline_s(), min_pairs=stats.MIN_PAIRS
+                looks=Looks.alike(most), enough="all", deadline_s=self.budget.deadline_s(), min_pairs=stats.MIN_PAIRS
             )
             if self._starts_anew(best.levers):
                 measured = self._in_starts(candidate, again)

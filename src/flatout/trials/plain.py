@@ -20,7 +20,7 @@ from flatout.judge.anatomy import RECORDING_S, Account, Anatomy, dissect
 from flatout.judge.causes import WORTHWHILE
 from flatout.judge.diagnosis import Diagnosis, diagnose
 from flatout.judge.findings import Findings
-from flatout.judge.looks import Looks
+from flatout.judge.sequential import Looks
 from flatout.judge.paired import SCREENING, Extent, Pairs, is_calm
 from flatout.judge.read_sites import ReadSites, judged
 from flatout.judge.stats import Comparison
@@ -111,7 +111,7 @@ class Plain:
         self._diagnose(self.census, self.bench.scaling())
 
     def _measure_noise(self, num_pairs: int) -> None:
-        extent = Extent(looks=Looks.once(num_pairs), enough="all", deadline_s=self.budget.deadline_s(0.3))
+        extent = Extent(looks=Looks.alike(num_pairs), enough="all", deadline_s=self.budget.deadline_s(0.3))
         measured = windows.measure(self.bench, {}, extent, purpose="baseline")
         self.noise = measured.compare()
         self.bench.noise = stats.scatter(measured.baseline_s, measured.candidate_s)
