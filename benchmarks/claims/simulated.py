@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from noise_models import MODELS, WINDOW, Slowdowns
 
 from flatout.judge import paired, stats
-from flatout.judge.sequential import Looks
 from flatout.judge.paired import Extent
+from flatout.judge.sequential import Looks
 from flatout.records.trace import Levers, Window
 from flatout.trials import conduct, windows
 from flatout.trials.window_size import Size

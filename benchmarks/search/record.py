@@ -36,8 +36,8 @@ from itself import SCRIPTS
 
 from flatout.errors import FlatoutError
 from flatout.judge.anatomy import dissect
-from flatout.judge.sequential import Looks
 from flatout.judge.paired import Extent
+from flatout.judge.sequential import Looks
 from flatout.machine.read import read_machine
 from flatout.records.as_json import to_json
 from flatout.records.plan import Candidate, Lever

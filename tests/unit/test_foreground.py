@@ -20,12 +20,11 @@ from flatout.records.facts import Facts
 from flatout.records.plan import Trial
 from flatout.records.trace import End, Failure, Header, Ready, Window
 from flatout.run import foreground
-from flatout.run.watch import CHECK_PAIRS, MOST_SLOW
 from flatout.run.choice import Engagement
 from flatout.run.foreground import Foreground
 from flatout.run.launch import session_files
 from flatout.run.outcome import Outcome
-from flatout.run.watch import untoggled
+from flatout.run.watch import CHECK_PAIRS, MOST_SLOW, untoggled
 from flatout.trials.learn import Learned, why_no_plan
 from handmade import lever, registry
 

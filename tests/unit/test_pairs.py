@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from flatout.judge.sequential import Looks
 from flatout.judge.paired import Extent, Pair
+from flatout.judge.sequential import Looks
 from flatout.run.script import Script
 from flatout.trials import bench, windows
 from flatout.trials.terms import Terms

@@ -1,8 +1,9 @@
 """How often may one look at pairs that come one by one? Looks at fixed numbers of them, and bets after every one.
 
 In: numbers of pairs, or which side was slower. Out: what a look may spend of the error, or how strong the evidence is.
-Source: Jennison and Turnbull, "Group sequential methods" (2000), chapter 7, error spending in its simplest form; Ville's
-inequality; Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting" (2024).
+
+Source: Jennison and Turnbull, "Group sequential methods" (2000), chapter 7, error spending in its simplest form;
+Ville's inequality; Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting" (2024).
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from flatout.child.pace import Pace, usual_step_s
-from flatout.judge.sequential import Bets, needed
 from flatout.judge.paired import Pair
+from flatout.judge.sequential import Bets, needed
 from flatout.records.trace import Window
 from flatout.run.windows_of_run import WINDOW_S, Ask, Sides, steps_in
 

@@ -16,9 +16,9 @@ from flatout.errors import Inconclusive, ScriptError
 from flatout.frameworks import kind
 from flatout.judge import agreement, paired, stats
 from flatout.judge.anatomy import Anatomy, dissect
-from flatout.judge.sequential import Looks
 from flatout.judge.paired import SCREENING, Extent, Pairs
 from flatout.judge.result import Result, Untried
+from flatout.judge.sequential import Looks
 from flatout.records.ceilings import Machine
 from flatout.records.plan import Candidate, Trial, allows, ranks_of
 from flatout.records.trace import Agreement, Levers

@@ -20,9 +20,9 @@ from flatout.judge.anatomy import RECORDING_S, Account, Anatomy, dissect
 from flatout.judge.causes import WORTHWHILE
 from flatout.judge.diagnosis import Diagnosis, diagnose
 from flatout.judge.findings import Findings
-from flatout.judge.sequential import Looks
 from flatout.judge.paired import SCREENING, Extent, Pairs, is_calm
 from flatout.judge.read_sites import ReadSites, judged
+from flatout.judge.sequential import Looks
 from flatout.judge.stats import Comparison
 from flatout.records.as_json import to_json
 from flatout.records.ceilings import Ceilings, Machine

@@ -87,7 +87,7 @@ def measured(
             except FlatoutError:
                 _saved(found, run_folder)
                 raise
-            found = result.with_plan_path(found, str(place))
+            found = replace(found, plan_path=str(place))
         return _saved(found, run_folder)
 
 
