@@ -94,8 +94,7 @@ def ranks(tmp_path, monkeypatch):
     monkeypatch.setattr(starts, "take", found.take)
     monkeypatch.setattr(Sample, "environment", lambda sample: {"LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"})
     monkeypatch.setattr(starts, "_told", lambda samples, class_, accept: (found.judged, class_))
-    monkeypatch.setattr(conclude, "plan_of", lambda conduct, result, won: plan(levers=won.levers, ratio=won.ratio))
-    found._conduct = None  # what the plan of a real one is made of
+    monkeypatch.setattr(conclude, "plan_of", lambda won, *_, **__: plan(levers=won.levers, ratio=won.ratio))
     goal = found.begin(Goal())
     assert "threads" in goal.choice.ruled_out and goal.terms.environment["WORLD_SIZE"] == "1"
     return found

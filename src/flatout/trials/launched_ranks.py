@@ -56,7 +56,6 @@ class LaunchedRanks:
         self._begun_s = time.perf_counter()
         self._asked_s: float | None = None
         self._plain: Sample
-        self._conduct: Conduct
 
     # -- one rank alone ------------------------------------------------------------------------------------------
 
@@ -82,7 +81,6 @@ class LaunchedRanks:
             ScriptError: It does not train alone.
             Inconclusive: It cannot be measured.
         """
-        self._conduct = conduct
         try:
             return conduct.run()
         except (ScriptError, Inconclusive) as problem:
@@ -142,7 +140,12 @@ class LaunchedRanks:
             break_even_steps=math.ceil(self._spent_s / saved_s) if saved_s > 0 else None,
             stopped=stopped or found.stopped, short_budget_s=self._asked_s if stopped else found.short_budget_s,
         )  # fmt: skip
-        return replace(result, plan=conclude.plan_of(self._conduct, result, won)) if won is not None else result
+        if won is None:
+            return result
+        script, speeds = self._setting.script, (1 / step_s, 1 / tuned_step_s)
+        return replace(result, plan=conclude.plan_of(
+            won, (script.name, script.arguments), found.header, found.machine, steps_per_s=speeds, run=found.run
+        ))  # fmt: skip
 
     def _kept_back(self, found: Result) -> list[str]:
         """That the budget of the search was a part of what was asked for, where it was short."""

@@ -1,6 +1,7 @@
 """How does a run find its own plan while it trains? The search of `tune`, asked of the user's own process in windows.
 
-In: the facts of a run that has settled, and its answers. Out: `Ask`s, one after the other, and in the end `Learned`.
+In: the facts of a run that has settled, and its answers. Out: `Ask`s, one after the other, in the end `Learned`,
+and afterwards a plan in the file.
 Nothing is thrown away: each window's steps are steps of the training. So only levers that can be toggled between two
 steps are tried, and what trying has cost is known at any moment: the time since it began, less what the steps made
 meanwhile would have taken under the best set so far.
@@ -9,25 +10,27 @@ meanwhile would have taken under the best set so far.
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
-from flatout import __version__
-from flatout.errors import Inconclusive
+from flatout.errors import FlatoutError, Inconclusive, UsageError
 from flatout.judge import agreement, paired, stats
 from flatout.judge.anatomy import Account, dissect
 from flatout.judge.causes import WORTHWHILE
 from flatout.judge.diagnosis import NOT_CONCLUDED, Diagnosis
 from flatout.judge.paired import SCREENING, Extent, Pairs
+from flatout.records import plan_file
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import PLAN_FORMAT, Candidate, Lever, Plan, Trial
+from flatout.records.plan import PLAN_FILE, Candidate, Lever, Plan, Trial
 from flatout.records.trace import FOREIGN_LIMIT, Agreement, Levers, Window
 from flatout.run.choice import Here
 from flatout.run.outcome import Outcome
+from flatout.run.watch import Learner
 from flatout.run.windows_of_run import Answer, Ask
+from flatout.trials import conclude
 from flatout.trials.compiling import compiling_s
 from flatout.trials.search import strategy
 from flatout.trials.search.space import Choice, Space, checks_of, space_of, widest_class
@@ -47,6 +50,11 @@ NUM_TAKEN_APART = stats.MIN_PAIRS
 """With fewer, nobody could tell whether these steps are the plain ones."""
 WINDOW_LIMIT_S = 1.5
 """A window ends here at the latest: a candidate may be many times slower than plain."""
+
+LINE = (
+    "learning: levers that can be toggled are tried on this run, whose steps all count; "
+    f"it may cost {MOST_LOST_S:.0f} s of them"
+)
 
 UNKNOWN = Diagnosis(binding="unknown", sentence="", evidence=(), bounds=())
 
@@ -95,28 +103,50 @@ def plan_of(outcome: Outcome, here: Here, run: str) -> Plan | None:
     compared = stats.compare(outcome.plain_s, outcome.plan_s) if outcome.plain_s else None
     if trial is None or header is None or compared is None or compared.verdict != "faster" or not outcome.is_engaged:
         return None
-    plain_s, plan_s = (stats.summarize(side).median for side in (outcome.plain_s, outcome.plan_s))
-    return Plan(
-        format=PLAN_FORMAT,
-        flatout=__version__,
-        script=here.script,
-        arguments=here.arguments,
-        levers=learned.levers,
-        ratio=compared.ratio,
-        ratio_low=compared.low,
-        ratio_high=compared.high,
-        num_pairs=compared.num_pairs,
-        agreement=f"{trial.class_}: {trial.agreement_detail}",
-        class_=trial.class_,
-        baseline_steps_per_s=1 / plain_s,
-        tuned_steps_per_s=1 / plan_s,
-        machine=here.machine(),
-        python=header.python,
-        framework=header.framework,
-        framework_version=header.framework_version,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        run=run,
+    won = replace(
+        trial, ratio=compared.ratio, ratio_low=compared.low, ratio_high=compared.high, num_pairs=compared.num_pairs
     )
+    plain, plan = (1 / stats.summarize(side).median for side in (outcome.plain_s, outcome.plan_s))
+    where = here.script, here.arguments
+    return conclude.plan_of(won, where, header, here.machine(), steps_per_s=(plain, plan), run=run)
+
+
+def check(beside: Mapping[str, bool]) -> None:
+    """Make sure that something is left to learn.
+
+    Args:
+        beside: Options that leave nothing, and whether they were given.
+
+    Raises:
+        UsageError: One was.
+    """
+    named = next((option for option, given in beside.items() if given), None)
+    if named is not None:
+        raise UsageError(
+            f"`--learn` and `{named}` cannot be combined",
+            cause="a run that learns begins plainly and finds its levers itself",
+            hint="leave out one of them; `flatout tune` tries levers before a run",
+        )
+
+
+def keep(outcome: Outcome, here: Here, place: str, say: Callable[[str], None]) -> None:
+    """Write the plan that a run has found, where its own windows show that it wins."""
+    plan = plan_of(outcome, here, place)
+    if plan is None:
+        if why := why_no_plan(outcome):
+            say(f"what was learned is not written as a plan: {why}")
+        return
+    try:
+        plan_file.write(plan, Path(PLAN_FILE))
+    except FlatoutError as problem:
+        say(f"what was learned was not kept: {problem.error}")
+    else:
+        say(f"what was learned is in {PLAN_FILE}: the next `flatout run {here.script}` begins with it")
+
+
+def learner(here: Here, accept: str) -> Learner:
+    """Who tries levers on the run."""
+    return lambda facts: Learning(here.registry, here.machine(), Choice(accept=accept), facts).asking()
 
 
 @dataclass(slots=True)

@@ -32,30 +32,15 @@ NOT_HOPELESS = 0.75
 """A single lever below this ratio is not added to the best so far; one that loses a little alone may gain there."""
 
 
-def gain_s(candidate: Candidate, space: Space, trials: Sequence[Trial], run_s: float) -> float:
-    """The most that trying a candidate can save of a run that takes `run_s` plainly, beyond the best so far, seconds.
-
-    What its levers shorten, entirely free, on top of the best; never more than all that is left.
-    """
-    best = best_of(trials)
-    present = best.levers if best is not None else {}
-    left_s = run_s / (best.ratio or 1.0) if best is not None else run_s
-    bound = 1.0
-    for name, settings in candidate.levers.items():
-        if present.get(name) != settings:
-            bound *= space.bounds.get(name, math.inf)
-    return left_s * (1 - 1 / bound)
-
-
 def next_candidate(
-    space: Space, trials: Sequence[Trial], pays: Callable[[Candidate], bool] = lambda candidate: True
+    space: Space, trials: Sequence[Trial], is_worth: Callable[[Candidate], bool] = lambda candidate: True
 ) -> Candidate | None:
     """The next set of levers to measure, given what has been measured; None when the search is over.
 
     Args:
         space: What there is to choose from.
         trials: What has been measured.
-        pays: Whether a candidate can earn back what trying it costs.
+        is_worth: Whether a candidate may be tried.
 
     A set that was tried is not proposed again, nor is one that contains a set that failed or disagrees, nor one in
     which two levers exclude each other. Where gradients disagree beyond rounding, a set of a wider class may still
@@ -64,7 +49,7 @@ def next_candidate(
     tried = {Candidate(levers=t.levers).key for t in trials}
     broken = [t for t in trials if _is_broken(t)]
     for candidate in _in_order(space, trials):
-        if candidate.key in tried or clash(candidate.levers, space) or not pays(candidate):
+        if candidate.key in tried or clash(candidate.levers, space) or not is_worth(candidate):
             continue
         if not any(contains(candidate.levers, t.levers) and not _forgiven(t, candidate, space) for t in broken):
             return candidate
