@@ -340,8 +340,7 @@ OF_ONE_FRAMEWORK = {
 OTHER_MEANINGS = {
     ("judge/causes.py", "checkpoints"): "a cause",
     ("judge/diagnosis.py", "checkpoints"): "a cause",
-    ("judge/explained.py", "checkpoints"): "a cause",
-    ("judge/findings.py", "tf32"): "arithmetic",
+    ("judge/causes.py", "tf32"): "arithmetic",
     ("records/ceilings.py", "tf32"): "arithmetic",
     ("records/ceilings.py", "bf16"): "a processor's feature",
     ("machine/read.py", "bf16"): "a processor's feature",

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from flatout.judge.anatomy import RECORDING_S, Account
-from flatout.judge.causes import WORTHWHILE
+from flatout.judge.causes import WORTHWHILE, Findings
 from flatout.judge.diagnosis import BINDINGS, Bound, diagnose
-from flatout.judge.findings import Findings
 from flatout.judge.result import TimelineStep, summary_of
 from flatout.judge.stats import Comparison
 from flatout.report import thinned, tried

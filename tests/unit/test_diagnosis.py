@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from flatout.judge.activity import Activity, SlowSteps
-from flatout.judge.causes import saved
+from flatout.judge.causes import Findings, arithmetic_of, saved
 from flatout.judge.diagnosis import BINDINGS, diagnose
-from flatout.judge.findings import Findings, arithmetic_of
 from flatout.judge.stats import Comparison
 from flatout.records.as_json import to_json
 from flatout.records.ceilings import Ceiling, Ceilings

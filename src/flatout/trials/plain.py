@@ -17,9 +17,8 @@ from flatout.errors import Inconclusive
 from flatout.judge import stats
 from flatout.judge.activity import Activity, activity_of, slow_steps
 from flatout.judge.anatomy import RECORDING_S, Account, Anatomy, dissect
-from flatout.judge.causes import WORTHWHILE
+from flatout.judge.causes import WORTHWHILE, Findings
 from flatout.judge.diagnosis import Diagnosis, diagnose
-from flatout.judge.findings import Findings
 from flatout.judge.paired import SCREENING, Extent, Pairs, is_calm
 from flatout.judge.read_sites import ReadSites, judged
 from flatout.judge.sequential import Looks
