@@ -48,15 +48,6 @@ def not_reached(words: Sequence[str]) -> NotReached:
     )
 
 
-def hung(who: str, num_steps: int, after_s: float) -> Hung:
-    """What to say of a run that was given up."""
-    return Hung(
-        f"{who} did not make {num_steps} steps in {after_s:.0f} s",
-        cause="no step was made any more, or much slower ones than were to be expected",
-        hint="`--start-limit` says how long the first steps may take",
-    )
-
-
 def raised(processes: Sequence[Sequence[Record]]) -> Failure | None:
     """What the script raised: of several processes not what only says that another one has ended."""
     found = [r for records in processes for r in reversed(records) if isinstance(r, Failure) and r.stage == "script"]
@@ -76,21 +67,16 @@ def why_ended(place: Path, num_steps: int, processes: Sequence[Sequence[Record]]
     ends = [r for records in processes[:1] for r in reversed(records) if isinstance(r, End)]
     error = f"the script did not make {num_steps} steps"
     if problem is not None:
-        error, cause = "the script failed", _of(problem, processes)
+        headers = [r for records in processes if problem in records for r in records if isinstance(r, Header)]
+        who = f"rank {headers[0].rank}: " if headers and headers[0].rank else ""
+        where = f" ({problem.place})" if problem.place else ""
+        error, cause = "the script failed", who + ": ".join([problem.error, *problem.message.splitlines()[:1]]) + where
     elif ends:
         cause = f"it ended after {ends[0].num_steps} steps"
     else:
         lines = [line.strip() for line in tail(place / "output-run.log", MOST_BYTES).splitlines() if line.strip(" =-")]
         cause = (told(lines) if launched else "") or (lines or ["it printed nothing"])[-1][:200]
     return ScriptError(error, cause=cause, hint="`flatout run` shows what it prints")
-
-
-def _of(problem: Failure, processes: Sequence[Sequence[Record]]) -> str:
-    """What was raised, where, and by which rank, where that is not rank 0."""
-    headers = [r for records in processes if problem in records for r in records if isinstance(r, Header)]
-    who = f"rank {headers[0].rank}: " if headers and headers[0].rank else ""
-    where = f" ({problem.place})" if problem.place else ""
-    return who + ": ".join([problem.error, *problem.message.splitlines()[:1]]) + where
 
 
 def told(lines: Sequence[str]) -> str:
