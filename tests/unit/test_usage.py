@@ -22,9 +22,9 @@ from flatout.records.plan import Trial
 from flatout.run.launch import Ended
 from flatout.run.script import Script
 from flatout.trials import tune
+from flatout.trials.ends import cannot_measure
 from flatout.trials.search.space import Choice
 from flatout.trials.terms import Goal, Show
-from flatout.trials.unmeasurable import cannot_measure
 from handmade import MACHINE, plan
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
