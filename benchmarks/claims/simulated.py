@@ -30,7 +30,7 @@ from flatout.judge.paired import Extent
 from flatout.judge.sequential import Looks
 from flatout.records.trace import Levers, Window
 from flatout.trials import conduct, windows
-from flatout.trials.window_size import Size
+from flatout.trials.budget import Size
 from measuring import write
 
 STEP_S = 0.004

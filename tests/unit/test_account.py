@@ -14,9 +14,9 @@ from flatout.judge.result import TimelineStep, summary_of
 from flatout.judge.stats import Comparison
 from flatout.report import thinned, tried
 from flatout.report import verdict as said_of
+from flatout.trials.budget import Size
 from flatout.trials.plain import Plain
 from flatout.trials.search.space import bound_of
-from flatout.trials.window_size import Size
 from handmade import FACTS, anatomy, lever, result, trial, window
 from shown import on_page, on_screen
 

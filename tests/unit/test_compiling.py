@@ -6,7 +6,7 @@ import pytest
 
 from flatout.frameworks.pytorch.levers import registry
 from flatout.records.plan import Candidate, Trial
-from flatout.trials.compiling import STARTING_S, compiling_s
+from flatout.trials.budget import STARTING_S, compiling_s
 from handmade import FACTS
 
 LEVERS = registry()

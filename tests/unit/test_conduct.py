@@ -9,11 +9,11 @@ import pytest
 from flatout.judge.diagnosis import Diagnosis
 from flatout.records.plan import Candidate
 from flatout.run.script import Script
+from flatout.trials.budget import Size
 from flatout.trials.conduct import Conduct
 from flatout.trials.search.space import Choice, Space
 from flatout.trials.search.strategy import next_candidate
 from flatout.trials.terms import Goal, Show
-from flatout.trials.window_size import Size
 from handmade import FACTS, HEADER, MACHINE, anatomy, lever, registry, trial, window
 
 LUCKY = trial({"workers": {"num": 1}}, 1.41, "inconclusive", ratio_low=1.17)

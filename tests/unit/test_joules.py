@@ -10,9 +10,9 @@ from flatout.machine.energy_counters import EnergyMeter, Found, Probe
 from flatout.records.energy import Counter, load
 from flatout.run.script import Script
 from flatout.trials.bench import Bench
+from flatout.trials.budget import Size
 from flatout.trials.joules import FILE, Joules
 from flatout.trials.terms import Terms
-from flatout.trials.window_size import Size
 from handmade import FACTS, trial, window
 
 LEVERS = {"bf16": {}}

@@ -10,8 +10,8 @@ from flatout.judge.paired import Extent, Pair
 from flatout.judge.sequential import Looks
 from flatout.run.script import Script
 from flatout.trials import bench, windows
+from flatout.trials.budget import Size, size_for
 from flatout.trials.terms import Terms
-from flatout.trials.window_size import Size, size_for
 from handmade import window
 
 

@@ -418,12 +418,14 @@ def _evidence(binding: str, found: Findings) -> list[str]:
         said = [f"{name} {_percent(share)}" for name, share in parts if share >= WORTH_A_PLACE]
         lines += [f"of fetching: {', '.join(said)} (sampled)"] if said and binding == "input" else []
         is_there = {
-            "input": lambda p: p.phase == "data" and p.kind != "queue",
-            "logging": lambda p: p.kind == "output",
-            "own code": lambda p: p.phase == "unattributed",
-            "paging": lambda p: p.phase != "data",
-        }.get(binding, lambda p: False)
-        places = [p for p in activity.places if is_there(p) and p.step_share >= WORTH_A_PLACE]
+            "input": [p.phase == "data" and p.kind != "queue" for p in activity.places],
+            "logging": [p.kind == "output" for p in activity.places],
+            "own code": [p.phase == "unattributed" for p in activity.places],
+            "paging": [p.phase != "data" for p in activity.places],
+        }.get(binding, [])
+        places = [
+            p for p, there in zip(activity.places, is_there, strict=False) if there and p.step_share >= WORTH_A_PLACE
+        ]
         lines += [f"{_percent(p.step_share)} of the step at `{p.place}`" for p in places[:1]]
     fixed = fixed_share(found)
     if fixed is not None and binding in OF_THE_MODEL:

@@ -176,16 +176,11 @@ def _fitting(plan: Plan, path: Path, wish: Wish, here: Here) -> Engagement:
         if wish.plan is not None:
             raise RecordError(error, cause=lacking[1], hint=LEAVE_IT_OUT)
         return Engagement(line=f"{error}: {lacking[1]}; running plainly")
-    return Engagement(levers=plan.levers, line=_line(plan, path, here), plan=plan, misfits=misfits)
-
-
-def _line(plan: Plan, path: Path, here: Here) -> str:
-    num = len(plan.levers)
-    if not num:
-        return f"the plan in {path} is to change nothing"
-    ratio = f"{plan.ratio:.2g}" if plan.ratio < 100 else f"{plan.ratio:.0f}"
+    num, ratio = len(plan.levers), f"{plan.ratio:.2g}" if plan.ratio < 100 else f"{plan.ratio:.0f}"
     other = "" if plan.arguments == here.arguments else ", made with other arguments"
-    return f"{num} lever{'s' * (num != 1)} from {path}, {ratio}x expected{other}"
+    line = f"{num} lever{'s' * (num != 1)} from {path}, {ratio}x expected{other}"
+    line = line if num else f"the plan in {path} is to change nothing"
+    return Engagement(levers=plan.levers, line=line, plan=plan, misfits=misfits)
 
 
 def _check_levers(plan: Plan, here: Here, path: Path) -> None:
@@ -240,22 +235,19 @@ def check_settings(lever: Lever, settings: Mapping[str, Setting]) -> None:
 
 
 def _example(lever: Lever) -> str:
-    if lever.parameter is None:
-        return lever.name
-    return (
-        f"{lever.name}={lever.choices[0] if lever.choices else '2:replicate' if lever.divides else max(lever.least, 1)}"
-    )
+    least = "2:replicate" if lever.divides else max(lever.least, 1)
+    value = lever.choices[0] if lever.choices else least
+    return lever.name if lever.parameter is None else f"{lever.name}={value}"
 
 
 def _check_conflicts(levers: Levers, registry: Mapping[str, Lever]) -> None:
-    for one in levers:
-        for other in levers:
-            if other in registry[one].conflicts:
-                raise UsageError(
-                    f"`{one}` and `{other}` cannot be combined",
-                    cause="each decides what the other needs",
-                    hint="name one of them",
-                )
+    pair = next(((one, other) for one in levers for other in levers if other in registry[one].conflicts), None)
+    if pair is not None:
+        raise UsageError(
+            f"`{pair[0]}` and `{pair[1]}` cannot be combined",
+            cause="each decides what the other needs",
+            hint="name one of them",
+        )
 
 
 def _check_class(plan: Plan, wish: Wish, here: Here, path: Path) -> None:

@@ -29,6 +29,7 @@ from flatout.run.folder import NEEDED_BYTES
 from flatout.run.launch import Child, Ended, Launch, session_files
 from flatout.run.script import Script
 from flatout.run.trackers import QUIET_TRACKERS
+from flatout.trials.budget import MAX_STEPS, WINDOW_S, Size, size_for
 from flatout.trials.ends import (
     CandidateFailed,
     cannot_measure,
@@ -38,7 +39,6 @@ from flatout.trials.ends import (
     raise_failures,
 )
 from flatout.trials.terms import Terms
-from flatout.trials.window_size import MAX_STEPS, WINDOW_S, Size, size_for
 
 WARM_UP_STEPS = 30
 """Gradients of a freshly initialised network say little about rounding (bf16 on a ResNet: slope 0.95 at step 0, 0.996

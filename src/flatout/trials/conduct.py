@@ -26,8 +26,7 @@ from flatout.records.trace import Agreement, Levers
 from flatout.run.script import Script
 from flatout.trials import conclude, windows
 from flatout.trials.bench import Bench
-from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget
-from flatout.trials.compiling import compiling_s
+from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget, compiling_s
 from flatout.trials.ends import CandidateFailed
 from flatout.trials.joules import Joules
 from flatout.trials.plain import Plain

@@ -31,10 +31,9 @@ from flatout.run.outcome import Outcome
 from flatout.run.watch import Learner
 from flatout.run.windows_of_run import Answer, Ask
 from flatout.trials import conclude
-from flatout.trials.compiling import compiling_s
+from flatout.trials.budget import Size, compiling_s, size_for
 from flatout.trials.search import strategy
 from flatout.trials.search.space import Choice, Space, checks_of, space_of, widest_class
-from flatout.trials.window_size import Size, size_for
 
 MOST_LOST_S = 30.0
 """What trying may cost the run in all, measured against a run that had the best plan from the start."""

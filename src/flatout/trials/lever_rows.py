@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from flatout.frameworks import kind
 from flatout.machine.read import read_machine
@@ -31,17 +31,9 @@ class LeverRow:
 
     def as_json(self) -> dict[str, object]:
         """For `--json`."""
-        return {
-            "class": self.class_,
-            "shortens": list(self.shortens),
-            "summary": self.summary,
-            "toggles": self.toggles,
-            "parameter": self.parameter,
-            "choices": list(self.choices),
-            "optional": self.optional,
-            "applies": (self.refusal is None) if self.known else None,
-            "reason": self.refusal,
-        }
+        found = asdict(self)
+        _, known, refusal, class_ = (found.pop(word) for word in ("name", "known", "refusal", "class_"))
+        return {"class": class_, **found, "applies": refusal is None if known else None, "reason": refusal}
 
 
 def describe_levers(script: Script | None = None, terms: Terms | None = None) -> list[LeverRow]:

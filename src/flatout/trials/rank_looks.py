@@ -14,10 +14,11 @@ from dataclasses import replace
 
 from flatout.errors import Inconclusive, ScriptError, UsageError
 from flatout.frameworks import kind
-from flatout.judge import rank_steps, stats
+from flatout.judge import stats
 from flatout.judge.anatomy import Anatomy, dissect
-from flatout.judge.rank_steps import RankAnatomy
+from flatout.judge.rank_steps import FILE, RankAnatomy
 from flatout.machine.read import read_machine
+from flatout.records import files
 from flatout.records.ranks import Terms as RankTerms
 from flatout.records.trace import Window
 from flatout.run import folder, isolation, launched, on_ranks
@@ -73,7 +74,7 @@ def looked(script: Script, terms: RankTerms | None, goal: Goal, show: Show) -> R
         )  # fmt: skip
         try:
             found = _looked_at(setting, ranks, goal.budget_s, show)
-            rank_steps.save(found, run_folder)
+            files.write(found, run_folder / FILE)
         finally:
             forget_all(run_folder)
             shutil.rmtree(run_folder / "compiled", ignore_errors=True)
