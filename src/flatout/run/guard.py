@@ -92,7 +92,7 @@ class _Look:
     num_busy: int = 0
     num_compiled: int = 0
 
-    def add(self, pair: Pair[Window], *, engaged: bool) -> None:
+    def add(self, pair: Pair, *, engaged: bool) -> None:
         """A pair of windows is there."""
         self.num_tried += 1
         both = pair.step_s
@@ -218,7 +218,7 @@ class Guard:
 
     def _pair(self, look: _Look) -> Generator[Ask, Window | None, str]:
         """Measure a pair; what the look says then, see `_Look.verdict`."""
-        pair: Pair[Window] = Pair.drawn(self._lots)
+        pair = Pair.drawn(self._lots)
         while pair.order:
             num = self._pace.alike(fitting := steps_in(WINDOW_S, self._step_s))
             ask = self._sides.ask(pair.order[0], self._step_s, WINDOW_S)

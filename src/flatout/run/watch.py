@@ -132,7 +132,7 @@ class Watch:
         asked = paired.turns(self.pairs, EXTENT, random.Random(0))
         turn, slow = next(asked, None), list[float]()
         while turn is not None:
-            pair: Pair[Window] = Pair(order=[turn.candidate, not turn.candidate])
+            pair = Pair(order=[turn.candidate, not turn.candidate])
             for plan in (*pair.order,):
                 window = (yield sides.ask(plan, step_s)).window
                 step_s = window.training_step_s if window is not None and window.training_step_s > 0 else step_s

@@ -79,7 +79,7 @@ def _in_order(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
     order = [*own, *_cheap(space), *_grown(space, inside)]
     compiled: list[Candidate] = []
     for candidate in space.singles:
-        if _single_cost(candidate, space) == COMPILED:
+        if cost_of(candidate.levers, space.levers) == COMPILED:
             compiled += _on_top(candidate, space, inside)
     in_processes = _in_new_processes(space, trials, inside)
     order += [*in_processes, *compiled] if promises_a_process(space) else [*compiled, *in_processes]
@@ -95,7 +95,7 @@ def promises_a_process(space: Space) -> bool:
 
 def promised_processes(space: Space, least: float) -> list[Candidate]:
     """The single candidates that need a process and should bring at least this ratio, by what was counted."""
-    needing = (c for c in space.singles if _single_cost(c, space) == NEW_PROCESS)
+    needing = (c for c in space.singles if cost_of(c.levers, space.levers) == NEW_PROCESS)
     return [c for c in needing if all(space.promised.get(name, 1.0) >= least for name in c.levers)]
 
 
@@ -154,24 +154,28 @@ def _costs(trial: Trial, base: Trial | None) -> bool:
 
 def _groups(space: Space, base: Trial | None) -> list[list[Candidate]]:
     """Single levers that can share a process; what costs the best a lever is no company for others."""
+
+    def bear(group: Sequence[Candidate], candidate: Candidate) -> bool:
+        levers = {name: settings for one in group for name, settings in one.levers.items()}
+        if any(space.levers[name].divides for name in {**levers, **candidate.levers}):
+            return False  # what cannot be divided says nothing of the others
+        return not levers.keys() & candidate.levers.keys() and not clash({**levers, **candidate.levers}, space)
+
     groups: dict[bool, list[list[Candidate]]] = {}
     for candidate in space.singles:
-        if _single_cost(candidate, space) == NEW_PROCESS and not _is_for_ranks(candidate, space):
+        if cost_of(candidate.levers, space.levers) == NEW_PROCESS and not _is_for_ranks(candidate, space):
             costs = base is not None and any(clash({**candidate.levers, n: s}, space) for n, s in base.levers.items())
             alike = groups.setdefault(costs, [])
-            group = next((one for one in alike if _bear(one, candidate, space)), None)
+            group = next((one for one in alike if bear(one, candidate)), None)
             if group is None:
                 alike.append(group := [])
             group.append(candidate)
     return [group for _, alike in sorted(groups.items()) for group in alike]
 
 
-def _bear(group: Sequence[Candidate], candidate: Candidate, space: Space) -> bool:
-    """Whether a lever can be engaged beside those of a group: another one that none of them excludes."""
-    levers = {name: settings for one in group for name, settings in one.levers.items()}
-    if any(space.levers[name].divides for name in {**levers, **candidate.levers}):
-        return False  # what cannot be divided says nothing of the others
-    return not levers.keys() & candidate.levers.keys() and not clash({**levers, **candidate.levers}, space)
+def _is_for_ranks(candidate: Candidate, space: Space) -> bool:
+    """Whether it has something to do on ranks alone, beside what divides the training."""
+    return any(space.levers[name].modes for name in candidate.levers)
 
 
 def _still_worth(candidate: Candidate, space: Space, best: Trial | None, trials: Sequence[Trial]) -> bool:
@@ -194,35 +198,22 @@ def _still_worth(candidate: Candidate, space: Space, best: Trial | None, trials:
     return lever.worth_after(settings, brought)
 
 
-def _is_for_ranks(candidate: Candidate, space: Space) -> bool:
-    """Whether it has something to do on ranks alone, beside what divides the training."""
-    return any(space.levers[name].modes for name in candidate.levers)
-
-
-def _single_cost(candidate: Candidate, space: Space) -> int:
-    return cost_of(candidate.levers, space.levers)
-
-
 def _cheap(space: Space) -> list[Candidate]:
     """The single levers that cost little, each first partner followed by the pairs that it makes."""
-    cheap = [c for c in space.singles if _single_cost(c, space) == CHEAP]
+    cheap = [c for c in space.singles if cost_of(c.levers, space.levers) == CHEAP]
     order = []
     for single in cheap:
         order.append(single)
         for other in cheap:
             levers = {**single.levers, **other.levers}
-            if _are_partners(single.levers, other.levers, space.levers) and _sensible(levers, space):
+            sensible = all(space.levers[n].fits_beside(one, levers, space.num_cores) for n, one in levers.items())
+            if sensible and _are_partners(single.levers, other.levers, space.levers):
                 order.append(Candidate(levers=levers, reason="gain together what neither gains alone"))
     return order
 
 
 def _are_partners(first: Levers, second: Levers, known: Mapping[str, Lever]) -> bool:
     return any(name in known[other].partners for other in first for name in second)
-
-
-def _sensible(levers: Levers, space: Space) -> bool:
-    """Whether no setting wants what another takes."""
-    return all(space.levers[name].fits_beside(one, levers, space.num_cores) for name, one in levers.items())
 
 
 def _grown(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
