@@ -163,44 +163,30 @@ class Conduct:
         self.show.stage(text, self.budget.share_spent)
 
     def run(self) -> Result:
-        """All of it. Ctrl-C ends the trying and keeps what was learned; before there is anything, it ends all."""
+        """All of it. Ctrl-C ends the trying and keeps what was learned; before there is anything, it ends all.
+
+        So does a plain script that cannot be measured any more: what was measured before is not lost with that.
+        """
         self.observe()
         if self.command == "why":
             self.plain.look_closer(self.budget.deadline_s(0.7))
-        else:
-            self._search()
+        for work in (self.try_all, self._choose) if self.command == "tune" else ():
+            try:
+                work()
+            except (KeyboardInterrupt, ScriptError, Inconclusive) as problem:
+                if self.goal.exactly is not None:  # nothing of it is kept, and who asked for it waits no more
+                    raise
+                if self.final is None:
+                    told = STOPPED if isinstance(problem, KeyboardInterrupt) else f"{problem.error}: {problem.cause}"
+                    self.stopped, self.short_budget_s = told, None
         self._stage("done")
         return conclude.result_of(self)
 
-    def _search(self) -> None:
-        """Try what may help, measure the best again, and look at what changes nothing of that."""
-        try:
-            self.try_all()
-        except KeyboardInterrupt:
-            if self.goal.exactly is not None:  # nothing of it is kept, and who asked for it waits no more
-                raise
-            self.stopped = STOPPED
-        except (ScriptError, Inconclusive) as problem:
-            self._keep_what_is_known(problem)
-        try:
-            self.prove()
-            if self.goal.exactly is None and self.stopped != STOPPED:
-                self.plain.look_closer(time.perf_counter() + LOOK_CLOSER_S)
-        except KeyboardInterrupt:
-            if self.final is None:
-                self.stopped, self.short_budget_s = "you stopped it before the best could be measured again", None
-        except (ScriptError, Inconclusive) as problem:
-            self._keep_what_is_known(problem)
-
-    def _keep_what_is_known(self, problem: ScriptError | Inconclusive) -> None:
-        """The plain script cannot be measured any more: what was measured before is not lost with that.
-
-        Raises:
-            FlatoutError: The problem, where nothing was to be kept.
-        """
-        if self.goal.exactly is not None:
-            raise problem
-        self.stopped, self.short_budget_s = f"{problem.error}: {problem.cause}", None
+    def _choose(self) -> None:
+        """Measure the best again, and look at what changes nothing of that."""
+        self.prove()
+        if self.goal.exactly is None and self.stopped != STOPPED:
+            self.plain.look_closer(time.perf_counter() + LOOK_CLOSER_S)
 
     # -- the plain script ----------------------------------------------------------------------------------------
 
