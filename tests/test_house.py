@@ -28,9 +28,7 @@ split where it asks two questions, never by its length."""
 LONG_FILES: dict[str, str] = {
     "child/conductor.py": "one conductor: what happens at a step boundary is one state machine and reads as one",
 }
-LONG_FUNCTIONS: dict[str, str] = {
-    "trials/conclude.py:result_of": "one record with a field per line",
-}
+LONG_FUNCTIONS: dict[str, str] = {}
 BANNED_NAMES = {"utils", "util", "manager", "managers", "helper", "helpers", "data", "info"}
 
 #: Packages of ours that a run may load into the user's process, besides the standard library and torch: what they may

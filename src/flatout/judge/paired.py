@@ -301,26 +301,13 @@ def trial_of(pairs: Pairs, levers: Levers, class_: str, took_s: float) -> Trial:
     if pairs.num_busy and ratio is None:
         reason = "other processes used the CPU in every window"
     return Trial(
-        levers=levers,
-        outcome=compared.verdict,
-        reason=reason,
-        ratio=ratio,
-        ratio_low=low,
-        ratio_high=high,
-        num_pairs=len(pairs.baseline_s),
-        num_discarded=pairs.num_discarded,
-        class_=class_,
-        took_s=took_s,
-        engage_s=pairs.engage_s,
-        peak_memory_bytes=pairs.peak_memory_bytes,
-        baseline_peak_memory_bytes=pairs.baseline_peak_memory_bytes,
-        baseline_step_s=tuple(pairs.baseline_s),
-        candidate_step_s=tuple(pairs.candidate_s),
-        candidate_first=tuple(pairs.candidate_first),
-        share=pairs.share,
-        noise=pairs.noise,
-        evidence=pairs.evidence,
-    )
+        levers=levers, outcome=compared.verdict, reason=reason, ratio=ratio, ratio_low=low, ratio_high=high,
+        num_pairs=len(pairs.baseline_s), num_discarded=pairs.num_discarded, class_=class_, took_s=took_s,
+        engage_s=pairs.engage_s, peak_memory_bytes=pairs.peak_memory_bytes,
+        baseline_peak_memory_bytes=pairs.baseline_peak_memory_bytes, baseline_step_s=tuple(pairs.baseline_s),
+        candidate_step_s=tuple(pairs.candidate_s), candidate_first=tuple(pairs.candidate_first), share=pairs.share,
+        noise=pairs.noise, evidence=pairs.evidence,
+    )  # fmt: skip
 
 
 def _highest(former: int | None, found: int | None) -> int | None:

@@ -74,11 +74,7 @@ def judged(seen: Sequence[HostReads]) -> ReadSites | None:
 def _site(rows: Sequence[HostRead], num_steps: int) -> ReadSite:
     first = rows[0]
     return ReadSite(
-        file=first.file,
-        line=first.line,
-        code=linecache.getline(first.file, first.line).strip(),
-        read=first.read,
-        on_device=first.on_device,
-        reads_per_step=sum(row.num for row in rows) / num_steps,
+        file=first.file, line=first.line, code=linecache.getline(first.file, first.line).strip(), read=first.read,
+        on_device=first.on_device, reads_per_step=sum(row.num for row in rows) / num_steps,
         waited_s=math.fsum(row.waited_s for row in rows) / num_steps,
-    )
+    )  # fmt: skip

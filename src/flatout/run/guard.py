@@ -256,12 +256,9 @@ class Guard:
             self._distance_s = min(2 * self._distance_s, MOST_DISTANCE_S)
         decision = Decision(
             kind=("engaged again" if self.engaged else "released") if change else "kept",
-            num_steps=self._num_steps(),
-            ratio=median(look.ratios) if look.ratios else None,
-            num_pairs=len(look.ratios),
-            why=look.why,
-            beside=look.beside,
-        )
+            num_steps=self._num_steps(), ratio=median(look.ratios) if look.ratios else None,
+            num_pairs=len(look.ratios), why=look.why, beside=look.beside,
+        )  # fmt: skip
         self.decisions.append(decision)
         return self._sides.stay(self.engaged, decision.text)
 

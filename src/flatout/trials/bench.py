@@ -143,12 +143,9 @@ class Bench:
         if self.terms.isolate:
             self._scratch = self.run_folder / f"scratch-{self._name}"
             command = isolation.isolate(
-                command,
-                folder=Path.cwd(),
-                script_folder=self.script.folder,
-                run_folder=self.run_folder,
+                command, folder=Path.cwd(), script_folder=self.script.folder, run_folder=self.run_folder,
                 scratch=self._scratch,
-            )
+            )  # fmt: skip
         session = SessionSpec(
             mode="trial",
             **session_files(self.run_folder, self._name),  # type: ignore[arg-type]

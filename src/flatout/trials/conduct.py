@@ -176,7 +176,7 @@ class Conduct:
             except (KeyboardInterrupt, ScriptError, Inconclusive) as problem:
                 if self.goal.exactly is not None:  # nothing of it is kept, and who asked for it waits no more
                     raise
-                if self.final is None:
+                if self.final is None or not isinstance(problem, KeyboardInterrupt):
                     told = STOPPED if isinstance(problem, KeyboardInterrupt) else f"{problem.error}: {problem.cause}"
                     self.stopped, self.short_budget_s = told, None
         self._stage("done")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from flatout.frameworks import kind
 from flatout.machine.read import read_machine
+from flatout.records.as_json import to_json
 from flatout.run import folder
 from flatout.run.script import Script, check_source
 from flatout.trials.bench import opened
@@ -31,7 +32,7 @@ class LeverRow:
 
     def as_json(self) -> dict[str, object]:
         """For `--json`."""
-        found = asdict(self)
+        found = to_json(self)
         _, known, refusal, class_ = (found.pop(word) for word in ("name", "known", "refusal", "class_"))
         return {"class": class_, **found, "applies": refusal is None if known else None, "reason": refusal}
 

@@ -230,17 +230,11 @@ class Plain:
         if shown.is_open(WORTHWHILE):  # whatever was measured in turn: these are the two steps that are shown
             self.accounts["taken apart"] = shown
         findings = Findings(
-            anatomy=self.anatomy,
-            facts=self.bench.facts,
-            num_cores=self.machine.num_cores,
-            counterfactuals=self._counterfactuals,
-            census=census,
-            scaling=scaling,
-            ceilings=self.ceilings,
-            activity=self.activity,
-            slow_steps=slow_steps(self.baseline, self._seen("anatomy", "phases")),
+            anatomy=self.anatomy, facts=self.bench.facts, num_cores=self.machine.num_cores,
+            counterfactuals=self._counterfactuals, census=census, scaling=scaling, ceilings=self.ceilings,
+            activity=self.activity, slow_steps=slow_steps(self.baseline, self._seen("anatomy", "phases")),
             accounts=self.accounts,
-        )
+        )  # fmt: skip
         with contextlib.suppress(OSError):  # kept so that other rules can be held against it; not needed for the rest
             (self.run_folder / FINDINGS).write_text(json.dumps(to_json(findings)) + "\n", encoding="utf-8")
         self.diagnosis = diagnose(findings)

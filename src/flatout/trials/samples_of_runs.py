@@ -340,17 +340,14 @@ def _found(place: Path, wanted: Wanted, traces: list[Path]) -> Sample:
     steps = [step - outside for w in windows for step, outside in zip(w.step_s, w.outside_s, strict=True)]
     whole = all(len(w.losses) == len(w.step_s) for w in windows)
     found = Sample(
-        folder=place,
-        num_steps=end.num_steps if end is not None else 0,
-        step_s=tuple(steps[LEFT_OUT_STEPS:]),
+        folder=place, num_steps=end.num_steps if end is not None else 0, step_s=tuple(steps[LEFT_OUT_STEPS:]),
         losses=tuple(loss for w in windows for loss in w.losses) if whole else (),
-        peak_memory_bytes=max(peaks, default=None),
-        step_memory_bytes=_step_memory(place, wanted.num_ranks),
+        peak_memory_bytes=max(peaks, default=None), step_memory_bytes=_step_memory(place, wanted.num_ranks),
         header=first[0] if isinstance(first[0], Header) else None,
         windows=tuple(by_rank[rank] for rank in sorted(by_rank)),
         num_trained=sum(any(isinstance(one, Window) for one in r) for r in records),
         ended=end is not None and end.num_steps < wanted.num_steps and raised([first]) is None,
-    )
+    )  # fmt: skip
     if end is not None and end.num_steps >= wanted_steps:
         return found
     told = sorted(records, key=lambda one: one is not first)

@@ -69,9 +69,8 @@ def measured(
     with folder.claimed(folder.working_folder(), script.stem) as run_folder, _discarded_if_stopped(run_folder):
         ranks = None
         if goal.launcher:
-            setting = Setting(
-                script=script, registry=kind().levers(), run_folder=run_folder, terms=goal.terms, machine=machine
-            )
+            known = kind().levers()
+            setting = Setting(script=script, registry=known, run_folder=run_folder, terms=goal.terms, machine=machine)
             ranks = LaunchedRanks(goal.launcher, setting, show)
             goal = ranks.begin(goal)
         conduct = Conduct(script, run_folder, machine, goal, show, command)
@@ -79,21 +78,19 @@ def measured(
             conduct.plain.measure_ceilings = lambda: _ceilings(conduct)
             conduct.own = own if goal.choice.num_ranks is not None else of_one_process(own, conduct.levers)
             found = conduct.run() if ranks is None else ranks.alone(conduct)
-        found = found if ranks is None else ranks.confirm(found)
-        found = replace(found, options=_options(typed, plan))
-        if found.plan is not None and write_plan:
-            try:
-                former, known = ranks_of(own, kind().levers()), kind().levers()
-                if former is not None and goal.choice.num_ranks is None and ranks_of(found.plan.levers, known) is None:
-                    show.remark(
-                        f"the plan had {former[0]} ranks: `flatout tune --ranks {former[0]}` measures them anew"
-                    )
-                plan_file.write(plan_file.seen_from(place, found.plan), place)
-            except FlatoutError:
-                _saved(found, run_folder)
-                raise
-            found = replace(found, plan_path=str(place))
-        return _saved(found, run_folder)
+        found = replace(found if ranks is None else ranks.confirm(found), options=_options(typed, plan))
+        if found.plan is None or not write_plan:
+            return _saved(found, run_folder)
+        former, known = ranks_of(own, kind().levers()), kind().levers()
+        if former is not None and goal.choice.num_ranks is None and ranks_of(found.plan.levers, known) is None:
+            num = former[0]
+            show.remark(f"the plan had {num} ranks: `flatout tune --ranks {num}` measures them anew")
+        try:
+            plan_file.write(plan_file.seen_from(place, found.plan), place)
+        except FlatoutError:
+            _saved(found, run_folder)
+            raise
+        return _saved(replace(found, plan_path=str(place)), run_folder)
 
 
 def _planned(script: Script, place: Path) -> Levers:
