@@ -15,8 +15,8 @@ from flatout.records.trace import Failure
 from flatout.report import verdict
 from flatout.run import launched
 from flatout.trials import conclude, starts
+from flatout.trials.ends import why_ended
 from flatout.trials.launched_ranks import LaunchedRanks, alone
-from flatout.trials.sample_ends import why_ended
 from flatout.trials.samples_of_runs import Sample, Setting
 from flatout.trials.terms import Goal, Show, Terms
 from handmade import HEADER, MACHINE, plan, result

@@ -31,7 +31,7 @@ from flatout.run.rank_start import Start, devices_for
 from flatout.run.rank_watch import Exchanges, RankWatch
 from flatout.run.script import Script
 from flatout.run.trackers import QUIET_TRACKERS
-from flatout.trials.sample_ends import Hung, not_reached, raised, why_ended
+from flatout.trials.ends import Hung, not_reached, raised, why_ended
 from flatout.trials.terms import Terms
 
 LEFT_OUT_STEPS = 2

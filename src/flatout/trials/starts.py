@@ -21,8 +21,7 @@ from flatout.judge.paired import Extent, Pairs
 from flatout.records.plan import Candidate, allows, ranks_of
 from flatout.records.trace import Agreement, Levers, Window
 from flatout.report import words
-from flatout.trials.ends import CandidateFailed, launcher_failed
-from flatout.trials.sample_ends import Hung
+from flatout.trials.ends import CandidateFailed, Hung, launcher_failed
 from flatout.trials.samples_of_runs import FEWEST_STEPS, LEFT_OUT_STEPS, Sample, Setting, Wanted, take
 
 CHECKS = ("losses", "parameters")
