@@ -25,13 +25,9 @@ EACH_CLASS = "each class admits those before it: " + ", ".join(CLASSES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What the user asked for.
+    """What the user asked for: a plan file by name (None: the one found by default), or exactly these levers.
 
-    Attributes:
-        plan: The plan file that was named, or None for the one found by default.
-        levers: Exactly these levers, without a plan; None otherwise.
-        accept: How far levers may go.
-        recheck: Whether a plan that does not fit here is tested first instead of refused.
+    With `recheck` a plan that does not fit here is tested first instead of refused.
     """
 
     plan: Path | None = None
@@ -42,14 +38,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engagement:
-    """What to engage.
-
-    Attributes:
-        levers: Empty for a plain run.
-        line: What is said at the start.
-        plan: The plan behind it, where there is one.
-        misfits: How here differs from where the plan was made.
-    """
+    """What to engage, the line that is said at the start, the plan behind it, and how here differs from its place."""
 
     levers: Levers = field(default_factory=dict)
     line: str = ""

@@ -51,15 +51,7 @@ PATIENCE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all samples have in common.
-
-    Attributes:
-        script: What is run.
-        registry: All levers by name.
-        run_folder: Where each has a folder of its own.
-        terms: How the script may be run.
-        machine: Where it is run.
-    """
+    """What all samples have in common; each has a folder of its own in the run folder."""
 
     script: Script
     registry: Mapping[str, Lever]
