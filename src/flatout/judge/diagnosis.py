@@ -244,9 +244,10 @@ def _bounds(found: Findings, worth: Mapping[str, float]) -> list[Bound]:
     if threads is not None and math.isfinite(threads.ratio):
         shortened = ("forward", "loss", "backward", "optimizer", "data")
         result.append(_measured("threads that fit", threads, f"{found.num_cores} threads in turn with now", shortened))
-    nan = float("nan")
+    nan, fixed = float("nan"), fixed_share(found)
+    fixed_s = None if fixed is None else fixed * model_s(found)
     seconds = (
-        ("free launches", _fixed_s(found), nan, "model calls replayed at half the batch",
+        ("free launches", fixed_s, nan, "model calls replayed at half the batch",
          ("forward", "backward", "loss")),
         ("free optimizer", found.anatomy.phases_s.get("optimizer"), phase_error(found, "optimizer"),
          SHARE, ("optimizer",)),
@@ -281,11 +282,6 @@ def _of_share(remedy: str, ratio: float, error: float, how: str, shortens: tuple
 def _measured(remedy: str, comparison: Comparison, how: str, shortens: tuple[str, ...]) -> Bound:
     ratio = max(comparison.ratio, 1.0)  # a remedy that is measured as slower brings nothing at most
     return Bound(remedy=remedy, ratio=ratio, low=comparison.low, high=comparison.high, how=how, shortens=shortens)
-
-
-def _fixed_s(found: Findings) -> float | None:
-    share = fixed_share(found)
-    return None if share is None else share * model_s(found)
 
 
 def _compute_slack_s(found: Findings) -> float | None:

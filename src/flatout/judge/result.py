@@ -66,12 +66,10 @@ class Launched:
     Attributes:
         num_ranks: How many there are.
         alone: The winner as it was measured on one rank by itself; None where nothing won there.
-        num_runs: Starts of the launcher.
     """
 
     num_ranks: int
     alone: Trial | None = None
-    num_runs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,7 +120,7 @@ class LaunchedRanks:
         saved_s = step_s - tuned_step_s
         result = replace(
             found, typed=typed,
-            launched=Launched(num_ranks=self._num_ranks, alone=best, num_runs=self._starts.num_runs),
+            launched=Launched(num_ranks=self._num_ranks, alone=best),
             remeasured=trial, verdict=_verdict(trial), plan=None, baseline_steps_per_s=1 / step_s,
             baseline_spread_fraction=stats.summarize(baseline).spread_fraction, baseline_window_step_s=tuple(baseline),
             tuned_steps_per_s=1 / tuned_step_s, tuning_s=self._spent_s,

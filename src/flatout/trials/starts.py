@@ -68,7 +68,7 @@ class Starts:
         self, setting: Setting, stage: Callable[[str], None], tick: Callable[[], None], launcher: tuple[str, ...] = ()
     ) -> None:
         self._setting, self._stage, self._tick, self._launcher = setting, stage, tick, launcher
-        self.num_runs = 0
+        self._num_runs = 0
         self._num_compared = COMPARED_STEPS
         self._references: tuple[Sample, Sample] | None = None
         self._judged: dict[object, tuple[Judgement, str]] = {}
@@ -219,8 +219,8 @@ class Starts:
         )
 
     def _take(self, wanted: Wanted) -> Sample:
-        self.num_runs += 1
-        found = take(self._setting, wanted, self.num_runs, self._tick)
+        self._num_runs += 1
+        found = take(self._setting, wanted, self._num_runs, self._tick)
         self._run_s = max(self._run_s, found.took_s)
         return found
 

@@ -46,25 +46,24 @@ def next_candidate(
     which two levers exclude each other. Where gradients disagree beyond rounding, a set of a wider class may still
     contain the lever: beside bf16 that is little, and the set is judged as a whole.
     """
+
+    def forgiven(trial: Trial, candidate: Candidate) -> bool:
+        gradients = all(space.levers[name].check == "gradients" for name in trial.levers)
+        wider = not allows(widest_class(trial.levers, space.levers), widest_class(candidate.levers, space.levers))
+        return trial.outcome == "disagrees" and gradients and wider
+
     tried = {Candidate(levers=t.levers).key for t in trials}
     broken = [t for t in trials if _is_broken(t)]
     for candidate in _in_order(space, trials):
         if candidate.key in tried or clash(candidate.levers, space) or not is_worth(candidate):
             continue
-        if not any(contains(candidate.levers, t.levers) and not _forgiven(t, candidate, space) for t in broken):
+        if not any(contains(candidate.levers, t.levers) and not forgiven(t, candidate) for t in broken):
             return candidate
     return None
 
 
 def _is_broken(trial: Trial) -> bool:
     return trial.outcome in ("failed", "disagrees")
-
-
-def _forgiven(trial: Trial, candidate: Candidate, space: Space) -> bool:
-    """Whether what disagreed was gradients alone, and the candidate is of a class with wider limits for them."""
-    gradients = all(space.levers[name].check == "gradients" for name in trial.levers)
-    wider = not allows(widest_class(trial.levers, space.levers), widest_class(candidate.levers, space.levers))
-    return trial.outcome == "disagrees" and gradients and wider
 
 
 def _in_order(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
