@@ -20,9 +20,7 @@ from typing import Any, TypeVar
 from flatout.child.orders import SessionSpec
 from flatout.errors import Inconclusive, cannot_write
 from flatout.records.facts import Facts
-from flatout.records.host_reads import HostReads
 from flatout.records.plan import Lever
-from flatout.records.stacks import Stacks
 from flatout.records.trace import Agreement, Census, Header, Levers, Record, Refused, Scaling, Setting, Toggle, Window
 from flatout.run import isolation
 from flatout.run.folder import NEEDED_BYTES
@@ -94,9 +92,8 @@ class Bench:
         self.last_missing: dict[str, str] = {}
         self.unreleased = ""
         """What broke when a lever was to be taken back, until whoever engaged it has seen it."""
-        self.last_stacks: Stacks | None = None
-        self.last_reads: HostReads | None = None
-        """What was seen in the latest window that looked at stacks, and at reads."""
+        self.answer: list[Record] = []
+        """The records of the latest answer."""
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -204,10 +201,6 @@ class Bench:
                 self.facts = record
             elif isinstance(record, Window):
                 self.windows.append((self._name, record))
-            elif isinstance(record, Stacks):
-                self.last_stacks = record
-            elif isinstance(record, HostReads):
-                self.last_reads = record
 
     # -- orders --------------------------------------------------------------------------------------------------
 
@@ -228,6 +221,7 @@ class Bench:
                     what["num_steps"] = min(what["num_steps"], self.size.num_steps)
                 continue
             self._note(records)
+            self.answer = records
             self.warnings |= raise_failures(records, levers)
             return records
         if unreleased:
