@@ -218,7 +218,12 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     registry = levers()
     _check(request)
     here = _here(request, registry)
-    on_ranks.check(request.ranks, learn=request.learn, recheck=request.recheck)
+    if request.ranks is not None and request.ranks.num_ranks != 1:
+        choice.check_alone(
+            "--ranks", {"--learn": request.learn, "--recheck": request.recheck},
+            cause="levers are tried in one process, where no other rank waits for it",
+            hint="`flatout tune` first, then `flatout run --ranks`",
+        )  # fmt: skip
     chosen, learner = _chosen(request, here, say)
     if chosen.misfits and request.recheck and request.script is not None:
         chosen = _recheck(choice.for_one_process(chosen, registry), request, say, show)
@@ -286,7 +291,11 @@ def _chosen(request: RunRequest, here: Here, say: Callable[[str], None]) -> tupl
         return choice.engagement(wish, here), None
     learning = _learning()
     beside = {"--plan": request.plan is not None, "--levers": request.levers is not None}
-    learning.check({**beside, "--fixed": request.fixed, "--recheck": request.recheck})
+    choice.check_alone(
+        "--learn", {**beside, "--fixed": request.fixed, "--recheck": request.recheck},
+        cause="a run that learns begins plainly and finds its levers itself",
+        hint="leave out one of them; `flatout tune` tries levers before a run",
+    )  # fmt: skip
     return Engagement(line=learning.LINE), learning.learner(here, request.accept)
 
 

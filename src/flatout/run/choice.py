@@ -89,6 +89,16 @@ def engagement(wish: Wish, here: Here) -> Engagement:
     return _fitting(plan, path, wish, here)
 
 
+def check_alone(option: str, beside: Mapping[str, bool], *, cause: str, hint: str) -> None:
+    """Refuse an option beside the first of the others that was given.
+
+    Raises:
+        UsageError: One was.
+    """
+    if (named := next((other for other, given in beside.items() if given), None)) is not None:
+        raise UsageError(f"`{option}` and `{named}` cannot be combined", cause=cause, hint=hint)
+
+
 def for_one_process(chosen: Engagement, registry: Mapping[str, Lever]) -> Engagement:
     """The engagement without what a plan found for ranks."""
     return for_ranks(chosen, "", registry)

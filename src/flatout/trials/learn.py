@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from flatout.errors import FlatoutError, Inconclusive, UsageError
+from flatout.errors import FlatoutError, Inconclusive
 from flatout.judge import agreement, paired, stats
 from flatout.judge.anatomy import Account, dissect
 from flatout.judge.causes import WORTHWHILE
@@ -95,24 +95,6 @@ def plan_of(outcome: Outcome, here: Here, run: str) -> Plan | None:
     plain, plan = (1 / stats.summarize(side).median for side in (outcome.plain_s, outcome.plan_s))
     where = here.script, here.arguments
     return conclude.plan_of(won, where, header, here.machine(), steps_per_s=(plain, plan), run=run)
-
-
-def check(beside: Mapping[str, bool]) -> None:
-    """Make sure that something is left to learn.
-
-    Args:
-        beside: Options that leave nothing, and whether they were given.
-
-    Raises:
-        UsageError: One was.
-    """
-    named = next((option for option, given in beside.items() if given), None)
-    if named is not None:
-        raise UsageError(
-            f"`--learn` and `{named}` cannot be combined",
-            cause="a run that learns begins plainly and finds its levers itself",
-            hint="leave out one of them; `flatout tune` tries levers before a run",
-        )
 
 
 def keep(outcome: Outcome, here: Here, place: str, say: Callable[[str], None]) -> None:
