@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.records.trace import FOREIGN_LIMIT
-from flatout.run.check import CHECK_PAIRS, REST_WINDOWS
+from flatout.run.watch import CHECK_PAIRS, REST_WINDOWS
 from flatout.run.windows_of_run import WINDOW_S
 from measuring import FLATOUT, RESULTS, file_for, quiet, ratio, timed, write
 from sides import SIDES, Edit, Side, edit_for, environment, prepared, typed, variant

@@ -101,7 +101,6 @@ RUN: list[Row] = [
     ("ratio", "number or null", "plain over plan, from this run's own windows; null where it was not checked"),
     ("ratio_low", "number or null", "lower end of its 95 % interval"),
     ("ratio_high", "number or null", "upper end of its 95 % interval"),
-    ("left_out_next", "list of strings", "levers that the next runs under this plan leave out, because memory ran out"),
     ("joules", "number or null", "energy of the machine during the run; null where no counter can tell"),
     (
         "exchanges",

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from flatout.judge.anatomy import Anatomy
+from flatout.judge.causes import Findings
 from flatout.judge.diagnosis import diagnose
-from flatout.judge.findings import Findings
 from flatout.judge.result import FORMAT as RESULT_FORMAT
 from flatout.judge.result import Result, TimelineStep, Untried
 from flatout.judge.stats import compare

@@ -27,11 +27,8 @@ split where it asks two questions, never by its length."""
 
 LONG_FILES: dict[str, str] = {
     "child/conductor.py": "one conductor: what happens at a step boundary is one state machine and reads as one",
-    "trials/conduct.py": "the order of work of `tune` and `why`, which reads from top to bottom",
 }
-LONG_FUNCTIONS: dict[str, str] = {
-    "trials/conclude.py:result_of": "one record with a field per line",
-}
+LONG_FUNCTIONS: dict[str, str] = {}
 BANNED_NAMES = {"utils", "util", "manager", "managers", "helper", "helpers", "data", "info"}
 
 #: Packages of ours that a run may load into the user's process, besides the standard library and torch: what they may
@@ -341,8 +338,7 @@ OF_ONE_FRAMEWORK = {
 OTHER_MEANINGS = {
     ("judge/causes.py", "checkpoints"): "a cause",
     ("judge/diagnosis.py", "checkpoints"): "a cause",
-    ("judge/explained.py", "checkpoints"): "a cause",
-    ("judge/findings.py", "tf32"): "arithmetic",
+    ("judge/causes.py", "tf32"): "arithmetic",
     ("records/ceilings.py", "tf32"): "arithmetic",
     ("records/ceilings.py", "bf16"): "a processor's feature",
     ("machine/read.py", "bf16"): "a processor's feature",

@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from flatout.frameworks.pytorch.levers import registry
 from flatout.judge import stats
-from flatout.judge.looks import Looks
 from flatout.judge.paired import Extent
+from flatout.judge.sequential import Looks
 from flatout.machine.read import read_machine
 from flatout.records.trace import Window
 from flatout.run.script import Script

@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from noise_models import MODELS, WINDOW, Slowdowns
 
 from flatout.judge import paired, stats
-from flatout.judge.looks import Looks
 from flatout.judge.paired import Extent
+from flatout.judge.sequential import Looks
 from flatout.records.trace import Levers, Window
 from flatout.trials import conduct, windows
-from flatout.trials.window_size import Size
+from flatout.trials.budget import Size
 from measuring import write
 
 STEP_S = 0.004
@@ -99,7 +99,7 @@ def compared(model: str, case: Case, power: float, seed: int) -> tuple[stats.Com
     bench = SimulatedBench(MODELS[model](chance, num_windows * WINDOW) ** power, case.gain, seed)
     ever = time.perf_counter() + 3600
     plain = windows.measure(
-        bench, {}, Extent(looks=Looks.once(conduct.NOISE_PAIRS), enough="all", deadline_s=ever), purpose="baseline"
+        bench, {}, Extent(looks=Looks.alike(conduct.NOISE_PAIRS), enough="all", deadline_s=ever), purpose="baseline"
     )
     bench.noise = stats.scatter(plain.baseline_s, plain.candidate_s)
     found = windows.measure(bench, {"lever": {}}, Extent(looks=looks, enough=enough, deadline_s=ever), purpose="trial")

@@ -36,8 +36,8 @@ from itself import SCRIPTS
 
 from flatout.errors import FlatoutError
 from flatout.judge.anatomy import dissect
-from flatout.judge.looks import Looks
 from flatout.judge.paired import Extent
+from flatout.judge.sequential import Looks
 from flatout.machine.read import read_machine
 from flatout.records.as_json import to_json
 from flatout.records.plan import Candidate, Lever
@@ -241,7 +241,7 @@ def _begin_anew(bench: Bench) -> None:
 
 def _row(conduct: Conduct, levers: Levers, num_pairs: int) -> dict[str, Any]:
     begun_s = time.perf_counter()
-    extent = Extent(looks=Looks.once(num_pairs), enough="all", deadline_s=begun_s + 600)
+    extent = Extent(looks=Looks.alike(num_pairs), enough="all", deadline_s=begun_s + 600)
     row: dict[str, Any] = {"levers": {n: dict(s) for n, s in levers.items()}, "outcome": "measured"}
     try:
         measured = windows.measure(conduct.bench, levers, extent, purpose="grid")

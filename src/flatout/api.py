@@ -26,7 +26,7 @@ from flatout.records import plan_file
 from flatout.records.plan import PLAN_FILE, Lever, allows, label
 from flatout.records.ranks import Terms as RankTerms
 from flatout.report.former import Exported, contrast, export, report
-from flatout.run import choice, folder, foreground, launched, on_ranks, shortage
+from flatout.run import choice, folder, foreground, launched, on_ranks
 from flatout.run.choice import Engagement, Here, Wish
 from flatout.run.outcome import Outcome
 from flatout.run.script import Script, check, check_command
@@ -219,7 +219,12 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     registry = levers()
     _check(request)
     here = _here(request, registry)
-    on_ranks.check(request.ranks, learn=request.learn, recheck=request.recheck)
+    if request.ranks is not None and request.ranks.num_ranks != 1:
+        choice.check_alone(
+            "--ranks", {"--learn": request.learn, "--recheck": request.recheck},
+            cause="levers are tried in one process, where no other rank waits for it",
+            hint="`flatout tune` first, then `flatout run --ranks`",
+        )  # fmt: skip
     chosen, learner = _chosen(request, here, say)
     if chosen.misfits and request.recheck and request.script is not None:
         chosen = _recheck(choice.for_one_process(chosen, registry), request, say, show)
@@ -241,7 +246,6 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
             say("`--store-memory` has nothing to do here: no lever that keeps items is engaged")
         what = _foreground(request, chosen, here, run_folder)
         outcome = foreground.run(dataclasses.replace(what, learner=learner, devices=devices))
-        shortage.note_if_any(chosen, outcome, registry)
     place = str(run_folder or "") if problem is None else ""
     if request.learn:
         _learning().keep(outcome, here, place, say)
@@ -285,16 +289,20 @@ def _chosen(request: RunRequest, here: Here, say: Callable[[str], None]) -> tupl
         if left_out := choice.of_input(words or (), registry, here.machine)[1]:
             say(f"`input` without what the levers beside it rule out: {', '.join(left_out)}")
         wish = Wish(plan=request.plan, levers=wanted, accept=request.accept, recheck=request.recheck)
-        return shortage.without(choice.engagement(wish, here)), None
+        return choice.engagement(wish, here), None
     learning = _learning()
     beside = {"--plan": request.plan is not None, "--levers": request.levers is not None}
-    learning.check({**beside, "--fixed": request.fixed, "--recheck": request.recheck})
+    choice.check_alone(
+        "--learn", {**beside, "--fixed": request.fixed, "--recheck": request.recheck},
+        cause="a run that learns begins plainly and finds its levers itself",
+        hint="leave out one of them; `flatout tune` tries levers before a run",
+    )  # fmt: skip
     return Engagement(line=learning.LINE), learning.learner(here, request.accept)
 
 
 def _learning() -> ModuleType:
     """Loaded where a run learns: what measures takes a while to load, and the script is waiting."""
-    return importlib.import_module("flatout.trials.learned")
+    return importlib.import_module("flatout.trials.learn")
 
 
 def _compiled(chosen: Engagement, path: Path) -> str | None:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from flatout.errors import RecordError
 from flatout.judge.agreement import judge
 from flatout.judge.anatomy import AS_IT_COMES, dissect
+from flatout.judge.causes import Findings
 from flatout.judge.diagnosis import diagnose
-from flatout.judge.findings import Findings
 from flatout.judge.stats import compare, quantile, summarize
 from flatout.records import plan_file, trace_file
 from flatout.records.as_json import from_json, to_json

@@ -8,16 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from flatout.judge.anatomy import RECORDING_S, Account
-from flatout.judge.causes import WORTHWHILE
+from flatout.judge.causes import WORTHWHILE, Findings
 from flatout.judge.diagnosis import BINDINGS, Bound, diagnose
-from flatout.judge.findings import Findings
 from flatout.judge.result import TimelineStep, summary_of
 from flatout.judge.stats import Comparison
 from flatout.report import thinned, tried
 from flatout.report import verdict as said_of
+from flatout.trials.budget import Size
 from flatout.trials.plain import Plain
 from flatout.trials.search.space import bound_of
-from flatout.trials.window_size import Size
 from handmade import FACTS, anatomy, lever, result, trial, window
 from shown import on_page, on_screen
 

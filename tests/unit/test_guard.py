@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from flatout.judge.bets import Bets, needed
+from flatout.judge.sequential import Bets, needed
 from flatout.records.trace import Window
 from flatout.run.guard import ERROR, MOST_COST, Guard
 from flatout.run.windows_of_run import WINDOW_S, Sides

@@ -9,9 +9,9 @@ import pytest
 from flatout.machine.energy_counters import Counter, EnergyMeter, Found
 from flatout.run.script import Script
 from flatout.trials.bench import Bench
+from flatout.trials.budget import Size
 from flatout.trials.joules import Joules
 from flatout.trials.terms import Terms
-from flatout.trials.window_size import Size
 from handmade import FACTS, trial, window
 
 LEVERS = {"bf16": {}}

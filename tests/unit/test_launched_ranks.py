@@ -15,8 +15,8 @@ from flatout.records.trace import Failure
 from flatout.report import verdict
 from flatout.run import launched
 from flatout.trials import conclude, starts
+from flatout.trials.ends import why_ended
 from flatout.trials.launched_ranks import LaunchedRanks, alone
-from flatout.trials.sample_ends import why_ended
 from flatout.trials.samples_of_runs import Sample, Setting
 from flatout.trials.terms import Goal, Show, Terms
 from handmade import HEADER, MACHINE, plan, result
@@ -94,8 +94,7 @@ def ranks(tmp_path, monkeypatch):
     monkeypatch.setattr(starts, "take", found.take)
     monkeypatch.setattr(Sample, "environment", lambda sample: {"LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"})
     monkeypatch.setattr(starts, "_told", lambda samples, class_, accept: (found.judged, class_))
-    monkeypatch.setattr(conclude, "plan_of", lambda conduct, result, won: plan(levers=won.levers, ratio=won.ratio))
-    found._conduct = None  # what the plan of a real one is made of
+    monkeypatch.setattr(conclude, "plan_of", lambda won, *_, **__: plan(levers=won.levers, ratio=won.ratio))
     goal = found.begin(Goal())
     assert "threads" in goal.choice.ruled_out and goal.terms.environment["WORLD_SIZE"] == "1"
     return found

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from flatout.judge.looks import Looks
 from flatout.judge.paired import Extent, Pair
+from flatout.judge.sequential import Looks
 from flatout.run.script import Script
 from flatout.trials import bench, windows
+from flatout.trials.budget import Size, size_for
 from flatout.trials.terms import Terms
-from flatout.trials.window_size import Size, size_for
 from handmade import window
 
 

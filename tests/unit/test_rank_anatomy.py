@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from flatout.judge.anatomy import Anatomy
-from flatout.judge.rank_steps import RankAnatomy, load, save, summary_of
+from flatout.judge.rank_steps import FILE, RankAnatomy, load, summary_of
+from flatout.records import files
 from handmade import MACHINE
 from shown import on_page, on_screen
 
@@ -55,5 +56,5 @@ def test_the_page_has_a_bar_for_each_rank_and_leads_to_their_numbers(found):
 
 
 def test_it_is_kept_in_its_run_folder(found, tmp_path):
-    save(found, tmp_path)
+    files.write(found, tmp_path / FILE)
     assert load(tmp_path) == found

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from flatout.judge.causes import Findings
 from flatout.judge.diagnosis import diagnose
-from flatout.judge.findings import Findings
 from flatout.records.as_json import from_json
 
 TRACES = sorted((Path(__file__).parent.parent / "traces").glob("*.json"))

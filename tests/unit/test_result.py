@@ -4,13 +4,12 @@ import json
 import math
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from flatout.errors import MachineError, RecordError
 from flatout.judge import result as results
-from flatout.judge.result import load, save, summary_of, with_plan_path
+from flatout.judge.result import load, save, summary_of
 from flatout.judge.stats import Comparison, compare
 from handmade import ANATOMY, result
 
@@ -31,8 +30,8 @@ def same(one, other):
 
 def test_a_result_survives_its_file_found_by_folder_or_by_name(tmp_path):
     made = result()
-    path = save(made, tmp_path)
-    assert path == tmp_path / "result.json"
+    save(made, tmp_path)
+    path = tmp_path / "result.json"
     assert same(load(tmp_path), made) and same(load(path), made)
     assert os.listdir(tmp_path) == ["result.json"]
 
@@ -48,27 +47,22 @@ def test_a_why_without_trials_survives_its_file(tmp_path):
 def test_numbers_that_are_not_known_make_a_file_that_every_reader_takes(tmp_path):
     unknown = Comparison(verdict="inconclusive", ratio=math.nan, low=math.nan, high=math.inf, low99=math.nan,
                          high99=math.inf, num_pairs=1, reason="too few")  # fmt: skip
-    path = save(result(noise=unknown), tmp_path)
+    save(result(noise=unknown), tmp_path)
+    path = tmp_path / "result.json"
     json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     found = load(path).noise
     assert math.isnan(found.ratio) and found.high == math.inf
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1, 2]", "3", "[" * 100_000, '{"format": 1}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1, 2]", b"[" * 100_000, b'{"format": 1}', b"\xff\xfe"])
 def test_a_torn_file_is_refused_in_three_parts(tmp_path, content):
-    (tmp_path / "result.json").write_text(content)
+    (tmp_path / "result.json").write_bytes(content)
     assert str(tmp_path) in refusal(tmp_path).error
 
 
-def test_bytes_that_are_no_text_are_refused_in_three_parts(tmp_path):
-    (tmp_path / "result.json").write_bytes(b"\xff\xfe\x00")
-    assert "torn" in refusal(tmp_path).error
-
-
-def test_a_missing_file_says_what_writes_one_and_what_does_not(tmp_path):
+def test_a_missing_file_says_what_writes_one(tmp_path):
     problem = refusal(tmp_path)
-    assert problem.error == f"there is no result in `{tmp_path}`"
-    assert "`run`, `exec` and `levers` keep a trace" in problem.cause and "tune" in problem.hint
+    assert problem.error == f"there is no result in `{tmp_path}`" and "`tune` and `why` write one" in problem.hint
 
 
 @pytest.mark.parametrize(
@@ -96,17 +90,6 @@ def test_a_plan_that_lies_elsewhere_is_named_in_what_to_type_next():
     assert result(plan_path="my plans/a.toml").run_command == "flatout run --plan 'my plans/a.toml'"
 
 
-def test_a_number_that_no_measurement_gives_is_a_torn_file(tmp_path):
-    save(result(baseline_steps_per_s=-1e308), tmp_path)
-    assert "baseline_steps_per_s" in refusal(tmp_path).cause
-
-
-def test_a_newer_file_is_said_to_be_newer_even_where_fields_have_changed(tmp_path):
-    (tmp_path / "result.json").write_text('{"format": 99}')
-    problem = refusal(tmp_path)
-    assert "format 99" in problem.error and "newer" in problem.cause
-
-
 def test_a_field_of_another_type_is_named_by_its_path(tmp_path):
     save(result(), tmp_path)
     path = tmp_path / "result.json"
@@ -116,20 +99,10 @@ def test_a_field_of_another_type_is_named_by_its_path(tmp_path):
     assert "`trials[0].ratio` is `fast`, not float" in refusal(path).error
 
 
-def test_a_full_disk_is_an_error_in_three_parts_and_leaves_the_former_result(tmp_path, monkeypatch):
-    save(result(), tmp_path)
-    before = (tmp_path / "result.json").read_bytes()
-
-    def full(self, text, **options):
-        with open(self, "w") as file:
-            file.write("{")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
+def test_a_folder_that_cannot_be_written_is_an_error_in_three_parts(tmp_path):
     with pytest.raises(MachineError) as caught:
-        save(result(), tmp_path)
-    assert "full" in caught.value.cause and "space" in caught.value.hint
-    assert os.listdir(tmp_path) == ["result.json"] and (tmp_path / "result.json").read_bytes() == before
+        save(result(), tmp_path / "gone")
+    assert caught.value.cause and caught.value.hint
 
 
 def test_the_noise_is_how_far_plain_against_plain_reaches_from_one():
@@ -151,10 +124,6 @@ def test_costs_are_summed_over_trials_and_windows_left_out_over_the_winner_too()
 )
 def test_the_run_within_which_tuning_is_earned_back_counts_from_one(steps, per_run, runs):
     assert result(break_even_steps=steps, steps_in_run=per_run).break_even_runs == runs
-
-
-def test_the_place_of_the_plan_is_added_when_it_is_written():
-    assert with_plan_path(result(plan_path=None), "x.toml").plan_path == "x.toml"
 
 
 def test_the_summary_of_a_tune_is_its_verdict_with_the_measured_ratio():

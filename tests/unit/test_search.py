@@ -9,7 +9,7 @@ from flatout.frameworks.pytorch.levers import registry as registry_of_levers
 from flatout.judge.diagnosis import Bound, Diagnosis
 from flatout.records.plan import CLASSES, Candidate, Trial, allows
 from flatout.trials.search.space import Choice, Space, begun_with, bound_of, space_of, widest_class
-from flatout.trials.search.strategy import best_of, gain_s, next_candidate, second_to, to_beat, usable
+from flatout.trials.search.strategy import best_of, next_candidate, second_to, to_beat, usable
 from handmade import FACTS, LOADER, MACHINE, anatomy, lever, registry, trial
 
 ANATOMY = anatomy({"data": 0.3, "forward": 0.3, "backward": 0.3, "optimizer": 0.1})
@@ -343,19 +343,7 @@ def test_a_lever_that_goes_by_name_only_is_tried_only_where_it_was_named():
     assert [set(c.levers) for c in named.singles] == [{"b"}]
 
 
-def test_what_a_candidate_can_save_is_bounded_by_its_phases_and_by_what_is_left():
-    levers = registry(lever("a", shortens=("forward",)), lever("b", shortens=("backward",)))
-    where = space(levers, found=anatomy({"forward": 0.5, "backward": 0.2, "data": 0.3}))
-    a, b = (next(c for c in where.singles if name in c.levers) for name in "ab")
-    assert gain_s(a, where, [], 100.0) == pytest.approx(50)
-    assert gain_s(b, where, [], 100.0) == pytest.approx(20)
-    won = [trial({"a": {}}, ratio=2.0)]
-    assert gain_s(b, where, won, 100.0) == pytest.approx(10), "half of the run is left"
-    both = Candidate(levers={**a.levers, **b.levers})
-    assert gain_s(both, where, won, 100.0) == pytest.approx(10), "what is engaged already saves nothing more"
-
-
-def test_what_cannot_earn_itself_back_is_not_proposed():
+def test_what_is_not_worth_it_is_not_proposed():
     where = space()
     first = next_candidate(where, [])
     second = next_candidate(where, [], lambda candidate: candidate.key != first.key)

@@ -55,7 +55,7 @@ class Runs:
             peak_memory_bytes=10**6 * wanted.num_ranks, step_memory_bytes=10**6 // wanted.num_ranks, took_s=1.0,
         )  # fmt: skip
         if wanted.mode in self.refused:
-            return replace(found, problem=ScriptError("cannot be divided", cause="why", hint="one rank"), refused=True)
+            return replace(found, problem=ScriptError("cannot be divided", cause="why", hint="one rank"))
         if wanted.num_ranks > 1:
             kinds = {"norms": 0.01, "sum of gradients": 0.2}
             told = Exchanges(

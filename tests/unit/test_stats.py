@@ -6,7 +6,7 @@ import random
 import pytest
 
 from flatout.judge import stats
-from flatout.judge.looks import Looks
+from flatout.judge.sequential import Looks
 from flatout.judge.stats import compare, compare_unpaired, quantile, summarize
 
 
@@ -218,9 +218,9 @@ def test_no_look_spends_nothing_or_more_than_all(share):
 
 def test_looks_rise_and_spend_all_of_the_error_and_no_more():
     assert Looks.alike(28, 16) == Looks.alike(16), "a look after the last is none"
-    for at, shares in (((), ()), ((4, 4), (0.5, 0.5)), ((4, 8), (0.5, 0.6)), ((4, 8), (1.0,)), ((0, 8), (0.5, 0.5))):
-        with pytest.raises(ValueError, match=r"looks|shares"):
-            Looks(at=at, shares=shares)
+    looks = Looks.alike(4, 9, 16)
+    assert sum(looks.share(num) for num in range(20)) == pytest.approx(1.0)
+    assert [looks.left(num) for num in (2, 4, 5)] == pytest.approx([1.0, 1.0, 2 / 3])
 
 
 def test_looking_twice_is_wrong_no_more_often_than_looking_once():

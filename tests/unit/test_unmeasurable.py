@@ -12,9 +12,8 @@ from flatout.records.trace import Failure, Ready, Window
 from flatout.run.launch import Ended
 from flatout.run.script import Script
 from flatout.trials import bench, tune
-from flatout.trials.ends import CandidateFailed
+from flatout.trials.ends import CandidateFailed, cannot_measure
 from flatout.trials.terms import Terms
-from flatout.trials.unmeasurable import cannot_measure
 from handmade import HEADER
 
 
@@ -125,7 +124,6 @@ class Ending:
             "a lever could not be released",
             "release: NotReleased: bf16: KeyError: 'gone'",
         ),
-        (("killed", "unreleased"), Inconclusive, "a lever could not be released", "bf16"),
         (("unreleased", "killed"), ScriptError, "was killed by SIGKILL", "it printed nothing"),
         (("unreleased", "over"), Inconclusive, "ends before 2 steps can be measured", "too few training steps"),
     ],

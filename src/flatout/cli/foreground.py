@@ -244,9 +244,10 @@ def _failed(outcome: Outcome) -> str:
 
 
 def _raised(ran: api.Ran) -> str:
-    """That the script raised under levers, which may be the reason, and what the next run does about it."""
-    if ran.outcome.short_of_memory:
-        return f"\n  out of memory under the plan: the next run goes without {', '.join(ran.outcome.short_of_memory)}"
+    """That memory ran out, or that the script raised, under levers, which may be the reason, and what to type."""
+    if ran.levers and ran.outcome.out_of_memory:
+        names = [name for name in ran.levers if ran.registry[name].takes_memory] or [*ran.levers]
+        return f"\n  out of memory under levers: `flatout tune --without {','.join(names)}` plans without"
     raised = ran.outcome.raised
     if raised is None or raised.error == "KeyboardInterrupt" or not ran.outcome.is_engaged:
         return ""
@@ -292,7 +293,6 @@ def run_summary(ran: api.Ran) -> dict[str, object]:
         "ratio": known.ratio if known else None,
         "ratio_low": known.low if known else None,
         "ratio_high": known.high if known else None,
-        "left_out_next": list(ran.outcome.short_of_memory),
         "joules": outcome.energy.joules,
         "exchanges": None if outcome.exchanges is None else dataclasses.asdict(outcome.exchanges),
         "remarks": list(outcome.remarks),

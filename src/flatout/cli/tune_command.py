@@ -18,12 +18,6 @@ from flatout.cli import options
 @click.option(
     "--levers", "only", metavar="NAMES", help="Try only these, e.g. `bf16,threads`; `input`: for data; `none`: A/A."
 )
-@click.option(
-    "--steps",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Steps that the run under the plan will have: what cannot earn itself back in them is not tried.",
-)
 @click.option("--without", metavar="NAMES", help="Leave these levers out.")
 @click.option(
     "--ranks",
@@ -40,7 +34,7 @@ from flatout.cli import options
 @click.option("-v", "--verbose", is_flag=True, help="Also list what was not tried, and why.")
 @options.script_words
 def command(  # noqa: PLR0913  one parameter per option
-    words: tuple[str, ...], module: str | None, budget: str | None, only: str | None, steps: int | None,
+    words: tuple[str, ...], module: str | None, budget: str | None, only: str | None,
     without: str | None, num_ranks: int | None, accept: str, plan: Path | None,
     store_memory: str | None, allow_writes: bool, start_limit: str, as_json: bool, verbose: bool,
 ) -> None:  # fmt: skip
@@ -66,7 +60,6 @@ def command(  # noqa: PLR0913  one parameter per option
     script = script_of(words) if launcher else from_words(words, module)
     goal = api.Goal(
         launcher=launcher,
-        run_steps=steps,
         budget_s=None if budget is None else options.seconds(budget, "--budget"),
         choice=api.Choice(
             accept=accept, only=options.names(only), without=options.names(without) or (), num_ranks=num_ranks

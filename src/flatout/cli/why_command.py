@@ -31,7 +31,7 @@ def command(  # noqa: PLR0913  one parameter per option
     from flatout.cli.showing import show as show_result
     from flatout.run.launched import launched_by, script_of
     from flatout.run.script import from_words
-    from flatout.trials.rank_looker import looked, looked_at_launched
+    from flatout.trials.rank_looks import looked
 
     launcher = launched_by(words, module, num_ranks)
     goal = api.Goal(
@@ -39,19 +39,9 @@ def command(  # noqa: PLR0913  one parameter per option
         budget_s=None if budget is None else options.seconds(budget, "--budget"),
         terms=api.Terms(isolate=not allow_writes, start_limit_s=options.seconds(start_limit, "--start-limit")),
     )
-    if launcher:
-        measured(
-            lambda show: looked_at_launched(script_of(words), goal, show),
-            lambda found: show_result(found, as_json=as_json),
-        )
-        return
-    script = from_words(words, module)
-    if num_ranks is not None or mode != "auto":
-        terms = options.rank_terms(num_ranks, mode, start_limit, {})
-        assert terms is not None
-        measured(
-            lambda show: looked(script, terms, goal, show),
-            lambda found: show_result(found, as_json=as_json),
-        )
+    script = script_of(words) if launcher else from_words(words, module)
+    if launcher or num_ranks is not None or mode != "auto":
+        terms = None if launcher else options.rank_terms(num_ranks, mode, start_limit, {})
+        measured(lambda show: looked(script, terms, goal, show), lambda found: show_result(found, as_json=as_json))
         return
     measured(lambda show: api.why(script, goal=goal, show=show), lambda found: show_result(found, as_json=as_json))

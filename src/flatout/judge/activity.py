@@ -102,15 +102,12 @@ def activity_of(seen: Sequence[Stacks], without_workers: Stacks | None = None) -
     output_s = math.fsum(row.wall_s for row in outside if row.kind == "output")
     others = [row for row in outside if row.kind != "output"]
     return Activity(
-        num_samples=num_samples,
-        data_parts=_data_parts(seen, without_workers),
-        output_share=output_s / wall_s,
-        waiting_share=math.fsum(row.waiting_s for row in others) / wall_s,
-        stalled_share=_stalled_s(others) / wall_s,
+        num_samples=num_samples, data_parts=_data_parts(seen, without_workers), output_share=output_s / wall_s,
+        waiting_share=math.fsum(row.waiting_s for row in others) / wall_s, stalled_share=_stalled_s(others) / wall_s,
         system_share=math.fsum(s.system_s for s in seen) / wall_s,
         faults_per_step=sum(s.major_faults for s in seen) / max(sum(s.num_steps for s in seen), 1),
         places=_places(seen, wall_s),
-    )
+    )  # fmt: skip
 
 
 def _stalled_s(rows: Sequence[StackRow]) -> float:
@@ -178,12 +175,9 @@ def slow_steps(plain: Sequence[Window], taken_apart: Sequence[Window]) -> SlowSt
     if not slow or not usual_s > 0 or len(slow) > RARE * len(steps):
         return None
     return SlowSteps(
-        every=len(steps) / len(slow),
-        excess_share=math.fsum(s - usual_s for s in slow) / math.fsum(steps),
-        times=stats.quantile(sorted(slow), 0.5) / usual_s,
-        phase=_slow_phase(taken_apart),
-        num=len(slow),
-    )
+        every=len(steps) / len(slow), excess_share=math.fsum(s - usual_s for s in slow) / math.fsum(steps),
+        times=stats.quantile(sorted(slow), 0.5) / usual_s, phase=_slow_phase(taken_apart), num=len(slow),
+    )  # fmt: skip
 
 
 def _training_steps(windows: Sequence[Window]) -> list[float]:

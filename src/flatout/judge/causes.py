@@ -1,26 +1,27 @@
 """What can hold a step back, and how much faster would it be without each?
 
-In: `Findings`. Out: for each cause how many times as fast the step would be without it, on one scale.
+In: the anatomy, the census of one step, samples, counterfactuals, ceilings: `Findings`. Out: for each cause how many
+times as fast the step would be without it, on one scale. Arithmetic alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from flatout.judge import stats
-from flatout.judge.findings import (
-    Findings,
-    assumed_s,
-    believed,
-    fixed_share,
-    model_s,
-    peak,
-    phase_s,
-    uninterrupted,
-    with_checkpoints_s,
-    without,
-)
+from flatout.judge.activity import Activity, SlowSteps
+from flatout.judge.anatomy import Account, Anatomy
+from flatout.judge.stats import Comparison
+from flatout.records.ceilings import Ceiling, Ceilings
+from flatout.records.facts import Facts
+from flatout.records.trace import Census, Scaling
+
+COMPUTING = ("forward", "loss", "backward", "optimizer")
+
+SHORTEST_BACK_TO_BACK = 2 / 3
+"""Of its time in a step, what computing is believed to take back to back at the least; seen on CPUs: 0.75 to 1."""
 
 WORTHWHILE = 1.1
 """A remedy whose bound is lower than this does not name the bottleneck."""
@@ -43,9 +44,6 @@ FAIR_RATE = 0.25
 FAULTS = 1.0
 """From so many pages a step that had to be read from a disk, waiting is called paging."""
 
-OF_THE_MODEL = ("compute", "launch overhead", "memory bandwidth")
-"""How the model's time is called, by what it mostly is; what it is worth is all of that time."""
-
 MIN_WINDOWS = 3
 
 NORMAL_BY_SPREAD = 1.4826
@@ -53,6 +51,127 @@ NORMAL_BY_SPREAD = 1.4826
 
 FAULT_S = 50e-6
 """What reading a page takes at the least, part of it computing in the kernel: a fast drive answers in 20 to 100 µs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """Everything that a diagnosis is made from."""
+
+    anatomy: Anatomy
+    facts: Facts
+    num_cores: int
+    counterfactuals: Mapping[str, Comparison]
+    """By remedy: `free_data`, `fitting_threads`, ..."""
+    census: Census | None = None
+    scaling: Scaling | None = None
+    ceilings: Ceilings | None = None
+    activity: Activity | None = None
+    slow_steps: SlowSteps | None = None
+    accounts: Mapping[str, Account] = field(default_factory=dict)
+    """By how the step was looked at: `taken apart`, `sampled`."""
+
+
+def arithmetic_of(facts: Facts) -> str:
+    """The width of floats in which the script multiplies; of the script's own half precision only the kind is known.
+
+    On a GPU `autocast` may mean float16 or bfloat16, which run at one rate.
+    """
+    dtypes = {dtype for model in facts.models for dtype in model.dtypes}
+    if facts.autocast or (dtypes and dtypes <= {"bfloat16", "float16"}):
+        return "float16" if dtypes == {"float16"} else "bfloat16"
+    return "tf32" if facts.device == "cuda" and facts.matmul_precision != "highest" else "float32"
+
+
+def peak(found: Findings) -> Ceiling | None:
+    """The ceiling of the script's own arithmetic; float16 runs at bfloat16's rate where only that was measured."""
+    if found.ceilings is None:
+        return None
+    arithmetic = arithmetic_of(found.facts)
+    return found.ceilings.peak(arithmetic) or (found.ceilings.peak("bfloat16") if arithmetic == "float16" else None)
+
+
+def without(seconds: float, found: Findings, all_s: float | None = None) -> float:
+    """How many times as fast the step, or `all_s`, would be without these seconds of it, at most a thousand times."""
+    all_s = found.anatomy.step_s if all_s is None else all_s
+    return max(all_s / max(all_s - seconds, all_s * 1e-3), 1.0)
+
+
+def with_checkpoints_s(found: Findings) -> float:
+    """Seconds of a mean step and of its part of the checkpoints between steps."""
+    return found.anatomy.step_s + found.anatomy.outside_s.get("checkpoint", 0.0)
+
+
+def phase_s(found: Findings, name: str) -> float:
+    """Seconds of a phase in a mean step; 0 where it was not observed."""
+    return found.anatomy.phases_s.get(name, 0.0)
+
+
+def model_s(found: Findings) -> float:
+    """Seconds of the model itself, forward and backward."""
+    return sum(found.anatomy.phases_s.get(name, 0.0) for name in ("forward", "backward"))
+
+
+def back_to_back(found: Findings) -> float:
+    """What computing takes where nothing comes between, as a share of what it takes in the script's steps.
+
+    Caches are cold and threads asleep after a long interruption. The model's calls replayed one after the other say
+    how much that is; a loss, which is not replayed, is taken to cost as much backward as forward. 1 where it is not
+    known, and on a GPU, which is not interrupted.
+    """
+    in_step_s = model_s(found) - phase_s(found, "loss")
+    if found.scaling is None or not found.scaling.full_s or in_step_s <= 0 or found.facts.device != "cpu":
+        return 1.0
+    warm = found.scaling.full_s[len(found.scaling.full_s) // 2 :]
+    return min(max(stats.summarize(warm).median / in_step_s, SHORTEST_BACK_TO_BACK), 1.0)
+
+
+def eased_s(saved_s: float, found: Findings) -> float:
+    """Seconds of computing that end with `saved_s` of interruptions: their share of what `back_to_back` promises."""
+    computing_s, all_s = sum(phase_s(found, name) for name in COMPUTING), with_checkpoints_s(found)
+    interrupted_s = all_s - computing_s
+    if interrupted_s <= 0:
+        return 0.0
+    left_s = max(min(computing_s, all_s - saved_s), 0.0)
+    return (1 - back_to_back(found)) * left_s * min(saved_s / interrupted_s, 1.0)
+
+
+def assumed_s(saved_s: float, found: Findings) -> float:
+    """Of `eased_s` what was not replayed, but is taken to gain as much as the model's calls."""
+    computing_s = sum(phase_s(found, name) for name in COMPUTING)
+    unplayed_s = phase_s(found, "loss") + phase_s(found, "optimizer")
+    return eased_s(saved_s, found) * unplayed_s / computing_s if computing_s > 0 else 0.0
+
+
+def uninterrupted(saved_s: float, found: Findings, all_s: float | None = None) -> float:
+    """How many times as fast the step would be without an interruption, and with what that lets be quicker.
+
+    Args:
+        saved_s: What the interruption takes of a mean step.
+        found: For what is quicker back to back.
+        all_s: What that is a part of, where that is not the step.
+    """
+    return without(saved_s + eased_s(saved_s, found), found, all_s)
+
+
+def fixed_share(found: Findings) -> float | None:
+    """Share of the time of a step's model calls that does not shrink with the batch.
+
+    With t(b) = fixed + b c follows fixed = 2 t(b/2) - t(b).
+    """
+    if found.scaling is None or not found.scaling.full_s or not found.scaling.half_s or model_s(found) <= 0:
+        return None
+    full = stats.summarize(found.scaling.full_s).median
+    half = stats.summarize(found.scaling.half_s).median
+    return min(max((2 * half - full) / full, 0.0), 1.0) if full > 0 else None
+
+
+def believed(counterfactual: Comparison | None, otherwise: float) -> float:
+    """The measured gain where it is sure, else what is known otherwise as far as the interval admits it."""
+    if counterfactual is None or not math.isfinite(counterfactual.ratio):
+        return otherwise
+    if counterfactual.verdict != "inconclusive":
+        return counterfactual.ratio
+    return min(max(otherwise, counterfactual.low), counterfactual.high)
 
 
 def causes(found: Findings) -> dict[str, float]:
@@ -90,15 +209,13 @@ def on_one_scale(worth: Mapping[str, float], found: Findings) -> dict[str, float
 
 def _outside_of_phases(found: Findings) -> dict[str, float]:
     """What is known of the time that no phase explains, each second blamed once."""
-    step_s = found.anatomy.step_s
+    step_s, activity, slow = found.anatomy.step_s, found.activity or Activity(num_samples=0), found.slow_steps
     rest_s = max(phase_s(found, "unattributed"), 0.0)
-    activity, slow = found.activity, found.slow_steps
-    output_s = activity.output_share * step_s if activity is not None else 0.0
-    waiting_s = activity.waiting_share * step_s if activity is not None else 0.0
-    faults = activity.faults_per_step if activity is not None else 0.0
-    system_s = activity.system_share * step_s if activity is not None else 0.0
-    stalled_s = activity.stalled_share * step_s if activity is not None else 0.0  # what else they do, nobody can tell
-    paging_s = max(waiting_s + system_s, stalled_s, faults * FAULT_S) if faults >= FAULTS else 0.0
+    output_s, waiting_s = activity.output_share * step_s, activity.waiting_share * step_s
+    paging_s = 0.0
+    if activity.faults_per_step >= FAULTS:  # what else lines do that stall, nobody can tell
+        stalled_s, faults_s = activity.stalled_share * step_s, activity.faults_per_step * FAULT_S
+        paging_s = max(waiting_s + activity.system_share * step_s, stalled_s, faults_s)
     paging_s = min(paging_s, rest_s + waiting_s)
     slow_s = slow.excess_share * step_s if slow is not None and slow.phase != "data" else 0.0
     slow_s = max(slow_s - phase_s(found, "garbage"), 0.0)
@@ -111,34 +228,28 @@ def _outside_of_phases(found: Findings) -> dict[str, float]:
 
 def share_errors(found: Findings) -> dict[str, float]:
     """Half of the 95 % interval of what would be gone without an interruption, as a share of what it is a part of."""
-    seconds = interruptions(found)
-    errors = _seen_errors(seconds, found)
-    whole_s = {"checkpoints": with_checkpoints_s(found)}
-    return {
-        name: math.hypot(error, assumed_s(seconds[name], found) / whole_s.get(name, found.anatomy.step_s))
-        for name, error in errors.items()
-    }
-
-
-def _seen_errors(seconds: Mapping[str, float], found: Findings) -> dict[str, float]:
-    activity, slow = found.activity, found.slow_steps
+    activity, slow, seconds, step_s = found.activity, found.slow_steps, interruptions(found), found.anatomy.step_s
     seen = {"garbage collection": "garbage", "own code": "unattributed", "checkpoints": "checkpoint"}
     errors = {cause: phase_error(found, name) for cause, name in seen.items()}
     if activity is not None and activity.num_samples:
         for name in ("logging", "paging"):
-            share = min(seconds[name] / found.anatomy.step_s, 1.0)
+            share = min(seconds[name] / step_s, 1.0)
             errors[name] = 1.96 * math.sqrt(share * (1 - share) / activity.num_samples)
     if slow is not None and slow.num:
         errors["slow steps"] = 1.96 * slow.excess_share * (1 - slow.excess_share) / math.sqrt(slow.num)
-    return errors
+    whole_s = {"checkpoints": with_checkpoints_s(found)}
+    return {
+        name: math.hypot(error, assumed_s(seconds[name], found) / whole_s.get(name, step_s))
+        for name, error in errors.items()
+    }
 
 
 def phase_error(found: Findings, name: str) -> float:
     """Half of the 95 % interval of a phase's share, from its scatter between windows; NaN with fewer than three."""
-    scatter = found.anatomy.spread_fraction.get(name, math.nan)
     num = found.anatomy.num_windows
     if num < MIN_WINDOWS:
         return math.nan
+    scatter = found.anatomy.spread_fraction.get(name, math.nan)
     return stats.student(num - 1, 0.95) * NORMAL_BY_SPREAD * scatter / math.sqrt(num)
 
 
@@ -162,22 +273,15 @@ def data_parts(found: Findings) -> tuple[str, ...]:
 
 def model_cause(found: Findings) -> str:
     """What holds the model itself back."""
-    share, launches = fixed_share(found), _launch_share(found)
-    if share is None:
-        share = launches
-    elif launches is not None:  # weights that are read anew do not shrink with the batch either
-        share = min(share, DEAREST_START * launches)
+    share = fixed_share(found)
+    launch = found.ceilings.get("kernel_launch") if found.ceilings else None
+    if launch is not None and found.census is not None and model_s(found) > 0:
+        launches = found.census.num_operations * launch.value / model_s(found)
+        # weights that are read anew do not shrink with the batch either
+        share = launches if share is None else min(share, DEAREST_START * launches)
     if share is not None and share >= FIXED_SHARE:
         return "launch overhead"
     return "memory bandwidth" if _memory_bound_share(found) > 0.5 else "compute"
-
-
-def _launch_share(found: Findings) -> float | None:
-    """Number of operations times the measured cost of starting one, over the time of the model; None if not known."""
-    launch = found.ceilings.get("kernel_launch") if found.ceilings else None
-    if launch is None or found.census is None or model_s(found) <= 0:
-        return None
-    return found.census.num_operations * launch.value / model_s(found)
 
 
 def _memory_bound_share(found: Findings) -> float:

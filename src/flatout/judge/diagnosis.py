@@ -1,7 +1,7 @@
 """Which limit binds, how sure is that, and what can a remedy bring at most?
 
-In: the anatomy, the census of one step, measured counterfactuals and the machine's ceilings. Out: a `Diagnosis` that
-names what binds with its evidence, and a bound for each remedy, measured before anything was tried.
+In: `Findings`: the anatomy, the census of one step, measured counterfactuals and the machine's ceilings. Out: a
+`Diagnosis` that names what binds with its evidence, and a bound for each remedy, measured before anything was tried.
 """
 
 from __future__ import annotations
@@ -9,50 +9,95 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from flatout.judge import explained
+from flatout.judge import stats
 from flatout.judge.causes import (
     WORTHWHILE,
-    causes,
-    data_parts,
-    interruptions,
-    nearly_as_large,
-    on_one_scale,
-    phase_error,
-    saved,
-    share_errors,
-)
-from flatout.judge.findings import (
     Findings,
     arithmetic_of,
     assumed_s,
     believed,
-    fixed_s,
+    causes,
+    data_parts,
+    fixed_share,
+    interruptions,
     model_s,
+    nearly_as_large,
+    on_one_scale,
     peak,
+    phase_error,
+    phase_s,
+    saved,
+    share_errors,
     uninterrupted,
     without,
 )
 from flatout.judge.stats import Comparison
-from flatout.records.ceilings import model_flops_utilization
+from flatout.records.ceilings import model_flops_utilization, utilization_fault
+
+SHARE = "its share of the step"
+EASED = "its share, and computing that is quicker without it"
+
+
+class Cause(NamedTuple):
+    """What can bind.
+
+    Attributes:
+        sentence: It in a few words; empty where that depends on what was found.
+        remedy: What would free it; empty for none of its own.
+        phase: Where it shows.
+        how: How its bound is obtained, where that is its own worth.
+        shortens: The phases that the remedy shortens then; of a part of one, none.
+    """
+
+    sentence: str = ""
+    remedy: str = ""
+    phase: str = ""
+    how: str = ""
+    shortens: tuple[str, ...] = ()
+
+
+CAUSES = {
+    "input": Cause(remedy="free data", phase="data"),
+    "compute": Cause(
+        "the time goes into the model's own operations, forward and backward", "compute at its dtype's ceiling"
+    ),
+    "memory bandwidth": Cause("the time goes into operations that move more than they compute"),
+    "launch overhead": Cause("many small operations, whose starting costs more than their work", "free launches"),
+    "host synchronisation": Cause(
+        "the program waits for single values from the device", "no host synchronisation", "sync"
+    ),
+    "thread oversubscription": Cause(remedy="threads that fit"),
+    "optimizer": Cause("the update costs more than the model", "free optimizer", "optimizer"),
+    "checkpoints": Cause(
+        "training waits while the model is saved", "free checkpoints", how="what lies between steps"
+    ),
+    "garbage collection": Cause(
+        "Python looks for cycles among many objects", "no garbage collection", "garbage", SHARE, ("garbage",)
+    ),
+    "logging": Cause(
+        "training waits while the script prints, logs or serialises", "no logging", how="sampled stacks"
+    ),
+    "paging": Cause(
+        "memory does not suffice, and pages are read from a disk again and again", "memory that suffices",
+        how="sampled waiting",
+    ),
+    "slow steps": Cause(remedy="every step as the usual one", how="what slow steps take beyond usual ones"),
+    "own code": Cause(
+        "the time goes into the script's lines between the parts of a step", "free code between the parts",
+        "unattributed", SHARE,
+    ),
+}  # fmt: skip
 
 #: What can bind.
-BINDINGS = (
-    "input",
-    "compute",
-    "memory bandwidth",
-    "launch overhead",
-    "host synchronisation",
-    "thread oversubscription",
-    "optimizer",
-    "checkpoints",
-    "garbage collection",
-    "logging",
-    "paging",
-    "slow steps",
-    "own code",
-    "nothing",
-)
+BINDINGS = (*CAUSES, "nothing")
+
+#: The remedy that would free what binds.
+REMEDIES = {name: one.remedy for name, one in CAUSES.items() if one.remedy}
+
+OF_THE_MODEL = ("compute", "launch overhead", "memory bandwidth")
+"""How the model's time is called, by what it mostly is; what it is worth is all of that time."""
 
 NOT_CONCLUDED = "not concluded"
 """Instead of what binds, where measurements of the same step contradict each other."""
@@ -60,43 +105,25 @@ NOT_CONCLUDED = "not concluded"
 WORTH_A_ROW = 1.05
 """A cause that few scripts have is among the bounds from here on."""
 
-#: The remedy that would free what binds.
-REMEDIES = {
-    "input": "free data",
-    "compute": "compute at its dtype's ceiling",
-    "launch overhead": "free launches",
-    "host synchronisation": "no host synchronisation",
-    "thread oversubscription": "threads that fit",
-    "optimizer": "free optimizer",
-    "checkpoints": "free checkpoints",
-    "garbage collection": "no garbage collection",
-    "logging": "no logging",
-    "paging": "memory that suffices",
-    "slow steps": "every step as the usual one",
-    "own code": "free code between the parts",
-}
+COUNTED_TWICE = 0.01
+"""Phases that exceed the step by more than this share of it are an error of ours, and said."""
 
-#: The phase that a cause shows in.
-PHASE_OF = {
-    "input": "data",
-    "optimizer": "optimizer",
-    "host synchronisation": "sync",
-    "garbage collection": "garbage",
-    "own code": "unattributed",
-}
+WORTH_A_PLACE = 0.05
+"""A line of the script is named from this share of the step on."""
 
-SHARE = "its share of the step"
-EASED = "its share, and computing that is quicker without it"
+MAY_BE = "perhaps another thread of the script holds the interpreter, or others used the machine"
+"""Why the step may take another time when it is looked at."""
 
-SEEN_AS_THEY_ARE = {
-    "checkpoints": ("what lies between steps", ()),
-    "garbage collection": (SHARE, ("garbage",)),
-    "logging": ("sampled stacks", ()),
-    "paging": ("sampled waiting", ()),
-    "slow steps": ("what slow steps take beyond usual ones", ()),
-    "own code": (SHARE, ()),
+HIDDEN = 0.05
+"""From this share on it is said what may hide in the time that no phase explains."""
+
+PARTS = {
+    "storage": "items wait for reads: a disk, a network",
+    "decode": "images, sound or archives are decoded",
+    "transform": "the items' own code computes",
+    "collate": "items are put together into batches",
+    "worker start-up": "workers are started and ended at every epoch",
 }
-"""Causes whose bound is their own worth: how that was obtained, and which phase each is; of a part of one, none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +190,9 @@ def diagnose(found: Findings) -> Diagnosis:
     worth = on_one_scale(alone, found)
     binding = _binding(found, worth)
     also = _not_told_apart(binding, worth, _errors(bounds, found))
+    phase = CAUSES[binding].phase if binding in CAUSES else ""
+    share = found.anatomy.share(phase)
+    best = sorted(bounds, key=lambda b: b.remedy != REMEDIES.get(binding))[:2]  # its own remedy's, then the largest
     parts = data_parts(found) if "input" in (binding, *also) else ()
     flops = found.census.flops if found.census and found.census.flops else None
     utilization = _utilization(found, flops)
@@ -170,21 +200,21 @@ def diagnose(found: Findings) -> Diagnosis:
         binding=binding,
         part=parts[0] if parts else "",
         also=(*also, *parts[1:]),
-        sentence="; ".join([explained.sentence(binding, parts, found), *explained.beside(binding, also, worth)]),
+        sentence="; ".join([_sentence(binding, parts, found), *_beside(binding, also, worth)]),
         evidence=(
-            *_main_share(binding, found),
-            *explained.ties(binding, also, worth),
-            *_best_bounds(binding, bounds),
-            *explained.evidence(binding, found),
+            *([f"{phase} takes {100 * share:.0f} % of the step"] if share is not None else []),
+            *_ties(binding, also, worth),
+            *(f"{bound.remedy}: at most {bound.ratio:.2f}x ({bound.how})" for bound in best),
+            *_evidence(binding, found),
         ),
         bounds=bounds,
         model_flops_per_step=flops,
         achieved_flops_per_s=flops / found.anatomy.step_s if flops else None,
         model_flops_utilization=utilization,
-        notes=tuple(explained.notes(found, utilization)),
+        notes=tuple(_notes(found, utilization)),
         arithmetic=arithmetic_of(found.facts),
     )
-    contradictions = tuple(explained.contradictions(found))
+    contradictions = tuple(_contradictions(found))
     return _not_concluded(named, contradictions) if contradictions else named
 
 
@@ -198,18 +228,6 @@ def _not_concluded(named: Diagnosis, contradictions: tuple[str, ...]) -> Diagnos
     if named.binding == "thread oversubscription":  # so was this
         return rest
     return replace(rest, binding=NOT_CONCLUDED, sentence=f"{NOT_CONCLUDED}: {'; '.join(contradictions)}", evidence=())
-
-
-def _main_share(binding: str, found: Findings) -> list[str]:
-    phase = PHASE_OF.get(binding, "")
-    share = found.anatomy.share(phase)
-    return [] if share is None else [f"{phase} takes {100 * share:.0f} % of the step"]
-
-
-def _best_bounds(binding: str, bounds: Sequence[Bound]) -> list[str]:
-    """Its own remedy's first, then the largest."""
-    first = sorted(bounds, key=lambda b: b.remedy != REMEDIES.get(binding))[:2]
-    return [f"{bound.remedy}: at most {bound.ratio:.2f}x ({bound.how})" for bound in first]
 
 
 def _bounds(found: Findings, worth: Mapping[str, float]) -> list[Bound]:
@@ -226,9 +244,10 @@ def _bounds(found: Findings, worth: Mapping[str, float]) -> list[Bound]:
     if threads is not None and math.isfinite(threads.ratio):
         shortened = ("forward", "loss", "backward", "optimizer", "data")
         result.append(_measured("threads that fit", threads, f"{found.num_cores} threads in turn with now", shortened))
-    nan = float("nan")
+    nan, fixed = float("nan"), fixed_share(found)
+    fixed_s = None if fixed is None else fixed * model_s(found)
     seconds = (
-        ("free launches", fixed_s(found), nan, "model calls replayed at half the batch",
+        ("free launches", fixed_s, nan, "model calls replayed at half the batch",
          ("forward", "backward", "loss")),
         ("free optimizer", found.anatomy.phases_s.get("optimizer"), phase_error(found, "optimizer"),
          SHARE, ("optimizer",)),
@@ -240,22 +259,12 @@ def _bounds(found: Findings, worth: Mapping[str, float]) -> list[Bound]:
     for remedy, saved_s, error, how, shortens in seconds:
         if saved_s is not None:
             result.append(_of_share(remedy, without(saved_s, found), error, how, shortens))
-    return result + _rare_bounds(found, worth)
-
-
-def _rare_bounds(found: Findings, worth: Mapping[str, float]) -> list[Bound]:
-    errors, seconds = share_errors(found), interruptions(found)
-    return [
-        _of_share(
-            REMEDIES[name],
-            worth[name],
-            errors.get(name, float("nan")),
-            _said(how, worth[name], seconds[name], found),
-            shortens,
-        )
-        for name, (how, shortens) in SEEN_AS_THEY_ARE.items()
-        if worth[name] >= WORTH_A_ROW
-    ]
+    errors, lost_s = share_errors(found), interruptions(found)
+    for name, cause in CAUSES.items():
+        if cause.how and worth[name] >= WORTH_A_ROW:
+            how = _said(cause.how, worth[name], lost_s[name], found)
+            result.append(_of_share(cause.remedy, worth[name], errors.get(name, nan), how, cause.shortens))
+    return result
 
 
 def _said(how: str, ratio: float, saved_s: float, found: Findings) -> str:
@@ -321,3 +330,140 @@ def _utilization(found: Findings, flops: int | None) -> float | None:
     if ceiling is None or flops is None or ceiling.value <= 0:
         return None
     return model_flops_utilization(flops, found.anatomy.step_s, peak_flops_per_s=ceiling.value)
+
+
+# -- how it is said ---------------------------------------------------------------------------------------------------
+
+
+def _contradictions(found: Findings) -> list[str]:
+    """Measurements of the same thing that differ by more than a cause must be worth to be named, and why perhaps."""
+    lines = [
+        f"a step takes {_step(account.plain_s)} in plain windows and {_step(account.other_s)} where it is {looked}"
+        for looked, account in found.accounts.items()
+        if account.is_open(WORTHWHILE)
+    ]
+    lines += [MAY_BE] if lines else []
+    twice = -(found.anatomy.share("unattributed") or 0.0)
+    if twice > WORTHWHILE - 1:  # in the same windows: no noise
+        lines.append(f"the phases sum to {_percent(twice)} more than the step: something was counted twice")
+    return lines
+
+
+def _step(seen_s: Sequence[float]) -> str:
+    """Seconds of a step, and half the interquartile range between windows, where there are several."""
+    found = stats.summarize(seen_s)
+    step = f"{found.median:.3g} s" if found.median >= 1 else f"{1e3 * found.median:.3g} ms"
+    return f"{step} ± {_percent(found.spread_fraction)}" if found.num > 1 else f"{step} (one window)"
+
+
+def _sentence(binding: str, parts: Sequence[str], found: Findings) -> str:
+    """What binds, in one sentence."""
+    if binding == "nothing":
+        return _nothing(found)
+    said, slow = CAUSES[binding].sentence, found.slow_steps
+    if binding == "input":
+        workers = max((loader.num_workers for loader in found.facts.loaders), default=0)
+        by = f"by {workers} workers that do not keep up" if workers else "item by item in the training process"
+        mostly = f"; mostly {' and '.join(parts)}: {'; '.join(PARTS[part] for part in parts)}" if parts else ""
+        said = f"batches are built {by} while the model waits{mostly}"
+    elif binding == "thread oversubscription":
+        said = f"{found.facts.num_threads} threads on {found.num_cores} cores"
+    elif binding == "slow steps" and slow is not None:
+        where = f", mostly in {slow.phase}" if slow.phase else ""
+        said = f"one in {slow.every:.0f} takes {slow.times:.1f} times as long as the usual one{where}"
+    return f"{binding}: {said}"
+
+
+def _nothing(found: Findings) -> str:
+    """No cause that is known; a large part that belongs to none of them is said."""
+    name, seconds = max(found.anatomy.phases_s.items(), key=lambda item: item[1], default=("", 0.0))
+    if without(seconds, found) < WORTHWHILE:
+        return "nothing: no single cause, freed entirely, would bring 10 %"
+    share = f"{_percent(seconds / found.anatomy.step_s)} of the step"
+    if name == "unattributed":
+        return f"nothing that can be named: {share} lies outside every phase that was seen"
+    return f"nothing that can be named: {share} is `{name}`"
+
+
+def _beside(binding: str, also: Sequence[str], worth: Mapping[str, float]) -> list[str]:
+    """The same causes in a few words, to stand behind the sentence that names what binds."""
+    found = []
+    for said, nearly in (("nearly", True), ("perhaps", False)):
+        names = [name for name in also if nearly_as_large(worth[name], worth[binding]) == nearly]
+        if names:
+            found.append(f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} {said} as large")
+    return found
+
+
+def _ties(binding: str, also: Sequence[str], worth: Mapping[str, float]) -> list[str]:
+    """Causes that are nearly as large as what binds, or whose intervals leave open which is larger."""
+    lines = []
+    for name in also:
+        near = "is nearly" if nearly_as_large(worth[name], worth[binding]) else "may be"
+        this = "the model's own time" if name in OF_THE_MODEL else "it"
+        that = "the model's own time" if binding in OF_THE_MODEL else binding
+        lines.append(f"{name} {near} as large: {worth[name]:.2f}x without {this}, {worth[binding]:.2f}x without {that}")
+    return lines
+
+
+def _evidence(binding: str, found: Findings) -> list[str]:
+    """Further measurements that say so."""
+    lines, activity = [], found.activity
+    if activity is not None:
+        parts = sorted(activity.data_parts.items(), key=lambda item: -item[1])
+        said = [f"{name} {_percent(share)}" for name, share in parts if share >= WORTH_A_PLACE]
+        lines += [f"of fetching: {', '.join(said)} (sampled)"] if said and binding == "input" else []
+        is_there = {
+            "input": [p.phase == "data" and p.kind != "queue" for p in activity.places],
+            "logging": [p.kind == "output" for p in activity.places],
+            "own code": [p.phase == "unattributed" for p in activity.places],
+            "paging": [p.phase != "data" for p in activity.places],
+        }.get(binding, [])
+        places = [
+            p for p, there in zip(activity.places, is_there, strict=False) if there and p.step_share >= WORTH_A_PLACE
+        ]
+        lines += [f"{_percent(p.step_share)} of the step at `{p.place}`" for p in places[:1]]
+    fixed = fixed_share(found)
+    if fixed is not None and binding in OF_THE_MODEL:
+        lines.append(f"{_percent(fixed)} of the model's time does not shrink with the batch")
+    if found.census is not None:
+        operations, reads = found.census.num_operations, found.census.num_syncs
+        lines.append(f"{operations:,} operation{'' if operations == 1 else 's'} a step")
+        if reads:
+            waits = "on a CPU that waits for nothing" if found.facts.device == "cpu" else "each waits for the device"
+            values = "value" if reads == 1 else "values"
+            lines.append(f"{reads:,} {values} read back a step (`.item()` and the like); {waits}")
+    if found.facts.num_threads > found.num_cores:
+        lines.append(f"{found.facts.num_threads} threads on {found.num_cores} cores")
+    return lines
+
+
+def _notes(found: Findings, utilization: float | None) -> list[str]:
+    """What the reader must know."""
+    lines = []
+    if utilization is not None and (fault := utilization_fault(utilization)):
+        lines.append(fault)
+    rest = found.anatomy.share("unattributed")
+    if rest is not None and rest < -COUNTED_TWICE:
+        lines.append(f"the phases sum to {_percent(-rest)} more than the step: something was counted twice")
+    if rest is not None and rest > HIDDEN:
+        places = [p for p in found.activity.places if p.phase == "unattributed"] if found.activity is not None else []
+        there = ", ".join(f"`{p.place}` {_percent(p.step_share)}" for p in places[:2])
+        where = f"; sampled there: {there}" if there else ""
+        lines.append(f"{_percent(rest)} of the step is in no phase: the script's own lines between the parts{where}")
+    if found.census is not None and found.census.uncounted:
+        lines.append("no FLOP formula for: " + ", ".join(f"`{name}`" for name in found.census.uncounted[:6]))
+    free_data, share = found.counterfactuals.get("free_data"), found.anatomy.share("data")
+    seen = without(phase_s(found, "data"), found)
+    if free_data is not None and share is not None and free_data.low > WORTHWHILE * seen:
+        workers = any(loader.num_workers for loader in found.facts.loaders)
+        who = "workers that fetch take cores" if workers else "fetching takes caches and memory"
+        more = f"free data would bring more than the {_percent(share)} that `data` takes"
+        lines.append(f"{more}: {who} from the rest of the step")
+    if found.anatomy.not_observed:
+        lines.append("not observed: " + ", ".join(found.anatomy.not_observed))
+    return lines
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -3,7 +3,7 @@
 In: readings of a baseline and of a candidate, as they come. Out: the next `Turn`, and `Pairs` for `stats.compare`.
 Two readings make a pair: one after the other, in an order drawn by lot; one that something disturbed is left out.
 Nothing here measures: windows of a process, processes, whole starts and the user's own run are read by whoever is asked
-(`trials/windows.py`, `trials/starts.py`, `trials/learn.py`, `run/check.py`).
+(`trials/windows.py`, `trials/starts.py`, `trials/learn.py`, `run/watch.py`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import random
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Literal
 
 from flatout.judge import stats
-from flatout.judge.looks import Looks
+from flatout.judge.sequential import Looks
 from flatout.judge.stats import Comparison
 from flatout.records.plan import Trial
-from flatout.records.trace import FOREIGN_LIMIT, Levers
+from flatout.records.trace import FOREIGN_LIMIT, Levers, Window
 
 STRETCH = 0.25
 """Each pair's windows are longer or shorter by up to this share, drawn by lot: no rhythm of the machine stays in step.
@@ -36,51 +36,20 @@ CLOSE_ENOUGH = 0.02
 """A candidate whose interval reaches no further than this to either side is known closely enough to be chosen from."""
 
 
-class Reading(Protocol):
-    """What one side of a pair gave; a `flatout.records.trace.Window` is one."""
-
-    @property
-    def training_step_s(self) -> float:
-        """Seconds of a training step."""
-
-    @property
-    def foreign_fraction(self) -> float | None:
-        """Core time that other processes used meanwhile, as a share of what there is."""
-
-    @property
-    def recompilations(self) -> int:
-        """Compilations meanwhile."""
-
-    @property
-    def new_epochs(self) -> int:
-        """Times a loader was started over meanwhile."""
-
-    @property
-    def peak_memory_bytes(self) -> int | None:
-        """Highest memory."""
-
-    @property
-    def levers(self) -> Levers:
-        """What was engaged."""
-
-
-R = TypeVar("R", bound=Reading)
-
-
 @dataclass(slots=True)
-class Pair(Generic[R]):
-    """Two readings one after the other, in an order drawn by lot."""
+class Pair:
+    """Two windows one after the other, in an order drawn by lot; a whole start counts as one."""
 
     order: list[bool]
     """Which side goes next: True for the candidate."""
-    readings: dict[bool, R | None] = field(default_factory=dict)
+    readings: dict[bool, Window | None] = field(default_factory=dict)
 
     @classmethod
-    def drawn(cls, lots: random.Random) -> Pair[R]:
+    def drawn(cls, lots: random.Random) -> Pair:
         """One whose order the lot has decided: unrelated to what the machine does, which is all that is asked of it."""
         return cls(order=[True, False] if lots.random() < 0.5 else [False, True])
 
-    def keep(self, reading: R | None) -> None:
+    def keep(self, reading: Window | None) -> None:
         """The reading of the side whose turn it was; None where there was none."""
         self.readings[self.order.pop(0)] = reading
 
@@ -120,12 +89,12 @@ class Pair(Generic[R]):
         return both[0].new_epochs != both[1].new_epochs and max(one.new_epochs for one in both) == 1
 
 
-def is_busy(reading: Reading) -> bool:
+def is_busy(reading: Window) -> bool:
     """Whether others used so much of the CPU that nothing is concluded from it."""
     return (reading.foreign_fraction or 0.0) > FOREIGN_LIMIT
 
 
-def is_calm(reading: Reading) -> bool:
+def is_calm(reading: Window) -> bool:
     """Whether neither other processes nor a compilation disturbed it."""
     return not is_busy(reading) and not reading.recompilations
 
@@ -146,7 +115,7 @@ class Pairs:
         evidence: Lever to proof.
         missing: Lever to why there is no proof.
         candidate_first: For each pair whether the lot had the candidate go first.
-        share: What the look that ended it may spend of the errors, see `looks.Looks`.
+        share: What the look that ended it may spend of the errors, see `sequential.Looks`.
         noise: Standard deviation of log ratios between equal sides, as seen before.
         looked_at: After how many pairs it was looked at last.
     """
@@ -171,7 +140,7 @@ class Pairs:
         """How many times as fast the candidate was, pair by pair."""
         return [a / b for a, b in zip(self.baseline_s, self.candidate_s, strict=True)]
 
-    def note(self, pair: Pair[Any]) -> None:
+    def note(self, pair: Pair) -> None:
         """Take a pair into account, or leave it out where something disturbed it."""
         both = pair.step_s
         if both is None or pair.is_busy or pair.compiled or pair.is_uneven:
@@ -248,7 +217,7 @@ class Turn:
     opens: bool
 
 
-Turns = Generator[Turn, Reading | None, None]
+Turns = Generator[Turn, Window | None, None]
 
 
 def turns(pairs: Pairs, extent: Extent, lots: random.Random) -> Turns:
@@ -268,7 +237,7 @@ def turns(pairs: Pairs, extent: Extent, lots: random.Random) -> Turns:
             left_out = f", {pairs.num_discarded} more were left out as disturbed" if pairs.num_discarded else ""
             pairs.given_up = f"the time was over after {num} pair{'s' * (num != 1)}{left_out}"
             return
-        pair: Pair[Reading] = Pair.drawn(lots)
+        pair = Pair.drawn(lots)
         stretch = lots.uniform(1 - STRETCH, 1 + STRETCH)
         while pair.order:
             pair.keep((yield Turn(pair.order[0], stretch, opens=not pair.readings)))
@@ -276,7 +245,7 @@ def turns(pairs: Pairs, extent: Extent, lots: random.Random) -> Turns:
         num_begun += 1
 
 
-def after(asked: Turns, reading: Reading | None) -> Turn | None:
+def after(asked: Turns, reading: Window | None) -> Turn | None:
     """The turn that follows a reading; None where it was the last."""
     try:
         return asked.send(reading)
@@ -332,26 +301,13 @@ def trial_of(pairs: Pairs, levers: Levers, class_: str, took_s: float) -> Trial:
     if pairs.num_busy and ratio is None:
         reason = "other processes used the CPU in every window"
     return Trial(
-        levers=levers,
-        outcome=compared.verdict,
-        reason=reason,
-        ratio=ratio,
-        ratio_low=low,
-        ratio_high=high,
-        num_pairs=len(pairs.baseline_s),
-        num_discarded=pairs.num_discarded,
-        class_=class_,
-        took_s=took_s,
-        engage_s=pairs.engage_s,
-        peak_memory_bytes=pairs.peak_memory_bytes,
-        baseline_peak_memory_bytes=pairs.baseline_peak_memory_bytes,
-        baseline_step_s=tuple(pairs.baseline_s),
-        candidate_step_s=tuple(pairs.candidate_s),
-        candidate_first=tuple(pairs.candidate_first),
-        share=pairs.share,
-        noise=pairs.noise,
-        evidence=pairs.evidence,
-    )
+        levers=levers, outcome=compared.verdict, reason=reason, ratio=ratio, ratio_low=low, ratio_high=high,
+        num_pairs=len(pairs.baseline_s), num_discarded=pairs.num_discarded, class_=class_, took_s=took_s,
+        engage_s=pairs.engage_s, peak_memory_bytes=pairs.peak_memory_bytes,
+        baseline_peak_memory_bytes=pairs.baseline_peak_memory_bytes, baseline_step_s=tuple(pairs.baseline_s),
+        candidate_step_s=tuple(pairs.candidate_s), candidate_first=tuple(pairs.candidate_first), share=pairs.share,
+        noise=pairs.noise, evidence=pairs.evidence,
+    )  # fmt: skip
 
 
 def _highest(former: int | None, found: int | None) -> int | None:

@@ -128,15 +128,6 @@ def summary_of(found: RankAnatomy) -> dict[str, Any]:
     return value
 
 
-def save(found: RankAnatomy, folder: Path) -> None:
-    """Write it into its run folder.
-
-    Raises:
-        MachineError: The folder cannot be written.
-    """
-    files.write(found, folder / FILE)
-
-
 def load(folder: Path) -> RankAnatomy:
     """What a run folder holds.
 

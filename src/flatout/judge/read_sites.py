@@ -65,20 +65,14 @@ def judged(seen: Sequence[HostReads]) -> ReadSites | None:
     by_line: dict[tuple[str, int, str, bool], list[HostRead]] = {}
     for row in (row for one in seen for row in one.rows):
         by_line.setdefault((row.file, row.line, row.read, row.on_device), []).append(row)
-    found = [_site(rows, num_steps) for rows in by_line.values()]
+    found = [
+        ReadSite(
+            file=file, line=line, code=linecache.getline(file, line).strip(), read=read, on_device=on_device,
+            reads_per_step=sum(row.num for row in rows) / num_steps,
+            waited_s=math.fsum(row.waited_s for row in rows) / num_steps,
+        )
+        for (file, line, read, on_device), rows in by_line.items()
+    ]  # fmt: skip
     worth = [site for site in found if site.on_device or site.waited_s >= WORTH_SAYING * step_s]
     sites = tuple(sorted(worth, key=lambda site: -site.waited_s)[:MOST_SITES])
     return ReadSites(sites=sites, num_steps=num_steps, num_left_out=len(found) - len(sites))
-
-
-def _site(rows: Sequence[HostRead], num_steps: int) -> ReadSite:
-    first = rows[0]
-    return ReadSite(
-        file=first.file,
-        line=first.line,
-        code=linecache.getline(first.file, first.line).strip(),
-        read=first.read,
-        on_device=first.on_device,
-        reads_per_step=sum(row.num for row in rows) / num_steps,
-        waited_s=math.fsum(row.waited_s for row in rows) / num_steps,
-    )

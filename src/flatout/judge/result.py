@@ -5,21 +5,18 @@ In: the records of the chain. Out: a `Result`, its file, and the objects that `-
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import os
 import shlex
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from flatout.errors import RecordError, cannot_write
 from flatout.judge.anatomy import Anatomy
 from flatout.judge.diagnosis import Diagnosis
 from flatout.judge.read_sites import ReadSites
 from flatout.judge.stats import Comparison
-from flatout.records.as_json import from_json, to_json
+from flatout.records import files
+from flatout.records.as_json import to_json
 from flatout.records.ceilings import Ceilings, Machine
 from flatout.records.energy import EnergySummary
 from flatout.records.facts import Facts
@@ -30,12 +27,6 @@ FORMAT = 1  # 1: first version
 FILE = "result.json"
 
 Verdict = Literal["faster", "no difference", "inconclusive"]
-
-MOST_BYTES = 500 * 10**6
-"""Of a result that is read, some four million steps: it would take ten times as much memory."""
-
-LARGEST = 1e24
-"""No number of a result, in whatever unit, is larger: the fastest computers do 1e18 operations a second."""
 
 NOT_NAMED = "not among `--levers`"
 """Why a lever was not tried that the user did not ask for."""
@@ -75,12 +66,10 @@ class Launched:
     Attributes:
         num_ranks: How many there are.
         alone: The winner as it was measured on one rank by itself; None where nothing won there.
-        num_runs: Starts of the launcher.
     """
 
     num_ranks: int
     alone: Trial | None = None
-    num_runs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,106 +212,26 @@ class Result:
         return max(math.ceil(self.break_even_steps / self.steps_in_run), 1)
 
 
-def with_plan_path(result: Result, path: str) -> Result:
-    """The result, with the place where its plan was written."""
-    return replace(result, plan_path=path)
-
-
-def save(result: Result, folder: Path) -> Path:
-    """Write `result.json` whole or not at all; returns its path.
+def save(result: Result, folder: Path) -> None:
+    """Write `result.json` into a run folder.
 
     Raises:
         MachineError: The folder cannot be written.
     """
-    path = folder / FILE
-    draft = folder / f".{FILE}.{os.getpid()}"
-    try:
-        draft.write_text(json.dumps(to_json(result), allow_nan=False), encoding="utf-8")
-        os.replace(draft, path)
-    except OSError as problem:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise cannot_write(path, problem) from None
-    return path
+    files.write(result, folder / FILE)
 
 
 def load(path: Path) -> Result:
-    """The result in a run folder.
+    """The result in a run folder, or of such a file.
 
     Raises:
-        RecordError: Missing, torn, or from a newer version.
+        RecordError: Missing, torn, or from another version.
     """
     file = path / FILE if path.is_dir() else path
-    try:
-        if (size := file.stat().st_size) > MOST_BYTES:
-            raise _too_large(file, size)
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RecordError(
-            f"there is no result in `{file.parent}`",
-            cause=f"only `tune` and `why` write `{FILE}`, when they are done; `run`, `exec` and `levers` keep a trace, "
-            "`prove` a proof",
-            hint="`flatout report` shows the newest result here; `flatout tune SCRIPT` makes one",
-        ) from None
-    except OSError as problem:
-        raise RecordError(
-            f"cannot read `{file}`", cause=str(problem.strerror or problem), hint="look at it, or measure again"
-        ) from None
-    except (ValueError, RecursionError):
-        raise RecordError(
-            f"`{file}` is torn", cause="it is not complete JSON", hint="measure again, or restore the file"
-        ) from None
-    found = value.get("format", 0) if isinstance(value, dict) else 0
-    if isinstance(found, int) and found > FORMAT:
-        raise RecordError(
-            f"`{file}` has format {found}, this version reads up to {FORMAT}",
-            cause="a newer flatout wrote it",
-            hint="`pip install --upgrade flatout`",
-        )
-    result = from_json(Result, value, where=f"`{file}`")
-    fault = _fault(result) or _beyond({name: part for name, part in value.items() if name != "timeline"})
-    if fault:
-        raise RecordError(
-            f"`{file}` is torn",
-            cause=f"{fault}: no measurement gives that",
-            hint="measure again, or restore the file",
-        )
-    return result
-
-
-def _fault(result: Result) -> str:
-    """What is impossible about a result, or empty. What may be missing is NaN, and is not looked at."""
-    apart = [("anatomy", result.anatomy), ("tuned_anatomy", result.tuned_anatomy)]
-    rates = [
-        ("baseline_steps_per_s", result.baseline_steps_per_s),
-        ("tuned_steps_per_s", result.tuned_steps_per_s),
-        *((f"{name}.step_s", one.step_s) for name, one in apart if one is not None),
-    ]
-    spans = [(f"{name}.phases_s.{k}", v) for name, one in apart if one is not None for k, v in one.phases_s.items()]
-    spans += [(f"self_s of {one.name}", one.self_s) for one in (result.census.operations if result.census else ())]
-    found = [(name, value) for name, value in rates if not 0 < value < math.inf]
-    found += [(name, value) for name, value in spans if math.isinf(value)]
-    return f"`{found[0][0]}` is {found[0][1]}" if found else ""
-
-
-def _beyond(value: Any, path: str = "") -> str:
-    """Where in a JSON value a number stands that is larger than anything that can be measured, or empty."""
-    if isinstance(value, dict):
-        parts = ((f"{path}.{name}".lstrip("."), part) for name, part in value.items())
-    elif isinstance(value, list):
-        parts = ((f"{path}[{number}]", part) for number, part in enumerate(value))
-    else:
-        large = isinstance(value, int | float) and abs(value) > LARGEST
-        return f"`{path}` is {str(value)[:24]}" if large else ""
-    return next(filter(None, (_beyond(part, name) for name, part in parts)), "")
-
-
-def _too_large(file: Path, size: int) -> RecordError:
-    return RecordError(
-        f"`{file}` has {size / 1e9:.1f} GB, more than can be shown",
-        cause=f"a result with at most {MOST_BYTES / 1e9:.1f} GB, some four million steps, is read at once",
-        hint=f"`flatout report {shlex.quote(str(file.parent))} --export steps.csv` writes what its traces hold",
-    )
+    return files.read(
+        Result, file, missing=f"there is no result in `{file.parent}`",
+        hint="only `tune` and `why` write one, when they are done: `flatout report` shows the newest here",
+    )  # fmt: skip
 
 
 def summary_of(result: Result) -> dict[str, Any]:
@@ -367,17 +276,7 @@ def _why_summary(result: Result) -> dict[str, Any]:
 
 
 def _reads(result: Result) -> list[dict[str, Any]] | None:
-    return (
-        None
-        if result.reads is None
-        else [
-            {
-                "file": site.file,
-                "line": site.line,
-                "code": site.code,
-                "reads_per_step": site.reads_per_step,
-                "waited_s": site.waited_s,
-            }
-            for site in result.reads.sites
-        ]
-    )
+    if result.reads is None:
+        return None
+    names = ("file", "line", "code", "reads_per_step", "waited_s")
+    return [{name: getattr(site, name) for name in names} for site in result.reads.sites]

@@ -126,7 +126,7 @@ def compare(
         baseline_s: Seconds per step of each baseline window.
         candidate_s: Seconds per step of the candidate window beside it.
         share: The part of the `ERRORS` that this look at the comparison may spend, above 0 to 1; what all looks spend
-            sums to at most 1, see `flatout.judge.looks`.
+            sums to at most 1, see `flatout.judge.sequential`.
         noise: The standard deviation of log ratios between equal sides, as it was seen before: fewer than
             `RANKED_PAIRS` pairs that scatter less than that are not believed to.
 

@@ -38,6 +38,6 @@ def read(kind: type[R], path: Path, *, missing: str, hint: str) -> R:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise RecordError(missing, cause=f"`{path.name}` cannot be read: {problem}", hint=hint) from None
     return from_json(kind, value, where=str(path))

@@ -370,7 +370,7 @@ class Trial:
         candidate_step_s: Step time of each candidate window, paired with the former.
         evidence: Lever to the proof that it took effect.
         candidate_first: For each pair whether the lot had the candidate go first.
-        share: What the look that ended it could spend of the errors (`flatout.judge.looks`).
+        share: What the look that ended it could spend of the errors (`flatout.judge.sequential`).
         noise: Standard deviation of the log ratio of two plain windows, below which few pairs are not believed.
     """
 

@@ -25,13 +25,9 @@ EACH_CLASS = "each class admits those before it: " + ", ".join(CLASSES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What the user asked for.
+    """What the user asked for: a plan file by name (None: the one found by default), or exactly these levers.
 
-    Attributes:
-        plan: The plan file that was named, or None for the one found by default.
-        levers: Exactly these levers, without a plan; None otherwise.
-        accept: How far levers may go.
-        recheck: Whether a plan that does not fit here is tested first instead of refused.
+    With `recheck` a plan that does not fit here is tested first instead of refused.
     """
 
     plan: Path | None = None
@@ -42,14 +38,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engagement:
-    """What to engage.
-
-    Attributes:
-        levers: Empty for a plain run.
-        line: What is said at the start.
-        plan: The plan behind it, where there is one.
-        misfits: How here differs from where the plan was made.
-    """
+    """What to engage, the line that is said at the start, the plan behind it, and how here differs from its place."""
 
     levers: Levers = field(default_factory=dict)
     line: str = ""
@@ -98,6 +87,16 @@ def engagement(wish: Wish, here: Here) -> Engagement:
             raise
         return Engagement(line=f"{problem.error}; running plainly")
     return _fitting(plan, path, wish, here)
+
+
+def check_alone(option: str, beside: Mapping[str, bool], *, cause: str, hint: str) -> None:
+    """Refuse an option beside the first of the others that was given.
+
+    Raises:
+        UsageError: One was.
+    """
+    if (named := next((other for other, given in beside.items() if given), None)) is not None:
+        raise UsageError(f"`{option}` and `{named}` cannot be combined", cause=cause, hint=hint)
 
 
 def for_one_process(chosen: Engagement, registry: Mapping[str, Lever]) -> Engagement:
@@ -176,16 +175,11 @@ def _fitting(plan: Plan, path: Path, wish: Wish, here: Here) -> Engagement:
         if wish.plan is not None:
             raise RecordError(error, cause=lacking[1], hint=LEAVE_IT_OUT)
         return Engagement(line=f"{error}: {lacking[1]}; running plainly")
-    return Engagement(levers=plan.levers, line=_line(plan, path, here), plan=plan, misfits=misfits)
-
-
-def _line(plan: Plan, path: Path, here: Here) -> str:
-    num = len(plan.levers)
-    if not num:
-        return f"the plan in {path} is to change nothing"
-    ratio = f"{plan.ratio:.2g}" if plan.ratio < 100 else f"{plan.ratio:.0f}"
+    num, ratio = len(plan.levers), f"{plan.ratio:.2g}" if plan.ratio < 100 else f"{plan.ratio:.0f}"
     other = "" if plan.arguments == here.arguments else ", made with other arguments"
-    return f"{num} lever{'s' * (num != 1)} from {path}, {ratio}x expected{other}"
+    line = f"{num} lever{'s' * (num != 1)} from {path}, {ratio}x expected{other}"
+    line = line if num else f"the plan in {path} is to change nothing"
+    return Engagement(levers=plan.levers, line=line, plan=plan, misfits=misfits)
 
 
 def _check_levers(plan: Plan, here: Here, path: Path) -> None:
@@ -240,22 +234,19 @@ def check_settings(lever: Lever, settings: Mapping[str, Setting]) -> None:
 
 
 def _example(lever: Lever) -> str:
-    if lever.parameter is None:
-        return lever.name
-    return (
-        f"{lever.name}={lever.choices[0] if lever.choices else '2:replicate' if lever.divides else max(lever.least, 1)}"
-    )
+    least = "2:replicate" if lever.divides else max(lever.least, 1)
+    value = lever.choices[0] if lever.choices else least
+    return lever.name if lever.parameter is None else f"{lever.name}={value}"
 
 
 def _check_conflicts(levers: Levers, registry: Mapping[str, Lever]) -> None:
-    for one in levers:
-        for other in levers:
-            if other in registry[one].conflicts:
-                raise UsageError(
-                    f"`{one}` and `{other}` cannot be combined",
-                    cause="each decides what the other needs",
-                    hint="name one of them",
-                )
+    pair = next(((one, other) for one in levers for other in levers if other in registry[one].conflicts), None)
+    if pair is not None:
+        raise UsageError(
+            f"`{pair[0]}` and `{pair[1]}` cannot be combined",
+            cause="each decides what the other needs",
+            hint="name one of them",
+        )
 
 
 def _check_class(plan: Plan, wish: Wish, here: Here, path: Path) -> None:

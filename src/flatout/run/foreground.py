@@ -248,8 +248,8 @@ class _Listener:
             outcome.facts = record
         elif isinstance(record, Toggle):
             outcome.evidence.update(record.evidence)
-            if self._watch is not None:
-                self._watch.toggled(record.took_s)
+            if self._watch is not None and self._watch.guard is not None:
+                self._watch.guard.toggled(record.took_s)
         elif isinstance(record, Failure):
             self._note_failure(record)
         elif isinstance(record, Remark):
@@ -322,8 +322,11 @@ class _Listener:
 
     def _note_watch(self, watch: Watch) -> None:
         outcome = self._outcome
-        outcome.plan_s, outcome.plain_s, outcome.num_busy = watch.plan_s, watch.plain_s, watch.num_busy
-        outcome.released, outcome.decisions, outcome.looking_s = watch.released, watch.decisions, watch.looking_s
+        pairs, guard = watch.pairs, watch.guard
+        outcome.plan_s, outcome.plain_s, outcome.num_busy = pairs.candidate_s, pairs.baseline_s, pairs.num_busy
+        outcome.released = watch.released
+        if guard is not None:
+            outcome.decisions, outcome.looking_s = guard.decisions, guard.cost_s
         if watch.learned is not None and outcome.learned is None:
             outcome.learned, outcome.engaged = watch.learned, bool(watch.plan)
 

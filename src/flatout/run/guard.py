@@ -11,13 +11,13 @@ than `MOST_COST` of the time since the watch began, so that one look too many is
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from statistics import median
 
 from flatout.child.pace import Pace, usual_step_s
-from flatout.judge.bets import Bets, needed
 from flatout.judge.paired import Pair
+from flatout.judge.sequential import Bets, needed
 from flatout.records.trace import Window
 from flatout.run.windows_of_run import WINDOW_S, Ask, Sides, steps_in
 
@@ -74,19 +74,6 @@ class Decision:
         return f"{self.kind}{ratio} in {pairs}, because {self.why}{beside}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alarm:
-    """Why to look at once when the watch begins.
-
-    Attributes:
-        why: In words.
-        slow: How many times as long as plain the plan took in the pairs that gave the alarm.
-    """
-
-    why: str
-    slow: tuple[float, ...] = ()
-
-
 @dataclass(slots=True)
 class _Look:
     """One question: is what is engaged slower than what is not?"""
@@ -105,7 +92,7 @@ class _Look:
     num_busy: int = 0
     num_compiled: int = 0
 
-    def add(self, pair: Pair[Window], *, engaged: bool) -> None:
+    def add(self, pair: Pair, *, engaged: bool) -> None:
         """A pair of windows is there."""
         self.num_tried += 1
         both = pair.step_s
@@ -145,7 +132,13 @@ class _Look:
 
 
 class Guard:
-    """Watches a run from the end of its check on."""
+    """Watches a run from the end of its check on.
+
+    Attributes:
+        engaged: Whether the plan is.
+        decisions: What its looks have come to.
+        cost_s: What looking has cost the run, seconds.
+    """
 
     def __init__(
         self,
@@ -154,7 +147,8 @@ class Guard:
         engaged: bool,
         num_steps: Callable[[], int],
         gap_s: float | None,
-        alarm: Alarm | None = None,
+        alarm: str = "",
+        num_far: int = 0,
     ) -> None:
         """Begin.
 
@@ -163,7 +157,8 @@ class Guard:
             engaged: Whether the plan is, now.
             num_steps: Says how many steps the run has made.
             gap_s: What a step without the plan takes longer, as far as it is known: what a look will cost.
-            alarm: Why to look at once; None where it may wait.
+            alarm: Why to look at once; empty where it may wait.
+            num_far: Pairs whose sides were far apart that gave the alarm.
         """
         self.engaged = engaged
         self.decisions: list[Decision] = []
@@ -172,100 +167,81 @@ class Guard:
         self._num_steps = num_steps
         self._gap_s = gap_s
         self._pace = Pace()
-        self._look: _Look | None = None
-        if alarm is not None:
-            num_far = len(alarm.slow) if all(times > FAR_APART for times in alarm.slow) else 0
-            self._look = _Look(why=alarm.why, is_due=False, far_before=min(num_far, NUM_FAR_APART - 1))
-        self._pair: Pair[Window] | None = None
+        self._look = _Look(why=alarm, is_due=False, far_before=min(num_far, NUM_FAR_APART - 1)) if alarm else None
         self._num_looks = 0
         self._lots = random.Random(0)
         self._step_s = 0.1
-        self._now_s = 0.0
-        self._begun_s: float | None = None
+        self._now_s = self._begun_s = 0.0
         self._distance_s = FIRST_DISTANCE_S
-        self._next_s = FIRST_DISTANCE_S
-
-    # -- what comes in -------------------------------------------------------------------------------------------
+        self._asking = self._watching()
+        next(self._asking)
 
     def free(self, window: Window) -> Ask | None:
         """A window that nobody asked for."""
-        self._now_s = window.start_s + sum(window.step_s)
-        if self._begun_s is None:
-            self._begun_s = window.start_s
-            self._next_s = window.start_s + self._distance_s
-        is_short = sum(window.step_s) < SHORT_WINDOW_S and window.num_steps < MANY_STEPS
-        if self._pair is not None or is_short or not window.training_step_s > 0:
-            return None
-        self._step_s = usual_step_s(window)
-        self._follow(window)
-        if self._look is None and self._now_s >= self._next_s:
-            self._look = _Look(why=DUE, is_due=True)
-        return self._next_pair() if self._look is not None and self._may_begin() else None
+        return self._asking.send(window)
 
     def answered(self, window: Window | None) -> Ask | None:
         """What was asked for has been done; None where nothing is asked."""
-        pair, look = self._pair, self._look
-        if pair is None or look is None:  # it was a decision that has been carried out
-            return None
-        pair.keep(window)
-        if window is not None:
-            self._now_s = window.start_s + sum(window.step_s)
-        if pair.order:
-            return self._ask(pair)
-        self._pair = None
-        self._charge(pair)
-        look.add(pair, engaged=self.engaged)
-        verdict = look.verdict(self._num_looks + 1)
-        if verdict:
-            return self._decide(look, change=verdict == "change")
-        return self._next_pair() if self._may_begin() else self._sides.stay(self.engaged)
+        return self._asking.send(window)
 
     def toggled(self, took_s: float) -> None:
         """Levers were engaged or released for a look."""
         self.cost_s += took_s if self._look is not None else 0.0
 
-    # -- how it decides ------------------------------------------------------------------------------------------
+    def _watching(self) -> Generator[Ask | None, Window | None, None]:
+        """Follow free windows, and look where there is reason to: `None` waits for the next of them."""
+        next_s = None
+        while True:
+            window = yield None
+            if window is None:
+                continue
+            self._now_s = window.start_s + sum(window.step_s)
+            if next_s is None:
+                self._begun_s, next_s = window.start_s, window.start_s + self._distance_s
+            is_short = sum(window.step_s) < SHORT_WINDOW_S and window.num_steps < MANY_STEPS
+            if is_short or not window.training_step_s > 0:
+                continue
+            self._step_s = usual_step_s(window)
+            jump = self._pace.follow(window, also_quicker=not self.engaged)
+            if jump is not None and (self._look is None or self._look.is_due):
+                why = f"its steps took {_ms(jump[1])} in place of {_ms(jump[0])}"
+                self._look = _Look(why=why, is_due=False)
+            if self._look is None and self._now_s >= next_s:
+                self._look = _Look(why=DUE, is_due=True)
+            while (look := self._look) is not None and self._may_begin(look):
+                verdict = yield from self._pair(look)
+                if verdict:
+                    yield self._decide(look, change=verdict == "change")
+                    next_s = self._now_s + self._distance_s
+                elif not self._may_begin(look):
+                    yield self._sides.stay(self.engaged)
 
-    def _follow(self, window: Window) -> None:
-        """Compare its step time with those before it."""
-        jump = self._pace.follow(window, also_quicker=not self.engaged)
-        if jump is not None and (self._look is None or self._look.is_due):
-            was_s, is_s = jump
-            self._look = _Look(why=f"its steps took {_ms(is_s)} in place of {_ms(was_s)}", is_due=False)
+    def _pair(self, look: _Look) -> Generator[Ask, Window | None, str]:
+        """Measure a pair; what the look says then, see `_Look.verdict`."""
+        pair = Pair.drawn(self._lots)
+        while pair.order:
+            num = self._pace.alike(fitting := steps_in(WINDOW_S, self._step_s))
+            ask = self._sides.ask(pair.order[0], self._step_s, WINDOW_S)
+            if num != fitting:  # long steps and short ones follow each other
+                ask = replace(ask, num_steps=num, limit_s=2 * num * self._step_s)
+            window = yield ask
+            pair.keep(window)
+            self._now_s = self._now_s if window is None else window.start_s + sum(window.step_s)
+        own, other = pair.readings[self.engaged], pair.readings[not self.engaged]
+        if pair.step_s is not None and own is not None and other is not None:
+            other_s = usual_step_s(other)  # an evaluation that was not recognised is made in any case
+            self._gap_s = other_s - usual_step_s(own)
+            self.cost_s += max(self._gap_s, 0.0) * (other.num_steps + self._sides.skip_steps(other_s))
+        look.add(pair, engaged=self.engaged)
+        return look.verdict(self._num_looks + 1)
 
-    def _may_begin(self) -> bool:
+    def _may_begin(self, look: _Look) -> bool:
         """Whether another pair may be asked for, given what looking has cost so far and what the pair will cost."""
-        assert self._look is not None
-        passed_s = self._now_s - (self._begun_s or 0.0)
         cost_s = self.cost_s
-        if self._look.is_due:  # nothing presses: it waits until there is enough for all of it
+        if look.is_due:  # nothing presses: it waits until there is enough for all of it
             gap_s = self._step_s if self._gap_s is None else max(self._gap_s, 0.0)
-            cost_s += gap_s * self._num_asked()
-        return cost_s <= MOST_COST * passed_s
-
-    def _next_pair(self) -> Ask:
-        self._pair = Pair.drawn(self._lots)
-        return self._ask(self._pair)
-
-    def _num_asked(self) -> int:
-        """Steps of a window: so many as fit, or as it takes where long steps and short ones follow each other."""
-        return self._pace.alike(steps_in(WINDOW_S, self._step_s))
-
-    def _ask(self, pair: Pair[Window]) -> Ask:
-        """The window of the side whose turn it is."""
-        num, fitting = self._num_asked(), steps_in(WINDOW_S, self._step_s)
-        ask = self._sides.ask(pair.order[0], self._step_s, WINDOW_S)
-        return ask if num == fitting else replace(ask, num_steps=num, limit_s=2 * num * self._step_s)
-
-    def _charge(self, pair: Pair[Window]) -> None:
-        """What the pair's window on the other side has cost; where it was the faster one, nothing."""
-        own, window = pair.readings.get(self.engaged), pair.readings.get(not self.engaged)
-        if pair.step_s is None or own is None or window is None:
-            return
-        other_s = usual_step_s(window)  # an evaluation that was not recognised is made in any case
-        self._gap_s = other_s - usual_step_s(own)
-        num_steps = window.num_steps + self._sides.skip_steps(other_s)
-        self.cost_s += max(self._gap_s, 0.0) * num_steps
+            cost_s += gap_s * self._pace.alike(steps_in(WINDOW_S, self._step_s))
+        return cost_s <= MOST_COST * (self._now_s - self._begun_s)
 
     def _decide(self, look: _Look, *, change: bool) -> Ask:
         """The look is over."""
@@ -278,15 +254,11 @@ class Guard:
             self._distance_s = FIRST_DISTANCE_S
         else:
             self._distance_s = min(2 * self._distance_s, MOST_DISTANCE_S)
-        self._next_s = self._now_s + self._distance_s
         decision = Decision(
             kind=("engaged again" if self.engaged else "released") if change else "kept",
-            num_steps=self._num_steps(),
-            ratio=median(look.ratios) if look.ratios else None,
-            num_pairs=len(look.ratios),
-            why=look.why,
-            beside=look.beside,
-        )
+            num_steps=self._num_steps(), ratio=median(look.ratios) if look.ratios else None,
+            num_pairs=len(look.ratios), why=look.why, beside=look.beside,
+        )  # fmt: skip
         self.decisions.append(decision)
         return self._sides.stay(self.engaged, decision.text)
 

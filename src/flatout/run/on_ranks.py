@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from flatout.errors import RecordError, UsageError
+from flatout.errors import RecordError
 from flatout.records.ceilings import Machine
 from flatout.records.plan import Lever, ranks_of
 from flatout.records.ranks import Terms
@@ -50,31 +50,11 @@ def decided(
                 cause=f"what it expects, and that it trains the same, were measured on {num} ranks",
                 hint=f"leave out `--ranks`, or `flatout tune --ranks {max(asked.num_ranks, 2)}` makes another plan",
             )
-        say(f"on {_ranks(asked.num_ranks)}, as you said: the plan is for {num}")
+        on = "one process" if asked.num_ranks == 1 else f"{asked.num_ranks} ranks"
+        say(f"on {on}, as you said: the plan is for {num}")
     elif asked.mode == "auto":
         asked = replace(asked, mode=mode)
     return asked if asked.num_ranks > 1 else None
-
-
-def _ranks(num: int) -> str:
-    return "one process" if num == 1 else f"{num} ranks"
-
-
-def check(asked: Terms | None, *, learn: bool, recheck: bool) -> None:
-    """Make sure that nothing was asked for that ranks cannot do.
-
-    Raises:
-        UsageError: Something was.
-    """
-    if asked is None or asked.num_ranks == 1:
-        return
-    for option, given in (("--learn", learn), ("--recheck", recheck)):
-        if given:
-            raise UsageError(
-                f"`--ranks` and `{option}` cannot be combined",
-                cause="levers are tried in one process, where no other rank waits for it",
-                hint="`flatout tune` first, then `flatout run --ranks`",
-            )
 
 
 def devices(terms: Terms, machine: Callable[[], Machine], say: Callable[[str], None]) -> tuple[str, ...]:

@@ -31,7 +31,6 @@ class Outcome:
         engaged: What was engaged in the end.
         failures: What went wrong on our side.
         raised: What the script itself raised in the end, where it did.
-        short_of_memory: Levers that the next runs under this plan leave out, because memory ran out under them.
         facts: What the script turned out to do.
         evidence: Lever to proof.
         remarks: What the process had to say in the end.
@@ -69,7 +68,6 @@ class Outcome:
     """Whether there was a folder for the trace; else the script ran plainly."""
     failures: list[Failure] = field(default_factory=list)
     raised: Failure | None = None
-    short_of_memory: tuple[str, ...] = ()
     facts: Facts | None = None
     evidence: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)

@@ -47,15 +47,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came back.
+    """What came back: a window where one was measured, and of each lever the proof of its effect, or why there is none.
 
-    Attributes:
-        window: What was measured; None where nothing was.
-        num_steps: Steps of the run up to here.
-        agreement: Differences of numbers, where they were asked for.
-        evidence: Lever to the proof that it took effect.
-        missing: Lever to why there is none.
-        failures: What went wrong meanwhile.
+    `num_steps` are those of the run up to here; `failures` is what went wrong meanwhile.
     """
 
     window: Window | None
@@ -68,13 +62,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """What a pair compares: the plan, and what is left of it where it is not engaged.
-
-    Attributes:
-        plan: All levers of the run.
-        without: Those that cannot be toggled.
-        compiles: Whether one of the plan's compiles.
-    """
+    """What a pair compares: the plan, and what is left of it where it is not engaged; whether it compiles."""
 
     plan: Levers
     without: Levers

@@ -15,24 +15,28 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flatout.child.orders import SessionSpec
 from flatout.errors import Inconclusive, cannot_write
 from flatout.records.facts import Facts
-from flatout.records.host_reads import HostReads
 from flatout.records.plan import Lever
-from flatout.records.stacks import Stacks
 from flatout.records.trace import Agreement, Census, Header, Levers, Record, Refused, Scaling, Setting, Toggle, Window
 from flatout.run import isolation
 from flatout.run.folder import NEEDED_BYTES
 from flatout.run.launch import Child, Ended, Launch, session_files
 from flatout.run.script import Script
 from flatout.run.trackers import QUIET_TRACKERS
-from flatout.trials.ends import CandidateFailed, Kills, not_released, raise_failures
+from flatout.trials.budget import MAX_STEPS, WINDOW_S, Size, size_for
+from flatout.trials.ends import (
+    CandidateFailed,
+    cannot_measure,
+    cannot_record,
+    cannot_release,
+    not_released,
+    raise_failures,
+)
 from flatout.trials.terms import Terms
-from flatout.trials.unmeasurable import cannot_measure, cannot_record, cannot_release
-from flatout.trials.window_size import MAX_STEPS, WINDOW_S, Size, size_for
 
 WARM_UP_STEPS = 30
 """Gradients of a freshly initialised network say little about rounding (bf16 on a ResNet: slope 0.95 at step 0, 0.996
@@ -45,6 +49,9 @@ FAR_TOO_LONG = 4
 MAX_RESTARTS = 200
 COMPILE_LIMIT_S = 240.0
 MIN_LIMIT_S = 20.0
+
+
+R = TypeVar("R", bound=Record)
 
 
 class Bench:
@@ -85,10 +92,8 @@ class Bench:
         self.last_missing: dict[str, str] = {}
         self.unreleased = ""
         """What broke when a lever was to be taken back, until whoever engaged it has seen it."""
-        self._kills = Kills()
-        self.last_stacks: Stacks | None = None
-        self.last_reads: HostReads | None = None
-        """What was seen in the latest window that looked at stacks, and at reads."""
+        self.answer: list[Record] = []
+        """The records of the latest answer."""
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -105,21 +110,17 @@ class Bench:
         environment: dict[str, str] = {}
         for name, settings in self._process_levers.items():
             environment.update(self.levers[name].environment(settings))
-        while True:
-            self._launch(environment)
-            child = self._child
-            assert child is not None
-            try:
-                records = child.ready(self.terms.start_limit_s, self.on_wait)
-            except Ended as end:
-                problem = self._no_start(end)
-                self._after_end()
-                if process_levers:
-                    raise CandidateFailed(end.sentence()) from None
-                if self._forgives(end):
-                    continue
-                raise problem from None
-            break
+        self._launch(environment)
+        child = self._child
+        assert child is not None
+        try:
+            records = child.ready(self.terms.start_limit_s, self.on_wait)
+        except Ended as end:
+            problem = self._no_start(end)
+            self._after_end()
+            if process_levers:
+                raise CandidateFailed(end.sentence()) from None
+            raise problem from None
         self._note(records)
         if self.header is None or self.facts is None:
             raise cannot_record(self.script, "what it does", records)
@@ -139,12 +140,9 @@ class Bench:
         if self.terms.isolate:
             self._scratch = self.run_folder / f"scratch-{self._name}"
             command = isolation.isolate(
-                command,
-                folder=Path.cwd(),
-                script_folder=self.script.folder,
-                run_folder=self.run_folder,
+                command, folder=Path.cwd(), script_folder=self.script.folder, run_folder=self.run_folder,
                 scratch=self._scratch,
-            )
+            )  # fmt: skip
         session = SessionSpec(
             mode="trial",
             **session_files(self.run_folder, self._name),  # type: ignore[arg-type]
@@ -165,27 +163,19 @@ class Bench:
 
     def end(self) -> None:
         """End the child, and discard what it wrote."""
-        child, self._child = self._child, None
-        if child is not None:
-            child.end()
-            self._keep(child.records)
+        if self._child is not None:
+            self._child.end()
         self._after_end()
 
     def _after_end(self) -> None:
-        if self._child is not None:
-            self._keep(self._child.records)
-            self._child = None
+        child, self._child = self._child, None
+        self.refused |= {r.path: None for r in child.records if isinstance(r, Refused)} if child is not None else {}
         scratch, self._scratch = self._scratch, None
         if scratch is not None and scratch.exists():
             for write in isolation.written(scratch):
                 if len(self.written) < 1000:
                     self.written[write.path] = None
             isolation.discard(scratch)
-
-    def _keep(self, records: list[Record]) -> None:
-        for record in records:
-            if isinstance(record, Refused):
-                self.refused[record.path] = None
 
     def _raise_if_full(self) -> None:
         """A full disk ends a child in many ways, and none of them says so."""
@@ -211,18 +201,11 @@ class Bench:
                 self.facts = record
             elif isinstance(record, Window):
                 self.windows.append((self._name, record))
-            elif isinstance(record, Stacks):
-                self.last_stacks = record
-            elif isinstance(record, HostReads):
-                self.last_reads = record
-            elif isinstance(record, Refused):
-                self.refused[record.path] = None
 
     # -- orders --------------------------------------------------------------------------------------------------
 
     def _ask(self, levers: Levers, limit_s: float, **what: Any) -> list[Record]:
         """Give an order; a script that has merely ended is started again, one that broke under levers has failed."""
-        last: Ended | None = None
         unreleased = ""
         for _attempt in range(3):
             if self._child is None or not self._child.alive:
@@ -232,18 +215,17 @@ class Bench:
             try:
                 records = child.ask(limit_s, self.on_wait, levers=levers, **what)
             except Ended as end:
-                last, unreleased = end, not_released(child.records)
+                unreleased = not_released(child.records)
                 self._ended(end, levers)
                 if "num_steps" in what:
                     what["num_steps"] = min(what["num_steps"], self.size.num_steps)
                 continue
             self._note(records)
+            self.answer = records
             self.warnings |= raise_failures(records, levers)
             return records
         if unreleased:
             raise cannot_release(self.script, unreleased)
-        if last is not None and not last.finished:  # forgiven each time, and never got far enough
-            raise cannot_measure(self.script, last, self.terms.start_limit_s)
         raise Inconclusive(
             f"`{self.script.name}` ends before {self.size.num_steps} steps can be measured",
             cause="one run of it makes too few training steps",
@@ -263,20 +245,12 @@ class Bench:
         if unreleased:  # a fresh child is plain; whose lever it was is judged by whoever engaged it
             self.unreleased = unreleased
             return
-        if self._forgives(end):
-            return
         if self._endless and end.failure is not None and not end.hung:
             # Perhaps it counts its steps and refuses more than it has; let it end by itself from now on.
             self._endless = False
             self.warnings["the script does not bear a loader that starts over, so it is started again instead"] = None
             return
         raise cannot_measure(self.script, end, self.terms.start_limit_s)
-
-    def _forgives(self, end: Ended) -> bool:
-        if not self._kills.forgives(end, has_trained=self.facts is not None):
-            return False
-        self.warnings = self._kills.note(self.warnings)
-        return True
 
     def window(
         self,
@@ -324,20 +298,20 @@ class Bench:
 
     def agreement(self, levers: Levers, checks: tuple[str, ...]) -> Agreement:
         """Compare the levers with plain at the next step."""
-        limit_s = self._limit_s(levers, 60.0 + 100 * self.step_guess_s)
-        records = self._ask(levers, limit_s, kind="compare", purpose=" ".join(checks))
-        found = next((r for r in reversed(records) if isinstance(r, Agreement)), None)
+        found = self._told(Agreement, levers, kind="compare", purpose=" ".join(checks))
         return found or Agreement(levers=levers, differences=(), missing="the comparison gave no answer")
 
     def census(self) -> Census | None:
         """Count one step's operations."""
-        records = self._ask({}, 60.0 + 100 * self.step_guess_s, kind="census")
-        return next((r for r in reversed(records) if isinstance(r, Census)), None)
+        return self._told(Census, {}, kind="census")
 
     def scaling(self) -> Scaling | None:
         """Replay one step's calls at half the batch."""
-        records = self._ask({}, 60.0 + 100 * self.step_guess_s, kind="scaling")
-        return next((r for r in reversed(records) if isinstance(r, Scaling)), None)
+        return self._told(Scaling, {}, kind="scaling")
+
+    def _told(self, wanted: type[R], levers: Levers, **what: Any) -> R | None:
+        records = self._ask(levers, self._limit_s(levers, 60.0 + 100 * self.step_guess_s), **what)
+        return next((r for r in reversed(records) if isinstance(r, wanted)), None)
 
     def settle(self) -> None:
         """Warm up, and choose the window size from the step time seen."""

@@ -1,11 +1,20 @@
-"""How much time is there, and what fits into it? In: what was asked for, and the time of a step. Out: deadlines."""
+"""How much time is there, and what fits into it?
+
+In: what was asked for, the time of a step, the modules of the models. Out: deadlines, the length of a window, and what
+compiling is expected to take until it has been seen here.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
+from flatout.child.orders import settling_steps
 from flatout.errors import Inconclusive
+from flatout.records.facts import Facts
+from flatout.records.plan import Candidate, Lever, Trial
 
 Defaults = tuple[tuple[float, float], ...]
 TUNE_DEFAULTS_S: Defaults = ((1.0, 300.0), (0.2, 180.0), (0.0, 120.0))
@@ -74,3 +83,89 @@ class Budget:
             cause=f"an answer takes about {num_steps} steps more at the least",
             hint=f"`--budget {math.ceil((num_steps * step_s + self.spent_s) / 60)}m`, or a smaller batch or model",
         )
+
+
+# -- windows ---------------------------------------------------------------------------------------------------------
+
+WINDOW_S = 0.25
+"""Aimed length of a window: 50 ticks of the kernel's CPU accounting on two cores, so that others' use shows to 2 %.
+The speed of a shared machine drifts within seconds, and shorter windows bring the two sides of a pair closer."""
+
+MAX_STEPS = 2000
+
+WHOLE_EPOCHS_S = 2.0
+"""Epochs shorter than this are measured whole, so that every window pays the loader's start-up alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How long a window is.
+
+    Attributes:
+        num_steps: Steps that are measured.
+        skip_steps: Steps after a change of levers that are not.
+        loader_skip_steps: The same after a change of the loader's workers, whose queue must settle first.
+        whole_epochs: Whether it is so many because epochs are short, and may not be another number.
+    """
+
+    num_steps: int
+    skip_steps: int
+    loader_skip_steps: int
+    whole_epochs: bool = False
+
+    def stretched(self, by: float) -> Size:
+        """The same with windows so many times as long, where that is possible.
+
+        >>> size_for(0.004, 938).stretched(1.2).num_steps, size_for(0.004, 24).stretched(1.2).num_steps
+        (76, 72)
+        """
+        return self if self.whole_epochs else replace(self, num_steps=max(round(self.num_steps * by), 1))
+
+
+def size_for(step_s: float, epoch_steps: int | None) -> Size:
+    """The window size for a step time.
+
+    >>> size_for(0.004, 938).num_steps, size_for(1.2, None).num_steps, size_for(0.004, 24).num_steps
+    (63, 1, 72)
+    """
+    num = min(max(math.ceil(WINDOW_S / step_s), 1), MAX_STEPS)
+    whole = epoch_steps if epoch_steps and epoch_steps * step_s <= WHOLE_EPOCHS_S else 0
+    if whole:
+        num = math.ceil(num / whole) * whole
+    settle = min(max(math.ceil(0.3 / step_s), 3), 40)
+    return Size(num_steps=num, skip_steps=settling_steps(step_s), loader_skip_steps=settle, whole_epochs=whole > 0)
+
+
+# -- compiling -------------------------------------------------------------------------------------------------------
+
+STARTING_S = 15.0
+"""What the compiler's start and its first kernels take, however small the model."""
+
+MODULE_S = 0.6
+"""What each module adds: its forward and its backward become kernels of their own."""
+
+
+def compiling_s(
+    candidate: Candidate, levers: Mapping[str, Lever], facts: Facts | None, trials: Iterable[Trial] = ()
+) -> float:
+    """Seconds that engaging a candidate is expected to take for compiling; 0 where nothing in it compiles.
+
+    Measured on two cores with cold caches, seconds from engaging to the first step: 6 modules (`lenet.py`, `vae`) 20
+    and 22, 28 modules (a Transformer of two layers) 20, 55 modules (`char_gpt.py`) 46 and 59. Warm caches make it a
+    tenth.
+
+    Args:
+        candidate: What would be engaged.
+        levers: The catalogue, by name.
+        facts: The models of the script; None where nobody has looked yet.
+        trials: What has been tried here: compiling takes at least as long as the longest of them took.
+    """
+    compiling = [name for name in candidate.levers if levers[name].compiles]
+    if not compiling:
+        return 0.0
+    regional = any(candidate.levers[name].get("mode") == "regional" for name in compiling)
+    seen = (t.engage_s for t in trials if any(levers[name].compiles for name in t.levers))
+    num_modules = 0.0
+    for model in facts.models if facts is not None else ():  # of blocks that repeat, one is enough for "regional"
+        num_modules += model.num_modules / (max(model.num_repeated_blocks, 1) if regional else 1)
+    return max(STARTING_S + MODULE_S * num_modules, *seen, 0.0)

@@ -8,20 +8,17 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from flatout import __version__
 from flatout.judge import stats
 from flatout.judge.result import FORMAT, Result, TimelineStep
+from flatout.records.ceilings import Machine
 from flatout.records.plan import PLAN_FORMAT, Plan, Trial, input_levers, label
-from flatout.records.trace import FOREIGN_LIMIT, Window
+from flatout.records.trace import FOREIGN_LIMIT, Header, Window
 
 if TYPE_CHECKING:
     from flatout.trials.conduct import Conduct
-
-OTHER_SPEED = 1.3
-"""Where the step took so many times as long at one time as at another, that is said."""
 
 
 def result_of(conduct: Conduct) -> Result:
@@ -36,49 +33,30 @@ def result_of(conduct: Conduct) -> Result:
     tuned_step_s = baseline_step_s / won.ratio if won and won.ratio else baseline_step_s
     foreign = [w.foreign_fraction for _, w in bench.windows if w.foreign_fraction is not None]
     saved_s = baseline_step_s - tuned_step_s
-    told = conduct.plain.diagnosis.contradictions
-    result = Result(
-        format=FORMAT,
-        command=conduct.command,
-        flatout=__version__,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        script=conduct.script.name,
-        typed=conduct.script.typed,
-        header=bench.header,
-        machine=conduct.machine,
-        facts=bench.facts,
-        anatomy=conduct.plain.anatomy,
-        diagnosis=conduct.plain.diagnosis,
-        noise=conduct.plain.noise,
-        baseline_steps_per_s=1 / baseline_step_s,
+    speeds = 1 / baseline_step_s, 1 / tuned_step_s
+    typed, run = (conduct.script.name, conduct.script.arguments), str(conduct.run_folder)
+    plan = None
+    if won is not None and won.levers:
+        plan = plan_of(won, typed, bench.header, conduct.machine, steps_per_s=speeds, run=run)
+    return Result(
+        format=FORMAT, command=conduct.command, flatout=__version__,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), script=conduct.script.name,
+        typed=conduct.script.typed, header=bench.header, machine=conduct.machine, facts=bench.facts,
+        anatomy=conduct.plain.anatomy, diagnosis=conduct.plain.diagnosis, noise=conduct.plain.noise,
+        baseline_steps_per_s=speeds[0],
         baseline_spread_fraction=summary.spread_fraction if summary.num > 1 else float("nan"),
-        baseline_window_step_s=baseline,
-        verdict=_verdict(conduct, won),
-        tuned_steps_per_s=1 / tuned_step_s,
-        tuning_s=conduct.budget.spent_s,
-        ceilings=conduct.plain.ceilings,
-        census=conduct.plain.census,
-        reads=conduct.plain.reads,
-        tuned_anatomy=conduct.tuned_anatomy,
-        trials=tuple(conduct.trials),
-        untried=tuple(conduct.untried),
-        remeasured=conduct.final,
-        input_trial=_input_trial(conduct),
+        baseline_window_step_s=baseline, verdict=_verdict(conduct, won), tuned_steps_per_s=speeds[1],
+        tuning_s=conduct.budget.spent_s, ceilings=conduct.plain.ceilings, census=conduct.plain.census,
+        reads=conduct.plain.reads, tuned_anatomy=conduct.tuned_anatomy, trials=tuple(conduct.trials),
+        untried=tuple(conduct.untried), remeasured=conduct.final, input_trial=_input_trial(conduct),
         break_even_steps=math.ceil(conduct.budget.spent_s / saved_s) if saved_s > 0 else None,
-        steps_in_run=conduct.goal.run_steps or bench.longest_run_steps,
-        foreign_fraction=sum(foreign) / len(foreign) if foreign else None,
-        refused=tuple(bench.refused),
-        written=tuple(bench.written),
+        steps_in_run=bench.longest_run_steps, foreign_fraction=sum(foreign) / len(foreign) if foreign else None,
+        refused=tuple(bench.refused), written=tuple(bench.written),
         isolation="namespaces with overlays" if conduct.goal.terms.isolate else "none (`--allow-writes`)",
-        warnings=(*_warnings(bench.warnings, foreign), *([] if told else _other_speed(conduct))),
-        timeline=tuple(_timeline(bench.windows)),
-        run=str(conduct.run_folder),
-        stopped=conduct.stopped,
-        short_budget_s=conduct.short_budget_s,
-        asked_budget_s=conduct.goal.budget_s,
+        warnings=_warnings(bench.warnings, foreign), timeline=tuple(_timeline(bench.windows)), plan=plan, run=run,
+        stopped=conduct.stopped, short_budget_s=conduct.short_budget_s, asked_budget_s=conduct.goal.budget_s,
         energy=conduct.joules.summary(conduct.final),
-    )
-    return replace(result, plan=plan_of(conduct, result, won)) if won and won.levers else result
+    )  # fmt: skip
 
 
 def _warnings(said: Iterable[str], foreign: Sequence[float]) -> tuple[str, ...]:
@@ -90,20 +68,6 @@ def _warnings(said: Iterable[str], foreign: Sequence[float]) -> tuple[str, ...]:
         f"others used {100 * mean:.0f} % of the CPU meanwhile: what binds may read otherwise when they do not",
         *said,
     )
-
-
-def _other_speed(conduct: Conduct) -> list[str]:
-    """That the step had another length while it was taken apart, where that is so."""
-    anatomy, plain = conduct.plain.anatomy, [w.training_step_s for w in conduct.plain.baseline]
-    if anatomy is None or not plain or not anatomy.step_s > 0:
-        return []
-    usual_s = math.fsum(plain) / len(plain)
-    if max(anatomy.step_s, usual_s) <= OTHER_SPEED * min(anatomy.step_s, usual_s):
-        return []
-    return [
-        f"a step took {1e3 * anatomy.step_s:.3g} ms when taken apart and {1e3 * usual_s:.3g} ms in the baseline: "
-        "phases and bounds are those of the former"
-    ]
 
 
 def _verdict(conduct: Conduct, won: Trial | None) -> Literal["faster", "no difference", "inconclusive"]:
@@ -135,49 +99,41 @@ def _may_gain(trial: Trial) -> bool:
     return trial.outcome == "inconclusive" and (trial.ratio_high or 9.0) > 1 + stats.NEGLIGIBLE
 
 
-def plan_of(conduct: Conduct, result: Result, won: Trial) -> Plan:
-    """What a winner becomes."""
+def plan_of(
+    won: Trial, script: tuple[str, tuple[str, ...]], header: Header, machine: Machine, *,
+    steps_per_s: tuple[float, float], run: str,
+) -> Plan:  # fmt: skip
+    """What a winner becomes.
+
+    Args:
+        won: It, whose ratio and interval are known.
+        script: Its name and arguments.
+        header: Of the process that was measured.
+        machine: Where.
+        steps_per_s: Plain, and under the plan.
+        run: The run folder.
+    """
     assert won.ratio is not None and won.ratio_low is not None and won.ratio_high is not None
     return Plan(
-        format=PLAN_FORMAT,
-        flatout=__version__,
-        script=conduct.script.name,
-        arguments=conduct.script.arguments,
-        levers=won.levers,
-        ratio=won.ratio,
-        ratio_low=won.ratio_low,
-        ratio_high=won.ratio_high,
-        num_pairs=won.num_pairs,
-        agreement=f"{won.class_}: {won.agreement_detail}",
-        class_=won.class_,
-        baseline_steps_per_s=result.baseline_steps_per_s,
-        tuned_steps_per_s=result.tuned_steps_per_s,
-        machine=conduct.machine,
-        python=result.header.python,
-        framework=result.header.framework,
-        framework_version=result.header.framework_version,
-        created=result.created,
-        run=str(conduct.run_folder),
-    )
+        format=PLAN_FORMAT, flatout=__version__, script=script[0], arguments=script[1], levers=won.levers,
+        ratio=won.ratio, ratio_low=won.ratio_low, ratio_high=won.ratio_high, num_pairs=won.num_pairs,
+        agreement=f"{won.class_}: {won.agreement_detail}", class_=won.class_,
+        baseline_steps_per_s=steps_per_s[0], tuned_steps_per_s=steps_per_s[1],
+        machine=machine, python=header.python, framework=header.framework, framework_version=header.framework_version,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), run=run,
+    )  # fmt: skip
 
 
 def _timeline(windows: list[tuple[str, Window]]) -> list[TimelineStep]:
-    found = []
-    offset_s, child, last_s = 0.0, "", 0.0
+    found: list[TimelineStep] = []
+    offset_s, child, now_s = 0.0, "", 0.0
     for name, window in windows:
         if name != child:  # a new child begins its clock anew: put it behind the former one
-            offset_s, child = last_s, name
+            offset_s, child = now_s, name
         now_s = offset_s + window.start_s
         for step_s, outside_s in zip(window.step_s, window.outside_s, strict=True):
-            found.append(
-                TimelineStep(
-                    start_s=now_s,
-                    step_s=step_s,
-                    outside_s=outside_s,
-                    group=window.purpose,
-                    label=label(window.levers),
-                )
-            )
+            found.append(TimelineStep(
+                start_s=now_s, step_s=step_s, outside_s=outside_s, group=window.purpose, label=label(window.levers)
+            ))  # fmt: skip
             now_s += step_s
-        last_s = now_s
     return found

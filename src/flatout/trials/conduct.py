@@ -6,6 +6,7 @@ choosing in `flatout.trials.search.strategy`, judging in `stats`, `agreement` an
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,17 +17,16 @@ from flatout.errors import Inconclusive, ScriptError
 from flatout.frameworks import kind
 from flatout.judge import agreement, paired, stats
 from flatout.judge.anatomy import Anatomy, dissect
-from flatout.judge.looks import Looks
 from flatout.judge.paired import SCREENING, Extent, Pairs
 from flatout.judge.result import Result, Untried
+from flatout.judge.sequential import Looks
 from flatout.records.ceilings import Machine
 from flatout.records.plan import Candidate, Trial, allows, ranks_of
 from flatout.records.trace import Agreement, Levers
 from flatout.run.script import Script
 from flatout.trials import conclude, windows
 from flatout.trials.bench import Bench
-from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget
-from flatout.trials.compiling import compiling_s
+from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget, compiling_s
 from flatout.trials.ends import CandidateFailed
 from flatout.trials.joules import Joules
 from flatout.trials.plain import Plain
@@ -109,8 +109,6 @@ class Conduct:
         self.trials: list[Trial] = []
         self.untried: list[Untried] = []
         self.stopped = ""
-        self.too_dear: dict[str, str] = {}
-        """Levers that the run cannot earn back, and why."""
         self.short_budget_s: float | None = None
         self._room_s = 0.0
         """What is kept back of the budget for a lever that promises much, seconds."""
@@ -165,44 +163,30 @@ class Conduct:
         self.show.stage(text, self.budget.share_spent)
 
     def run(self) -> Result:
-        """All of it. Ctrl-C ends the trying and keeps what was learned; before there is anything, it ends all."""
+        """All of it. Ctrl-C ends the trying and keeps what was learned; before there is anything, it ends all.
+
+        So does a plain script that cannot be measured any more: what was measured before is not lost with that.
+        """
         self.observe()
         if self.command == "why":
             self.plain.look_closer(self.budget.deadline_s(0.7))
-        else:
-            self._search()
+        for work in (self.try_all, self._choose) if self.command == "tune" else ():
+            try:
+                work()
+            except (KeyboardInterrupt, ScriptError, Inconclusive) as problem:
+                if self.goal.exactly is not None:  # nothing of it is kept, and who asked for it waits no more
+                    raise
+                if self.final is None or not isinstance(problem, KeyboardInterrupt):
+                    told = STOPPED if isinstance(problem, KeyboardInterrupt) else f"{problem.error}: {problem.cause}"
+                    self.stopped, self.short_budget_s = told, None
         self._stage("done")
         return conclude.result_of(self)
 
-    def _search(self) -> None:
-        """Try what may help, measure the best again, and look at what changes nothing of that."""
-        try:
-            self.try_all()
-        except KeyboardInterrupt:
-            if self.goal.exactly is not None:  # nothing of it is kept, and who asked for it waits no more
-                raise
-            self.stopped = STOPPED
-        except (ScriptError, Inconclusive) as problem:
-            self._keep_what_is_known(problem)
-        try:
-            self.prove()
-            if self.goal.exactly is None and self.stopped != STOPPED:
-                self.plain.look_closer(time.perf_counter() + LOOK_CLOSER_S)
-        except KeyboardInterrupt:
-            if self.final is None:
-                self.stopped, self.short_budget_s = "you stopped it before the best could be measured again", None
-        except (ScriptError, Inconclusive) as problem:
-            self._keep_what_is_known(problem)
-
-    def _keep_what_is_known(self, problem: ScriptError | Inconclusive) -> None:
-        """The plain script cannot be measured any more: what was measured before is not lost with that.
-
-        Raises:
-            FlatoutError: The problem, where nothing was to be kept.
-        """
-        if self.goal.exactly is not None:
-            raise problem
-        self.stopped, self.short_budget_s = f"{problem.error}: {problem.cause}", None
+    def _choose(self) -> None:
+        """Measure the best again, and look at what changes nothing of that."""
+        self.prove()
+        if self.goal.exactly is None and self.stopped != STOPPED:
+            self.plain.look_closer(time.perf_counter() + LOOK_CLOSER_S)
 
     # -- the plain script ----------------------------------------------------------------------------------------
 
@@ -253,20 +237,14 @@ class Conduct:
             trial = self.try_out(candidate)
             self.trials.append(trial)
             self.show.trial(trial)
-        self._say_why_it_stopped(space, candidate)
-        self._list_untried(space)
-
-    def _say_why_it_stopped(self, space: Space, unfit: Candidate | None) -> None:
-        """Whether the budget ended the search, or that nothing pays any more, where something is left."""
-        bears = self._bears(space)
-        if unfit is None and strategy.next_candidate(space, self.trials, bears) is not None:
-            self.stopped = (
-                f"nothing that is left can save as much of a run of {self.goal.run_steps:,} steps as trying it takes"
-            )
-        elif unfit is not None or strategy.next_candidate(space, self.trials) is not None:
+        if candidate is not None or strategy.next_candidate(space, self.trials) is not None:
             left = "for more" if self.trials else "for a first candidate"
             self.stopped = f"the budget of {self.budget.total_s:.0f} s was too short {left}"
             self.short_budget_s = self.budget.total_s
+        known = {name for t in self.trials for name in t.levers} | {u.lever for u in self.untried}
+        rest = dict.fromkeys(n for one in space.singles for n in one.levers if n not in known)
+        reason = self.stopped or "the search ended before it"
+        self.untried += [Untried(lever=name, reason=reason) for name in rest]
 
     def _fits(self, candidate: Candidate) -> bool:
         """Whether what is left of the budget suffices for a candidate."""
@@ -278,45 +256,25 @@ class Conduct:
         return least_s + compiling_s(candidate, self.levers, self.bench.facts, self.trials)
 
     def _worth(self, space: Space) -> Callable[[Candidate], bool]:
-        """Whether a candidate is to be tried."""
-        bears, pays = self._bears(space), self._pays(space)
-        leaves_room = self._leaves_room(space, pays)
-        return lambda candidate: bears(candidate) and leaves_room(candidate) and pays(candidate)
+        """Whether a candidate is to be tried.
 
-    def _leaves_room(self, space: Space, pays: Callable[[Candidate], bool]) -> Callable[[Candidate], bool]:
-        """Whether a candidate leaves what trying a lever that promises much takes, and measuring it again.
-
-        Yes where none fits, where such a set has been tried, and for those that need processes themselves.
+        The budget must bear the former plan, which is not the cheapest that is left. All must leave what trying a lever
+        that promises much takes, and measuring it again, but where none fits, where such a set has been tried, and for
+        those that need processes themselves.
         """
-        self._room_s = 0.0
-        promised = [one for one in strategy.promised_processes(space, WORTH_ROOM) if self._fits(one) and pays(one)]
-        if not promised or any(self._apart(trial.levers) for trial in self.trials):
-            return lambda candidate: True
-        self._room_s = min(self._least_s(one) + PROCESS_PAIRS * self._pair_s(one.levers) for one in promised)
-        spare_s = self.budget.left_s - self._room_s
-        return lambda candidate: bool(self._apart(candidate.levers)) or self._least_s(candidate) <= spare_s
-
-    def _bears(self, space: Space) -> Callable[[Candidate], bool]:
-        """Whether the budget bears the former plan, which is not the cheapest that is left; yes for all others."""
         own = None if space.own is None else space.own.key
-        return lambda candidate: candidate.key != own or self._fits(candidate)
+        self._room_s, spare_s = 0.0, math.inf
+        promised = [one for one in strategy.promised_processes(space, WORTH_ROOM) if self._fits(one)]
+        if promised and not any(self._apart(trial.levers) for trial in self.trials):
+            self._room_s = min(self._least_s(one) + PROCESS_PAIRS * self._pair_s(one.levers) for one in promised)
+            spare_s = self.budget.left_s - self._room_s
 
-    def _pays(self, space: Space) -> Callable[[Candidate], bool]:
-        """Whether the run that is tuned for can earn back what trying a candidate costs; yes where nobody knows."""
-        if self.goal.run_steps is None:
-            return lambda candidate: True
-        run_s = self.goal.run_steps * self.bench.step_guess_s
+        def worth(candidate: Candidate) -> bool:
+            if candidate.key == own and not self._fits(candidate):
+                return False
+            return bool(self._apart(candidate.levers)) or self._least_s(candidate) <= spare_s
 
-        def pays(candidate: Candidate) -> bool:
-            won_s, cost_s = strategy.gain_s(candidate, space, self.trials, run_s), self._least_s(candidate)
-            if won_s < cost_s:
-                for name in candidate.levers:
-                    self.too_dear.setdefault(
-                        name, f"could save {won_s:.2g} s of the run, and trying it takes {cost_s:.2g} s"
-                    )
-            return won_s >= cost_s
-
-        return pays
+        return worth
 
     def _reserve_s(self) -> float:
         """What measuring the best again will take."""
@@ -334,14 +292,6 @@ class Conduct:
     def _num_final_pairs(self, levers: Levers) -> int:
         return self._affordable(FINAL_PAIRS, FINAL_SHARE, levers, FEWEST_FINAL_PAIRS)
 
-    def _list_untried(self, space: Space) -> None:
-        tried = {name for t in self.trials for name in t.levers}
-        for candidate in space.singles:
-            for name in candidate.levers:
-                if name not in tried and all(u.lever != name for u in self.untried):
-                    reason = self.too_dear.get(name) or self.stopped or "the search ended before it"
-                    self.untried.append(Untried(lever=name, reason=reason))
-
     def try_out(self, candidate: Candidate) -> Trial:
         """Measure one candidate, and judge its numerics where it is fast enough to matter."""
         begun_s = time.perf_counter()
@@ -349,17 +299,13 @@ class Conduct:
         try:
             judgement, class_ = self._judge_first(candidate, class_)
             if judgement is not None and judgement.verdict != "agrees":
-                return self._rejected(candidate, class_, judgement, begun_s)
+                found = Trial(levers=candidate.levers, outcome="inconclusive", class_=class_, reason=judgement.detail)
+                return self._with_agreement(found, judgement, begun_s)
             measured = self._measure(candidate)
         except CandidateFailed as failed:
-            return Trial(
-                levers=candidate.levers,
-                outcome="failed",
-                reason=str(failed),
-                class_=class_,
-                took_s=time.perf_counter() - begun_s,
-            )
-        trial = self._trial_of(candidate, class_, measured, begun_s)
+            took_s = time.perf_counter() - begun_s
+            return Trial(levers=candidate.levers, outcome="failed", reason=str(failed), class_=class_, took_s=took_s)
+        trial = self._trial_of(candidate.levers, class_, measured, begun_s)
         if measured.missing:
             name, why = next(iter(measured.missing.items()))
             return replace(trial, outcome="failed", reason=f"{name} took no effect: {why}")
@@ -373,7 +319,7 @@ class Conduct:
         Returns the judgement where it is the whole of it or a rejection, and the class that the levers really have
         here: workers that draw other random numbers are statistical, which `--accept` may or may not admit.
         """
-        checks = self._checks(candidate.levers)
+        checks = checks_of(candidate.levers, self.levers)
         if self._starts_anew(candidate.levers):
             self.bench.end()
             return self.starts.judge(candidate.levers, class_, self.goal.choice.accept)
@@ -387,49 +333,40 @@ class Conduct:
         whole = checks == ("batches",) or judgement.verdict != "agrees"
         return (judgement if whole else None), class_
 
-    def _checks(self, levers: Levers) -> tuple[str, ...]:
-        return checks_of(levers, self.levers)
-
     def _measure(self, candidate: Candidate) -> Pairs:
-        to_beat = strategy.to_beat(candidate.levers, self.levers, self.trials)
+        """Screen it."""
+        levers = candidate.levers
         deadline_s = self.budget.deadline_s() - max(self._reserve_s(), self._room_s)
-        if self._starts_anew(candidate.levers):
-            extent = Extent(
-                looks=SCREENING,
-                enough="known",
-                close=CLOSE_IN_STARTS,
-                deadline_s=deadline_s,
-                min_pairs=stats.MIN_PAIRS,
-                to_beat=to_beat,
-            )
-            return self._in_starts(candidate, extent)
-        if self._apart(candidate.levers):
-            extent = Extent(
-                looks=Looks.once(PROCESS_PAIRS), enough="known", deadline_s=self.budget.deadline_s(), to_beat=to_beat
-            )
-            return self._in_processes(candidate, extent)
-        num_pairs = self._affordable(SCREEN_PAIRS, SCREEN_SHARE, candidate.levers)
-        looks = Looks.alike(SCREENING.at[0], num_pairs)
-        extent = Extent(looks=looks, enough="known", deadline_s=deadline_s, to_beat=to_beat)
-        return windows.measure(self.bench, candidate.levers, extent, purpose="trial")
+        extent = Extent(
+            looks=SCREENING, enough="known", deadline_s=deadline_s,
+            to_beat=strategy.to_beat(levers, self.levers, self.trials),
+        )  # fmt: skip
+        if self._starts_anew(levers):
+            extent = replace(extent, close=CLOSE_IN_STARTS, min_pairs=stats.MIN_PAIRS)
+        elif self._apart(levers):
+            extent = replace(extent, looks=Looks.alike(PROCESS_PAIRS), deadline_s=self.budget.deadline_s())
+        else:
+            num_pairs = self._affordable(SCREEN_PAIRS, SCREEN_SHARE, levers)
+            extent = replace(extent, looks=Looks.alike(SCREENING.at[0], num_pairs))
+        return self._measured(levers, extent, "trial")
 
-    def _in_processes(self, candidate: Candidate, extent: Extent) -> Pairs:
-        """Each pair is one process with the levers that need one, and one without."""
-        apart, inside = self._apart(candidate.levers), self._togglable(candidate.levers)
-        extent = replace(extent, patience_s=OVERTIME * self.budget.total_s)
-        return windows.measure_processes(self.bench, apart, inside, extent, self._process_steps())
-
-    def _in_starts(self, candidate: Candidate, extent: Extent) -> Pairs:
-        """Each pair is one start on ranks, and one as a single process; nothing else of ours computes meanwhile."""
-        self.bench.end()
-        return self.starts.measure(candidate.levers, extent)
+    def _measured(self, levers: Levers, extent: Extent, purpose: str) -> Pairs:
+        """Pairs of windows; of processes, one with the levers that need one; of starts on ranks and as one process."""
+        if self._starts_anew(levers):
+            self.bench.end()  # nothing else of ours computes meanwhile
+            return self.starts.measure(levers, extent)
+        if self._apart(levers):
+            extent = replace(extent, patience_s=OVERTIME * self.budget.total_s)
+            inside = self._togglable(levers)
+            return windows.measure_processes(self.bench, self._apart(levers), inside, extent, self._process_steps())
+        return windows.measure(self.bench, levers, extent, purpose=purpose)
 
     def _starts_anew(self, levers: Levers) -> bool:
         """Whether a set runs on ranks, which are started whole each time."""
         return ranks_of(levers, self.levers) is not None
 
-    def _trial_of(self, candidate: Candidate, class_: str, measured: Pairs, begun_s: float) -> Trial:
-        return paired.trial_of(measured, candidate.levers, class_, time.perf_counter() - begun_s)
+    def _trial_of(self, levers: Levers, class_: str, measured: Pairs, begun_s: float) -> Trial:
+        return paired.trial_of(measured, levers, class_, time.perf_counter() - begun_s)
 
     def _with_agreement(self, trial: Trial, judged: agreement.Judgement | None, begun_s: float) -> Trial:
         judging_begun_s = time.perf_counter()
@@ -446,7 +383,7 @@ class Conduct:
         """Whether the numbers under the levers are those of plain, as far as their class allows."""
         if self._starts_anew(levers):
             return self.starts.judge(levers, class_, self.goal.choice.accept)[0]
-        checks = self._checks(levers)
+        checks = checks_of(levers, self.levers)
         if class_ == "statistical":  # the batches were admitted as other ones; the arithmetic must still agree
             class_ = widest_class(levers, self.levers)
             checks = tuple(c for c in checks if c != "batches")
@@ -464,17 +401,6 @@ class Conduct:
         except Inconclusive as problem:
             return agreement.Judgement(verdict="inconclusive", detail=problem.error)
         return agreement.judge(points, class_, checks)
-
-    def _rejected(self, candidate: Candidate, class_: str, judgement: agreement.Judgement, begun_s: float) -> Trial:
-        return Trial(
-            levers=candidate.levers,
-            outcome="disagrees" if judgement.verdict == "disagrees" else "inconclusive",
-            reason=judgement.detail,
-            agreement=judgement.verdict,
-            agreement_detail=judgement.detail,
-            class_=class_,
-            took_s=time.perf_counter() - begun_s,
-        )
 
     # -- choice --------------------------------------------------------------------------------------------------
 
@@ -499,39 +425,30 @@ class Conduct:
 
     def _measure_again(self, best: Trial, leave_s: float = 0.0) -> Trial:
         self._stage(f"measuring {best.label} again")
-        begun_s = time.perf_counter()
-        candidate = Candidate(levers=best.levers)
+        begun_s, levers = time.perf_counter(), best.levers
+        anew, deadline_s = self._starts_anew(levers), self.budget.deadline_s()
         try:
-            most = self._affordable(stats.RANKED_PAIRS, FINAL_SHARE, best.levers)
-            again = Extent(
-                looks=Looks.once(most), enough="all", deadline_s=self.budget.deadline_s(), min_pairs=stats.MIN_PAIRS
-            )
-            if self._starts_anew(best.levers):
-                measured = self._in_starts(candidate, again)
-            elif self._apart(best.levers):
-                measured = self._in_processes(candidate, again)
+            if anew or self._apart(levers):
+                looks = Looks.alike(self._affordable(stats.RANKED_PAIRS, FINAL_SHARE, levers))
+                extent = Extent(looks=looks, enough="all", deadline_s=deadline_s, min_pairs=stats.MIN_PAIRS)
+                measured = self._measured(levers, extent, "winner")
             else:
-                leave_s += self._pair_s(best.levers)  # its anatomy comes afterwards
+                leave_s += self._pair_s(levers)  # its anatomy comes afterwards
                 extent = Extent(
-                    looks=Looks.alike(self._num_final_pairs(best.levers), MOST_FINAL_PAIRS),
-                    enough="clear",
-                    deadline_s=self.budget.deadline_s() - leave_s,
-                    min_pairs=FEWEST_FINAL_PAIRS,
-                )
-                measured = windows.measure(self.bench, best.levers, extent, purpose="winner")
-            trial = replace(self._trial_of(candidate, best.class_, measured, begun_s), remeasured=True)
+                    looks=Looks.alike(self._num_final_pairs(levers), MOST_FINAL_PAIRS), enough="clear",
+                    deadline_s=deadline_s - leave_s, min_pairs=FEWEST_FINAL_PAIRS,
+                )  # fmt: skip
+                measured = self._measured(levers, extent, "winner")
+            trial = replace(self._trial_of(levers, best.class_, measured, begun_s), remeasured=True)
             trial = self._with_agreement(trial, None, begun_s)
-            if not self._starts_anew(best.levers):
-                self._take_apart_winner(best.levers)
+            if not anew:
+                self._take_apart_winner(levers)
         except CandidateFailed as failed:
             trial = replace(best, outcome="failed", reason=f"when measured again: {failed}", remeasured=True)
         self.show.trial(trial)
         return trial
 
     def _take_apart_winner(self, levers: Levers) -> None:
-        togglable = self._togglable(levers)
-        windows = [
-            self.bench.window(togglable, purpose="winner", observe="phases", skip=self.bench.size.loader_skip_steps)
-            for _ in range(2)
-        ]
-        self.tuned_anatomy = dissect(windows)
+        togglable, skip = self._togglable(levers), self.bench.size.loader_skip_steps
+        seen = [self.bench.window(togglable, purpose="winner", observe="phases", skip=skip) for _ in range(2)]
+        self.tuned_anatomy = dissect(seen)

@@ -56,7 +56,6 @@ class LaunchedRanks:
         self._begun_s = time.perf_counter()
         self._asked_s: float | None = None
         self._plain: Sample
-        self._conduct: Conduct
 
     # -- one rank alone ------------------------------------------------------------------------------------------
 
@@ -70,7 +69,11 @@ class LaunchedRanks:
         self._asked_s = goal.budget_s
         self._plain = self._starts.plain()
         self._require_world(self._plain)
-        choice = replace(goal.choice, ruled_out={**goal.choice.ruled_out, **self._ruled_out()})
+        told = self._plain.environment().get("LOCAL_WORLD_SIZE", "")
+        num_local = int(told) if told.isdigit() else self._num_ranks
+        reason = f"{num_local} ranks share the cores of this machine"
+        sharing = [name for name, one in self._setting.registry.items() if one.deals_out_cores and num_local > 1]
+        choice = replace(goal.choice, ruled_out={**goal.choice.ruled_out, **dict.fromkeys(sharing, reason)})
         left_s = goal.budget_s and max(SEARCH_SHARE * goal.budget_s - (time.perf_counter() - self._begun_s), 1.0)
         terms = replace(goal.terms, environment=alone(self._plain.environment()))
         return replace(goal, choice=choice, terms=terms, budget_s=left_s)
@@ -82,34 +85,16 @@ class LaunchedRanks:
             ScriptError: It does not train alone.
             Inconclusive: It cannot be measured.
         """
-        self._conduct = conduct
         try:
             return conduct.run()
         except (ScriptError, Inconclusive) as problem:
             hint = (
-                "levers are searched on one rank in a world of one; `flatout exec --levers NAMES --` engages those "
-                "that you name on all"
+                "levers are searched on one rank in a world of one, for which a part of the budget is; `flatout exec "
+                "--levers NAMES --` engages those that you name on all"
             )
-            budget_s = conduct.goal.budget_s
-            if isinstance(problem, Inconclusive) and budget_s is not None and self._asked_s is not None:
-                hint = (
-                    f"of the {self._asked_s:.0f} s that were asked for, {budget_s:.0f} s were for the search on one "
-                    "rank: a longer `--budget`"
-                )
             raise type(problem)(
                 f"one rank of `{shlex.join(self._words)}` by itself: {problem.error}", cause=problem.cause, hint=hint
             ) from None
-
-    def _ruled_out(self) -> dict[str, str]:
-        if self._num_local == 1:
-            return {}
-        reason = f"{self._num_local} ranks share the cores of this machine"
-        return {name: reason for name, one in self._setting.registry.items() if one.deals_out_cores}
-
-    @property
-    def _num_local(self) -> int:
-        found = self._plain.environment().get("LOCAL_WORLD_SIZE", "")
-        return int(found) if found.isdigit() else self._num_ranks
 
     @property
     def _num_ranks(self) -> int:
@@ -121,7 +106,7 @@ class LaunchedRanks:
     def confirm(self, found: Result) -> Result:
         """Measure the winner of one rank on all of them; the result is theirs. Ctrl-C keeps what was measured."""
         typed = f"-- {shlex.join(self._words)}"
-        found = replace(found, asked_budget_s=self._asked_s, warnings=(*found.warnings, *self._kept_back(found)))
+        found = replace(found, asked_budget_s=self._asked_s)
         best = _promising(found)
         if best is None or not best.levers:
             launched = Launched(num_ranks=self._num_ranks)
@@ -135,23 +120,19 @@ class LaunchedRanks:
         saved_s = step_s - tuned_step_s
         result = replace(
             found, typed=typed,
-            launched=Launched(num_ranks=self._num_ranks, alone=best, num_runs=self._starts.num_runs),
+            launched=Launched(num_ranks=self._num_ranks, alone=best),
             remeasured=trial, verdict=_verdict(trial), plan=None, baseline_steps_per_s=1 / step_s,
             baseline_spread_fraction=stats.summarize(baseline).spread_fraction, baseline_window_step_s=tuple(baseline),
             tuned_steps_per_s=1 / tuned_step_s, tuning_s=self._spent_s,
             break_even_steps=math.ceil(self._spent_s / saved_s) if saved_s > 0 else None,
             stopped=stopped or found.stopped, short_budget_s=self._asked_s if stopped else found.short_budget_s,
         )  # fmt: skip
-        return replace(result, plan=conclude.plan_of(self._conduct, result, won)) if won is not None else result
-
-    def _kept_back(self, found: Result) -> list[str]:
-        """That the budget of the search was a part of what was asked for, where it was short."""
-        if found.short_budget_s is None or self._asked_s is None:
-            return []
-        return [
-            f"of the {self._asked_s:.0f} s that were asked for, {found.short_budget_s:.0f} s were for the search on "
-            "one rank: the launcher had been run twice before, and the rest is kept for all ranks"
-        ]
+        if won is None:
+            return result
+        script, speeds = self._setting.script, (1 / step_s, 1 / tuned_step_s)
+        return replace(result, plan=conclude.plan_of(
+            won, (script.name, script.arguments), found.header, found.machine, steps_per_s=speeds, run=found.run
+        ))  # fmt: skip
 
     def _on_all(self, alone: Trial) -> tuple[Trial, str]:
         """The trial of all ranks, and why its timing ended early."""

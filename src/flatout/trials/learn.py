@@ -1,6 +1,7 @@
 """How does a run find its own plan while it trains? The search of `tune`, asked of the user's own process in windows.
 
-In: the facts of a run that has settled, and its answers. Out: `Ask`s, one after the other, and in the end `Learned`.
+In: the facts of a run that has settled, and its answers. Out: `Ask`s, one after the other, in the end `Learned`,
+and afterwards a plan in the file.
 Nothing is thrown away: each window's steps are steps of the training. So only levers that can be toggled between two
 steps are tried, and what trying has cost is known at any moment: the time since it began, less what the steps made
 meanwhile would have taken under the best set so far.
@@ -9,29 +10,30 @@ meanwhile would have taken under the best set so far.
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
-from flatout import __version__
-from flatout.errors import Inconclusive
+from flatout.errors import FlatoutError, Inconclusive
 from flatout.judge import agreement, paired, stats
 from flatout.judge.anatomy import Account, dissect
 from flatout.judge.causes import WORTHWHILE
 from flatout.judge.diagnosis import NOT_CONCLUDED, Diagnosis
 from flatout.judge.paired import SCREENING, Extent, Pairs
+from flatout.records import plan_file
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import PLAN_FORMAT, Candidate, Lever, Plan, Trial
+from flatout.records.plan import PLAN_FILE, Candidate, Lever, Plan, Trial
 from flatout.records.trace import FOREIGN_LIMIT, Agreement, Levers, Window
 from flatout.run.choice import Here
 from flatout.run.outcome import Outcome
+from flatout.run.watch import Learner
 from flatout.run.windows_of_run import Answer, Ask
-from flatout.trials.compiling import compiling_s
+from flatout.trials import conclude
+from flatout.trials.budget import Size, compiling_s, size_for
 from flatout.trials.search import strategy
 from flatout.trials.search.space import Choice, Space, checks_of, space_of, widest_class
-from flatout.trials.window_size import Size, size_for
 
 MOST_LOST_S = 30.0
 """What trying may cost the run in all, measured against a run that had the best plan from the start."""
@@ -47,6 +49,11 @@ NUM_TAKEN_APART = stats.MIN_PAIRS
 """With fewer, nobody could tell whether these steps are the plain ones."""
 WINDOW_LIMIT_S = 1.5
 """A window ends here at the latest: a candidate may be many times slower than plain."""
+
+LINE = (
+    "learning: levers that can be toggled are tried on this run, whose steps all count; "
+    f"it may cost {MOST_LOST_S:.0f} s of them"
+)
 
 UNKNOWN = Diagnosis(binding="unknown", sentence="", evidence=(), bounds=())
 
@@ -75,19 +82,6 @@ class Learned:
 Asking = Generator[Ask, Answer, Learned]
 
 
-def why_no_plan(outcome: Outcome) -> str:
-    """Why what a run has found is no plan for the next, where it has found something; else empty."""
-    if outcome.learned is None or not outcome.learned.levers:
-        return ""
-    if not outcome.is_engaged:
-        return "it was released again"
-    if not outcome.plain_s:
-        busy = outcome.num_busy > len(outcome.plan_s)
-        why = "other processes used the CPU" if busy else "the run ended before that"
-        return f"it was not checked against plain windows ({why})"
-    return "the check against plain windows does not show surely that it wins"
-
-
 def plan_of(outcome: Outcome, here: Here, run: str) -> Plan | None:
     """What a run has learned, as a plan for the next; None where its check, or what came later, denies it."""
     learned, header = outcome.learned, outcome.header
@@ -95,28 +89,32 @@ def plan_of(outcome: Outcome, here: Here, run: str) -> Plan | None:
     compared = stats.compare(outcome.plain_s, outcome.plan_s) if outcome.plain_s else None
     if trial is None or header is None or compared is None or compared.verdict != "faster" or not outcome.is_engaged:
         return None
-    plain_s, plan_s = (stats.summarize(side).median for side in (outcome.plain_s, outcome.plan_s))
-    return Plan(
-        format=PLAN_FORMAT,
-        flatout=__version__,
-        script=here.script,
-        arguments=here.arguments,
-        levers=learned.levers,
-        ratio=compared.ratio,
-        ratio_low=compared.low,
-        ratio_high=compared.high,
-        num_pairs=compared.num_pairs,
-        agreement=f"{trial.class_}: {trial.agreement_detail}",
-        class_=trial.class_,
-        baseline_steps_per_s=1 / plain_s,
-        tuned_steps_per_s=1 / plan_s,
-        machine=here.machine(),
-        python=header.python,
-        framework=header.framework,
-        framework_version=header.framework_version,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        run=run,
+    won = replace(
+        trial, ratio=compared.ratio, ratio_low=compared.low, ratio_high=compared.high, num_pairs=compared.num_pairs
     )
+    plain, plan = (1 / stats.summarize(side).median for side in (outcome.plain_s, outcome.plan_s))
+    where = here.script, here.arguments
+    return conclude.plan_of(won, where, header, here.machine(), steps_per_s=(plain, plan), run=run)
+
+
+def keep(outcome: Outcome, here: Here, place: str, say: Callable[[str], None]) -> None:
+    """Write the plan that a run has found, where its own windows show that it wins."""
+    plan = plan_of(outcome, here, place)
+    if plan is None:
+        if outcome.learned is not None and outcome.learned.levers:
+            say("what was learned is not written as a plan: its windows do not show surely that it wins")
+        return
+    try:
+        plan_file.write(plan, Path(PLAN_FILE))
+    except FlatoutError as problem:
+        say(f"what was learned was not kept: {problem.error}")
+    else:
+        say(f"what was learned is in {PLAN_FILE}: the next `flatout run {here.script}` begins with it")
+
+
+def learner(here: Here, accept: str) -> Learner:
+    """Who tries levers on the run."""
+    return lambda facts: Learning(here.registry, here.machine(), Choice(accept=accept), facts).asking()
 
 
 @dataclass(slots=True)
@@ -135,11 +133,8 @@ class Learning:
     _first: tuple[int, float] | None = None
     """Steps and time at the start."""
     _last: tuple[int, float] = (0, 0.0)
-    _others: tuple[int, float] = (0, 0.0)
-    """Steps and time of windows that others disturbed: what they took is not what trying has cost."""
     _busy: bool = False
     _num_waits: int = 0
-    _waited_s: float = 0.0
     _lots: random.Random = field(default_factory=lambda: random.Random(0))
 
     def asking(self) -> Asking:
@@ -168,22 +163,16 @@ class Learning:
 
     def _space(self) -> Generator[Ask, Answer, Space]:
         """Look at the run as it is: how long its steps take, how they differ, and where their time goes."""
-        self._resize((yield from self._window({})))
-        plain: list[Window] = []
-        for _ in range(NUM_PLAIN):
-            window = yield from self._window({})
-            plain += [window] if window is not None else []
-        self._resize(plain[-1] if plain else None)
+        self._resize((yield from self._windows(1)))
+        plain = yield from self._windows(NUM_PLAIN)
+        self._resize(plain)
         times = [w.training_step_s for w in plain if w.training_step_s > 0]
         if times:
             self._plain_s = stats.summarize(times).median
         half = len(times) // 2
         if half > 1:
             self._noise = stats.scatter(times[: 2 * half : 2], times[1 : 2 * half : 2])
-        apart: list[Window] = []
-        for _ in range(NUM_TAKEN_APART):
-            window = yield from self._window({}, observe="phases")
-            apart += [window] if window is not None else []
+        apart = yield from self._windows(NUM_TAKEN_APART, "phases")
         toggled = {name: lever for name, lever in self.levers.items() if lever.toggles == "step"}
         try:
             anatomy = dissect(apart)
@@ -194,20 +183,25 @@ class Learning:
         known = replace(UNKNOWN, contradictions=(NOT_CONCLUDED,) if account.is_open(WORTHWHILE) else ())
         return space_of(toggled, self.facts, self.machine, (anatomy, known), self.choice)
 
-    def _resize(self, window: Window | None) -> None:
-        if window is not None and window.training_step_s > 0:
-            self._size = size_for(window.training_step_s, None)
+    def _windows(self, num: int, observe: Literal["ends", "phases"] = "ends") -> Generator[Ask, Answer, list[Window]]:
+        """Plain ones."""
+        found = []
+        for _ in range(num):
+            answer = yield replace(self._ask({}, self._size), observe=observe)
+            self._keep(answer)
+            found += [answer.window] if answer.window is not None else []
+        return found
+
+    def _resize(self, seen: Sequence[Window]) -> None:
+        if seen and seen[-1].training_step_s > 0:
+            self._size = size_for(seen[-1].training_step_s, None)
 
     def _wait_for_quiet(self) -> Generator[Ask, Answer, None]:
         """Go on plainly while others use the CPU: nothing that is measured then would be worth its cost."""
         while self._busy and self._num_waits < MOST_WAITS:
             self._num_waits += 1
-            begun_s = self._last[1]
-            steps = max(int(WAIT_S / self._plain_s), 1) if self._plain_s > 0 else 1
-            rest = Size(num_steps=steps, skip_steps=0, loader_skip_steps=0)
-            answer = yield replace(self._ask({}, rest), limit_s=WAIT_S)
-            self._keep(answer)
-            self._waited_s += self._last[1] - begun_s
+            num_steps = max(int(WAIT_S / self._plain_s), 1) if self._plain_s > 0 else 1
+            self._keep((yield Ask(levers={}, purpose="learn", num_steps=num_steps, limit_s=WAIT_S)))
 
     # -- one candidate -------------------------------------------------------------------------------------------
 
@@ -252,51 +246,32 @@ class Learning:
         compared = {name: s for name, s in trial.levers.items() if not self.levers[name].checks_itself}
         checks = tuple(c for c in checks_of(compared, self.levers) if c != "batches")
         points: list[Agreement] = []
-        while checks and (
-            len(points) < 2 or agreement.needs_more_points(points, self._judgement(points, trial, checks))
-        ):
+        class_ = trial.class_ if checks else "exact"
+        while True:
+            judgement = agreement.judge(points, class_, checks)
+            if not checks or (len(points) >= 2 and not agreement.needs_more_points(points, judgement)):
+                break
             answer = yield Ask(levers=trial.levers, kind="compare", purpose=" ".join(checks))
             self._keep(answer)
             none = Agreement(levers=trial.levers, differences=(), missing="no answer came")
             points.append(answer.agreement or none)
-        judgement = self._judgement(points, trial, checks)
         found = replace(trial, agreement=judgement.verdict, agreement_detail=judgement.detail)
-        if judgement.verdict == "disagrees":
-            return replace(found, outcome="disagrees", reason=judgement.detail)
-        return found
-
-    def _judgement(self, points: Sequence[Agreement], trial: Trial, checks: tuple[str, ...]) -> agreement.Judgement:
-        return agreement.judge(points, trial.class_ if checks else "exact", checks)
+        return replace(found, outcome="disagrees", reason=judgement.detail) if found.agreement == "disagrees" else found
 
     # -- asking, and what it costs -------------------------------------------------------------------------------
 
-    def _window(
-        self, levers: Levers, observe: Literal["ends", "phases"] = "ends"
-    ) -> Generator[Ask, Answer, Window | None]:
-        answer = yield self._ask(levers, self._size, observe)
-        self._keep(answer)
-        return answer.window
-
-    def _ask(self, levers: Levers, size: Size, observe: Literal["ends", "phases"] = "ends") -> Ask:
+    def _ask(self, levers: Levers, size: Size) -> Ask:
         return Ask(
-            levers=levers,
-            purpose="learn",
-            num_steps=size.num_steps,
-            skip_steps=size.skip_steps,
+            levers=levers, purpose="learn", num_steps=size.num_steps, skip_steps=size.skip_steps,
             limit_s=WINDOW_LIMIT_S,
-            observe=observe,
-        )
+        )  # fmt: skip
 
     def _keep(self, answer: Answer) -> None:
         window = answer.window
         if window is not None:
-            was_busy, self._busy = self._busy, (window.foreign_fraction or 0.0) > FOREIGN_LIMIT
-            before, self._last = self._last, (answer.num_steps, window.start_s + sum(window.step_s))
-            if self._first is None:
-                self._first = before = answer.num_steps - window.num_steps, window.start_s
-            if self._busy or was_busy:  # the steps before a window are not told apart
-                num, took_s = self._others
-                self._others = num + self._last[0] - before[0], took_s + self._last[1] - before[1]
+            self._busy = (window.foreign_fraction or 0.0) > FOREIGN_LIMIT
+            self._first = self._first or (answer.num_steps - window.num_steps, window.start_s)
+            self._last = answer.num_steps, window.start_s + sum(window.step_s)
 
     def _lost_s(self) -> float:
         """How much further the run would be, had it had the best set so far from the start."""
@@ -304,8 +279,8 @@ class Learning:
             return 0.0
         best = strategy.best_of(self.trials)
         step_s = self._plain_s / (best.ratio or 1.0) if best is not None else self._plain_s
-        num_steps = self._last[0] - self._first[0] - self._others[0]
-        return max(self._last[1] - self._first[1] - self._others[1] - num_steps * step_s, 0.0)
+        num_steps, took_s = self._last[0] - self._first[0], self._last[1] - self._first[1]
+        return max(took_s - num_steps * step_s, 0.0)
 
     def _too_dear(self, candidate: Candidate) -> str:
         """Why trying ends here; empty where it may go on."""
@@ -313,5 +288,5 @@ class Learning:
         if self._lost_s() + more_s >= MOST_LOST_S:
             would = f", and compiling would cost {more_s:.0f} s" if more_s else ""
             return f"trying has cost {self._lost_s():.0f} s of the {MOST_LOST_S:.0f} s that it may{would}"
-        took_s = self._last[1] - (self._first or self._last)[1] - self._waited_s
+        took_s = self._last[1] - (self._first or self._last)[1]
         return f"{took_s:.0f} s were tried" if took_s > MOST_TOOK_S else ""

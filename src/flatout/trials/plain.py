@@ -12,17 +12,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from flatout.errors import Inconclusive
 from flatout.judge import stats
 from flatout.judge.activity import Activity, activity_of, slow_steps
 from flatout.judge.anatomy import RECORDING_S, Account, Anatomy, dissect
-from flatout.judge.causes import WORTHWHILE
+from flatout.judge.causes import WORTHWHILE, Findings
 from flatout.judge.diagnosis import Diagnosis, diagnose
-from flatout.judge.findings import Findings
-from flatout.judge.looks import Looks
-from flatout.judge.paired import SCREENING, Extent, Pairs, is_calm
+from flatout.judge.paired import SCREENING, Extent, is_calm
 from flatout.judge.read_sites import ReadSites, judged
+from flatout.judge.sequential import Looks
 from flatout.judge.stats import Comparison
 from flatout.records.as_json import to_json
 from flatout.records.ceilings import Ceilings, Machine
@@ -48,6 +48,9 @@ READS_WINDOWS = 4
 
 FINDINGS = "findings.json"
 """What the diagnosis was made from, in the run folder."""
+
+
+R = TypeVar("R", Stacks, HostReads)
 
 
 class Plain:
@@ -108,7 +111,7 @@ class Plain:
         self._diagnose(self.census, self.bench.scaling())
 
     def _measure_noise(self, num_pairs: int) -> None:
-        extent = Extent(looks=Looks.once(num_pairs), enough="all", deadline_s=self.budget.deadline_s(0.3))
+        extent = Extent(looks=Looks.alike(num_pairs), enough="all", deadline_s=self.budget.deadline_s(0.3))
         measured = windows.measure(self.bench, {}, extent, purpose="baseline")
         self.noise = measured.compare()
         self.bench.noise = stats.scatter(measured.baseline_s, measured.candidate_s)
@@ -169,8 +172,7 @@ class Plain:
         """Look at what the training thread does; where workers fetch, also without them."""
         seen: list[Stacks] = []
         for _ in range(STACKS_WINDOWS):
-            if (stacks := self._stacks({})) is not None:
-                seen.append(stacks)
+            seen += self._looked(Stacks, "stacks")
             if sum(s.num_samples for s in seen) >= STACKS_SAMPLES or time.perf_counter() > self._until_s:
                 break
         facts = self.bench.facts
@@ -178,48 +180,43 @@ class Plain:
             return None
         self.accounts["sampled"] = self._account("stacks", "stacks")
         back = {name: one for name, lever in self.bench.levers.items() if (one := lever.brings_back(facts)) is not None}
-        return activity_of(seen, self._stacks(back) if back else None)
-
-    def _stacks(self, levers: Levers) -> Stacks | None:
-        self.bench.last_stacks = None
-        skip = self.bench.size.loader_skip_steps if levers else self.bench.size.skip_steps
-        with contextlib.suppress(CandidateFailed, Inconclusive):  # a loader that bears no other setting
-            self.bench.window(levers, purpose="stacks", observe="stacks", skip=skip)
-        return self.bench.last_stacks
+        without = self._looked(Stacks, "stacks", back) if back else []
+        return activity_of(seen, without[0] if without else None)
 
     def _note_reads(self) -> ReadSites | None:
         """Where values are read on the host."""
         seen: list[HostReads] = []
         for _ in range(READS_WINDOWS):
-            self.bench.last_reads = None
-            with contextlib.suppress(Inconclusive):  # the rest does not depend on it
-                self.bench.window({}, purpose="reads", observe="reads", skip=self.bench.size.skip_steps)
-            if (found := self.bench.last_reads) is not None:
-                seen.append(found)
+            seen += self._looked(HostReads, "reads")
             if time.perf_counter() > self._until_s:
                 break
         return judged(seen)
 
+    def _looked(self, kind: type[R], observe: str, levers: Levers | None = None) -> list[R]:
+        """What a window has noted beside its steps: one record, or none where it could not be measured."""
+        self.bench.answer = []
+        skip = self.bench.size.loader_skip_steps if levers else self.bench.size.skip_steps
+        with contextlib.suppress(CandidateFailed, Inconclusive):  # the rest does not depend on it
+            self.bench.window(levers or {}, purpose=observe, observe=observe, skip=skip)
+        return [one for one in self.bench.answer if isinstance(one, kind)]
+
     def _measure_counterfactuals(self) -> dict[str, Comparison]:
         facts = self.bench.facts
         assert facts is not None
-        found = {}
-        extent = Extent(
-            looks=SCREENING,
-            enough="clear",
-            deadline_s=self.budget.deadline_s(0.45),
-            min_pairs=stats.MIN_PAIRS,  # without an interval it would be worth nothing
-        )
+        found: dict[str, Comparison] = {}
+        deadline_s = self.budget.deadline_s(0.45)
+        extent = Extent(looks=SCREENING, enough="clear", deadline_s=deadline_s, min_pairs=stats.MIN_PAIRS)
+
+        def compared(levers: Levers) -> Comparison:
+            return windows.measure(self.bench, levers, extent, purpose="counterfactual").compare()
+
         if facts.loaders:
-            found["free_data"] = self._counterfactual({"free_data": {}}, extent).compare()
+            found["free_data"] = compared({"free_data": {}})
         for lever in self.bench.levers.values():
             for name, settings in lever.frees(facts, self.machine).items():
                 with contextlib.suppress(CandidateFailed):  # then it is not known what it would bring
-                    found[name] = self._counterfactual({lever.name: settings}, extent).compare()
+                    found[name] = compared({lever.name: settings})
         return {name: c for name, c in found.items() if math.isfinite(c.ratio)}
-
-    def _counterfactual(self, levers: Levers, extent: Extent) -> Pairs:
-        return windows.measure(self.bench, levers, extent, purpose="counterfactual")
 
     def _diagnose(self, census: Census | None, scaling: Scaling | None) -> None:
         assert self.bench.facts is not None and self.anatomy is not None
@@ -227,17 +224,11 @@ class Plain:
         if shown.is_open(WORTHWHILE):  # whatever was measured in turn: these are the two steps that are shown
             self.accounts["taken apart"] = shown
         findings = Findings(
-            anatomy=self.anatomy,
-            facts=self.bench.facts,
-            num_cores=self.machine.num_cores,
-            counterfactuals=self._counterfactuals,
-            census=census,
-            scaling=scaling,
-            ceilings=self.ceilings,
-            activity=self.activity,
-            slow_steps=slow_steps(self.baseline, self._seen("anatomy", "phases")),
+            anatomy=self.anatomy, facts=self.bench.facts, num_cores=self.machine.num_cores,
+            counterfactuals=self._counterfactuals, census=census, scaling=scaling, ceilings=self.ceilings,
+            activity=self.activity, slow_steps=slow_steps(self.baseline, self._seen("anatomy", "phases")),
             accounts=self.accounts,
-        )
+        )  # fmt: skip
         with contextlib.suppress(OSError):  # kept so that other rules can be held against it; not needed for the rest
             (self.run_folder / FINDINGS).write_text(json.dumps(to_json(findings)) + "\n", encoding="utf-8")
         self.diagnosis = diagnose(findings)

@@ -1,24 +1,31 @@
 """How are the steps of ranks taken apart? A short run that finds how long a step takes, and one that is looked at.
 
-In: a script, how it is divided. Out: a `RankAnatomy`.
+In: a script, how it is divided. Out: a `RankAnatomy` in a run folder.
 """
 
 from __future__ import annotations
 
 import datetime
 import shlex
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flatout.errors import Inconclusive, ScriptError
+from flatout.errors import Inconclusive, ScriptError, UsageError
+from flatout.frameworks import kind
 from flatout.judge import stats
 from flatout.judge.anatomy import Anatomy, dissect
-from flatout.judge.rank_steps import RankAnatomy
+from flatout.judge.rank_steps import FILE, RankAnatomy
+from flatout.machine.read import read_machine
+from flatout.records import files
+from flatout.records.ranks import Terms as RankTerms
 from flatout.records.trace import Window
+from flatout.run import folder, isolation, launched, on_ranks
+from flatout.run.script import Script, check_source
 from flatout.trials.ends import launcher_failed
-from flatout.trials.samples_of_runs import Sample, Setting, Wanted, take
-from flatout.trials.terms import Show
+from flatout.trials.samples_of_runs import Sample, Setting, Wanted, forget_all, take
+from flatout.trials.terms import Goal, Show
 
 LOOKED_AT_S = 10.0
 """Without a budget steps are looked at for about so long."""
@@ -33,19 +40,50 @@ COUNTED_SHARE = 0.31
 takes longer: with 4 steps less than a power of two in all, none of those is among them, where a step calls once."""
 
 
-def looked_at(setting: Setting, ranks: Wanted, budget_s: float | None, show: Show) -> RankAnatomy:
-    """Run the script on ranks and take its steps apart.
+def looked(script: Script, terms: RankTerms | None, goal: Goal, show: Show) -> RankAnatomy:
+    """Take the steps of a script on ranks apart, and keep what was found in a run folder.
 
     Args:
-        setting: What both runs have in common.
-        ranks: How many there are and how they divide the work, or what starts them.
-        budget_s: Aimed wall time; None for the default.
+        script: What is run.
+        terms: How many ranks there are and how they divide the work; None for those that the goal's launcher starts.
+        goal: The budget and how the script may be run.
         show: Who is told of progress.
 
     Raises:
+        UsageError: There are no such ranks.
         ScriptError: It cannot be divided, or does not train.
         Inconclusive: It has too few steps.
     """
+    check_source(script)
+    if terms is not None and terms.num_ranks < 2:
+        raise UsageError(
+            f"`--ranks {terms.num_ranks}` has nobody to communicate with", cause="one process is one rank",
+            hint="e.g. `--ranks 2`, or without it `flatout why` for one process",
+        )  # fmt: skip
+    machine = read_machine()
+    if terms is None:
+        ranks = Wanted(num_steps=1, mode=launched.name_of(goal.launcher), launcher=goal.launcher)
+    else:
+        on_ranks.devices(terms, lambda: machine, show.remark)
+        mode = "replicate" if terms.mode == "auto" else terms.mode
+        ranks = Wanted(num_ranks=terms.num_ranks, mode=mode, num_steps=1)
+    isolation.require()
+    with folder.claimed(folder.working_folder(), script.stem) as run_folder:
+        setting = Setting(
+            script=script, registry=kind().levers(), run_folder=run_folder, terms=goal.terms, machine=machine
+        )  # fmt: skip
+        try:
+            found = _looked_at(setting, ranks, goal.budget_s, show)
+            files.write(found, run_folder / FILE)
+        finally:
+            forget_all(run_folder)
+            shutil.rmtree(run_folder / "compiled", ignore_errors=True)
+            if not folder.is_kept(run_folder):
+                shutil.rmtree(run_folder, ignore_errors=True)
+    return found
+
+
+def _looked_at(setting: Setting, ranks: Wanted, budget_s: float | None, show: Show) -> RankAnatomy:
     begun_s = time.perf_counter()
     show.stage("how long a step takes", 0.1)
     first = _made(ranks, take(setting, replace(ranks, num_steps=FIRST_STEPS, takes_apart=True), 0, show.tick))
@@ -59,8 +97,9 @@ def looked_at(setting: Setting, ranks: Wanted, budget_s: float | None, show: Sho
     show.stage("done", 1.0)
     exchanges, header = sample.exchanges, sample.header
     assert header is not None
+    typed = f"-- {shlex.join(ranks.launcher)}" if ranks.launcher else setting.script.typed
     return RankAnatomy(
-        script=setting.script.name, typed=_typed(setting, ranks), num_ranks=len(sample.windows),
+        script=setting.script.name, typed=typed, num_ranks=len(sample.windows),
         mode=ranks.mode, is_launched=bool(ranks.launcher),
         machine=setting.machine, framework=header.framework, framework_version=header.framework_version,
         ranks=tuple(_anatomy(windows) for windows in sample.windows),
@@ -69,10 +108,6 @@ def looked_at(setting: Setting, ranks: Wanted, budget_s: float | None, show: Sho
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         run=str(setting.run_folder), took_s=time.perf_counter() - begun_s,
     )  # fmt: skip
-
-
-def _typed(setting: Setting, ranks: Wanted) -> str:
-    return f"-- {shlex.join(ranks.launcher)}" if ranks.launcher else setting.script.typed
 
 
 def num_steps(about: float) -> int:

@@ -12,7 +12,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,19 +21,17 @@ from flatout.child.sample_run import environment_file, memory_file, state_file
 from flatout.errors import FlatoutError, ScriptError
 from flatout.judge import stats
 from flatout.records.ceilings import Machine
-from flatout.records.facts import Facts
 from flatout.records.plan import Lever
 from flatout.records.ranks import Terms as RankTerms
-from flatout.records.trace import End, Header, Levers, Record, Window
+from flatout.records.trace import End, Header, Levers, Window
 from flatout.records.trace_file import Follower
-from flatout.run import folder, isolation
-from flatout.run.launch import Launch, environment_for, session_files, session_path
+from flatout.run import isolation
+from flatout.run.launch import Child, Launch, environment_for, session_files, session_path
 from flatout.run.rank_start import Start, devices_for
 from flatout.run.rank_watch import Exchanges, RankWatch
 from flatout.run.script import Script
 from flatout.run.trackers import QUIET_TRACKERS
-from flatout.trials.sample_ends import Hung, hung, not_reached, raised, why_ended
-from flatout.trials.sample_watch import Limits, watched
+from flatout.trials.ends import Hung, not_reached, raised, why_ended
 from flatout.trials.terms import Terms
 
 LEFT_OUT_STEPS = 2
@@ -41,6 +39,8 @@ LEFT_OUT_STEPS = 2
 
 FEWEST_STEPS = 4
 """With fewer settled steps a run has no step time."""
+
+LOOK_S = 0.05
 
 SLOW = 20.0
 """A run that takes so many times as long as it should is given up."""
@@ -51,15 +51,7 @@ PATIENCE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all samples have in common.
-
-    Attributes:
-        script: What is run.
-        registry: All levers by name.
-        run_folder: Where each has a folder of its own.
-        terms: How the script may be run.
-        machine: Where it is run.
-    """
+    """What all samples have in common; each has a folder of its own in the run folder."""
 
     script: Script
     registry: Mapping[str, Lever]
@@ -108,10 +100,8 @@ class Sample:
         step_memory_bytes: The same within a step, median over the steps; where what was trained is kept.
         exchanges: What exchanges cost.
         header: Of rank 0.
-        facts: What rank 0 found the script to do; None where it did not get there.
         problem: Why it did not get to its last step, or to a step time; None where it did.
         ended: Whether the script ended by itself before.
-        refused: Whether ranks refused to divide it.
         took_s: Wall seconds.
         windows: Of each rank, in the order of ranks, what its trace holds.
         num_trained: Processes that made steps.
@@ -125,10 +115,8 @@ class Sample:
     step_memory_bytes: int | None = None
     exchanges: Exchanges | None = None
     header: Header | None = None
-    facts: Facts | None = None
     problem: FlatoutError | None = None
     ended: bool = False
-    refused: bool = False
     took_s: float = 0.0
     windows: tuple[tuple[Window, ...], ...] = ()
     num_trained: int = 0
@@ -168,18 +156,6 @@ def forget_all(run_folder: Path) -> None:
     """Remove what samples have left in a run folder."""
     for left in run_folder.glob("sample-*"):
         Sample(folder=left).forget()
-
-
-@contextlib.contextmanager
-def cleared(run_folder: Path) -> Iterator[None]:
-    """What runs have left is removed; the folder too, where nothing was found out."""
-    try:
-        yield
-    finally:
-        forget_all(run_folder)
-        shutil.rmtree(run_folder / "compiled", ignore_errors=True)
-        if not folder.is_kept(run_folder):
-            shutil.rmtree(run_folder, ignore_errors=True)
 
 
 def take(setting: Setting, wanted: Wanted, number: int, wait: Callable[[], None]) -> Sample:
@@ -231,11 +207,38 @@ def _variables(setting: Setting, wanted: Wanted) -> dict[str, str]:
     return found
 
 
-def _limits(setting: Setting, wanted: Wanted) -> Limits:
-    start_s = setting.terms.start_limit_s * wanted.num_ranks
-    steps_s = setting.terms.start_limit_s if wanted.step_guess_s is None else wanted.num_steps * wanted.step_guess_s
-    still_s = max(PATIENCE * start_s, SLOW * (wanted.step_guess_s or 0.0))
-    return Limits(still_s, start_s + SLOW * steps_s)
+def _waited(
+    launch: Launch, setting: Setting, wanted: Wanted, wait: Callable[[], None], is_over: Callable[[], bool] = bool
+) -> tuple[int | None, Hung | None]:
+    """Wait until a run ends, and end what is left of it; one that writes nothing any more makes no steps.
+
+    Returns its exit code, where it ended by itself, and what to say of it, where it took too long.
+    """
+    start_s, guess_s = setting.terms.start_limit_s * wanted.num_ranks, wanted.step_guess_s
+    still_s = max(PATIENCE * start_s, SLOW * (guess_s or 0.0))
+    whole_s = start_s + SLOW * (setting.terms.start_limit_s if guess_s is None else wanted.num_steps * guess_s)
+    begun_s = came_s = time.perf_counter()
+    written = 0
+    with Child(launch) as child:
+        while child.alive:
+            if is_over():
+                return None, None
+            now_s = time.perf_counter()
+            size = sum(path.stat().st_size for path in launch.run_folder.glob("trace-run*.jsonl"))
+            if size != written:
+                written, came_s = size, now_s
+            if now_s - came_s > still_s or now_s - begun_s > whole_s:
+                on = f" on {wanted.num_ranks} ranks" if wanted.num_ranks > 1 else ""
+                who = f"`{setting.script.name}`{on}"
+                who = f"the ranks of `{shlex.join(wanted.launcher)}`" if wanted.launcher else who
+                return None, Hung(
+                    f"{who} did not make {wanted.num_steps} steps in {now_s - begun_s:.0f} s",
+                    cause="no step was made any more, or much slower ones than were to be expected",
+                    hint="`--start-limit` says how long the first steps may take",
+                )
+            wait()
+            time.sleep(LOOK_S)
+        return child.exit_code, None
 
 
 # -- one process, or a launcher's ------------------------------------------------------------------------------------
@@ -257,25 +260,17 @@ def _as_plain(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[], 
         name="run", environment={**QUIET_TRACKERS, **_variables(setting, wanted)}, passed_on=launched,
     )  # fmt: skip
     try:
-        end = watched(launch, lambda: False, _limits(setting, wanted), wait)
+        exit_code, hung = _waited(launch, setting, wanted, wait)
         if (refusal := isolation.refusal(scratch)) is not None:
             raise refusal
     finally:
         isolation.discard(scratch)
     found = _found(place, wanted, sorted(place.glob("trace-run.*.jsonl")) if launched else [_trace(place)])
-    if found.problem is None:
-        return found
-    if end.hung_s is not None:
-        return replace(found, problem=_hung(setting, wanted, end.hung_s))
-    if launched and end.exit_code == 0 and found.header is None:
+    if found.problem is not None and hung is not None:
+        return replace(found, problem=hung)
+    if found.problem is not None and launched and exit_code == 0 and found.header is None:
         return replace(found, problem=not_reached(wanted.launcher))
     return found
-
-
-def _hung(setting: Setting, wanted: Wanted, after_s: float) -> Hung:
-    ranks = f" on {wanted.num_ranks} ranks" if wanted.num_ranks > 1 else ""
-    who = f"the ranks of `{shlex.join(wanted.launcher)}`" if wanted.launcher else f"`{setting.script.name}`{ranks}"
-    return hung(who, wanted.num_steps, after_s)
 
 
 # -- ranks -----------------------------------------------------------------------------------------------------------
@@ -304,20 +299,17 @@ def _on_ranks(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[], 
         return watch.look() or len(watch.ends()) == wanted.num_ranks
 
     try:
-        end = watched(replace(launch, command=start.launcher()), is_over, _limits(setting, wanted), wait)
+        _, hung = _waited(replace(launch, command=start.launcher()), setting, wanted, wait, is_over)
         found = _found(place, wanted, sorted(place.glob("trace-run.*.jsonl")))
         found = replace(found, exchanges=watch.exchanges())
         if found.problem is None:
             return found
-        refusal = start.problem()
-        problem = watch.hang.error if watch.hang is not None else refusal or watch.ended_early()
-        if problem is None and end.hung_s is not None:
-            problem = _hung(setting, wanted, end.hung_s)
+        problem = watch.hang.error if watch.hang is not None else start.problem() or watch.ended_early() or hung
         if problem is None and (failed := start.failed(watch.ends())) is not None:
             rank, how, told = failed
             last = told.strip().splitlines()[-1:] or ["it said nothing"]
             problem = ScriptError(f"rank {rank} {how}", cause=last[0][:200], hint=found.problem.hint)
-        return replace(found, problem=problem or found.problem, refused=refusal is not None)
+        return replace(found, problem=problem or found.problem)
     finally:
         start.clean()
 
@@ -333,35 +325,25 @@ def _found(place: Path, wanted: Wanted, traces: list[Path]) -> Sample:
     if first is None:
         unclaimed = Follower(_trace(place)).new()  # of processes that failed before they trained
         return Sample(folder=place, problem=why_ended(place, wanted_steps, [*records, unclaimed], launched=launched))
-    windows = [r for r in first if isinstance(r, Window)]
-    peaks = [w.peak_memory_bytes for r in records for w in r if isinstance(w, Window)]
-    known = [peak for peak in peaks if peak is not None]
+    by_rank = {r[0].rank: tuple(w for w in r if isinstance(w, Window)) for r in records if isinstance(r[0], Header)}
+    windows = by_rank[0]
+    peaks = [w.peak_memory_bytes for seen in by_rank.values() for w in seen if w.peak_memory_bytes is not None]
     end = next((r for r in reversed(first) if isinstance(r, End)), None)
     steps = [step - outside for w in windows for step, outside in zip(w.step_s, w.outside_s, strict=True)]
     whole = all(len(w.losses) == len(w.step_s) for w in windows)
     found = Sample(
-        folder=place,
-        num_steps=end.num_steps if end is not None else 0,
-        step_s=tuple(steps[LEFT_OUT_STEPS:]),
+        folder=place, num_steps=end.num_steps if end is not None else 0, step_s=tuple(steps[LEFT_OUT_STEPS:]),
         losses=tuple(loss for w in windows for loss in w.losses) if whole else (),
-        peak_memory_bytes=max(known, default=None),
-        facts=next((r for r in first if isinstance(r, Facts)), None),
-        step_memory_bytes=_step_memory(place, wanted.num_ranks),
+        peak_memory_bytes=max(peaks, default=None), step_memory_bytes=_step_memory(place, wanted.num_ranks),
         header=first[0] if isinstance(first[0], Header) else None,
-        windows=_windows_of(records),
+        windows=tuple(by_rank[rank] for rank in sorted(by_rank)),
         num_trained=sum(any(isinstance(one, Window) for one in r) for r in records),
         ended=end is not None and end.num_steps < wanted.num_steps and raised([first]) is None,
-    )
+    )  # fmt: skip
     if end is not None and end.num_steps >= wanted_steps:
         return found
     told = sorted(records, key=lambda one: one is not first)
     return replace(found, problem=why_ended(place, wanted_steps, told, launched=launched))
-
-
-def _windows_of(traces: list[list[Record]]) -> tuple[tuple[Window, ...], ...]:
-    """In the order of ranks."""
-    by_rank = {r[0].rank: tuple(w for w in r if isinstance(w, Window)) for r in traces if isinstance(r[0], Header)}
-    return tuple(by_rank[rank] for rank in sorted(by_rank))
 
 
 def _step_memory(place: Path, num_ranks: int) -> int | None:

@@ -11,7 +11,7 @@ import math
 import random
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from flatout.errors import FlatoutError, Inconclusive, ScriptError
 from flatout.frameworks import kind
@@ -19,10 +19,9 @@ from flatout.judge import agreement, paired, stats
 from flatout.judge.agreement import Judgement
 from flatout.judge.paired import Extent, Pairs
 from flatout.records.plan import Candidate, allows, ranks_of
-from flatout.records.trace import Agreement, Levers
+from flatout.records.trace import Agreement, Levers, Window
 from flatout.report import words
-from flatout.trials.ends import CandidateFailed, launcher_failed
-from flatout.trials.sample_ends import Hung
+from flatout.trials.ends import CandidateFailed, Hung, launcher_failed
 from flatout.trials.samples_of_runs import FEWEST_STEPS, LEFT_OUT_STEPS, Sample, Setting, Wanted, take
 
 CHECKS = ("losses", "parameters")
@@ -55,18 +54,6 @@ def timed_steps(step_s: float, longest: int | None) -> int:
     return fitting if longest is None else min(fitting, longest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """What a start gave to the experiment."""
-
-    training_step_s: float
-    peak_memory_bytes: int | None = None
-    foreign_fraction: float | None = None
-    recompilations: int = 0
-    new_epochs: int = 0
-    levers: Levers = field(default_factory=dict)
-
-
 class Starts:
     """A script that is started again and again.
 
@@ -81,7 +68,7 @@ class Starts:
         self, setting: Setting, stage: Callable[[str], None], tick: Callable[[], None], launcher: tuple[str, ...] = ()
     ) -> None:
         self._setting, self._stage, self._tick, self._launcher = setting, stage, tick, launcher
-        self.num_runs = 0
+        self._num_runs = 0
         self._num_compared = COMPARED_STEPS
         self._references: tuple[Sample, Sample] | None = None
         self._judged: dict[object, tuple[Judgement, str]] = {}
@@ -193,8 +180,9 @@ class Starts:
             if not sample.is_timed:
                 raise CandidateFailed(_why(sample.problem) if sample.problem else "too few settled steps were seen")
             samples += [sample] if turn.candidate else []
-            turn = paired.after(asked, Reading(
-                training_step_s=sample.median_step_s, peak_memory_bytes=sample.peak_memory_bytes, levers=under
+            turn = paired.after(asked, Window(
+                index=0, purpose="trial", levers=under, observe="ends", step_s=(sample.median_step_s,),
+                outside_s=(0.0,), start_s=0.0, peak_memory_bytes=sample.peak_memory_bytes,
             ))  # fmt: skip
         pairs.evidence |= self._evidence(levers, samples)
         return pairs
@@ -231,8 +219,8 @@ class Starts:
         )
 
     def _take(self, wanted: Wanted) -> Sample:
-        self.num_runs += 1
-        found = take(self._setting, wanted, self.num_runs, self._tick)
+        self._num_runs += 1
+        found = take(self._setting, wanted, self._num_runs, self._tick)
         self._run_s = max(self._run_s, found.took_s)
         return found
 

@@ -38,14 +38,12 @@ class Goal:
         budget_s: Aimed wall time; None for a default that suits the steps, see `flatout.trials.budget`.
         choice: Which levers.
         terms: How the script may be run.
-        run_steps: Steps of the run that is tuned for; None where that is not known.
         exactly: Try this one set and nothing else (a plan that is checked again).
         launcher: The command that starts ranks of the script; empty for one process.
     """
 
     exactly: Levers | None = None
     launcher: tuple[str, ...] = ()
-    run_steps: int | None = None
     budget_s: float | None = None
     choice: Choice = field(default_factory=Choice)
     terms: Terms = field(default_factory=Terms)

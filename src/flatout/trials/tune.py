@@ -20,14 +20,11 @@ from flatout.records import plan_file
 from flatout.records.ceilings import Ceilings, Machine
 from flatout.records.plan import (
     CLASSES,
-    ONLY_PROVED,
     PLAN_FILE,
-    Plan,
     allows,
     input_levers,
     of_one_process,
     ranks_of,
-    typed,
 )
 from flatout.records.ranks import Terms as RankTerms
 from flatout.records.trace import Levers
@@ -37,7 +34,7 @@ from flatout.trials.bench import opened
 from flatout.trials.conduct import Conduct
 from flatout.trials.launched_ranks import LaunchedRanks
 from flatout.trials.samples_of_runs import Setting, forget_all
-from flatout.trials.search.space import Choice
+from flatout.trials.search.space import Choice, left_out
 from flatout.trials.terms import Goal, Show
 
 RANKS_BUDGET_S = 360.0
@@ -70,33 +67,30 @@ def measured(
     if goal.choice.num_ranks is not None:
         goal = _for_ranks(goal, own, machine, show)
     with folder.claimed(folder.working_folder(), script.stem) as run_folder, _discarded_if_stopped(run_folder):
-        ranks = _ranks(script, goal, run_folder, machine, show)
-        goal = goal if ranks is None else ranks.begin(goal)
+        ranks = None
+        if goal.launcher:
+            known = kind().levers()
+            setting = Setting(script=script, registry=known, run_folder=run_folder, terms=goal.terms, machine=machine)
+            ranks = LaunchedRanks(goal.launcher, setting, show)
+            goal = ranks.begin(goal)
         conduct = Conduct(script, run_folder, machine, goal, show, command)
         with opened(conduct.bench), conduct.joules.meter:
             conduct.plain.measure_ceilings = lambda: _ceilings(conduct)
             conduct.own = own if goal.choice.num_ranks is not None else of_one_process(own, conduct.levers)
             found = conduct.run() if ranks is None else ranks.alone(conduct)
-        found = found if ranks is None else ranks.confirm(found)
-        found = replace(found, options=_options(typed, plan))
-        if found.plan is not None and write_plan:
-            try:
-                if goal.choice.num_ranks is None:
-                    _say_where_ranks_go(own, found.plan, show)
-                plan_file.write(plan_file.seen_from(place, found.plan), place)
-            except FlatoutError:
-                _saved(found, run_folder)
-                raise
-            found = result.with_plan_path(found, str(place))
-        return _saved(found, run_folder)
-
-
-def _ranks(script: Script, goal: Goal, run_folder: Path, machine: Machine, show: Show) -> LaunchedRanks | None:
-    """What measures the ranks that a launcher starts; None for one process."""
-    if not goal.launcher:
-        return None
-    setting = Setting(script=script, registry=kind().levers(), run_folder=run_folder, terms=goal.terms, machine=machine)
-    return LaunchedRanks(goal.launcher, setting, show)
+        found = replace(found if ranks is None else ranks.confirm(found), options=_options(typed, plan))
+        if found.plan is None or not write_plan:
+            return _saved(found, run_folder)
+        former, known = ranks_of(own, kind().levers()), kind().levers()
+        if former is not None and goal.choice.num_ranks is None and ranks_of(found.plan.levers, known) is None:
+            num = former[0]
+            show.remark(f"the plan had {num} ranks: `flatout tune --ranks {num}` measures them anew")
+        try:
+            plan_file.write(plan_file.seen_from(place, found.plan), place)
+        except FlatoutError:
+            _saved(found, run_folder)
+            raise
+        return _saved(replace(found, plan_path=str(place)), run_folder)
 
 
 def _planned(script: Script, place: Path) -> Levers:
@@ -130,14 +124,6 @@ def _for_ranks(goal: Goal, own: Levers, machine: Machine, show: Show) -> Goal:
     beside = tuple(name for name, one in kind().levers().items() if one.divides or one.modes)
     only = dict.fromkeys((*(own if choice.only is None else choice.only), *beside))
     return replace(goal, choice=replace(choice, only=tuple(only)), budget_s=goal.budget_s or RANKS_BUDGET_S)
-
-
-def _say_where_ranks_go(own: Levers, plan: Plan, show: Show) -> None:
-    """A plan that had ranks may lose them: they were measured under other levers."""
-    known = kind().levers()
-    former = ranks_of(own, known)
-    if former is not None and ranks_of(plan.levers, known) is None:
-        show.remark(f"the plan had {former[0]} ranks: `flatout tune --ranks {former[0]}` measures them anew")
 
 
 def _without_groups(choice: Choice) -> Choice:
@@ -197,77 +183,39 @@ def _ceilings(conduct: Conduct) -> Ceilings | None:
 
 
 def _check_goal(goal: Goal, machine: Machine) -> None:
+    """Refuse what leaves nothing to try, before minutes are spent on a foregone answer."""
+    choice, known = goal.choice, kind().levers()
     if goal.budget_s is not None and goal.budget_s <= 0:
         raise UsageError(
             "a budget of `0` leaves no time to measure",
             cause="every judgement needs windows of the running script",
             hint="`--budget 1m`, or `flatout run` for a plan that is there already",
         )
-    known = kind().levers()
-    for name in (*(goal.choice.only or ()), *goal.choice.without):
+    for name in (*(choice.only or ()), *choice.without):
+        bare, _, setting = name.partition("=")
+        if setting and bare in known:
+            raise UsageError(
+                f"a setting cannot be chosen here: `{name}`",
+                cause=f"trials find the setting of `{bare}` themselves",
+                hint=f"`{bare}` alone; `flatout run --levers {name}` engages exactly that",
+            )
         if name not in known:
-            raise _unknown_lever(name)
-    if goal.choice.only and set(goal.choice.only) <= set(goal.choice.without):
+            raise UsageError(
+                f"no such lever: `{name}`",
+                cause="levers are " + ", ".join(known) + "; `none` stands alone",
+                hint=did_you_mean(name, known, "`flatout levers` lists them"),
+            )
+    if choice.accept not in CLASSES:
         raise UsageError(
-            "nothing is left to try: every lever of `--levers` is also among `--without`",
-            cause="each option narrows what the other leaves",
-            hint="name a lever in one of them only; `--levers none` compares plain with plain",
+            f"no such class: `{choice.accept}`", cause="classes are " + ", ".join(CLASSES), hint="`flatout levers`"
         )
-    if goal.choice.accept not in CLASSES:
-        raise UsageError(
-            f"no such class: `{goal.choice.accept}`", cause="classes are " + ", ".join(CLASSES), hint="`flatout levers`"
-        )
-    _check_named(goal.choice, machine)
-
-
-def _check_named(choice: Choice, machine: Machine) -> None:
-    """Where levers were named, one of them can be tried; else minutes would be spent on a foregone answer."""
-    known = kind().levers()
-    named = [known[name] for name in choice.only or () if name not in choice.without]
-    refused = [lever for lever in named if lever.class_ == "semantics" or not allows(choice.accept, lever.class_)]
-    lacking = {lever.name: why for lever in named if (why := lever.lacks(machine)) is not None}
-    if not named or any(lever not in refused and lever.name not in lacking for lever in named):
-        return
-    if len(lacking) == len(named):
-        raise MachineError(
-            "no lever of `--levers` can be engaged on this machine",
-            cause="; ".join(f"`{name}`: {why}" for name, why in lacking.items()),
-            hint="name other levers; `flatout levers SCRIPT` says what can be engaged here",
-        )
-    beside = [f"{name} cannot be engaged here: {why}" for name, why in lacking.items() if known[name] not in refused]
-    if all(lever.class_ == "semantics" for lever in refused):
+    reasons = {name: left_out(known[name], choice) or known[name].lacks(machine) for name in choice.only or ()}
+    if choice.num_ranks is None and reasons and all(reasons.values()):
         raise UsageError(
             "no lever of `--levers` can be tried",
-            cause="; ".join((*(f"{lever.name} {ONLY_PROVED}" for lever in refused), *beside)),
-            hint=f"`flatout prove --levers {','.join(map(typed, refused))} --accept semantics`",
+            cause="; ".join(f"`{name}`: {why}" for name, why in reasons.items()),
+            hint="name other levers; `flatout levers SCRIPT` says what can be engaged here",
         )
-    wanted = max((lever.class_ for lever in refused), key=CLASSES.index)
-    raise UsageError(
-        f"no lever of `--levers` is admitted by `--accept {choice.accept}`",
-        cause="; ".join((*(f"{lever.name} is of class {lever.class_}" for lever in refused), *beside)),
-        hint=f"`--accept {wanted}`, or name other levers",
-    )
-
-
-def _unknown_lever(name: str) -> UsageError:
-    """The error for a lever that is not there, or that is there by another word."""
-    known = kind().levers()
-    bare, _, setting = name.partition("=")
-    if setting and bare in known:
-        return UsageError(
-            f"a setting cannot be chosen here: `{name}`",
-            cause=f"trials find the setting of `{bare}` themselves",
-            hint=f"`{bare}` alone; `flatout run --levers {name}` engages exactly that",
-        )
-    if name == "none":
-        return UsageError(
-            "`none` stands with other levers", cause="it means that none is tried", hint="`none` alone, or leave it out"
-        )
-    return UsageError(
-        f"no such lever: `{name}`",
-        cause="levers are " + ", ".join(known),
-        hint=did_you_mean(name, known, "`flatout levers` lists them"),
-    )
 
 
 def with_isolation(goal: Goal) -> Goal:

@@ -36,7 +36,6 @@ class Space:
         untried: Levers left out, and why.
         levers: All levers by name.
         num_cores: Cores that this process may use.
-        bounds: By lever the most that it can bring, as a ratio.
         promised: By lever what it should bring by what was counted, as a ratio; without those of which nobody knows.
         own: What this very script was tuned to before: it comes first, whatever it costs.
     """
@@ -45,7 +44,6 @@ class Space:
     untried: tuple[Untried, ...]
     levers: Mapping[str, Lever] = field(default_factory=dict)
     num_cores: int = 1
-    bounds: Mapping[str, float] = field(default_factory=dict)
     promised: Mapping[str, float] = field(default_factory=dict)
     own: Candidate | None = None
 
@@ -76,11 +74,10 @@ def space_of(
     anatomy, diagnosis = found
     rows: list[tuple[tuple[int, bool, float, int, int], Candidate]] = []
     untried: list[Untried] = []
-    bounds: dict[str, float] = {}
     for lever in levers.values():
         seen = _on_ranks(lever, facts, choice)
         reason = left_out(lever, choice) or lever.applies(seen, machine)
-        bound = bounds[lever.name] = bound_of(lever, anatomy, diagnosis)
+        bound = bound_of(lever, anatomy, diagnosis)
         if reason is None and bound < WORTH_TRYING and choice.only is None:
             reason = f"ruled out: what it shortens, entirely free, would bring {bound:.2f}x"
         tried = lever.settings(seen, machine) if reason is None else ()
@@ -98,7 +95,6 @@ def space_of(
         untried=tuple(untried),
         levers=dict(levers),
         num_cores=machine.num_cores,
-        bounds=bounds,
         promised={n: ratio for _, c in rows for n in c.levers if (ratio := levers[n].promise(facts)) > 1},
     )
 

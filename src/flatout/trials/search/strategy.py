@@ -32,54 +32,38 @@ NOT_HOPELESS = 0.75
 """A single lever below this ratio is not added to the best so far; one that loses a little alone may gain there."""
 
 
-def gain_s(candidate: Candidate, space: Space, trials: Sequence[Trial], run_s: float) -> float:
-    """The most that trying a candidate can save of a run that takes `run_s` plainly, beyond the best so far, seconds.
-
-    What its levers shorten, entirely free, on top of the best; never more than all that is left.
-    """
-    best = best_of(trials)
-    present = best.levers if best is not None else {}
-    left_s = run_s / (best.ratio or 1.0) if best is not None else run_s
-    bound = 1.0
-    for name, settings in candidate.levers.items():
-        if present.get(name) != settings:
-            bound *= space.bounds.get(name, math.inf)
-    return left_s * (1 - 1 / bound)
-
-
 def next_candidate(
-    space: Space, trials: Sequence[Trial], pays: Callable[[Candidate], bool] = lambda candidate: True
+    space: Space, trials: Sequence[Trial], is_worth: Callable[[Candidate], bool] = lambda candidate: True
 ) -> Candidate | None:
     """The next set of levers to measure, given what has been measured; None when the search is over.
 
     Args:
         space: What there is to choose from.
         trials: What has been measured.
-        pays: Whether a candidate can earn back what trying it costs.
+        is_worth: Whether a candidate may be tried.
 
     A set that was tried is not proposed again, nor is one that contains a set that failed or disagrees, nor one in
     which two levers exclude each other. Where gradients disagree beyond rounding, a set of a wider class may still
     contain the lever: beside bf16 that is little, and the set is judged as a whole.
     """
+
+    def forgiven(trial: Trial, candidate: Candidate) -> bool:
+        gradients = all(space.levers[name].check == "gradients" for name in trial.levers)
+        wider = not allows(widest_class(trial.levers, space.levers), widest_class(candidate.levers, space.levers))
+        return trial.outcome == "disagrees" and gradients and wider
+
     tried = {Candidate(levers=t.levers).key for t in trials}
     broken = [t for t in trials if _is_broken(t)]
     for candidate in _in_order(space, trials):
-        if candidate.key in tried or clash(candidate.levers, space) or not pays(candidate):
+        if candidate.key in tried or clash(candidate.levers, space) or not is_worth(candidate):
             continue
-        if not any(contains(candidate.levers, t.levers) and not _forgiven(t, candidate, space) for t in broken):
+        if not any(contains(candidate.levers, t.levers) and not forgiven(t, candidate) for t in broken):
             return candidate
     return None
 
 
 def _is_broken(trial: Trial) -> bool:
     return trial.outcome in ("failed", "disagrees")
-
-
-def _forgiven(trial: Trial, candidate: Candidate, space: Space) -> bool:
-    """Whether what disagreed was gradients alone, and the candidate is of a class with wider limits for them."""
-    gradients = all(space.levers[name].check == "gradients" for name in trial.levers)
-    wider = not allows(widest_class(trial.levers, space.levers), widest_class(candidate.levers, space.levers))
-    return trial.outcome == "disagrees" and gradients and wider
 
 
 def _in_order(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
@@ -94,7 +78,7 @@ def _in_order(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
     order = [*own, *_cheap(space), *_grown(space, inside)]
     compiled: list[Candidate] = []
     for candidate in space.singles:
-        if _single_cost(candidate, space) == COMPILED:
+        if cost_of(candidate.levers, space.levers) == COMPILED:
             compiled += _on_top(candidate, space, inside)
     in_processes = _in_new_processes(space, trials, inside)
     order += [*in_processes, *compiled] if promises_a_process(space) else [*compiled, *in_processes]
@@ -110,7 +94,7 @@ def promises_a_process(space: Space) -> bool:
 
 def promised_processes(space: Space, least: float) -> list[Candidate]:
     """The single candidates that need a process and should bring at least this ratio, by what was counted."""
-    needing = (c for c in space.singles if _single_cost(c, space) == NEW_PROCESS)
+    needing = (c for c in space.singles if cost_of(c.levers, space.levers) == NEW_PROCESS)
     return [c for c in needing if all(space.promised.get(name, 1.0) >= least for name in c.levers)]
 
 
@@ -169,24 +153,28 @@ def _costs(trial: Trial, base: Trial | None) -> bool:
 
 def _groups(space: Space, base: Trial | None) -> list[list[Candidate]]:
     """Single levers that can share a process; what costs the best a lever is no company for others."""
+
+    def bear(group: Sequence[Candidate], candidate: Candidate) -> bool:
+        levers = {name: settings for one in group for name, settings in one.levers.items()}
+        if any(space.levers[name].divides for name in {**levers, **candidate.levers}):
+            return False  # what cannot be divided says nothing of the others
+        return not levers.keys() & candidate.levers.keys() and not clash({**levers, **candidate.levers}, space)
+
     groups: dict[bool, list[list[Candidate]]] = {}
     for candidate in space.singles:
-        if _single_cost(candidate, space) == NEW_PROCESS and not _is_for_ranks(candidate, space):
+        if cost_of(candidate.levers, space.levers) == NEW_PROCESS and not _is_for_ranks(candidate, space):
             costs = base is not None and any(clash({**candidate.levers, n: s}, space) for n, s in base.levers.items())
             alike = groups.setdefault(costs, [])
-            group = next((one for one in alike if _bear(one, candidate, space)), None)
+            group = next((one for one in alike if bear(one, candidate)), None)
             if group is None:
                 alike.append(group := [])
             group.append(candidate)
     return [group for _, alike in sorted(groups.items()) for group in alike]
 
 
-def _bear(group: Sequence[Candidate], candidate: Candidate, space: Space) -> bool:
-    """Whether a lever can be engaged beside those of a group: another one that none of them excludes."""
-    levers = {name: settings for one in group for name, settings in one.levers.items()}
-    if any(space.levers[name].divides for name in {**levers, **candidate.levers}):
-        return False  # what cannot be divided says nothing of the others
-    return not levers.keys() & candidate.levers.keys() and not clash({**levers, **candidate.levers}, space)
+def _is_for_ranks(candidate: Candidate, space: Space) -> bool:
+    """Whether it has something to do on ranks alone, beside what divides the training."""
+    return any(space.levers[name].modes for name in candidate.levers)
 
 
 def _still_worth(candidate: Candidate, space: Space, best: Trial | None, trials: Sequence[Trial]) -> bool:
@@ -209,35 +197,22 @@ def _still_worth(candidate: Candidate, space: Space, best: Trial | None, trials:
     return lever.worth_after(settings, brought)
 
 
-def _is_for_ranks(candidate: Candidate, space: Space) -> bool:
-    """Whether it has something to do on ranks alone, beside what divides the training."""
-    return any(space.levers[name].modes for name in candidate.levers)
-
-
-def _single_cost(candidate: Candidate, space: Space) -> int:
-    return cost_of(candidate.levers, space.levers)
-
-
 def _cheap(space: Space) -> list[Candidate]:
     """The single levers that cost little, each first partner followed by the pairs that it makes."""
-    cheap = [c for c in space.singles if _single_cost(c, space) == CHEAP]
+    cheap = [c for c in space.singles if cost_of(c.levers, space.levers) == CHEAP]
     order = []
     for single in cheap:
         order.append(single)
         for other in cheap:
             levers = {**single.levers, **other.levers}
-            if _are_partners(single.levers, other.levers, space.levers) and _sensible(levers, space):
+            sensible = all(space.levers[n].fits_beside(one, levers, space.num_cores) for n, one in levers.items())
+            if sensible and _are_partners(single.levers, other.levers, space.levers):
                 order.append(Candidate(levers=levers, reason="gain together what neither gains alone"))
     return order
 
 
 def _are_partners(first: Levers, second: Levers, known: Mapping[str, Lever]) -> bool:
     return any(name in known[other].partners for other in first for name in second)
-
-
-def _sensible(levers: Levers, space: Space) -> bool:
-    """Whether no setting wants what another takes."""
-    return all(space.levers[name].fits_beside(one, levers, space.num_cores) for name, one in levers.items())
 
 
 def _grown(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
