@@ -27,7 +27,7 @@ from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
 from flatout.records.plan import PLAN_FILE, PLAN_FORMAT, Plan, Trial
 from flatout.records.trace import Header
-from flatout.report.former import Exported
+from flatout.report.export import Exported
 from flatout.run.choice import Engagement
 from flatout.run.outcome import Outcome
 from flatout.trials.lever_rows import LeverRow
@@ -138,9 +138,6 @@ EXPORTED: list[Row] = [
     ("file", "string", "where it was written"),
     ("run", "string", "path of the run folder"),
     ("num_steps", "integer", "steps in it"),
-    ("num_windows", "integer", "windows that they come from"),
-    ("num_children", "integer", "processes that made them"),
-    ("from_traces", "boolean", "whether the traces were there; else the steps are those of `result.json`"),
     ("remarks", "list of strings", "e.g. windows that were left out"),
 ]
 LEVERS: list[Row] = [
@@ -315,10 +312,7 @@ def _contrast() -> dict[str, Any]:
     return contrast.summary_of(contrast.contrast(one, one, Samples(), Samples()))
 
 
-_EXPORTED = Exported(
-    file="steps.csv", run="/home/you/work/.flatout/train-1", num_steps=1200, num_windows=40, num_children=1,
-    from_traces=True,
-)  # fmt: skip
+_EXPORTED = Exported(file="steps.csv", run="/home/you/work/.flatout/train-1", num_steps=1200)
 
 
 def _explained(rows: list[Row], value: dict[str, Any]) -> str:

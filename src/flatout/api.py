@@ -25,7 +25,8 @@ from flatout.machine.read import read_machine
 from flatout.records import plan_file
 from flatout.records.plan import PLAN_FILE, Lever, allows, label
 from flatout.records.ranks import Terms as RankTerms
-from flatout.report.former import Exported, contrast, export, report
+from flatout.report.export import Exported, export
+from flatout.report.former import contrast, report
 from flatout.run import choice, folder, foreground, launched, on_ranks, shortage
 from flatout.run.choice import Engagement, Here, Wish
 from flatout.run.outcome import Outcome

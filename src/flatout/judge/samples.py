@@ -1,21 +1,21 @@
 """Which raw samples stand behind what was found? The windows and comparisons in the traces of a run folder.
 
-In: a run folder. Out: its trace files, their windows one by one, or `Samples`: every window as a few numbers, so that
-a run of any length fits the memory. A window with times that no clock gives is left out, and that is said.
+In: a run folder. Out: its trace files, or `Samples`: every window as a few numbers, so that a run of any length fits
+the memory. A window with times that no clock gives is left out, and that is said.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from flatout.errors import RecordError
 from flatout.records.plan import label
-from flatout.records.trace import OUTSIDE, Agreement, Header, Scaling, Window
+from flatout.records.trace import OUTSIDE, Agreement, Scaling, Window
 from flatout.records.trace_file import Reader
 
 MOST_REMARKS = 5
@@ -107,15 +107,6 @@ def trace_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("trace-*.jsonl"), key=order)
 
 
-def child_of(path: Path) -> str:
-    """The process that wrote a trace.
-
-    >>> child_of(Path("lenet-1/trace-2.jsonl"))
-    '2'
-    """
-    return path.stem.removeprefix("trace-")
-
-
 def fault_of(window: Window) -> str:
     """What is impossible about a window's times, or empty.
 
@@ -154,7 +145,7 @@ def gather(folder: Path) -> Samples:
                     if fault := fault_of(record):
                         faults.append(f"window {record.index} of `{path.name}` is left out: {fault}")
                     elif record.step_s:
-                        windows.append(_sample(child_of(path), record))
+                        windows.append(_sample(path.stem.removeprefix("trace-"), record))
                 elif isinstance(record, Agreement):
                     agreements.append(record)
                 elif isinstance(record, Scaling):
@@ -162,7 +153,7 @@ def gather(folder: Path) -> Samples:
         except RecordError as problem:
             remarks.append(f"{problem.error}: {problem.cause}")
         if reader.torn:
-            remarks.append(_cut(path))
+            remarks.append(f"`{path.name}` is cut: its last line is left out")
     return Samples(
         windows=tuple(windows), agreements=tuple(agreements), scalings=tuple(scalings),
         remarks=(*remarks, *some_faults(faults)),
@@ -173,31 +164,6 @@ def some_faults(faults: list[str]) -> list[str]:
     """The first of them, and how many more there are."""
     more = len(faults) - MOST_REMARKS
     return [*faults[:MOST_REMARKS], *([f"{more:,} more windows are left out for such times"] if more > 0 else [])]
-
-
-def each_window(path: Path, faults: list[str] | None = None) -> Iterator[tuple[Header, Window]]:
-    """The windows of one trace, one by one, each with the trace's header.
-
-    Args:
-        path: The trace.
-        faults: A line that was cut is said here.
-
-    Raises:
-        RecordError: See `flatout.records.trace_file.Reader`.
-    """
-    header: Header | None = None
-    reader = Reader(path)
-    for record in reader:
-        if isinstance(record, Header):
-            header = record
-        elif isinstance(record, Window) and header is not None:
-            yield header, record
-    if reader.torn and faults is not None:
-        faults.append(_cut(path))
-
-
-def _cut(path: Path) -> str:
-    return f"`{path.name}` is cut: its last line is left out"
 
 
 def _sample(child: str, window: Window) -> WindowSample:
