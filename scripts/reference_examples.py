@@ -119,7 +119,6 @@ CONTRAST: list[Row] = [
     ("tuned_step", "object or null", "the step with each run's own plan; null unless both have one"),
     ("phases", "object", "the same by phase"),
     ("not_observed", "list of strings", "phases that neither run could see"),
-    ("alike", "boolean", "phases changed, and one factor lies in the interval of each: so looks another machine speed"),
     ("cautions", "list of strings", "what the reader must know"),
     ("first", "string", "path of the first run folder"),
     ("second", "string", "path of the second; ratios say how many times as fast it is"),
