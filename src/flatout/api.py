@@ -106,13 +106,13 @@ def prove(script: str | Script, arguments: Sequence[str] = (), *, request: Any =
         script: Path of the script, or a `Script`.
         arguments: The script's own arguments.
         request: A `flatout.trials.prover.ProveRequest`; its defaults without it.
-        show: A `flatout.trials.proving.conduct.Show`: who is told of progress.
+        show: Who is told of progress.
 
     Raises:
         FlatoutError: See `flatout.errors`.
     """
     from flatout.trials import prover
-    from flatout.trials.proving.conduct import Show
+    from flatout.trials.terms import Show
 
     return prover.proved(_script(script, arguments), request or prover.ProveRequest(), show or Show())
 

@@ -1,22 +1,21 @@
 """What do whole runs prove? With runs made by hand, and with a `prove` whose runs are."""
 
 import json
-import os
-import time
 from dataclasses import replace
 
 import pytest
 
-from flatout.cli.proving import run_line
 from flatout.errors import RecordError, ScriptError
 from flatout.judge import proof, proof_file
 from flatout.judge.metric import Reading
 from flatout.judge.proof import Aim
 from flatout.records.as_json import to_json
+from flatout.report.proof_words import number
 from flatout.run.script import Script
-from flatout.trials.proving import conduct, inputs, whole_run
-from flatout.trials.proving.conduct import Proving, Show, estimate, former
+from flatout.trials.proving import conduct, inputs
+from flatout.trials.proving.conduct import Proving, former
 from flatout.trials.proving.whole_run import Setting
+from flatout.trials.terms import Show
 from handmade import MACHINE
 from proofs import ASKED, proved, runs, whole
 from shown import on_screen
@@ -81,7 +80,7 @@ def test_what_differs_in_kind_is_noted():
     many = [
         *runs(3),
         whole(3, "plain"),
-        whole(3, "plan", num_steps=90, num_readings=1, engaged=False, remarks=("step: RuntimeError: no",)),
+        whole(3, "plan", num_steps=90, num_readings=1, fault="step: RuntimeError: no"),
     ]
     notes = " ".join(proved(many).notes)
     assert "100 steps without the plan, 90 with it" in notes and "found 2 times without the plan, 1" in notes
@@ -113,7 +112,6 @@ def test_plain_against_plain_is_not_said_to_be_under_a_plan():
     for seen in (runs(4), [*runs(4), whole(4, "plain"), broken], [replace(r, losses_hash="one") for r in runs(3)]):
         said = text(proof.prove(itself, Aim(target=0.5), seen, MACHINE, "2026-11-23T00:00:00+00:00"))
         assert "A/A: plain against plain" in said and "under it" not in said and "under the plan" not in said
-    assert "again" in run_line(broken, against_itself=True)
 
 
 NAN, INF = float("nan"), float("inf")
@@ -143,7 +141,7 @@ def test_both_sides_that_diverged_leave_nothing_to_compare(value):
     assert "flatout prove train.py" in said and " nan" not in said
     json.dumps(to_json(proof.summary_of(found)), allow_nan=False)
     for run in found.runs:
-        assert run_line(run).endswith({"nan": "NaN"}.get(str(value), str(value).replace("inf", "infinity")))
+        assert number(run.value) == {"nan": "NaN"}.get(str(value), str(value).replace("inf", "infinity"))
 
 
 def test_runs_that_are_nan_from_the_first_step_are_not_said_to_ignore_seeds():
@@ -184,8 +182,8 @@ def test_a_run_that_follows_a_line_that_was_cut_is_not_lost_with_it(tmp_path):
 def proving(tmp_path, monkeypatch, make, **aim):
     done = []
 
-    def run_whole(setting, side, seed, wait):
-        wait(0.0)
+    def run_whole(setting, side, seed, tick):
+        tick()
         done.append((seed, side))
         return make(seed, side)
 
@@ -198,7 +196,7 @@ def proving(tmp_path, monkeypatch, make, **aim):
         run_folder=tmp_path,
         machine=MACHINE,
     )
-    return Proving(ASKED, setting, Aim(**aim), MACHINE, Show()), done
+    return Proving(ASKED, setting, Aim(**aim), ("", ""), Show()), done
 
 
 def test_each_seed_is_run_twice_in_an_order_drawn_by_lot_and_kept_at_once(tmp_path, monkeypatch):
@@ -248,12 +246,10 @@ def test_a_script_that_fails_plainly_ends_it_at_once_one_that_fails_under_the_pl
 
 def test_an_edit_of_the_script_ends_a_proof_and_what_was_run_before_it_is_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("import model")
-    (tmp_path / "model.py").write_text("x = 1")
 
     def make(seed, side):
         (tmp_path / "model.py").write_text(f"x = {1 + (seed == 1)}")
-        return whole(seed, side, 0.9)
+        return whole(seed, side, 0.9, inputs=inputs.marks(["model.py"]))
 
     made, done = proving(tmp_path, monkeypatch, make, num_seeds=3)
     with pytest.raises(ScriptError, match="changed while it was being proved"):
@@ -279,11 +275,6 @@ def test_runs_of_another_question_are_left_alone(tmp_path):
     assert former(folders, replace(ASKED, levers={})) == (None, [])
 
 
-def test_how_long_it_takes_is_said_before_it_starts():
-    assert estimate(10, 200.0) == "10 whole runs of about 3 min 20 s: about 33 min 20 s"
-    assert "not known" in estimate(10, None)
-
-
 def test_a_plain_script_that_fails_with_a_later_seed_is_not_said_to_fail_with_its_own(tmp_path, monkeypatch):
     def make(seed, side):
         broken = {"exit_code": 1, "problem": "ended with exit code 1: ValueError: boom", "value": None}
@@ -295,19 +286,8 @@ def test_a_plain_script_that_fails_with_a_later_seed_is_not_said_to_fail_with_it
     assert "it fails with seed 2; `--seeds 2` judges the runs before" in caught.value.hint
 
 
-def test_a_metric_file_that_lay_there_before_the_run_is_not_the_runs(tmp_path):
-    file = tmp_path / "out.json"
-    whole_run._check_new(file, "out.json", whole_run._state(file))
-    file.write_text("{}")
-    before = whole_run._state(file)
-    with pytest.raises(RecordError, match="was not written"):
-        whole_run._check_new(file, "out.json", before)
-    os.utime(file, (1e9, 1e9))
-    whole_run._check_new(file, "out.json", before)
-
-
 def test_a_plan_that_was_not_at_work_proves_nothing(tmp_path, monkeypatch):
-    idle = {"idle": {"bf16": "no matrix product"}, "engaged": False}
+    idle = {"idle": {"bf16": "no matrix product"}}
 
     def make(seed, side):
         return whole(seed, side, 0.9 + seed / 100, **(idle if side == "plan" else {}))
@@ -361,7 +341,7 @@ def test_runs_of_other_files_are_not_gone_on_with(tmp_path, monkeypatch):
     made, done = proving(folder, monkeypatch, make, num_seeds=3)
     assert not made.run().notes and former([folder], ASKED) == (folder, [])
     again, done = proving(folder, monkeypatch, make, num_seeds=3)
-    assert not done and "all runs are earlier ones" in again.run().notes[-1]
+    assert not done and "6 runs made by an earlier command" in again.run().notes[-1]
     read.write_text("2")
     assert former([folder], ASKED) == (None, [str(read)])
     more, _ = proving(folder, monkeypatch, make, num_seeds=4)
@@ -370,22 +350,3 @@ def test_runs_of_other_files_are_not_gone_on_with(tmp_path, monkeypatch):
     assert "config.json" in caught.value.cause and "edited meanwhile" in caught.value.cause
     read.write_text("1")
     assert former([folder], ASKED) == (folder, [])
-
-
-def test_another_environment_than_that_of_earlier_runs_is_noted(tmp_path, monkeypatch):
-    def make(seed, side):
-        return whole(seed, side, 0.9 + seed / 100, environment=inputs.environment())
-
-    monkeypatch.setenv("RATE", "1")
-    made, _ = proving(tmp_path, monkeypatch, make, num_seeds=3)
-    made.run()
-    monkeypatch.setenv("RATE", "2")
-    monkeypatch.setenv("TERM", "another")
-    again, _ = proving(tmp_path, monkeypatch, make, num_seeds=3)
-    assert "earlier runs saw another environment than now: `RATE`; `--fresh`" in again.run().notes[0]
-
-
-def test_a_million_seeds_are_counted_without_listing_them(tmp_path, monkeypatch):
-    made, _ = proving(tmp_path, monkeypatch, lambda seed, side: whole(seed, side), num_seeds=10**6)
-    begun_s = time.perf_counter()
-    assert made.estimate(60.0).startswith("2000000 whole runs") and time.perf_counter() - begun_s < 1.0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from os import SEEK_END
 from pathlib import Path
 
 from flatout.errors import RecordError, cannot_write
@@ -34,9 +33,7 @@ def load(folder: Path) -> Proof:
     Raises:
         RecordError: There is none, or it cannot be read.
     """
-    found = files.read(
-        Proof, folder / FILE, missing=f"no proof in `{folder}`", hint="`flatout prove SCRIPT`"
-    )  # fmt: skip
+    found = files.read(Proof, folder / FILE, missing=f"no proof in `{folder}`", hint="`flatout prove SCRIPT`")
     return replace(found, runs=tuple(_with_nan(run) for run in found.runs))
 
 
@@ -47,20 +44,11 @@ def append(run: WholeRun, folder: Path) -> None:
         MachineError: The disk is full, or the folder gone.
     """
     try:
-        with open(folder / RUNS, "ab+") as file:
-            begun = file.seek(0, SEEK_END)
-            torn = begun > 0 and file.seek(begun - 1) >= 0 and file.read(1) != b"\n"
-            # behind a line that was cut off this one would be lost with it
-            line = json.dumps(to_json(run), allow_nan=False) + "\n"
-            file.write(("\n" * torn + line).encode())
+        with open(folder / RUNS, "a", encoding="utf-8") as file:
+            # begins with an end: behind a line that was cut off it would be lost with that
+            file.write("\n" + json.dumps(to_json(run), allow_nan=False) + "\n")
     except OSError as problem:
         raise cannot_write(folder / RUNS, problem) from None
-
-
-def _with_nan(run: WholeRun) -> WholeRun:
-    """The run as it was written: JSON holds a metric of NaN as one that is not known."""
-    came_to_nan = run.value is None and not run.problem and run.num_readings > 0
-    return replace(run, value=float("nan")) if came_to_nan else run
 
 
 def finished_runs(folder: Path) -> list[WholeRun]:
@@ -76,3 +64,9 @@ def finished_runs(folder: Path) -> list[WholeRun]:
         except (ValueError, RecordError):
             continue
     return found
+
+
+def _with_nan(run: WholeRun) -> WholeRun:
+    """The run as it was written: JSON holds a metric of NaN as one that is not known."""
+    came_to_nan = run.value is None and not run.problem and run.num_readings > 0
+    return replace(run, value=float("nan")) if came_to_nan else run
