@@ -308,7 +308,8 @@ def _proof() -> Proof:
 
 def _contrast() -> dict[str, Any]:
     one = _result("why")
-    return contrast.summary_of(contrast.contrast(one, one, Samples(), Samples()))
+    value: dict[str, Any] = to_json(contrast.summary_of(contrast.contrast(one, one, Samples(), Samples())))
+    return value
 
 
 _EXPORTED = Exported(file="steps.csv", run="/home/you/work/.flatout/train-1", num_steps=1200)

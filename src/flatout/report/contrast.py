@@ -27,21 +27,8 @@ def view(found: Contrast) -> View:
     """Two runs side by side."""
     one, other = names(found)
     number, unit, sentence = headline(found)
-    verdict = found.step.verdict if found.step.compared is not None else "inconclusive"
-    tone = _TONES.get(verdict, "")
-    result = Row(
-        label="result", value=verdict, note=f": `{other}` {sentence.removesuffix('.')}",
-        tone="" if tone == "quiet" else tone, on="screen",
-    )  # fmt: skip
-    said = [Row(label=name, note=text) for name, text in groups(found)]
-    minded = [
-        Row(label="mind", value=caution, tone="caution" if number else "plain")
-        for number, caution in enumerate(found.cautions)
-    ]
-    runs = [
-        (letter, name, run) for letter, name, run in zip("AB", (one, other), (found.first, found.second), strict=True)
-    ]
-    sides = tuple(
+    runs = list(zip("AB", (one, other), (found.first, found.second), strict=True))
+    sides = (
         Row(
             label=letter,
             value=name,
@@ -51,14 +38,14 @@ def view(found: Contrast) -> View:
         )
         for letter, name, run in runs
     )
-    again = [
+    again = (
         Again(
             name=f"{letter}: {name}{f', {words.stamp(run.created)}' if run.created else ''}, measured by",
             command=f"{run.tune_command if run.command == 'tune' else 'flatout why'} {run.typed}",
         )
         for letter, name, run in runs
-    ]
-    more = [folded(each, each.title) for each in _unlike(found, decisive=False, on="page")]
+    )
+    more = (folded(each, each.title) for each in _unlike(found, decisive=False, on="page"))
     return View(
         command="flatout report",
         title=other,
@@ -67,22 +54,29 @@ def view(found: Contrast) -> View:
         unit=unit,
         sentence=sentence,
         source=_anchor(0),
-        verdict=(*_unlike(found, decisive=True, on="page"), result, *said, *minded),
+        verdict=(*_unlike(found, decisive=True, on="page"), *_verdict(found, sentence)),
         sections=(
-            Section(name="sides", items=sides),
+            Section(name="sides", items=tuple(sides)),
             Section(name="unlike", items=_unlike(found, decisive=True, on="screen")),
             Section(name="other", items=_unlike(found, decisive=False, on="screen")),
             _step(found),
-            Section(
-                name="runs",
-                title="The two runs",
-                items=(*again, *more, Again(name="this page", command=_command(found))),
-            ),
+            Section(name="runs", title="The two runs", items=(*again, *more)),
             raw(evidence(found), "What stands behind each number above."),
         ),
         next=("flatout tune", found.second.typed),
         version=__version__,
     )
+
+
+def _verdict(found: Contrast, sentence: str) -> list[Row]:
+    verdict = found.step.verdict if found.step.compared is not None else "inconclusive"
+    tone = "" if verdict == "no difference" else _TONES[verdict]
+    rest = f": `{names(found)[1]}` {sentence.removesuffix('.')}"
+    rows = [Row(label="result", value=verdict, note=rest, tone=tone, on="screen")]
+    rows += [Row(label=name, note=text) for name, text in groups(found)]
+    for number, caution in enumerate(found.cautions):
+        rows.append(Row(label="mind", value=caution, tone="caution" if number else "plain"))
+    return rows
 
 
 def names(found: Contrast) -> tuple[str, str]:
