@@ -188,15 +188,8 @@ def proving(tmp_path, monkeypatch, make, **aim):
         return make(seed, side)
 
     monkeypatch.setattr(conduct, "run_whole", run_whole)
-    setting = Setting(
-        script=Script(path="train.py"),
-        levers=ASKED.levers,
-        registry={},
-        metric=ASKED.metric,
-        run_folder=tmp_path,
-        machine=MACHINE,
-    )
-    return Proving(ASKED, setting, Aim(**aim), ("", ""), Show()), done
+    setting = Setting(script=Script(path="train.py"), asked=ASKED, registry={}, run_folder=tmp_path, machine=MACHINE)
+    return Proving(setting, Aim(**aim), ("", ""), Show()), done
 
 
 def test_each_seed_is_run_twice_in_an_order_drawn_by_lot_and_kept_at_once(tmp_path, monkeypatch):

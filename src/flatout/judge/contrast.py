@@ -50,16 +50,12 @@ class Change:
         name: `step`, `with the plan`, or a phase.
         first_s: Seconds a step in the first run; None where it was not observed.
         second_s: The same in the second.
-        first_samples_s: The samples of the first run: windows, of a phase quarters of windows.
-        second_samples_s: The same of the second.
         compared: The judgement; None where one of them was not observed, or where it lies between steps.
     """
 
     name: str
     first_s: float | None
     second_s: float | None
-    first_samples_s: tuple[float, ...] = ()
-    second_samples_s: tuple[float, ...] = ()
     compared: Comparison | None = None
 
     @property
@@ -206,8 +202,6 @@ def _change(
         name=name,
         first_s=step_s[0],
         second_s=step_s[1],
-        first_samples_s=tuple(samples_s[0]) if step_s[0] is not None else (),
-        second_samples_s=tuple(samples_s[1]) if step_s[1] is not None else (),
         compared=None if None in step_s else stats.compare_unpaired(*samples_s, among=among),
     )
 

@@ -5,15 +5,13 @@ In: a `Contrast`. Out: a `View`; the words are the same for the terminal and the
 
 from __future__ import annotations
 
-import itertools
-import shlex
 from pathlib import Path
 
 from flatout import __version__
-from flatout.judge.contrast import Change, Contrast
+from flatout.judge.contrast import Contrast
 from flatout.report import figures, words
-from flatout.report.table import Look, On, Table, Tone, folded, milliseconds, shown, table
-from flatout.report.view import Again, Evidence, Figure, Item, Row, Section, View, raw
+from flatout.report.table import Look, On, Table, Tone, folded, shown, table
+from flatout.report.view import Again, Figure, Item, Row, Section, View
 
 _TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "no difference": "quiet", "inconclusive": "unsure"}
 
@@ -21,6 +19,7 @@ _BARS = (
     "Both bars have the same scale. Look for a part that changed while the others did not; grey is what no phase "
     "explains. The phases were timed in windows of their own."
 )
+_SAMPLES = "The samples are on the page of each run, `report.html` in its folder."
 
 
 def view(found: Contrast) -> View:
@@ -53,15 +52,13 @@ def view(found: Contrast) -> View:
         number=number,
         unit=unit,
         sentence=sentence,
-        source=_anchor(0),
         verdict=(*_unlike(found, decisive=True, on="page"), *_verdict(found, sentence)),
         sections=(
             Section(name="sides", items=tuple(sides)),
             Section(name="unlike", items=_unlike(found, decisive=True, on="screen")),
             Section(name="other", items=_unlike(found, decisive=False, on="screen")),
             _step(found),
-            Section(name="runs", title="The two runs", items=(*again, *more)),
-            raw(evidence(found), "What stands behind each number above."),
+            Section(name="runs", title="The two runs", items=(*again, *more), lead=(_SAMPLES,)),
         ),
         next=("flatout tune", found.second.typed),
         version=__version__,
@@ -151,14 +148,11 @@ def _step(found: Contrast) -> Section:
     return Section(name="step", title="Where a step goes", items=tuple(items))
 
 
-def _rows(found: Contrast) -> list[Change]:
-    return [found.step, *((found.tuned_step,) if found.tuned_step is not None else ()), *found.phases]
-
-
 def changes(found: Contrast) -> Table:
-    """Every time in both runs; its numbers lead to their samples."""
+    """Every time in both runs."""
     rows, looks = [], []
-    for change in _rows(found):
+    tuned = () if found.tuned_step is None else (found.tuned_step,)
+    for change in (found.step, *tuned, *found.phases):
         judged, difference_s = change.compared, change.difference_s
         sign = "+" if difference_s is not None and difference_s > 0 else ""
         times = ("not observed" if x is None else words.seconds(x) for x in (change.first_s, change.second_s))
@@ -166,38 +160,6 @@ def changes(found: Contrast) -> Table:
         ends = words.interval(judged.low, judged.high) if judged else ""
         rows.append((change.name, change.verdict, *times, less, words.ratio(judged.ratio) if judged else "", ends))
         looks.append(Look(depth=change in found.phases, tone=_TONES.get(change.verdict, "quiet")))
-    anchors = [_anchor(number) for number in range(len(rows))]
     head = ("a step", "verdict", "A", "B", "B less A", "ratio", "95 %")
-    named = table("Every phase in both runs", head, rows, texts=2, links={2: anchors, 5: anchors})
+    named = table("Every phase in both runs", head, rows, texts=2)
     return shown(named, (0, 2, 3, 4, 5, 6, 1), looks)
-
-
-def _anchor(number: int) -> str:
-    return f"raw-change-{number}"
-
-
-def _command(found: Contrast) -> str:
-    return shlex.join(["flatout", "report", *(str(words.nearby(Path(run.run))) for run in (found.first, found.second))])
-
-
-def evidence(found: Contrast) -> list[Evidence]:
-    """The samples behind each row."""
-    behind = []
-    for number, change in enumerate(_rows(found)):
-        what = "windows" if change in (found.step, found.tuned_step) else "quarters of windows"
-        pairs = itertools.zip_longest(change.first_samples_s, change.second_samples_s)
-        rows = [(str(n), *("" if x is None else milliseconds(x) for x in pair)) for n, pair in enumerate(pairs, 1)]
-        reason = change.compared.reason if change.compared is not None else change.verdict
-        behind.append(
-            Evidence(
-                anchor=_anchor(number),
-                title=words.sentence(change.name),
-                how=f"seconds a step in {what} of each run, in the order of time; they are no pairs. Welch's interval "
-                "on their logarithms, wider for neighbours that resemble each other"
-                + (f"; {reason}" if reason else ""),
-                command=_command(found),
-                tables=(table(change.name, ("sample", *names(found)), rows),),
-                missing="" if rows else "the traces of the run folders do not hold them",
-            )
-        )
-    return behind

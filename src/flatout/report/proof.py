@@ -5,7 +5,6 @@ In: a `Proof`. Out: a `View`. The words for it are in `proof_words.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from flatout.frameworks import kind
@@ -19,7 +18,7 @@ from flatout.report.table import NOTHING, Table, Tone, shown, table
 from flatout.report.tuning import machine_rows
 from flatout.report.view import Again, Evidence, Figure, Item, Pairs, Row, Section, View, raw
 
-METRIC, TIME, TARGET, ENERGY = "raw-metric", "raw-time", "raw-target", "raw-energy"
+RUNS = "raw-runs"
 
 MOST_SEEDS = 40
 """In the figure; the table below it has all."""
@@ -55,9 +54,9 @@ def view(found: Proof) -> View:
         number=word if word in _TONES else "undecided",
         unit=f"{found.asked.metric.name}, {proof_words.finished(found)}",
         sentence="plain against plain" if found.against_itself else f"under `{label(found.asked.levers)}`",
-        source=METRIC,
+        source=RUNS,
         verdict=(Row(label="result", value=word, note=rest, tone=_TONES.get(word, "unsure")), *_lines(found)),
-        sections=(_seeds(found), _cost(found), raw(evidence(found), _RAW)),
+        sections=(_seeds(found), _cost(found), raw([evidence(found)], _RAW)),
         next=(proof_words.next_command(found),),
         created=found.created,
         version=found.asked.versions[0],
@@ -67,11 +66,9 @@ def view(found: Proof) -> View:
 def _lines(found: Proof) -> list[Item]:
     """What became of time, target and energy, and what the reader must know."""
     told = (
-        ("time", TIME, proof_words.time(found)),
-        ("target", TARGET, proof_words.target(found)),
-        ("energy", ENERGY, proof_words.energy(found)),
-    )
-    rows: list[Item] = [Row(label=name, value=text, tone="plain", source=at) for name, at, text in told if text]
+        ("time", proof_words.time(found)), ("target", proof_words.target(found)), ("energy", proof_words.energy(found))
+    )  # fmt: skip
+    rows: list[Item] = [Row(label=name, value=text, tone="plain", source=RUNS) for name, text in told if text]
     rows += [Row(label="note", value=note, tone="caution", most=3) for note in found.notes]
     if found.stopped:
         goes_on = "; the command below goes on" if found.interrupted else ""
@@ -125,49 +122,32 @@ def seeds(found: Proof) -> Table:
         rows.append((str(seed), value(plain), value(plan), less, *walls))
     second = _second_name(found)
     head = ("seed", "plain", second, "difference", "plain took", f"{second} took")
-    links = {column: [METRIC if column < 4 else TIME] * len(rows) for column in range(1, 6)}
+    links = {column: [RUNS] * len(rows) for column in range(1, 6)}
     named = table(f"{found.asked.metric.name} of each run, and its wall time", head, rows, links=links)
     return shown(named, (*range(6), NOTHING))
 
 
-def evidence(found: Proof) -> list[Evidence]:
-    """The samples behind each number."""
-
-    def reached(run: WholeRun) -> str:
-        at_s = reached_s(run.readings, found.target or 0.0, rising=found.rising)
-        return "not seen" if at_s is None else f"{at_s:.2f} s"
-
-    judged, because = found.equivalence, f"; {found.time.reason}" if found.time.reason else ""
-    wanted: list[tuple[str, str, str, Callable[[WholeRun], str]]] = [
-        (
-            METRIC,
-            f"Difference of {found.asked.metric.name}",
-            f"the mean of the seeds' differences; two one-sided t tests of 5 % each against the margin of "
-            f"± {judged.margin:.3g} ({judged.margin_source})",
-            lambda run: repr(run.value) if run.value is not None else run.problem or "no reading was kept",
-        ),
-        (
-            TIME,
-            "Wall time of whole runs",
-            f"each seed's two runs as a pair{because}",
-            lambda run: f"{run.wall_s:.2f} s, training {run.training_s:.2f} s",
-        ),
-    ]
-    if found.target is not None:
-        wanted.append((TARGET, "Time to the target", "when a run first was at it", reached))
-    if found.energy is not None:
-        how = "counters read by the parent while it ran"
-        wanted.append((ENERGY, "Energy of whole runs", how, lambda run: words.joules(run.joules)))
-    behind = []
-    for anchor, title, how, cell in wanted:
-        rows = [
-            (f"seed {seed}", *(words.MISSING if run is None else cell(run) for run in both))
-            for seed, *both in found.by_seed()
-        ]
-        samples = table(title, ("", "plain", _second_name(found)), rows)
-        command = proof_words.again(found, found.num_seeds)
-        behind.append(Evidence(anchor=anchor, title=title, how=how, command=command, tables=(samples,)))
-    return behind
+def evidence(found: Proof) -> Evidence:
+    """The samples behind all numbers."""
+    head, rows = ["seed", "run", found.asked.metric.name, "took", "its training"], []
+    head += ["to the target"] if found.target is not None else []
+    head += ["energy"] if found.energy is not None else []
+    for run in found.runs:
+        value = repr(run.value) if run.value is not None else run.problem or "no reading was kept"
+        cells = [str(run.seed), side_name(run.side, found.asked.levers), value]
+        cells += [f"{seconds:.2f} s" for seconds in (run.wall_s, run.training_s)]
+        if found.target is not None:
+            at_s = reached_s(run.readings, found.target, rising=found.rising)
+            cells.append("not seen" if at_s is None else f"{at_s:.2f} s")
+        rows.append([*cells, *([words.joules(run.joules)] if found.energy is not None else [])])
+    judged, because = found.equivalence, f" ({found.time.reason})" if found.time.reason else ""
+    how = (
+        "differences are judged by their mean over seeds, in two one-sided t tests of 5 % each against the margin of "
+        f"± {judged.margin:.3g} ({judged.margin_source}); times seed by seed{because}"
+    )
+    tables = (table("Whole runs", head, rows, texts=3),)
+    command = proof_words.again(found, found.num_seeds)
+    return Evidence(anchor=RUNS, title="Whole runs", how=how, command=command, tables=tables)
 
 
 # -- the figures -------------------------------------------------------------------------------------------------------

@@ -90,16 +90,14 @@ def proved(script: Script, request: ProveRequest, show: Show) -> Proof:
     with folder.claimed(folder.working_folder(), script.stem, found) as run_folder:
         setting = Setting(
             script=script,
-            levers=chosen.levers,
+            asked=asked,
             registry=here.registry,
-            metric=request.metric,
             run_folder=run_folder,
-            isolate=request.isolate,
-            seed_option=request.seed_option,
             machine=machine,
+            isolate=request.isolate,
         )
         show.remark(chosen.line)
-        return Proving(asked, setting, request.aim, _typed(request), show).run()
+        return Proving(setting, request.aim, _typed(request), show).run()
 
 
 def _typed(request: ProveRequest) -> tuple[str, str]:

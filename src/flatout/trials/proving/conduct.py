@@ -30,9 +30,9 @@ ASKED = "asked.json"
 class Proving:
     """One `prove`, from start to proof; `typed` is what names the levers, and what else is to be typed again."""
 
-    def __init__(self, asked: Asked, setting: Setting, aim: Aim, typed: tuple[str, str], show: Show) -> None:
-        self.asked = asked
+    def __init__(self, setting: Setting, aim: Aim, typed: tuple[str, str], show: Show) -> None:
         self.setting = setting
+        self.asked = setting.asked
         self.aim = aim
         self.typed = typed
         self.show = show
@@ -96,19 +96,13 @@ class Proving:
             yield from ((seed, side) for side in sides if (seed, side) not in there)
 
     def _left(self) -> str:
-        """How many runs are still to be made, and how long that takes, from the runs that are there."""
+        """How many runs are still to be made, and how long that takes, from those that are there."""
         done = [run for run in self._wanted() if not run.problem]
         num_left = 2 * self.aim.num_seeds - len(done)
         if not num_left:
             return "nothing is left to run"
-        means_s = {}
-        for side in SIDES:
-            times_s = [run.wall_s for run in done if run.side == side] or [run.wall_s for run in done]
-            means_s[side] = sum(times_s) / len(times_s) if times_s else None
-        about = ""
-        if all(means_s.values()):
-            rest_s = sum((means_s[s] or 0.0) * (self.aim.num_seeds - sum(r.side == s for r in done)) for s in SIDES)
-            about = f", about {words.duration(rest_s)}"
+        mean_s = sum(run.wall_s for run in done) / len(done) if done else None
+        about = f", about {words.duration(mean_s * num_left)}" if mean_s else ""
         return f"{words.plural(num_left, 'whole run')} left{about}"
 
     def _one(self, seed: int, side: Side) -> None:

@@ -16,14 +16,14 @@ from flatout.child.orders import SessionSpec
 from flatout.errors import RecordError
 from flatout.judge import metric as metrics
 from flatout.judge import metric_file
-from flatout.judge.metric import Metric, Reading
-from flatout.judge.proof import Side, WholeRun
+from flatout.judge.metric import Reading
+from flatout.judge.proof import Asked, Side, WholeRun
 from flatout.machine import foreign_cpu
 from flatout.machine.energy_counters import EnergyMeter
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
 from flatout.records.plan import Lever
-from flatout.records.trace import End, Failure, Header, Inputs, Levers, Record, Toggle, Window
+from flatout.records.trace import End, Failure, Header, Inputs, Record, Toggle, Window
 from flatout.run import choice, isolation
 from flatout.run.launch import Child, Launch, session_files
 from flatout.run.script import Script
@@ -50,23 +50,19 @@ class Setting:
 
     Attributes:
         script: What is run.
-        levers: The plan's.
+        asked: What is to be proved.
         registry: All levers by name.
-        metric: Where the metric is found.
         run_folder: Where records go.
-        isolate: Whether files of the user are kept from the runs.
-        seed_option: The script's option for a seed, or empty.
         machine: Where it is run.
+        isolate: Whether files of the user are kept from the runs.
     """
 
     script: Script
-    levers: Levers
+    asked: Asked
     registry: Mapping[str, Lever]
-    metric: Metric
     run_folder: Path
     machine: Machine
     isolate: bool = True
-    seed_option: str = ""
 
     def output(self, side: Side, seed: int) -> Path:
         """The file with all that a run prints."""
@@ -107,7 +103,7 @@ def run_whole(setting: Setting, side: Side, seed: int, tick: Callable[[], None])
     losses = [loss for r in records if isinstance(r, Window) for loss in r.losses]
     faults = [f"{r.stage}: {r.error}: {r.message}" for r in records if isinstance(r, Failure) and r.stage != "script"]
     problem = _problem(exit_code, lines, records) or missing
-    pattern = setting.metric.pattern
+    pattern = setting.asked.metric.pattern
     return WholeRun(
         seed=seed,
         side=side,
@@ -132,9 +128,9 @@ def run_whole(setting: Setting, side: Side, seed: int, tick: Callable[[], None])
 
 
 def _launch(setting: Setting, side: Side, seed: int, scratch: Path) -> Launch:
-    levers = setting.levers if side == "plan" else {}
-    script, name = setting.script, f"{side}-{seed}"
-    command = [*script.command, setting.seed_option, str(seed)] if setting.seed_option else script.command
+    levers = setting.asked.levers if side == "plan" else {}
+    script, option, name = setting.script, setting.asked.seed_option, f"{side}-{seed}"
+    command = [*script.command, option, str(seed)] if option else script.command
     if setting.isolate:
         command = isolation.isolate(
             command,
@@ -154,7 +150,7 @@ def _launch(setting: Setting, side: Side, seed: int, scratch: Path) -> Launch:
         cache_folder=str(setting.run_folder.resolve() / "compiled"),
         cores_quota=setting.machine.cores_quota,
         flatout_started_s=time.perf_counter(),
-        seed_run=None if setting.seed_option else seed,
+        seed_run=None if option else seed,
         keep_losses=True,
         list_read=tuple({str(Path.cwd()), str(script.folder or Path.cwd())}),
     )
@@ -188,7 +184,7 @@ def _readings(
     setting: Setting, scratch: Path, lines: _Lines, records: Sequence[Record], begun: tuple[float, float]
 ) -> tuple[list[Reading], str]:
     """The metric, and why it was not found; `begun` is when the run did, on the wall clock and on that of traces."""
-    metric = setting.metric
+    metric = setting.asked.metric
     try:
         if metric.file is not None:
             place = isolation.seen(scratch, Path(metric.file)) if setting.isolate else Path(metric.file)
@@ -232,11 +228,12 @@ def _inputs(setting: Setting, records: Sequence[Record], begun_unix_s: float) ->
 
 def _idle(setting: Setting, facts: Facts | None, records: Sequence[Record]) -> dict[str, str]:
     """Levers that were not at work, and why: what shows no effect had none, whatever it was told to do."""
+    levers = setting.asked.levers
     toggles = [r for r in records if isinstance(r, Toggle)]
     shown = {name for toggle in toggles for name in toggle.evidence}
     missing = {name: why for toggle in toggles for name, why in toggle.missing.items()}
-    reasons, _ = choice.idle(setting.levers, facts, setting.registry, lambda: setting.machine)
-    return {n: reasons.get(n) or missing.get(n) or NO_EFFECT for n in setting.levers if n not in shown}
+    reasons, _ = choice.idle(levers, facts, setting.registry, lambda: setting.machine)
+    return {n: reasons.get(n) or missing.get(n) or NO_EFFECT for n in levers if n not in shown}
 
 
 def _problem(exit_code: int, lines: _Lines, records: Sequence[Record]) -> str:
