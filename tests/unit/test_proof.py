@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from flatout.errors import RecordError, ScriptError
-from flatout.judge import proof, proof_file
+from flatout.judge import proof
 from flatout.judge.metric import Reading
 from flatout.judge.proof import Aim
 from flatout.records.as_json import to_json
@@ -125,11 +125,11 @@ def diverged(num, plain, plan):
 @pytest.mark.parametrize(("plain", "plan"), [(0.9, NAN), (INF, 0.9)])
 def test_one_side_that_came_to_nan_is_different_also_when_the_runs_are_read_again(tmp_path, plain, plan):
     for run in diverged(3, plain, plan):
-        proof_file.append(run, tmp_path)
-    found = proved(proof_file.finished_runs(tmp_path))
+        proof.append(run, tmp_path)
+    found = proved(proof.finished_runs(tmp_path))
     assert found.equivalence.verdict == "different" and "only one side came to NaN or infinity" in text(found)
-    proof_file.save(found, tmp_path)
-    assert text(proof_file.load(tmp_path)) == text(found)
+    proof.save(found, tmp_path)
+    assert text(proof.load(tmp_path)) == text(found)
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
@@ -157,26 +157,26 @@ def test_energy_is_compared_where_it_was_read():
 
 def test_a_proof_survives_its_file_and_runs_theirs_even_where_the_last_line_is_cut(tmp_path):
     found = proved(runs(3))
-    proof_file.save(found, tmp_path)
-    assert to_json(proof_file.load(tmp_path)) == to_json(found)
+    proof.save(found, tmp_path)
+    assert to_json(proof.load(tmp_path)) == to_json(found)
     for run in runs(2):
-        proof_file.append(run, tmp_path)
-    file = tmp_path / proof_file.RUNS
+        proof.append(run, tmp_path)
+    file = tmp_path / proof.RUNS
     file.write_text(file.read_text()[:-30])
-    assert [(r.seed, r.side) for r in proof_file.finished_runs(tmp_path)] == [(0, "plain"), (0, "plan"), (1, "plain")]
-    (tmp_path / proof_file.FILE).write_text("{")
+    assert [(r.seed, r.side) for r in proof.finished_runs(tmp_path)] == [(0, "plain"), (0, "plan"), (1, "plain")]
+    (tmp_path / proof.FILE).write_text("{")
     with pytest.raises(RecordError, match="no proof in"):
-        proof_file.load(tmp_path)
+        proof.load(tmp_path)
 
 
 def test_a_run_that_follows_a_line_that_was_cut_is_not_lost_with_it(tmp_path):
     first, second, third = runs(2)[:3]
-    proof_file.append(first, tmp_path)
-    file = tmp_path / proof_file.RUNS
+    proof.append(first, tmp_path)
+    file = tmp_path / proof.RUNS
     file.write_text(file.read_text()[:-30])
-    proof_file.append(second, tmp_path)
-    proof_file.append(third, tmp_path)
-    assert [(r.seed, r.side) for r in proof_file.finished_runs(tmp_path)] == [(0, "plan"), (1, "plain")]
+    proof.append(second, tmp_path)
+    proof.append(third, tmp_path)
+    assert [(r.seed, r.side) for r in proof.finished_runs(tmp_path)] == [(0, "plan"), (1, "plain")]
 
 
 def proving(tmp_path, monkeypatch, make, **aim):
@@ -198,7 +198,7 @@ def test_each_seed_is_run_twice_in_an_order_drawn_by_lot_and_kept_at_once(tmp_pa
     assert found.equivalence.verdict == "identical" and len(done) == 24
     firsts = [side for _, side in done[::2]]
     assert done[0] == (0, "plain") and {*firsts} == {"plain", "plan"}
-    assert len(proof_file.finished_runs(tmp_path)) == 24 and (tmp_path / proof_file.FILE).exists()
+    assert len(proof.finished_runs(tmp_path)) == 24 and (tmp_path / proof.FILE).exists()
 
 
 def test_ctrl_c_keeps_what_is_there_and_the_next_time_goes_on(tmp_path, monkeypatch):
@@ -247,7 +247,7 @@ def test_an_edit_of_the_script_ends_a_proof_and_what_was_run_before_it_is_kept(t
     made, done = proving(tmp_path, monkeypatch, make, num_seeds=3)
     with pytest.raises(ScriptError, match="changed while it was being proved"):
         made.run()
-    assert len(done) == 3 and [run.seed for run in proof_file.finished_runs(tmp_path)] == [0, 0]
+    assert len(done) == 3 and [run.seed for run in proof.finished_runs(tmp_path)] == [0, 0]
 
 
 def test_a_metric_that_is_not_there_costs_one_run(tmp_path, monkeypatch):

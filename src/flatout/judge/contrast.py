@@ -125,9 +125,7 @@ def summary_of(found: Contrast) -> dict[str, Any]:
     """What `--json` prints, as `flatout.records.as_json` writes it; raw samples apart, which `--export` gives."""
     return {
         "like_with_like": found.like_with_like,
-        "unlike": [
-            {"what": u.what, "first": u.first, "second": u.second, "decisive": u.decisive} for u in found.unlike
-        ],
+        "unlike": found.unlike,
         "step": _entry(found.step),
         "tuned_step": None if found.tuned_step is None else _entry(found.tuned_step),
         "phases": {change.name: _entry(change) for change in found.phases},

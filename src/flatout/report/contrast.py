@@ -10,7 +10,7 @@ from pathlib import Path
 from flatout import __version__
 from flatout.judge.contrast import Contrast
 from flatout.report import figures, words
-from flatout.report.table import Look, On, Table, Tone, folded, shown, table
+from flatout.report.table import Look, On, Table, Tone, shown, table
 from flatout.report.view import Again, Figure, Item, Row, Section, View
 
 _TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "no difference": "quiet", "inconclusive": "unsure"}
@@ -44,7 +44,6 @@ def view(found: Contrast) -> View:
         )
         for letter, name, run in runs
     )
-    more = (folded(each, each.title) for each in _unlike(found, decisive=False, on="page"))
     return View(
         command="flatout report",
         title=other,
@@ -52,13 +51,12 @@ def view(found: Contrast) -> View:
         number=number,
         unit=unit,
         sentence=sentence,
-        verdict=(*_unlike(found, decisive=True, on="page"), *_verdict(found, sentence)),
+        verdict=(*_unlike(found, on="page"), *_verdict(found, sentence)),
         sections=(
             Section(name="sides", items=tuple(sides)),
-            Section(name="unlike", items=_unlike(found, decisive=True, on="screen")),
-            Section(name="other", items=_unlike(found, decisive=False, on="screen")),
+            Section(name="unlike", items=_unlike(found, on="screen")),
             _step(found),
-            Section(name="runs", title="The two runs", items=(*again, *more), lead=(_SAMPLES,)),
+            Section(name="runs", title="The two runs", items=tuple(again), lead=(_SAMPLES,)),
         ),
         next=("flatout tune", found.second.typed),
         version=__version__,
@@ -123,11 +121,13 @@ def groups(found: Contrast) -> list[tuple[str, str]]:
     return [(name, ("; " if name == "inconclusive" else ", ").join(said)) for name, said in by.items() if said]
 
 
-def _unlike(found: Contrast, *, decisive: bool, on: On) -> tuple[Table, ...]:
-    title = "not like with like: what differs besides time" if decisive else "differs, too"
-    if on == "page" and decisive:
+def _unlike(found: Contrast, *, on: On) -> tuple[Table, ...]:
+    """What differs besides time; what decides stands first."""
+    title = "what differs besides time" if found.like_with_like else "not like with like: what differs besides time"
+    if on == "page" and not found.like_with_like:
         title = "Not like with like. What differs besides time may be the reason for all of it"
-    rows = [(one.what, "", f"{one.first} → {one.second}") for one in found.unlike if one.decisive is decisive]
+    ordered = sorted(found.unlike, key=lambda one: not one.decisive)
+    rows = [(one.what, "", f"{one.first} → {one.second}") for one in ordered]
     named = table(title, (title if on == "screen" else "what", "", "from A to B"), rows, texts=3)
     return (shown(named, range(3), on=on),) if rows else ()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from flatout.errors import UsageError
 from flatout.judge import contrast as contrasts
-from flatout.judge import proof_file, rank_steps, result, samples
+from flatout.judge import proof, rank_steps, result, samples
 from flatout.run import folder
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def record(run: str | None = None) -> Result | Proof | RankAnatomy:
         RecordError: It holds nothing that can be shown, or what it holds cannot be read.
     """
     place = folder.find(folder.working_folder(), run)
-    if (place / proof_file.FILE).exists():
-        return replace(proof_file.load(place), run=str(place))
+    if (place / proof.FILE).exists():
+        return replace(proof.load(place), run=str(place))
     if (place / rank_steps.FILE).exists():
         return replace(rank_steps.load(place), run=str(place))
     return report(run)

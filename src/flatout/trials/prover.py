@@ -12,10 +12,10 @@ from flatout import __version__
 from flatout.errors import MachineError, UsageError
 from flatout.frameworks import kind
 from flatout.judge.metric import Metric
-from flatout.judge.proof import Aim, Asked, Proof
-from flatout.judge.proof_file import RUNS
+from flatout.judge.proof import RUNS, Aim, Asked, Proof
 from flatout.machine.installed import version_of
 from flatout.machine.read import read_machine
+from flatout.records.ceilings import Machine
 from flatout.run import choice, folder, isolation, sources
 from flatout.run.choice import Engagement, Here, Wish
 from flatout.run.script import Script, check_source
@@ -57,19 +57,14 @@ def proved(script: Script, request: ProveRequest, show: Show) -> Proof:
         FlatoutError: See `flatout.errors`.
     """
     check_source(script)
-    _check(request)
-    version = "none"
-    with contextlib.suppress(MachineError):
-        version = version_of(kind().package, script.python)
+    if request.aim.num_seeds < 1:
+        raise UsageError(
+            f"`--seeds {request.aim.num_seeds}` leaves nothing to run",
+            cause="a proof compares whole runs, seed by seed",
+            hint="`--seeds 5`",
+        )
     machine = read_machine()
-    here = Here(
-        script=script.name,
-        arguments=script.arguments,
-        machine=lambda: machine,
-        framework_version=version,
-        registry=kind().levers(),
-        python=platform.python_version(),
-    )
+    here = _here(script, machine)
     chosen = _chosen(script, request, here)
     if request.isolate:
         isolation.require()
@@ -79,7 +74,7 @@ def proved(script: Script, request: ProveRequest, show: Show) -> Proof:
         levers=chosen.levers,
         metric=request.metric,
         seed_option=request.seed_option,
-        versions=(__version__, version, platform.python_version()),
+        versions=(__version__, here.framework_version, here.python),
         machine_key=machine.machine_key(),
     )
     place = folder.root(folder.working_folder())
@@ -100,6 +95,20 @@ def proved(script: Script, request: ProveRequest, show: Show) -> Proof:
         return Proving(setting, request.aim, _typed(request), show).run()
 
 
+def _here(script: Script, machine: Machine) -> Here:
+    version = "none"
+    with contextlib.suppress(MachineError):
+        version = version_of(kind().package, script.python)
+    return Here(
+        script=script.name,
+        arguments=script.arguments,
+        machine=lambda: machine,
+        framework_version=version,
+        registry=kind().levers(),
+        python=platform.python_version(),
+    )
+
+
 def _typed(request: ProveRequest) -> tuple[str, str]:
     """What names the levers, and what else is to be typed again."""
     named = [] if request.plan is None else ["--plan", str(request.plan)]
@@ -113,21 +122,6 @@ def _typed(request: ProveRequest) -> tuple[str, str]:
     rest += [f"--seed-option={request.seed_option}"] if request.seed_option else []
     rest += [] if request.isolate else ["--allow-writes"]
     return shlex.join(named), shlex.join(rest)
-
-
-def _check(request: ProveRequest) -> None:
-    if request.aim.num_seeds < 1:
-        raise UsageError(
-            f"`--seeds {request.aim.num_seeds}` leaves nothing to run",
-            cause="a proof compares whole runs, seed by seed",
-            hint="`--seeds 5`",
-        )
-    if request.seed_option and not request.seed_option.startswith("-"):
-        raise UsageError(
-            f"`--seed-option {request.seed_option}` is no option",
-            cause="it is put behind the script's own arguments, with the number of the seed",
-            hint="e.g. `--seed-option=--seed`",
-        )
 
 
 def _chosen(script: Script, request: ProveRequest, here: Here) -> Engagement:

@@ -14,9 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from flatout.errors import RecordError, ScriptError
-from flatout.judge import proof, proof_file
-from flatout.judge.proof import SIDES, Aim, Asked, Proof, Side, WholeRun
-from flatout.judge.proof_file import RUNS
+from flatout.judge import proof
+from flatout.judge.proof import RUNS, SIDES, Aim, Asked, Proof, Side, WholeRun
 from flatout.records.as_json import from_json, to_json
 from flatout.report import words
 from flatout.report.proof_words import number
@@ -36,7 +35,7 @@ class Proving:
         self.aim = aim
         self.typed = typed
         self.show = show
-        self.runs = proof_file.finished_runs(setting.run_folder)
+        self.runs = proof.finished_runs(setting.run_folder)
         self.notes: tuple[str, ...] = ()
         if self.runs:
             made = datetime.datetime.fromtimestamp((setting.run_folder / RUNS).stat().st_mtime)
@@ -81,7 +80,7 @@ class Proving:
             metric_options=self.typed[1],
             run=str(self.setting.run_folder),
         )
-        proof_file.save(found, self.setting.run_folder)
+        proof.save(found, self.setting.run_folder)
         return found
 
     def _wanted(self) -> list[WholeRun]:
@@ -111,7 +110,7 @@ class Proving:
         found = run_whole(self.setting, side, seed, self.show.tick)
         if edited := inputs.differing([*(run.inputs for run in self.runs), found.inputs]):
             raise inputs.changed(script, edited)
-        proof_file.append(found, self.setting.run_folder)
+        proof.append(found, self.setting.run_folder)
         self.runs.append(found)
         value = words.printable(found.problem) or number(found.value)
         self.show.remark(f"seed {seed:<2} {name:<14} {words.duration(found.wall_s):>8}  {words.shortened(value, 90)}")
@@ -153,7 +152,7 @@ def former(folders: Sequence[Path], asked: Asked) -> tuple[Path | None, list[str
             continue
     edited: dict[str, None] = {}
     for _, folder in sorted(found, reverse=True):
-        seen = [run.inputs for run in proof_file.finished_runs(folder)]
+        seen = [run.inputs for run in proof.finished_runs(folder)]
         changed = inputs.differing([*seen, inputs.marks({path for one in seen for path in one})])
         if not changed:
             return folder, list(edited)
