@@ -222,15 +222,6 @@ def test_another_batch_size_is_proved_though_its_runs_have_fewer_steps_and_the_n
     assert "idle" not in found or not found["idle"]
 
 
-def test_batches_that_the_script_makes_itself_are_not_changed_and_nothing_is_proved(tmp_path):
-    words = (*ACCURACY, "--seeds", "3", "--levers", "batch_size=64", "--accept", "semantics")
-    done = prove(*words, PROVED, "--epochs", "2", folder=tmp_path)
-    assert done.returncode == 6, done.stderr
-    assert "nothing of the plan was at work (batch_size: no DataLoader feeds the training)" in " ".join(
-        done.stdout.split()
-    )
-
-
 def test_runs_of_another_configuration_are_not_held_beside_these(tmp_path):
     (tmp_path / "rate.json").write_text("0.05")
     source = Path(PROVED).read_text()
