@@ -240,6 +240,16 @@ def test_a_trace_that_cannot_be_read_is_a_remark_and_the_others_count(tmp_path):
     assert len(found.windows) == 1 and "is not a record" in found.remarks[0]
 
 
+def test_a_step_of_another_length_where_it_was_taken_apart_is_said_with_numbers():
+    first, second = run("a", seed=1), run("b", seed=2)
+    assert "a step took" not in " ".join(contrasted(first, second).cautions)
+    slow = (replace(first[0], anatomy=replace(first[0].anatomy, step_s=0.0188)), first[1])
+    said = contrasted(slow, second).cautions[-1]
+    assert "first run" in said and "a step took 18.8 instead of 10" in said
+    hollow = (replace(first[0], baseline_window_step_s=(), anatomy=anatomy({}, num_windows=0)), first[1])
+    assert "a step took" not in " ".join(contrasted(hollow, second).cautions)
+
+
 def test_a_headline_without_a_ratio_reads_as_a_sentence_and_names_stay_whole():
     few = run("lenet-1", seed=1)
     few = (replace(few[0], baseline_window_step_s=(0.01, 0.011)), few[1])

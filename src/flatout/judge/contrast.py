@@ -24,6 +24,9 @@ from flatout.records.trace import OUTSIDE
 BUSY = 0.1
 """Where others used more of the CPU than this share, times say as much about them."""
 
+OTHER_LENGTH = 1.1
+"""From this ratio on a step that was taken apart is no longer as long as one that was not."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlike:
@@ -272,4 +275,10 @@ def _cautions(results: tuple[Result, Result], samples: tuple[Samples, Samples]) 
     for name, result, gathered in zip(("first", "second"), results, samples, strict=True):
         if (share := result.foreign_fraction or 0.0) > BUSY:
             yield f"others used {100 * share:.0f} % of the CPU during the {name} run"
+        step_s, apart_s = _median(result.baseline_window_step_s) or math.nan, result.anatomy.step_s
+        if step_s > 0 and not 1 / OTHER_LENGTH <= apart_s / step_s <= OTHER_LENGTH and math.isfinite(apart_s / step_s):
+            yield (
+                f"phases of the {name} run were timed in windows of their own, in which a step took "
+                f"{1e3 * apart_s:.3g} instead of {1e3 * step_s:.3g} ms"
+            )
         yield from (f"{name} run: {remark}" for remark in gathered.remarks)

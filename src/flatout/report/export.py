@@ -85,7 +85,11 @@ def export(run: str | None, path: Path) -> Exported:
             yield one
 
     def text() -> Iterator[str]:
-        yield from _csv_text(counted()) if kind == ".csv" else _perfetto_text(counted())
+        if kind == ".csv":  # whose columns are known only when all has been read once
+            seen = {name for _, _, window in _traced(place, []) for name in window.phases}
+            yield from _csv_text(counted(), sorted(seen - {*PHASES}))
+        else:
+            yield from _perfetto_text(counted())
         if not num_steps:
             raise RecordError(
                 f"there is no step to export in `{place}`",
@@ -144,9 +148,9 @@ def _losses(window: Window) -> Sequence[float | None]:
     return [loss if math.isfinite(loss) else None for loss in window.losses]
 
 
-def _csv_text(found: Iterable[_Traced]) -> Iterator[str]:
+def _csv_text(found: Iterable[_Traced], more_phases: Iterable[str]) -> Iterator[str]:
     """A table with one row a step; a phase that was not observed is an empty cell, as is a number that is not known."""
-    names = [name for name in PHASES if name != "unattributed"]
+    names = [*(name for name in PHASES if name != "unattributed"), *more_phases]
     rows: list[Sequence[object]] = [(*COLUMNS, *(f"{name}_s" for name in names), "loss")]
     for child, _, window in found:
         empty = (None,) * window.num_steps
